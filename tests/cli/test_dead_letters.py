@@ -19,7 +19,14 @@ from confluent_kafka import TopicPartition as ConfluentTopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tailrace import BrokerError, Record
-from tailrace.app.failures.dead_letters import DeadLetter, Failure, Letter, dead_letter, read_dead_letter, replay_letter
+from tailrace.app.failures.dead_letters import (
+    DeadLetter,
+    Failure,
+    ForwardedRecord,
+    dead_letter,
+    read_dead_letter,
+    replay_letter,
+)
 from tailrace.cli import main
 from tailrace.cli.dead_letters.reading import Letters
 from tailrace.cli.dead_letters.replay import DeadLetterTopic, make_topics, plan_replay
@@ -48,13 +55,13 @@ def letter(  # noqa: PLR0917
     group: str = "billing",
     key: bytes | None = b"ann",
     headers: Iterable[tuple[str, bytes | None]] = (),
-) -> Letter:
+) -> ForwardedRecord:
     """What an app writes when a record fails."""
     record = Record(topic, partition, offset, key, value, NOON - MINUTE, list(headers))
     return dead_letter(record, Failure(error or ValueError("negative total"), 3, handler, group, at_ms))
 
 
-def stood(letter: Letter, offset: int = 0) -> DeadLetter:
+def stood(letter: ForwardedRecord, offset: int = 0) -> DeadLetter:
     """As it is read from its topic."""
     read = read_dead_letter(Record("x.dead", 0, offset, letter.key, letter.value, NOON, list(letter.headers)))
     assert read is not None
@@ -73,10 +80,10 @@ class World:
         server.create_topic(self.origin, 3)
         server.create_topic(self.dead, 2)
 
-    def letter(self, *values: object, **options: object) -> Letter:
+    def letter(self, *values: object, **options: object) -> ForwardedRecord:
         return letter(*values, topic=self.origin, group=self.group, **options)
 
-    def write(self, *letters: Letter, topic: str | None = None, partition: int = 0, **options: object) -> None:
+    def write(self, *letters: ForwardedRecord, topic: str | None = None, partition: int = 0, **options: object) -> None:
         """By librdkafka, acknowledged."""
         producer = Producer({"bootstrap.servers": self.bootstrap_servers, **options})
         if "transactional.id" in options:
@@ -211,7 +218,7 @@ def test_the_list_fits_on_a_screen(world, call):
 
 def test_what_is_no_letter_is_counted_apart(world, call):
     """Records of others in the topic are no letters; a topic without letters says so."""
-    world.write(Letter(b"k", b"not ours", ()), Letter(None, None, (("x", b"1"),)))
+    world.write(ForwardedRecord(b"k", b"not ours", ()), ForwardedRecord(None, None, (("x", b"1"),)))
     assert f"none in {world.dead}, 2 other records" in call("list").words
 
     world.write(world.letter())
@@ -433,7 +440,7 @@ def test_a_record_cannot_steer_the_screen(world, call):
 def test_only_what_is_needed_is_read(world, call):
     """A letter in the middle of a partition is found by its place, and one that is not there is told."""
     world.write(*(world.letter(n, KeyError(n)) for n in range(50)))
-    world.write(Letter(b"k", b"not ours", ()), partition=1)
+    world.write(ForwardedRecord(b"k", b"not ours", ()), partition=1)
 
     done = call("show", "--json", "--offset", "0:41", "--offset", "0:7")
     assert [(one["letter"], one["reason"]) for one in done.lines] == [("0:7", "7"), ("0:41", "41")]
@@ -571,7 +578,7 @@ def test_the_origin_is_a_choice_with_a_warning(world, call):
 
 def test_a_letter_that_says_too_little_is_left_out(world, call):
     """One without an origin or a group cannot go anywhere: the others do, and the exit code is 1."""
-    world.write(Letter(b"k", b"v", (("tailrace-error-type", b"Boom"),)), world.letter(1))
+    world.write(ForwardedRecord(b"k", b"v", (("tailrace-error-type", b"Boom"),)), world.letter(1))
 
     done = call("replay", "--all", "--execute")
 

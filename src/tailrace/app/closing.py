@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 
-from tailrace.app.dispatch.task_results import ended_by, stop_all
+from tailrace.app.dispatch.task_results import stop_all, task_error
 from tailrace.app.function_kinds import name_of
 from tailrace.awaitables import settled
 from tailrace.errors import TailraceError
@@ -74,7 +74,7 @@ class Closing:
                     f"{name} raised CancelledError without being canceled - let it return or raise another exception"
                 )
         was_cut_short, self._step = not self._step, ""
-        if not was_cut_short and (error := ended_by(task)) is not None:
+        if not was_cut_short and (error := task_error(task)) is not None:
             raise error
 
 

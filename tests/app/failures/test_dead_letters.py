@@ -22,7 +22,7 @@ from tailrace.app.failures.dead_letters import (
     origin_of,
     read_dead_letter,
     replay_letter,
-    retry_letter,
+    retry_record,
 )
 
 RECORD = Record(
@@ -198,7 +198,7 @@ def test_a_record_takes_its_origin_along():
 
 def test_a_record_on_its_way_to_a_later_attempt_says_what_happened():
     """It is the record, and says when it is due, who failed, how often so far and why; it is no dead letter."""
-    hop = written(retry_letter(RECORD, failure(), 1_700_000_128_456), topic="orders.billing.retry.5s")
+    hop = written(retry_record(RECORD, failure(), 1_700_000_128_456), topic="orders.billing.retry.5s")
 
     assert (hop.key, hop.value, hop.headers[:3]) == (RECORD.key, RECORD.value, RECORD.headers)
     assert (due_at(hop), handler_of(hop), attempts_before(hop)) == (1_700_000_128_456, "shop.charge", 3)
@@ -209,10 +209,10 @@ def test_a_record_on_its_way_to_a_later_attempt_says_what_happened():
 
 def test_who_dies_after_later_attempts_dies_of_its_first_origin():
     """Through two retry topics, one replay and a second death, the origin stays, deaths count, no header piles up."""
-    first = written(retry_letter(RECORD, failure(), 1), topic="orders.billing.retry.5s")
-    second = written(retry_letter(first, failure(attempts=6), 2), topic="orders.billing.retry.1m")
+    first = written(retry_record(RECORD, failure(), 1), topic="orders.billing.retry.5s")
+    second = written(retry_record(first, failure(attempts=6), 2), topic="orders.billing.retry.1m")
     letter = died(second, attempts=9)
-    again = died(written(retry_letter(written(replay_letter(letter)), failure(), 3)))
+    again = died(written(retry_record(written(replay_letter(letter)), failure(), 3)))
 
     assert (attempts_before(first), attempts_before(second), letter.attempts) == (3, 6, 9)
     assert (letter.deaths, letter.origin) == (1, Origin("orders", 3, 17, 1_700_000_000_000))
@@ -229,7 +229,7 @@ def test_a_record_that_was_never_delayed_says_nothing_of_it():
 
 def test_a_handler_sees_the_record_that_it_saw_first():
     """Topic, partition, offset and timestamp are those of the origin, wherever the record comes from by now."""
-    hop = written(retry_letter(RECORD, failure(), 1), topic="orders.billing.retry.5s", offset=4)
+    hop = written(retry_record(RECORD, failure(), 1), topic="orders.billing.retry.5s", offset=4)
 
     seen = first_read(hop)
     assert tuple(seen) == tuple(RECORD)

@@ -37,14 +37,14 @@ class BatchExecutor(Executor[RunningBatch]):
             on_full=options.on_full,
         )
         super().__init__(self._batching, recover, options)
-        self._fresh: RunningBatch | None = None
+        self._last_started: RunningBatch | None = None
         """Last started batch, until it suspends or ends."""
         self._timer: asyncio.TimerHandle | None = None
 
     def room_of(self, partition: TopicPartition) -> int:
         """Return how many records of a partition may be added now."""
         # Records decoded before this batch has run would have left the processor's cache when they run.
-        return 0 if self._fresh is not None else super().room_of(partition)
+        return 0 if self._last_started is not None else super().room_of(partition)
 
     @property
     def gathers(self) -> bool:
@@ -82,7 +82,7 @@ class BatchExecutor(Executor[RunningBatch]):
         return self._may_start and len(self._workers.tasks) < self._workers.most
 
     def _start(self, batch: HandlerBatch) -> None:
-        self._fresh = self._workers.start(lambda context: RunningBatch(context, batch), self._see_to_its_end)
+        self._last_started = self._workers.start(lambda context: RunningBatch(context, batch), self._run_batch)
 
     def _set_timer(self, due_at: float | None) -> None:
         """Set the timer to ``due_at``, unless it fires earlier; None stops it."""
@@ -101,7 +101,7 @@ class BatchExecutor(Executor[RunningBatch]):
 
     # ---- batches under way ---------------------------------------------------------------------------------------
 
-    async def _see_to_its_end(self, work: RunningBatch) -> None:
+    async def _run_batch(self, work: RunningBatch) -> None:
         # Its partitions may have been halted between the start of the task and now.
         self._leave_halted(work)
         if work.records and (failed := await self.attempt(work)):
@@ -110,22 +110,22 @@ class BatchExecutor(Executor[RunningBatch]):
 
     async def _call(self, work: RunningBatch) -> Failed:
         work.since = self._loop.time()
-        self._loop.call_soon(self._give_way, work)
+        self._loop.call_soon(self._on_loop_iteration, work)
         try:
             return await self._attempt(work.records)
         finally:
             work.since = None
 
-    def _give_way(self, work: RunningBatch) -> None:
+    def _on_loop_iteration(self, work: RunningBatch) -> None:
         """Allow more records: the event loop iterates, so the batch is suspended or has ended."""
-        if self._fresh is work:
-            self._fresh = None
+        if self._last_started is work:
+            self._last_started = None
             self._on_progress()
 
-    def _shed(self, work: RunningBatch, partition: TopicPartition) -> None:
+    def _remove(self, work: RunningBatch, partition: TopicPartition) -> None:
         self._batching.abandon(work.queued, partition)
 
     def _ended(self, work: RunningBatch) -> None:
-        if self._fresh is work:
-            self._fresh = None
+        if self._last_started is work:
+            self._last_started = None
         super()._ended(work)

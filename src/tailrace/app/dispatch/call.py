@@ -28,7 +28,7 @@ from tailrace.awaitables import settled
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record
 
-__all__ = ["Finish", "HandlerCall", "UnitCall", "handler_call", "wants"]
+__all__ = ["Finish", "HandlerCall", "UnitCall", "handler_call", "matches"]
 
 UnitCall: TypeAlias = Callable[[Any], Awaitable[Any]]
 """Calls a handler for a record, or for the list of records of a batch."""
@@ -76,7 +76,7 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
         is_lean = returns_nothing(prepared.function) and handler.publish is None and not middleware
         call = carrying(call if is_lean and context.transactions is None else finished, finished)
     if handler.when is not None:
-        call = _those_wanted(call, handler.when) if is_batch else _if_wanted(call, handler.when)
+        call = _checking_when_of_batch(call, handler.when) if is_batch else _checking_when(call, handler.when)
     if middleware or handler.when is not None or not prepared.sees_values_only:
         call = _as_first_read(call, context.origins, is_batch=is_batch)
     if context.transactions is not None:
@@ -84,10 +84,10 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
     return HandlerCall(functools.partial(failures_of, call) if is_batch else call, finish)
 
 
-def wants(handler: Handler, record: Record) -> bool:
+def matches(handler: Handler, record: Record) -> bool:
     """Return True if a handler receives a record; also if its ``when=`` raises, so that the record fails there."""
     try:
-        return handler.when is None or _holds(handler.when, record)
+        return handler.when is None or _result_of(handler.when, record)
     except Exception:  # noqa: BLE001 - the handler's call evaluates it again, where an error fails the record
         return True
 
@@ -144,7 +144,7 @@ def _as_first_read(call: UnitCall, origins: Container[str], *, is_batch: bool) -
     return as_first_read
 
 
-def _if_wanted(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
+def _checking_when(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
     """Return ``call`` that rejects records for which ``when`` is false."""
 
     async def called(record: Record) -> object:
@@ -154,7 +154,7 @@ def _if_wanted(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
     return called
 
 
-def _those_wanted(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
+def _checking_when_of_batch(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
     """Return ``call`` for the records of a batch for which ``when`` is true; the others fail."""
 
     async def called(records: list[Record]) -> Failed:
@@ -164,21 +164,21 @@ def _those_wanted(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
                 _check(when, record)
             except Exception as error:  # noqa: BLE001 - the user's predicate raised: the record fails
                 failed[index] = error
-        wanted = [index for index in range(len(records)) if index not in failed]
-        if wanted:
-            of_wanted = await failures_of(call, [records[index] for index in wanted])
-            failed.update((wanted[index], one) for index, one in of_wanted.items())
+        matching = [index for index in range(len(records)) if index not in failed]
+        if matching:
+            of_matching = await failures_of(call, [records[index] for index in matching])
+            failed.update((matching[index], one) for index, one in of_matching.items())
         return failed
 
     return called
 
 
 def _check(when: Callable[[Record], object], record: Record) -> None:
-    if not _holds(when, record):
+    if not _result_of(when, record):
         raise Reject("no handler's when= matches this record - set unmatched='skip' to skip such records")
 
 
-def _holds(when: Callable[[Record], object], record: Record) -> bool:
+def _result_of(when: Callable[[Record], object], record: Record) -> bool:
     """Return the result of a ``when=`` predicate.
 
     Raises:

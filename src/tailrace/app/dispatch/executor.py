@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from tailrace.app.dispatch.batch_failures import Failed
-from tailrace.app.dispatch.task_results import no_end
+from tailrace.app.dispatch.task_results import self_cancellation_failure
 from tailrace.app.dispatch.work import Work
 from tailrace.app.dispatch.workers import Workers
 from tailrace.core.delivery.progress import Lease, Progress
@@ -86,7 +86,7 @@ class Executor(ABC, Generic[WorkT]):
 
     def halt(self, partition: TopicPartition) -> None:
         """Start nothing more of a partition, and leave what has not started to its next owner."""
-        self._settle()
+        self._mark_suspended()
         if (progress := self._progress.get(partition)) is not None:
             progress.halt()
             leases, parked = self._queue.drop(partition)
@@ -98,7 +98,7 @@ class Executor(ABC, Generic[WorkT]):
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition: its running records are not committed, and failed records are not retried."""
-        self._settle()
+        self._mark_suspended()
         self._queue.drop(partition)
         if (progress := self._progress.pop(partition, None)) is not None:
             progress.halt()
@@ -109,28 +109,28 @@ class Executor(ABC, Generic[WorkT]):
     def hold(self) -> None:
         """Start no more work until ``release``; running work continues."""
         # The calling handler's task is marked as suspended, so that it checks ``is_held`` before its next record.
-        self._settle()
+        self._mark_suspended()
         self.is_held = True
-        self._starts_changed()
+        self._update_starts()
         self._on_progress()
 
     def release(self) -> None:
         """Start records again."""
         self.is_held = False
-        self._starts_changed()
+        self._update_starts()
         self._on_progress()
 
     def hold_starts(self) -> None:
         """Start no work until ``allow_starts``, also after ``release``: a transaction is about to be committed."""
-        self._settle()
+        self._mark_suspended()
         self._are_starts_held = True
-        self._starts_changed()
+        self._update_starts()
 
     def allow_starts(self) -> None:
         """End ``hold_starts``."""
         if self._are_starts_held:
             self._are_starts_held = False
-            self._starts_changed()
+            self._update_starts()
 
     @property
     def gathers(self) -> bool:
@@ -140,7 +140,7 @@ class Executor(ABC, Generic[WorkT]):
     def hurry(self) -> None:
         """Start incomplete batches: no more records are delivered before all of these are finished."""
 
-    def _starts_changed(self) -> None:
+    def _update_starts(self) -> None:
         """Update ``_may_start``, a plain attribute as it is read for each suspended record, and start work."""
         workers = self._workers
         self._may_start = not (self.is_held or self._are_starts_held or workers.is_ending or workers.failed.done())
@@ -158,9 +158,9 @@ class Executor(ABC, Generic[WorkT]):
             # If SystemExit ends the event loop, all tasks are canceled, and the error must outlive that.
             await asyncio.shield(self._workers.failed)
         finally:
-            self._settle()
+            self._mark_suspended()
             self._workers.is_ending = True
-            self._starts_changed()
+            self._update_starts()
             await self._workers.end(cleaning_up_s)
 
     @property
@@ -235,11 +235,11 @@ class Executor(ABC, Generic[WorkT]):
         """Return the error of a handler as its failure; raise CancelledError while the executor ends."""
         if self._workers.is_ending:
             raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError from error
-        return error if isinstance(error, Exception) else no_end()
+        return error if isinstance(error, Exception) else self_cancellation_failure()
 
     async def pause_all(self, work: WorkT, seconds: float) -> bool:
         """Wait before the next attempt; return False if no record is left to retry here."""
-        self._settle()
+        self._mark_suspended()
         self._leave_halted(work)
         if work.records:
             await self._wait(work, None, seconds)
@@ -247,7 +247,7 @@ class Executor(ABC, Generic[WorkT]):
 
     async def pause(self, record: Record, seconds: float) -> bool:
         """Wait before sending a failed record again; return False if it belongs to another owner meanwhile."""
-        self._settle()
+        self._mark_suspended()
         work, partition = self._work_of(record), record.topic_partition
         if work is None:
             return False
@@ -299,7 +299,7 @@ class Executor(ABC, Generic[WorkT]):
 
     def _leave(self, work: WorkT, partition: TopicPartition) -> None:
         """Leave the unfinished records of a partition to its next owner."""
-        self._shed(work, partition)
+        self._remove(work, partition)
         for wait, of in work.waits.items():
             if not wait.done() and (of == partition or not work.records):
                 wait.set_result(None)
@@ -319,15 +319,15 @@ class Executor(ABC, Generic[WorkT]):
         """Finish all records of failed work but these."""
 
     @abstractmethod
-    def _shed(self, work: WorkT, partition: TopicPartition, /) -> None:
+    def _remove(self, work: WorkT, partition: TopicPartition, /) -> None:
         """Remove the records of a partition from ``work``, unfinished."""
 
-    def _settle(self) -> None:
+    def _mark_suspended(self) -> None:
         """Mark the running record as suspended, before anything else happens."""
 
     def _ended(self, _work: WorkT) -> None:
         """React to the end of a task."""
-        self._starts_changed()
+        self._update_starts()
         self._on_progress()
 
 

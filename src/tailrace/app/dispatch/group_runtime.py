@@ -14,7 +14,7 @@ import anyio
 
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.plan import BoundHandler
-from tailrace.app.dispatch.call import wants
+from tailrace.app.dispatch.call import matches
 from tailrace.app.dispatch.executor import Executor
 from tailrace.app.dispatch.handler_context import HandlerContext
 from tailrace.app.dispatch.handler_runtime import HandlerRuntime, handler_runtime
@@ -33,7 +33,7 @@ from tailrace.records import Record, TopicPartition
 
 __all__ = ["Connect", "GroupRuntime"]
 
-_FULL_TOLD_S = 60.0
+_LANE_FULL_INTERVAL_S = 60.0
 """Seconds between two LaneFull events of one partition."""
 
 Connect: TypeAlias = Callable[[Routes], Source]
@@ -71,17 +71,17 @@ class GroupRuntime:
         self._routes = Routes(group_id, [(one.handler, one.resolved) for one in handlers])
         self.source = connect(self._routes)
         self._transactions = self.source.transactions
-        self._delays = RetryTopicRecords(
+        self._retry_topic_records = RetryTopicRecords(
             self._routes.retries,
-            hand_on=self._deal,
-            room_of=self._room_in_lines,
-            on_empty=self._may_read_on,
+            deliver=self._dispatch,
+            room_of=self._room_in_executors,
+            on_empty=self._read_on,
             wall_clock=self.source.wall_clock,
         )
         self._runtimes: list[HandlerRuntime] = []
         self._of_topic: dict[str, list[HandlerRuntime]] = {}
         self._progress = AutoResetEvent()
-        self._full_at: dict[TopicPartition, float] = {}
+        self._next_lane_full_at: dict[TopicPartition, float] = {}
         """Earliest time of the next LaneFull event of each partition."""
         self._is_ending = False
         self.left_behind: list[str] = []
@@ -97,15 +97,15 @@ class GroupRuntime:
         context = HandlerContext(
             opened=self._opened,
             publisher=publisher,
-            letter_publisher=DeadLetterPublisher(self._routes, publisher, self.source.wall_clock),
+            dead_letter_publisher=DeadLetterPublisher(self._routes, publisher, self.source.wall_clock),
             transactions=self._transactions,
             observer=self._observer,
             # Looked up for each record: a set where all topics are known by name.
             origins=self._routes if self._routes.patterns else self._routes.own,
-            delay_of=self._delays.delay_of,
+            delay_of=self._retry_topic_records.delay_of,
             window=window,
             on_progress=self._progressed,
-            on_full=self._lane_is_full,
+            on_full=self._emit_lane_full,
         )
         self._runtimes = [handler_runtime(one, context) for one in self._ready]
 
@@ -118,9 +118,9 @@ class GroupRuntime:
         """
         async with anyio.create_task_group() as tasks:
             for one in self._runtimes:
-                tasks.start_soon(self._run_line, one, cleaning_up_s)
-            tasks.start_soon(self._pump)
-            tasks.start_soon(self._delays.run)
+                tasks.start_soon(self._run_handler, one, cleaning_up_s)
+            tasks.start_soon(self._read_records)
+            tasks.start_soon(self._retry_topic_records.run)
 
     async def finish(self, timeout_s: float) -> None:
         """Start no more records, and wait at most ``timeout_s`` for running ones."""
@@ -147,7 +147,7 @@ class GroupRuntime:
         """True if no work continues by itself: unfinished records only wait for records that failed for good."""
         if self._transactions is not None and not self._transactions.are_settled:
             return False
-        return not self._delays and all(
+        return not self._retry_topic_records and all(
             one.executor.at_work == one.failures.waiting and not one.executor.has_failed for one in self._runtimes
         )
 
@@ -189,7 +189,7 @@ class GroupRuntime:
     @property
     def unstarted(self) -> int:
         """Number of records taken and not started; those that wait in retry topics count as one."""
-        return bool(self._delays) + sum(one.executor.waiting for one in self._runtimes)
+        return bool(self._retry_topic_records) + sum(one.executor.waiting for one in self._runtimes)
 
     def hold_starts(self) -> None:
         """Start no more records until ``allow_starts``; running ones continue."""
@@ -220,19 +220,19 @@ class GroupRuntime:
 
     def halt(self, partition: TopicPartition) -> None:
         """Start nothing more of a partition, and leave what has not started to its next owner."""
-        self._delays.halt(partition)
+        self._retry_topic_records.halt(partition)
         for one in self._runtimes:
             one.executor.halt(partition)
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition."""
-        self._delays.drop(partition)
+        self._retry_topic_records.drop(partition)
         for one in self._runtimes:
             one.executor.drop(partition)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    async def _run_line(self, handler_runtime: HandlerRuntime, cleaning_up_s: float) -> None:
+    async def _run_handler(self, handler_runtime: HandlerRuntime, cleaning_up_s: float) -> None:
         try:
             await handler_runtime.executor.run(cleaning_up_s)
         finally:
@@ -241,22 +241,22 @@ class GroupRuntime:
                 self.left_behind.append(name)
                 self._observer.emit(HandlerAbandoned(name, partition, record.offset, cleaning_up_s))
 
-    async def _pump(self) -> None:
+    async def _read_records(self) -> None:
         while True:
             _, lease = await self.source.next_slice(self.room_of)
-            if lease.partition.topic in self._delays:
-                self._delays.hold(lease)
+            if lease.partition.topic in self._retry_topic_records:
+                self._retry_topic_records.hold(lease)
             else:
-                self._deal(lease)
+                self._dispatch(lease)
 
     def room_of(self, partition: TopicPartition) -> int:
         """Return how many records of a partition may be read now."""
-        return 0 if self._is_ending else self._delays.limit(partition, self._room_in_lines(partition))
+        return 0 if self._is_ending else self._retry_topic_records.limit(partition, self._room_in_executors(partition))
 
-    def _room_in_lines(self, partition: TopicPartition) -> int:
+    def _room_in_executors(self, partition: TopicPartition) -> int:
         return min(one.executor.room_of(partition) for one in self._runtimes_of(partition.topic))
 
-    def _deal(self, lease: Lease) -> None:
+    def _dispatch(self, lease: Lease) -> None:
         runtimes = self._runtimes_of(lease.partition.topic)
         if len(runtimes) == 1 and runtimes[0].handler.when is None:
             runtimes[0].executor.add(lease)
@@ -269,10 +269,10 @@ class GroupRuntime:
                 seen, failed = first_read(record), handler_of(record)
                 # The handler that failed first comes first.
                 order.sort(key=lambda n: runtimes[n].handler.name != failed)
-            wanting = (n for n in order if wants(runtimes[n].handler, seen))
+            matching = (n for n in order if matches(runtimes[n].handler, seen))
             # A record without a match fails in a handler with unmatched="fail", whose call rejects it.
-            refusing = (n for n in order if runtimes[n].handler.unmatched == "fail")
-            chosen = next(wanting, next(refusing, None))
+            rejecting = (n for n in order if runtimes[n].handler.unmatched == "fail")
+            chosen = next(matching, next(rejecting, None))
             if chosen is None:
                 self._observer.emit(RecordUnmatched(record.topic_partition, record.offset))
             else:
@@ -291,13 +291,13 @@ class GroupRuntime:
     def _progressed(self) -> None:
         self._progress.set()
         self.source.progressed()
-        self._delays.look_again()
+        self._retry_topic_records.room_changed()
 
-    def _may_read_on(self) -> None:
+    def _read_on(self) -> None:
         self.source.progressed()
 
-    def _lane_is_full(self, handler: Handler, record: Record, waiting: int) -> None:
+    def _emit_lane_full(self, handler: Handler, record: Record, waiting: int) -> None:
         now, partition = asyncio.get_running_loop().time(), record.topic_partition
-        if now >= self._full_at.get(partition, now):
-            self._full_at[partition] = now + _FULL_TOLD_S
+        if now >= self._next_lane_full_at.get(partition, now):
+            self._next_lane_full_at[partition] = now + _LANE_FULL_INTERVAL_S
             self._observer.emit(LaneFull(handler.name, partition, record.key, waiting))

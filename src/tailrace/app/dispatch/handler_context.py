@@ -24,7 +24,7 @@ class HandlerContext:
     """Values of app-scoped dependencies."""
     publisher: Publisher
     """Publisher of results."""
-    letter_publisher: DeadLetterPublisher
+    dead_letter_publisher: DeadLetterPublisher
     transactions: Transactions | None
     """Transactions to which results belong; None for at-least-once delivery."""
     observer: Observer

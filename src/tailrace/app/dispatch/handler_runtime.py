@@ -43,7 +43,7 @@ def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRunt
     policy = FailurePolicy(
         handler,
         ready.resolved,
-        letter_publisher=context.letter_publisher,
+        dead_letter_publisher=context.dead_letter_publisher,
         observer=context.observer,
         transactions=context.transactions,
         delay_of=context.delay_of,

@@ -48,7 +48,7 @@ class RecordExecutor(Executor[Worker]):
         super().__init__(self._lanes, recover, options)
         self._idle: list[Worker] = []
         self._running: Worker | None = None
-        self._is_looked_for = False
+        self._is_iteration_awaited = False
 
     @property
     def at_work(self) -> int:
@@ -63,13 +63,13 @@ class RecordExecutor(Executor[Worker]):
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """Wake a worker; when its handler suspends, the event loop's next iteration wakes another (``_look``)."""
+        """Wake a worker; when its handler suspends, ``_on_loop_iteration`` wakes another."""
         if self._idle:
             rested = self._idle.pop().rested
             if rested is not None and not rested.done():
                 rested.set_result(None)
         elif len(self._workers.tasks) < self._workers.most:
-            self._workers.start(Worker, self._live)
+            self._workers.start(Worker, self._run_worker)
 
     async def _call(self, work: Worker) -> Failed:
         assert work.record is not None
@@ -77,7 +77,7 @@ class RecordExecutor(Executor[Worker]):
             await self._finish(work.record, returned)
         return {}
 
-    def _shed(self, work: Worker, _partition: TopicPartition) -> None:
+    def _remove(self, work: Worker, _partition: TopicPartition) -> None:
         assert work.record is not None
         for lease in work.leases:
             lease.progress.abandon(work.record.offset)
@@ -90,10 +90,10 @@ class RecordExecutor(Executor[Worker]):
 
     # ---- workers -------------------------------------------------------------------------------------------------
 
-    async def _live(self, worker: Worker) -> None:
+    async def _run_worker(self, worker: Worker) -> None:
         workers = self._workers
         while True:
-            await self._run_until_nothing(worker)
+            await self._run_records(worker)
             # If a handler has changed the context, the next record starts in a new task.
             if workers.is_ending or copy_context() != worker.context or len(workers.tasks) > workers.most:
                 return
@@ -101,7 +101,7 @@ class RecordExecutor(Executor[Worker]):
             self._idle.append(worker)
             await worker.rested
 
-    async def _run_until_nothing(self, worker: Worker) -> None:
+    async def _run_records(self, worker: Worker) -> None:
         handle, finish, context, workers = self._handle, self._finish, worker.context, self._workers
         began_at = self._loop.time()
         while (record := self._take(worker)) is not None:
@@ -109,8 +109,8 @@ class RecordExecutor(Executor[Worker]):
                 if (returned := await handle(record)) is not None:
                     await finish(record, returned)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
-                await self._go_on(worker, error)
-            if not self._finish_begun(worker) and copy_context() == context:
+                await self._recover_record(worker, error)
+            if not self._finish_started(worker) and copy_context() == context:
                 await self._run_free(worker, began_at)
             worker.record = None
             if copy_context() != context:
@@ -121,10 +121,10 @@ class RecordExecutor(Executor[Worker]):
                     # Another worker took its place while its record waited for an attempt, and continues instead.
                     break
             elif is_too_long(self._loop.time() - began_at):
-                self._rest()
+                self._yield()
                 await asyncio.sleep(0)
                 began_at = self._loop.time()
-        self._rest()
+        self._yield()
         self._on_progress()
 
     async def _run_free(self, worker: Worker, began_at: float) -> None:
@@ -136,15 +136,15 @@ class RecordExecutor(Executor[Worker]):
                 if (returned := await handle(record)) is not None:
                     await finish(record, returned)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
-                await self._go_on(worker, error)
-            if self._finish_begun(worker) or copy_context() != context:
+                await self._recover_record(worker, error)
+            if self._finish_started(worker) or copy_context() != context:
                 break
             if count == look_at:
                 if not self._may_start or is_too_long(self._loop.time() - began_at):
                     break
                 look_at += min(count, _RECORDS_A_LOOK)
 
-    async def _go_on(self, worker: Worker, error: Exception | asyncio.CancelledError) -> None:
+    async def _recover_record(self, worker: Worker, error: Exception | asyncio.CancelledError) -> None:
         """Recover a failed record."""
         await self._recover(self, worker, {0: self._failure(error)})
         if worker.queued is not None:
@@ -153,7 +153,7 @@ class RecordExecutor(Executor[Worker]):
     def _take(self, worker: Worker) -> Record | None:
         """Make ``worker`` the running one, and return its next record."""
         if self._running is not None:
-            self._settle(worker)
+            self._mark_suspended(worker)
         self._running = worker
         queued = self._lanes.take() if self._may_start else None
         if queued is None:
@@ -161,27 +161,27 @@ class RecordExecutor(Executor[Worker]):
         worker.record, worker.is_left = queued.record, False
         if queued.is_started:
             worker.queued, worker.since = queued, self._loop.time()
-        if not self._is_looked_for:
-            self._is_looked_for = True
-            self._loop.call_soon(self._look)
+        if not self._is_iteration_awaited:
+            self._is_iteration_awaited = True
+            self._loop.call_soon(self._on_loop_iteration)
         return queued.record
 
-    def _rest(self) -> None:
+    def _yield(self) -> None:
         """Record that the worker yields to the event loop without a record."""
         self._running = None
         self._lanes.rest()
 
-    def _look(self) -> None:
+    def _on_loop_iteration(self) -> None:
         """Wake another worker: the event loop iterates, so the handler that ran is suspended or has ended."""
-        self._is_looked_for = False
-        self._settle()
+        self._is_iteration_awaited = False
+        self._mark_suspended()
         if self._lanes.waiting and self._may_start:
             self._wake_one()
         else:
             # The suspended record may take long, and would report progress only when it is finished.
             self._on_progress()
 
-    def _settle(self, but: Worker | None = None) -> None:
+    def _mark_suspended(self, but: Worker | None = None) -> None:
         running, self._running = self._running, None
         if running is None or running is but or running.record is None or running.queued is not None:
             return
@@ -189,14 +189,14 @@ class RecordExecutor(Executor[Worker]):
         running.since = self._loop.time()
         self._lanes.suspended(running.queued)
 
-    def _finish_begun(self, worker: Worker) -> bool:
+    def _finish_started(self, worker: Worker) -> bool:
         """Finish a record that was suspended or parked; return False if it was neither."""
         queued = worker.queued
         if queued is None:
             return False
         worker.has_rested = self._running is not worker
         if self._running is not None:
-            self._settle(worker)
+            self._mark_suspended(worker)
         worker.queued = worker.record = worker.since = None
         if self._workers.has_abandoned:
             return True

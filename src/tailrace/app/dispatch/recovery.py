@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from tailrace.app.dispatch.batch_failures import Failed
-from tailrace.app.failures.policy import SAID, FailurePolicy, RetryingLane, is_given_up, is_outage, said
+from tailrace.app.failures.policy import ACTION_TEXTS, FailurePolicy, RetryingLane, error_text, is_given_up, is_outage
 from tailrace.app.publish.ordered_gather import gather_in_order
 from tailrace.app.stack_frames import where_raised, with_short_tracebacks
 from tailrace.core.failures.failure_counts import FailureCount, FailureCounts
@@ -55,7 +55,7 @@ class _Case:
 
     record: Record
     error: Exception
-    so_far: FailureCount
+    failure_count: FailureCount
     decision: RetryDecision
 
     @property
@@ -107,7 +107,7 @@ class Recovery:
             final = [
                 case for case in cases if is_given_up(case.decision, case.error) and not (case.is_kept and has_given_up)
             ]
-            self._tell(len(work.records), cases, final)
+            self._emit_failure(len(work.records), cases, final)
             has_given_up = has_given_up or bool(final)
             # The successful records of a batch are finished here, whatever happens to the rest.
             executor.keep(work, [case.record for case in cases])
@@ -124,8 +124,8 @@ class Recovery:
         chance, cases = self._chance(), []
         for at in sorted(failed):
             record, error = records[at], failed[at]
-            so_far = failure_counts.failed(record.topic_partition, record.offset, is_outage=is_outage(error))
-            cases.append(_Case(record, error, so_far, self._policy.decide(record, so_far, error, chance)))
+            failure_count = failure_counts.failed(record.topic_partition, record.offset, is_outage=is_outage(error))
+            cases.append(_Case(record, error, failure_count, self._policy.decide(record, failure_count, error, chance)))
         return cases
 
     async def _give_up(self, executor: RetryingLane, cases: Sequence[_Case]) -> None:
@@ -134,7 +134,7 @@ class Recovery:
         if ours:
             await gather_in_order(
                 [
-                    self._policy.give_up(executor, case.record, case.so_far.failures, case.error, case.decision)
+                    self._policy.give_up(executor, case.record, case.failure_count.failures, case.error, case.decision)
                     for case in ours
                 ]
             )
@@ -149,22 +149,22 @@ class Recovery:
         finally:
             self._parked -= parked
 
-    def _tell(self, count: int, cases: Sequence[_Case], final: Sequence[_Case]) -> None:
+    def _emit_failure(self, count: int, cases: Sequence[_Case], final: Sequence[_Case]) -> None:
         first = (final or cases)[0]
         options: dict[str, Any] = {"logged_exception": with_short_tracebacks(first.error)} if final else {}
         counts: tuple[int, ...] = ()
-        then = SAID[first.decision.step]
+        then = ACTION_TEXTS[first.decision.step]
         if self._is_batch:
             counts, steps = (len(cases), count), Counter(case.decision.step for case in cases)
-            then = ", ".join(f"{number} {SAID[step]}" for step, number in steps.items())
+            then = ", ".join(f"{number} {ACTION_TEXTS[step]}" for step, number in steps.items())
         self._observer.emit(
             (self._gave_up if final else self._failed)(
                 self._name,
                 first.record.topic_partition,
                 first.record.offset,
                 *counts,
-                max(case.so_far.all for case in cases),
-                said(first.error),
+                max(case.failure_count.all for case in cases),
+                error_text(first.error),
                 then,
                 where_raised(first.error),
                 first.error,

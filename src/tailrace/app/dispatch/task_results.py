@@ -11,10 +11,10 @@ import anyio
 from tailrace.awaitables import abandon
 from tailrace.errors import HandlerFailedError
 
-__all__ = ["ended_by", "no_end", "stop_all"]
+__all__ = ["self_cancellation_failure", "stop_all", "task_error"]
 
 
-def ended_by(task: asyncio.Task[Any]) -> Exception | None:
+def task_error(task: asyncio.Task[Any]) -> Exception | None:
     """Return the error that ended a task, as one that may end an app; asyncio re-raises SystemExit itself."""
     error = None if task.cancelled() else task.exception()
     if error is None or isinstance(error, Exception):
@@ -24,7 +24,7 @@ def ended_by(task: asyncio.Task[Any]) -> Exception | None:
     return failure
 
 
-def no_end() -> HandlerFailedError:
+def self_cancellation_failure() -> HandlerFailedError:
     """Clear the cancellation that a handler requested of its own task, and return it as a failure of the handler."""
     task = asyncio.current_task()
     while task is not None and task.cancelling():

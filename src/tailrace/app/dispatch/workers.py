@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context, copy_context
 from typing import Any, Generic, TypeVar
 
-from tailrace.app.dispatch.task_results import ended_by, stop_all
+from tailrace.app.dispatch.task_results import stop_all, task_error
 from tailrace.app.dispatch.work import Work
 
 __all__ = ["Workers"]
@@ -62,7 +62,7 @@ class Workers(Generic[WorkT]):
             work.publishing.is_abandoned = True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        work, error = self.tasks.pop(task), ended_by(task)
+        work, error = self.tasks.pop(task), task_error(task)
         if error is not None and not self.failed.done():
             self.failed.set_exception(error)
         self._on_end(work)

@@ -32,7 +32,7 @@ def wrapped_by(
     """
     for around in reversed(middleware):
         where = f"middleware {name_of(around)}"
-        wrapped = _wrapped(around, _noted(call))
+        wrapped = _wrapped(around, _recording(call))
         if not callable(wrapped):
             if inspect.iscoroutine(wrapped):
                 wrapped.close()
@@ -48,15 +48,15 @@ def _wrapped(around: Callable[..., Any], call: object) -> Any:  # noqa: ANN401 -
     return around(call)
 
 
-def _noted(call: Callable[[WorkT], Coroutine[Any, Any, object]]) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
-    def noted(work: WorkT) -> Coroutine[Any, Any, object]:
-        coming, calls = call(work), _calls.get()
+def _recording(call: Callable[[WorkT], Coroutine[Any, Any, object]]) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
+    def recording(work: WorkT) -> Coroutine[Any, Any, object]:
+        awaitable, calls = call(work), _calls.get()
         # A task that a middleware keeps for later records still has the list of the first record in its context.
         if calls is not None and None not in calls:
-            calls.append(cast("CoroutineType[Any, Any, object]", coming))
-        return coming
+            calls.append(cast("CoroutineType[Any, Any, object]", awaitable))
+        return awaitable
 
-    return noted
+    return recording
 
 
 def _checked(call: Callable[[WorkT], Awaitable[object]], where: str) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
@@ -66,15 +66,15 @@ def _checked(call: Callable[[WorkT], Awaitable[object]], where: str) -> Callable
         calls: list[CoroutineType[Any, Any, object] | None] = []
         token = _calls.set(calls)
         try:
-            coming: object = call(work)
+            result: object = call(work)
             # The cheaper check comes first.
-            if type(coming) is not CoroutineType and not inspect.isawaitable(coming):
+            if type(result) is not CoroutineType and not inspect.isawaitable(result):
                 _close(calls)
                 raise ConfigurationError(
-                    f"{where}: its function returned {coming!r} instead of an awaitable - write it as `async def`, with"
+                    f"{where}: its function returned {result!r}, which is not awaitable - write it as `async def`, with"
                     " `return await call(record)`"
                 )
-            returned = await cast("Awaitable[object]", coming)
+            returned = await cast("Awaitable[object]", result)
             if returned is not None:
                 returned = await settled(returned, where)
             for one in calls:

@@ -10,11 +10,11 @@ import msgspec
 
 from tailrace.app.failures.dead_letters import (
     Failure,
-    Letter,
+    ForwardedRecord,
     attempts_before,
     dead_letter,
-    retry_letter,
-    without_ours,
+    retry_record,
+    without_tailrace_headers,
 )
 from tailrace.app.topics.names import topic_name
 from tailrace.app.topics.retry_topics import retry_topic
@@ -23,15 +23,15 @@ from tailrace.errors import ProducerFencedError, PublishError, PublishTooLargeEr
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record
 
-__all__ = ["DeadLetterPublisher", "OutgoingLetter"]
+__all__ = ["DeadLetterPublisher", "OutgoingRecord"]
 
 
 @dataclass(frozen=True, slots=True)
-class OutgoingLetter:
+class OutgoingRecord:
     """Failed record on its way to a topic."""
 
     topic: str
-    write: Callable[[], Sequence[Letter]]
+    write: Callable[[], Sequence[ForwardedRecord]]
     """Returns the message to send, followed by shorter ones to send if it is too large; called for each attempt."""
 
 
@@ -48,38 +48,40 @@ class DeadLetterPublisher:
         self._routes, self._group_id = routes, routes.group_id
         self._publisher, self._wall_clock = publisher, wall_clock
 
-    def for_later(self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int) -> OutgoingLetter:
+    def for_retry_topic(
+        self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int
+    ) -> OutgoingRecord:
         """Return ``record`` for a retry topic, due ``delay_ms`` after it is sent."""
-        origin, record = self._as_ours(record)
+        origin, record = self._with_trusted_headers(record)
         topic = retry_topic(origin, self._group_id, delay_ms)
         failure = self._failure(record, failures, error, handler)
-        return OutgoingLetter(topic, lambda: [retry_letter(record, failure, math.ceil(self._now_ms) + delay_ms)])
+        return OutgoingRecord(topic, lambda: [retry_record(record, failure, math.ceil(self._now_ms) + delay_ms)])
 
-    def for_the_dead(
+    def for_dead_letter_topic(
         self, record: Record, failures: int, error: Exception, handler: str, template: str
-    ) -> OutgoingLetter:
+    ) -> OutgoingRecord:
         """Return ``record`` for its dead-letter topic."""
-        origin, record = self._as_ours(record)
+        origin, record = self._with_trusted_headers(record)
         topic = topic_name(template, topic=origin, group=self._group_id)
         failure = self._failure(record, failures, error, handler)
-        return OutgoingLetter(
+        return OutgoingRecord(
             topic, lambda: [dead_letter(record, failure), dead_letter(record, failure, is_brief=True)]
         )
 
-    async def send(self, addressed: OutgoingLetter, before: Sequence[PublishTooLargeError] = ()) -> PublishError | None:
+    async def send(self, outgoing: OutgoingRecord, before: Sequence[PublishTooLargeError] = ()) -> PublishError | None:
         """Send the first message that is not too large; return None once it is acknowledged, else the error.
 
         Args:
-            addressed: failed record to send.
+            outgoing: failed record to send.
             before: errors of the first messages, which were sent before and were too large.
 
         Raises:
             ProducerFencedError: another producer has the same transactional id.
         """
         refused: PublishError | None = before[-1] if before else None
-        for letter in addressed.write()[len(before) :]:
+        for message in outgoing.write()[len(before) :]:
             try:
-                await self._publisher.publish(addressed.topic, letter.value, key=letter.key, headers=letter.headers)
+                await self._publisher.publish(outgoing.topic, message.value, key=message.key, headers=message.headers)
             except PublishTooLargeError as too_large:
                 refused = too_large
             except ProducerFencedError:
@@ -90,7 +92,7 @@ class DeadLetterPublisher:
                 return None
         return refused
 
-    def _as_ours(self, record: Record) -> tuple[str, Record]:
+    def _with_trusted_headers(self, record: Record) -> tuple[str, Record]:
         """Return the origin topic of a record, and the record without tailrace headers of other writers.
 
         The headers are trusted only in the group's own topics. In other topics any producer may have written them, such
@@ -98,7 +100,7 @@ class DeadLetterPublisher:
         """
         if record.topic in self._routes:
             return self._routes.origin(record.topic), record
-        kept = without_ours(record.headers)
+        kept = without_tailrace_headers(record.headers)
         if len(kept) != len(record.headers):
             record = msgspec.structs.replace(record, headers=kept)
         return record.topic, record

@@ -19,8 +19,8 @@ __all__ = [
     "PREFIX",
     "DeadLetter",
     "Failure",
+    "ForwardedRecord",
     "Header",
-    "Letter",
     "Origin",
     "attempts_before",
     "dead_letter",
@@ -32,8 +32,8 @@ __all__ = [
     "origin_of",
     "read_dead_letter",
     "replay_letter",
-    "retry_letter",
-    "without_ours",
+    "retry_record",
+    "without_tailrace_headers",
 ]
 
 Header: TypeAlias = tuple[str, bytes | None]
@@ -68,7 +68,7 @@ _NUMBER = re.compile(rb"-?[0-9]{1,18}")
 
 
 class Origin(NamedTuple):
-    """Position at which a record was first read, before any retry, dead letter or replay."""
+    """Position at which a record was first read, known any retry, dead letter or replay."""
 
     topic: str
     partition: int
@@ -92,7 +92,7 @@ class Failure:
     at_ms: int
 
 
-class Letter(NamedTuple):
+class ForwardedRecord(NamedTuple):
     """Failed record to publish, with its added headers."""
 
     key: bytes | None
@@ -120,7 +120,7 @@ class DeadLetter:
     deaths: int
     """Number of times that the record became a dead letter, this one included."""
     replays: int
-    """Number of replays before this dead letter."""
+    """Number of replays known this dead letter."""
     headers: tuple[Header, ...] = field(repr=False)
     """Original headers of the record."""
 
@@ -135,81 +135,81 @@ class DeadLetter:
         return self.record.value
 
 
-def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> Letter:
+def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> ForwardedRecord:
     """Return the dead letter of a record; a replayed record keeps its origin and its number of deaths.
 
     A brief dead letter has no traceback and a shortened error message.
     """
-    before = _ours(record.headers)
+    known = _tailrace_headers(record.headers)
     added = _failure_headers(failure, _BRIEF_BYTES if is_brief else _MOST_MESSAGE_BYTES)
     if not is_brief:
         trace = "".join(traceback.format_exception(failure.error))
-        added[_ERROR_TRACEBACK] = _cut(trace, _MOST_TRACEBACK_BYTES)
-    added[_DEATHS] = _digits(_number(before, _DEATHS) + 1)
-    if replays := _number(before, _REPLAYS):
-        added[_REPLAYS] = _digits(replays)
-    return _with(record, added)
+        added[_ERROR_TRACEBACK] = _truncated(trace, _MOST_TRACEBACK_BYTES)
+    added[_DEATHS] = _encoded(_int_header(known, _DEATHS) + 1)
+    if replays := _int_header(known, _REPLAYS):
+        added[_REPLAYS] = _encoded(replays)
+    return _with_headers(record, added)
 
 
-def retry_letter(record: Record, failure: Failure, due_at_ms: int) -> Letter:
+def retry_record(record: Record, failure: Failure, due_at_ms: int) -> ForwardedRecord:
     """Return a record for a retry topic, with its failure in brief and the time at which it is due."""
-    before = _ours(record.headers)
-    added = _failure_headers(failure, _BRIEF_BYTES) | {_DUE_AT: _digits(due_at_ms)}
-    added |= {name: before[name] for name in (_DEATHS, _REPLAYS) if name in before}
-    return _with(record, added)
+    known = _tailrace_headers(record.headers)
+    added = _failure_headers(failure, _BRIEF_BYTES) | {_DUE_AT: _encoded(due_at_ms)}
+    added |= {name: known[name] for name in (_DEATHS, _REPLAYS) if name in known}
+    return _with_headers(record, added)
 
 
 def read_dead_letter(record: Record) -> DeadLetter | None:
     """Parse a record of a dead-letter topic; return None if it is not a dead letter. Malformed headers are ignored."""
-    found = _ours(record.headers)
+    found = _tailrace_headers(record.headers)
     if _ERROR_TYPE not in found or _DUE_AT in found:
         return None
-    at_ms = _number(found, _FAILED_AT, -1)
+    at_ms = _int_header(found, _FAILED_AT, -1)
     return DeadLetter(
         record=record,
-        error_type=_text(found, _ERROR_TYPE),
-        reason=_text(found, _ERROR_MESSAGE),
-        traceback=_text(found, _ERROR_TRACEBACK),
-        attempts=_number(found, _ATTEMPTS),
-        handler=_text(found, _HANDLER),
-        group_id=_text(found, _GROUP),
+        error_type=_text_header(found, _ERROR_TYPE),
+        reason=_text_header(found, _ERROR_MESSAGE),
+        traceback=_text_header(found, _ERROR_TRACEBACK),
+        attempts=_int_header(found, _ATTEMPTS),
+        handler=_text_header(found, _HANDLER),
+        group_id=_text_header(found, _GROUP),
         at_ms=at_ms if at_ms >= 0 else record.timestamp,
         origin=_origin_in(found),
-        deaths=max(_number(found, _DEATHS), 1),
-        replays=_number(found, _REPLAYS),
-        headers=without_ours(record.headers),
+        deaths=max(_int_header(found, _DEATHS), 1),
+        replays=_int_header(found, _REPLAYS),
+        headers=without_tailrace_headers(record.headers),
     )
 
 
-def replay_letter(dead: DeadLetter) -> Letter:
+def replay_letter(dead: DeadLetter) -> ForwardedRecord:
     """Return the original record for its replay, with headers for its origin, deaths and replays, this one included."""
-    added = {_DEATHS: _digits(dead.deaths), _REPLAYS: _digits(dead.replays + 1)}
+    added = {_DEATHS: _encoded(dead.deaths), _REPLAYS: _encoded(dead.replays + 1)}
     origin = origin_headers(dead.origin) if dead.origin is not None else ()
-    return Letter(dead.key, dead.value, (*dead.headers, *added.items(), *origin))
+    return ForwardedRecord(dead.key, dead.value, (*dead.headers, *added.items(), *origin))
 
 
 def origin_of(record: Record) -> Origin:
     """Return the origin of a record: from its headers, or else its own position."""
-    known = _origin_in(_ours(record.headers))
+    known = _origin_in(_tailrace_headers(record.headers))
     return known or Origin(record.topic, record.partition, record.offset, record.timestamp)
 
 
 def due_at(record: Record) -> int | None:
     """Return when a record of a retry topic is due, in milliseconds since the epoch; None without a valid header."""
-    found = _number(_ours(record.headers), _DUE_AT, -1)
+    found = _int_header(_tailrace_headers(record.headers), _DUE_AT, -1)
     return None if found < 0 else found
 
 
 def attempts_before(record: Record) -> int:
-    """Return the number of attempts before a record was sent to the retry topic that it comes from."""
-    found = _ours(record.headers)
-    return max(_number(found, _ATTEMPTS), 0) if _DUE_AT in found else 0
+    """Return the number of attempts known a record was sent to the retry topic that it comes from."""
+    found = _tailrace_headers(record.headers)
+    return max(_int_header(found, _ATTEMPTS), 0) if _DUE_AT in found else 0
 
 
 def handler_of(record: Record) -> str:
     """Return the name of the handler that sent a record to a retry topic; empty for other records."""
-    found = _ours(record.headers)
-    return _text(found, _HANDLER) if _DUE_AT in found else ""
+    found = _tailrace_headers(record.headers)
+    return _text_header(found, _HANDLER) if _DUE_AT in found else ""
 
 
 def first_read(record: Record) -> Record:
@@ -224,7 +224,7 @@ def origin_headers(origin: Origin) -> tuple[Header, ...]:
     return tuple((name, str(part).encode()) for name, part in zip(_ORIGIN, origin, strict=True))
 
 
-def without_ours(headers: Iterable[Header]) -> tuple[Header, ...]:
+def without_tailrace_headers(headers: Iterable[Header]) -> tuple[Header, ...]:
     """Return the headers that tailrace did not add."""
     return tuple((name, value) for name, value in headers if not name.startswith(PREFIX))
 
@@ -235,39 +235,42 @@ def without_ours(headers: Iterable[Header]) -> tuple[Header, ...]:
 def _failure_headers(failure: Failure, most_message_bytes: int) -> dict[str, bytes]:
     most_name_bytes = min(_MOST_NAME_BYTES, most_message_bytes)
     return {
-        _ERROR_TYPE: _cut(_name_of(type(failure.error)), most_name_bytes),
-        _ERROR_MESSAGE: _cut(message_of(failure.error), most_message_bytes),
-        _ATTEMPTS: _digits(failure.attempts),
-        _HANDLER: _cut(failure.handler, _MOST_NAME_BYTES),
-        _GROUP: _cut(failure.group_id, _MOST_NAME_BYTES),
-        _FAILED_AT: _digits(failure.at_ms),
+        _ERROR_TYPE: _truncated(_name_of(type(failure.error)), most_name_bytes),
+        _ERROR_MESSAGE: _truncated(message_of(failure.error), most_message_bytes),
+        _ATTEMPTS: _encoded(failure.attempts),
+        _HANDLER: _truncated(failure.handler, _MOST_NAME_BYTES),
+        _GROUP: _truncated(failure.group_id, _MOST_NAME_BYTES),
+        _FAILED_AT: _encoded(failure.at_ms),
     }
 
 
-def _with(record: Record, added: Mapping[str, bytes]) -> Letter:
-    headers = (*without_ours(record.headers), *added.items(), *origin_headers(origin_of(record)))
-    return Letter(record.key, record.value, headers)
+def _with_headers(record: Record, added: Mapping[str, bytes]) -> ForwardedRecord:
+    headers = (*without_tailrace_headers(record.headers), *added.items(), *origin_headers(origin_of(record)))
+    return ForwardedRecord(record.key, record.value, headers)
 
 
-def _ours(headers: Iterable[Header]) -> dict[str, bytes]:
+def _tailrace_headers(headers: Iterable[Header]) -> dict[str, bytes]:
     return {name: value for name, value in headers if value is not None and name.startswith(PREFIX)}
 
 
 def _origin_in(found: Mapping[str, bytes]) -> Origin | None:
-    topic, (partition, offset, timestamp) = _text(found, _ORIGIN[0]), (_number(found, name, -1) for name in _ORIGIN[1:])
+    topic, (partition, offset, timestamp) = (
+        _text_header(found, _ORIGIN[0]),
+        (_int_header(found, name, -1) for name in _ORIGIN[1:]),
+    )
     return Origin(topic, partition, offset, timestamp) if topic and partition >= 0 and offset >= 0 else None
 
 
-def _text(found: Mapping[str, bytes], name: str) -> str:
+def _text_header(found: Mapping[str, bytes], name: str) -> str:
     return found.get(name, b"").decode("utf-8", "replace")
 
 
-def _number(found: Mapping[str, bytes], name: str, otherwise: int = 0) -> int:
+def _int_header(found: Mapping[str, bytes], name: str, otherwise: int = 0) -> int:
     digits = found.get(name, b"")
     return int(digits) if _NUMBER.fullmatch(digits) else otherwise
 
 
-def _digits(number: int) -> bytes:
+def _encoded(number: int) -> bytes:
     return b"%d" % number
 
 
@@ -283,7 +286,7 @@ def message_of(error: BaseException) -> str:
         return f"(no message: __str__ raised {type(broken).__name__})"
 
 
-def _cut(text: str, most: int) -> bytes:
+def _truncated(text: str, most: int) -> bytes:
     """Encode a text in UTF-8, cutting its middle if it is too long: a traceback needs its first and its last lines."""
     whole = text.encode("utf-8", "backslashreplace")
     if len(whole) <= most:

@@ -27,8 +27,8 @@ class RetryTopicRecords:
 
     Args:
         topics: retry topics of the group.
-        hand_on: receives the records that are due, in order.
-        room_of: returns how many records of a partition ``hand_on`` accepts now.
+        deliver: receives the records that are due, in order.
+        room_of: returns how many records of a partition ``deliver`` accepts now.
         on_empty: called when more records of a partition may be read.
         wall_clock: returns seconds since the epoch.
     """
@@ -37,21 +37,21 @@ class RetryTopicRecords:
         self,
         topics: Mapping[str, RetryTopic],
         *,
-        hand_on: Callable[[Lease], None],
+        deliver: Callable[[Lease], None],
         room_of: Callable[[TopicPartition], int],
         on_empty: Callable[[], None],
         wall_clock: Callable[[], float],
     ) -> None:
-        self._topics, self._hand_on, self._room_of, self._on_empty = topics, hand_on, room_of, on_empty
+        self._topics, self._deliver, self._room_of, self._on_empty = topics, deliver, room_of, on_empty
         self._wall_clock, self._loop = wall_clock, asyncio.get_running_loop()
-        self._shelf = DelayedRecords()
-        self._news = AutoResetEvent()
+        self._delayed = DelayedRecords()
+        self._wakeup = AutoResetEvent()
 
     def __contains__(self, topic: object) -> bool:
         return topic in self._topics
 
     def __bool__(self) -> bool:
-        return bool(self._shelf)
+        return bool(self._delayed)
 
     def delay_of(self, topic: str) -> int | None:
         """Return the delay of a retry topic in milliseconds; None for any other topic."""
@@ -62,7 +62,7 @@ class RetryTopicRecords:
         """Return how many records of a partition may be read now, at most ``room``."""
         if partition.topic not in self._topics:
             return room
-        return 0 if partition in self._shelf else min(room, _SLICE)
+        return 0 if partition in self._delayed else min(room, _SLICE)
 
     def hold(self, lease: Lease) -> None:
         """Hold records until they are due."""
@@ -72,36 +72,36 @@ class RetryTopicRecords:
             left_ms = wait_ms(due_at(record), written_at_ms=record.timestamp, delay_ms=delay_ms, now_ms=int(now_ms))
             return now + left_ms / 1000
 
-        self._shelf.put(lease, map(due, lease.rest))
-        self._news.set()
+        self._delayed.put(lease, map(due, lease.rest))
+        self._wakeup.set()
 
     def halt(self, partition: TopicPartition) -> None:
         """Deliver no more records of a partition, and leave them to its next owner."""
-        if (lease := self._shelf.drop(partition)) is not None:
+        if (lease := self._delayed.drop(partition)) is not None:
             lease.abandon_left()
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition."""
-        self._shelf.drop(partition)
+        self._delayed.drop(partition)
 
-    def look_again(self) -> None:
+    def room_changed(self) -> None:
         """Deliver records that are due, as there may be room again."""
-        if self._shelf:
-            self._news.set()
+        if self._delayed:
+            self._wakeup.set()
 
     async def run(self) -> None:
         """Deliver records as they become due, until canceled."""
         while True:
             now = self._now
             is_empty = False
-            for partition in self._shelf.due(now):
-                if (lease := self._shelf.take(partition, now, self._room_of(partition))) is not None:
-                    self._hand_on(lease)
-                is_empty = is_empty or partition not in self._shelf
+            for partition in self._delayed.due(now):
+                if (lease := self._delayed.take(partition, now, self._room_of(partition))) is not None:
+                    self._deliver(lease)
+                is_empty = is_empty or partition not in self._delayed
             if is_empty:
                 self._on_empty()
-            # Records that are due and have no room wait for look_again, not for the timer.
-            await self._news.wait(self._shelf.next_at(now))
+            # Records that are due and have no room wait for room_changed, not for the timer.
+            await self._wakeup.wait(self._delayed.next_at(now))
 
     @property
     def _now(self) -> float:

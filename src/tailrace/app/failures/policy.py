@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher, OutgoingLetter
+from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher, OutgoingRecord
 from tailrace.app.failures.dead_letters import message_of
 from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import Handler
@@ -32,14 +32,14 @@ from tailrace.observe.events import DeadLetterFailed, RecordDeadLettered, Record
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record
 
-__all__ = ["SAID", "FailurePolicy", "RetryingLane", "is_given_up", "is_outage", "said"]
+__all__ = ["ACTION_TEXTS", "FailurePolicy", "RetryingLane", "error_text", "is_given_up", "is_outage"]
 
-_NEVER_AGAIN = (Reject, DecodeError)
+_NOT_RETRYABLE = (Reject, DecodeError)
 """Errors that would recur in every attempt."""
 _OUTAGES = (SchemaRegistryError,)
 """Errors of a service that the record needs, which are no failure of the record."""
 
-SAID = {
+ACTION_TEXTS = {
     FailureAction.RETRY: "retried",
     FailureAction.RETRY_TOPIC: "sent to a retry topic",
     FailureAction.DEAD_LETTER: "sent to the dead-letter topic",
@@ -77,15 +77,15 @@ class FailurePolicy:
         handler: Handler,
         resolved: ResolvedOptions,
         *,
-        letter_publisher: DeadLetterPublisher,
+        dead_letter_publisher: DeadLetterPublisher,
         observer: Observer,
         transactions: Transactions | None = None,
         delay_of: Callable[[str], int | None] = lambda _topic: None,
     ) -> None:
-        self._handler, self._resolved, self._letter_publisher, self._observer = (
+        self._handler, self._resolved, self._dead_letter_publisher, self._observer = (
             handler,
             resolved,
-            letter_publisher,
+            dead_letter_publisher,
             observer,
         )
         self._delay_of, self._transactions = delay_of, transactions
@@ -96,25 +96,25 @@ class FailurePolicy:
         """Return the counts of failures: those of the transactions, which outlast an abort, or new ones."""
         return FailureCounts() if self._transactions is None else self._transactions.failure_counts
 
-    def decide(self, record: Record, so_far: FailureCount, error: Exception, chance: float) -> RetryDecision:
+    def decide(self, record: Record, failure_count: FailureCount, error: Exception, chance: float) -> RetryDecision:
         """Return the decision about a failed record.
 
         Args:
             record: record as it was read.
-            so_far: its failures, ``error`` included.
+            failure_count: its failures, ``error`` included.
             error: its last error.
             chance: number in [0, 1), for the jitter.
         """
         resolved = self._resolved
         return after_failure(
             resolved.retry,
-            so_far.outages if is_outage(error) else so_far.failures,
+            failure_count.outages if is_outage(error) else failure_count.failures,
             error,
             dead_letter=resolved.dead_letter is not None,
             on_failure=resolved.on_failure,
             chance=chance,
             attempt_topic_index=hop_of(self._delay_of(record.topic), resolved.retry.topic_delays_ms),
-            never=_NEVER_AGAIN,
+            never=_NOT_RETRYABLE,
             outages=_OUTAGES,
         )
 
@@ -160,43 +160,49 @@ class FailurePolicy:
             case FailureAction.RETRY_TOPIC:
                 assert decision.retry_topic is not None
                 delay_ms = self._resolved.retry.topic_delays_ms[decision.retry_topic]
-                letter = self._letter_publisher.for_later(record, failures, error, name, delay_ms)
-                if await self._send(lane, record, letter, error):
-                    told = RecordDelayed(name, partition, offset, said(error), letter.topic, delay_ms / 1000, error)
+                outgoing = self._dead_letter_publisher.for_retry_topic(record, failures, error, name, delay_ms)
+                if await self._send(lane, record, outgoing, error):
+                    told = RecordDelayed(name, partition, offset, error_text(error), outgoing.topic, delay_ms / 1000, error)
                     self._observer.emit(told)
             case FailureAction.DEAD_LETTER:
                 assert self._resolved.dead_letter is not None
-                letter = self._letter_publisher.for_the_dead(record, failures, error, name, self._resolved.dead_letter)
-                if await self._send(lane, record, letter, error):
-                    self._observer.emit(RecordDeadLettered(name, partition, offset, said(error), letter.topic, error))
+                outgoing = self._dead_letter_publisher.for_dead_letter_topic(
+                    record, failures, error, name, self._resolved.dead_letter
+                )
+                if await self._send(lane, record, outgoing, error):
+                    self._observer.emit(
+                        RecordDeadLettered(name, partition, offset, error_text(error), outgoing.topic, error)
+                    )
             case FailureAction.SKIP:
-                self._observer.emit(RecordSkipped(name, partition, offset, said(error), error))
+                self._observer.emit(RecordSkipped(name, partition, offset, error_text(error), error))
             case _:
                 raise HandlerFailedError(
-                    f"{name} failed at {partition} offset {offset}: {said(error)} - the app stops, as on_failure='stop'"
-                    " is set; fix the handler, or set dead_letter or on_failure='skip'"
+                    f"{name} failed at {partition} offset {offset}: {error_text(error)} - the app stops, as"
+                    " on_failure='stop' is set; fix the handler, or set dead_letter or on_failure='skip'"
                 ) from error
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    async def _send(self, lane: RetryingLane, record: Record, letter: OutgoingLetter, error: Exception) -> bool:
+    async def _send(self, lane: RetryingLane, record: Record, outgoing: OutgoingRecord, error: Exception) -> bool:
         """Send a failed record; return False if it belongs to another owner meanwhile.
 
         While the topic refuses it, the record waits in its lane.
         """
         while lane.is_ours(record):
-            refused = await self._letter_publisher.send(letter, self._refusals_of(record))
+            refused = await self._dead_letter_publisher.send(outgoing, self._refusals_of(record))
             if refused is None:
                 return True
-            advice = _advice(letter.topic, refused)
+            advice = _advice(outgoing.topic, refused)
             if self._resolved.on_failure == "stop":
                 raise DeadLetterError(
-                    f"{record.topic_partition} offset {record.offset} failed ({said(error)}) and cannot be written to"
-                    f" {letter.topic!r}: {refused}; it is not committed - {advice}"
+                    f"{record.topic_partition} offset {record.offset} failed ({error_text(error)}) and cannot be"
+                    f" written to {outgoing.topic!r}: {refused}; it is not committed - {advice}"
                 ) from refused
             again_s = self._resolved.retry.max_backoff_ms / 1000
             name, partition, offset = self._handler.name, record.topic_partition, record.offset
-            self._observer.emit(DeadLetterFailed(name, partition, offset, letter.topic, str(refused), advice, again_s))
+            self._observer.emit(
+                DeadLetterFailed(name, partition, offset, outgoing.topic, str(refused), advice, again_s)
+            )
             if not await self._wait_given_up(lane, record, again_s):
                 return False
         return False
@@ -228,7 +234,7 @@ def is_outage(error: Exception) -> bool:
     return isinstance(error, _OUTAGES)
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the type and message of an error, for events."""
     return f"{type(error).__name__}: {message_of(error)}"
 
