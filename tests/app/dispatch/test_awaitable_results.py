@@ -1,4 +1,4 @@
-"""Plain functions that return coroutines, futures or generators: awaited or refused, and never dropped."""
+"""Plain functions that return coroutines, futures or generators: awaited or refused, never dropped."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def future_of_a_pool(work):
 
 
 @pytest.mark.parametrize("made", [plain, plain_without_annotation, partial, called_object, wrapper, future_of_a_pool])
-async def test_what_a_plain_handler_returns_is_awaited_before_the_commit(new_app, new_topic, witness, group, made):
-    """A coroutine or a future is awaited on the event loop, and the record is finished when that is."""
+async def test_the_result_of_a_plain_handler_is_awaited_before_the_commit(new_app, new_topic, witness, group, made):
+    """A coroutine or a future is awaited on the event loop; the record is finished after that."""
     topic, app, work = new_topic(), new_app(), Work()
     witness.produce(topic, [b"0", b"1"])
     app.handler(topic)(made(work))
@@ -103,8 +103,8 @@ async def test_what_a_plain_handler_returns_is_awaited_before_the_commit(new_app
     assert sum((await witness.committed(group, topic, 1)).values()) == 2
 
 
-async def test_the_error_of_a_pool_future_is_the_records(new_app, new_topic, witness, recorder):
-    """The pool works whether its future is awaited or not; the record fails only if it is."""
+async def test_the_error_of_a_pool_future_fails_the_record(new_app, new_topic, witness, recorder):
+    """Only if the future is awaited; the pool works in either case."""
     topic, app = new_topic(), new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"0"])
 
@@ -120,8 +120,8 @@ async def test_the_error_of_a_pool_future_is_the_records(new_app, new_topic, wit
     assert "ValueError" in skipped.error
 
 
-async def test_what_a_plain_batch_handler_returns_is_awaited_before_the_commit(new_app, new_topic, witness, group):
-    """A batch is finished when the coroutine that its handler returned is."""
+async def test_the_result_of_a_plain_batch_handler_is_awaited_before_the_commit(new_app, new_topic, witness, group):
+    """A batch is finished when the coroutine that its handler returned has finished."""
     topic, app, work = new_topic(), new_app(), Work()
     witness.produce(topic, [b"0", b"1"])
 
@@ -140,7 +140,7 @@ async def _all(work, values):
 
 
 async def test_a_returned_coroutine_has_the_timeout_of_its_handler(new_app, new_topic, witness, recorder):
-    """The coroutine of a plain handler is canceled when timeout_ms is over, and the record has failed."""
+    """The coroutine of a plain handler is canceled after timeout_ms, and the record has failed."""
     topic, app, ended = new_topic(), new_app(on_failure="skip", retry=ONCE, hooks=[recorder]), []
     witness.produce(topic, [b"0"])
 
@@ -178,7 +178,7 @@ def foreign_future(loop):
 
 @pytest.mark.parametrize("returned", [generator_object, async_generator_object, foreign_future])
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
-async def test_what_cannot_be_awaited_here_fails_the_record(  # noqa: PLR0917 - fixtures
+async def test_a_result_that_cannot_be_awaited_fails_the_record(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, returned, is_async
 ):
     """A generator whose body never runs, and a future of another loop, fail the record with the handler's name."""
@@ -253,7 +253,7 @@ async def test_awaitables_of_providers_middleware_and_hooks_are_awaited(new_app,
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 @pytest.mark.parametrize("has_trace", [False, True], ids=["plain", "traced"])
-async def test_an_async_handler_that_is_to_return_nothing_may_return_a_coroutine(  # noqa: PLR0917 - fixtures
+async def test_a_coroutine_returned_by_an_async_handler_annotated_none_is_awaited(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, delivery, has_trace
 ):
     """An annotation of None does not drop a returned coroutine: it is awaited before the commit."""
@@ -273,8 +273,8 @@ async def test_an_async_handler_that_is_to_return_nothing_may_return_a_coroutine
     assert sum((await witness.committed(group, topic, 1)).values()) >= 2
 
 
-async def test_a_coroutine_that_fails_behind_an_async_handler_fails_its_record(new_app, new_topic, witness, recorder):
-    """The error of a returned coroutine is the record's, on each attempt."""
+async def test_the_error_of_a_returned_coroutine_fails_the_record(new_app, new_topic, witness, recorder):
+    """Also for an async handler, in each attempt."""
     topic, tries = new_topic(), []
     app = new_app(on_failure="skip", retry=Retry(attempts=2, backoff_ms=1), hooks=[recorder])
     witness.produce(topic, [b"0"])
@@ -349,7 +349,7 @@ CARELESS = [forgets, forgets_in_a_plain_function, hands_to_a_task, returns_in_a_
 async def test_a_middleware_that_does_not_await_its_call_fails_the_record(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, around, others, kind
 ):
-    """The record of a handler that never ran, or still runs, is not committed as handled: it fails by name."""
+    """A record whose handler never ran, or still runs, is not committed: it fails with the middleware's name."""
     topic, stays = new_topic(), asyncio.Event()
     app = new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"0"])
@@ -374,7 +374,7 @@ async def test_a_middleware_that_does_not_await_its_call_fails_the_record(  # no
 
 
 async def test_a_middleware_may_call_its_handler_in_a_task_again_or_not_at_all(new_app, new_topic, witness, recorder):
-    """Only a call that was begun has to end: one that failed before, or never came, fails no record."""
+    """Only a call that has started must end: calls that failed, or never came, fail no record."""
     topic, seen = new_topic(), []
     app = new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"drop", b"again", b"task"])
@@ -403,7 +403,7 @@ async def test_a_middleware_may_call_its_handler_in_a_task_again_or_not_at_all(n
     assert not recorder.of(RecordSkipped)
 
 
-async def test_middleware_is_given_what_the_coroutine_of_a_handler_gives(new_app, new_topic, witness):
+async def test_middleware_receives_the_result_of_a_returned_coroutine(new_app, new_topic, witness):
     """A handler that returns a coroutine looks to its middleware like one that awaited it."""
     topic, app, seen, work = new_topic(), new_app(), [], Work()
     witness.produce(topic, [b"0"])
@@ -429,7 +429,7 @@ async def test_middleware_is_given_what_the_coroutine_of_a_handler_gives(new_app
 
 
 async def test_a_rebalance_callback_that_returns_a_generator_ends_the_consumer(kafka_server, new_topic, group):
-    """The body of such a callback never runs, so that its offsets would be ignored in silence."""
+    """The body of such a callback never runs, so that its offsets would be ignored silently."""
 
     def place(new):
         yield from new
@@ -446,7 +446,7 @@ async def test_a_rebalance_callback_that_returns_a_generator_ends_the_consumer(k
 
 
 async def test_a_plain_rebalance_callback_may_return_a_coroutine(kafka_server, new_topic, group, witness):
-    """The offsets that the coroutine gives are applied before the first record is delivered."""
+    """The offsets that the coroutine returns are applied before the first record is delivered."""
     topic = new_topic()
     witness.produce(topic, [b"0", b"1", b"2"])
 
@@ -484,8 +484,8 @@ def test_generators_are_refused_where_they_are_declared(function):
             declare(function)
 
 
-async def test_a_condition_that_returns_a_coroutine_takes_no_record(new_app, new_topic, witness, recorder):
-    """The answer of an async when= would be true for each record; the record fails instead."""
+async def test_a_when_that_returns_a_coroutine_fails_the_record(new_app, new_topic, witness, recorder):
+    """The result of an async when= would be true for each record; the record fails instead."""
     topic, app, seen = new_topic(), new_app(on_failure="skip", retry=ONCE, hooks=[recorder]), []
     witness.produce(topic, [b"0"])
 

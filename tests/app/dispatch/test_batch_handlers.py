@@ -1,4 +1,4 @@
-"""Batch handlers on the real broker: sizes, waits, order, failures in whole and in part, and what is committed."""
+"""Batch handlers on the real broker: sizes, waits, order, whole and partial failures, commits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def new_app(kafka_server, group):
 
 @pytest.fixture
 def letters(kafka_server, group):
-    """Makes the dead-letter topic of a topic, and reads as many letters from it as are expected."""
+    """Return a function that creates a topic's dead-letter topic and reads an expected number of dead letters."""
 
     class Letters:
         def of(self, topic):
@@ -82,8 +82,8 @@ def numbers(count, start=0):
     return (b"%d" % n for n in range(start, start + count))
 
 
-async def test_batches_are_full_while_there_is_enough(new_app, new_topic, witness, group):
-    """max_records at a time, in order, each once, all of it committed; the values are decoded."""
+async def test_batches_are_full_while_there_are_enough_records(new_app, new_topic, witness, group):
+    """max_records at a time, in order, each once, all of them committed; the values are decoded."""
     topic, app, batches = new_topic(), new_app(), []
     witness.produce(topic, (b'{"page":"/","n":%d}' % n for n in range(2_000)))
 
@@ -100,8 +100,8 @@ async def test_batches_are_full_while_there_is_enough(new_app, new_topic, witnes
     assert await witness.committed(group, topic, 1) == {0: 2_000}
 
 
-async def test_a_batch_that_is_not_full_comes_when_its_first_record_has_waited(new_app, new_topic, witness):
-    """A lone slow topic does not wait for max_records; and a batch is not begun before max_wait_ms have gone by."""
+async def test_an_incomplete_batch_starts_after_max_wait_ms(new_app, new_topic, witness):
+    """A slow topic does not wait for max_records, and no incomplete batch starts before max_wait_ms have passed."""
     topic, app, begun = new_topic(), new_app(fetch_max_wait_ms=50), []
 
     @app.batch_handler(topic, max_records=500, max_wait_ms=700)
@@ -119,8 +119,8 @@ async def test_a_batch_that_is_not_full_comes_when_its_first_record_has_waited(n
     assert begun_at - produced_at >= 0.7
 
 
-async def test_a_batch_waits_for_what_comes_later(new_app, new_topic, witness):
-    """One that is not full goes on gathering while other topics are handled, and is begun when it is full."""
+async def test_an_incomplete_batch_waits_for_later_records(new_app, new_topic, witness):
+    """It waits for more records while other topics are handled, and starts when it is full."""
     topic, other, app, seen = new_topic(), new_topic(), new_app(fetch_max_wait_ms=50), []
 
     @app.batch_handler(topic, max_records=6, **FULL)
@@ -143,7 +143,7 @@ async def test_a_batch_waits_for_what_comes_later(new_app, new_topic, witness):
 
 
 async def test_a_batch_is_not_larger_than_max_bytes(new_app, new_topic, witness):
-    """Keys and values count; a record that is larger by itself comes alone."""
+    """Keys and values count; a larger record has a batch of its own."""
     topic, app, sizes = new_topic(), new_app(), []
     witness.produce(topic, [b"x" * size for size in (40, 40, 40, 500, 40, 50, 10)], keys=[b""] * 7)
 
@@ -158,8 +158,8 @@ async def test_a_batch_is_not_larger_than_max_bytes(new_app, new_topic, witness)
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-async def test_order_is_kept_as_asked_and_others_run_beside(new_app, new_topic, witness, group, order_by):
-    """By partition one batch of each at a time; by key none shares a key with another; without order, side by side."""
+async def test_order_by_limits_concurrent_batches(new_app, new_topic, witness, group, order_by):
+    """By partition one batch of each at a time; by key none shares a key with another; unordered, concurrently."""
     topic, app, running, most, seen = new_topic(3), new_app(), [], 0, []
     at_once, are_enough = {"partition": 3}.get(order_by, 4), asyncio.Event()
     witness.produce(topic, numbers(1_200), keys=[b"k%d" % (n // 20 % 60) for n in range(1_200)])
@@ -196,8 +196,8 @@ def lanes_of_keys(records):
     return {(one.partition, one.key) for one in records}
 
 
-async def test_a_batch_that_fails_is_tried_again_as_it_was(new_app, new_topic, witness, group, recorder):
-    """The same records in the same order, until it succeeds; nothing behind it in its partition is begun before."""
+async def test_a_failed_batch_is_retried_unchanged(new_app, new_topic, witness, group, recorder):
+    """The same records in the same order, until it succeeds; no later batch of its partition starts before."""
     topic, app, calls = new_topic(), new_app(hooks=[recorder]), []
     witness.produce(topic, numbers(20))
 
@@ -216,8 +216,10 @@ async def test_a_batch_that_fails_is_tried_again_as_it_was(new_app, new_topic, w
     assert await witness.committed(group, topic, 1) == {0: 20}
 
 
-async def test_a_batch_that_fails_for_good_dies_record_by_record(new_app, new_topic, witness, group, letters):
-    """Each of its records stands among the dead letters, once, before it is committed; the next batch goes on."""
+async def test_a_batch_that_fails_for_good_has_a_dead_letter_for_each_record(
+    new_app, new_topic, witness, group, letters
+):
+    """Each record has one dead letter before it is committed; the next batch is handled."""
     topic, handled = new_topic(), []
     app = new_app(dead_letter=letters.of(topic))
     witness.produce(topic, numbers(100), keys=[b"k"] * 100)
@@ -244,8 +246,8 @@ async def until_committed(witness, group, topic, offset):
             await asyncio.sleep(0.1)
 
 
-async def test_only_what_was_named_is_tried_again(new_app, new_topic, witness, group, letters, recorder):  # noqa: PLR0917
-    """PartialFailureError: the others are done; those named are a smaller batch, then dead; a Reject dies at once."""
+async def test_only_named_records_are_retried(new_app, new_topic, witness, group, letters, recorder):  # noqa: PLR0917
+    """PartialFailureError: the named records are retried as a smaller batch, then dead-lettered; a Reject at once."""
     topic, calls = new_topic(), []
     app = new_app(dead_letter=letters.of(topic), hooks=[recorder])
     witness.produce(topic, numbers(10))
@@ -273,8 +275,8 @@ async def test_only_what_was_named_is_tried_again(new_app, new_topic, witness, g
     assert await witness.committed(group, topic, 1) == {0: 10}
 
 
-async def test_indices_alone_will_do(new_app, new_topic, witness, recorder):
-    """What was raised from an error has that one; a record's error decides whether it is tried again."""
+async def test_named_indices_without_errors_have_the_cause(new_app, new_topic, witness, recorder):
+    """A record's error, or else the cause of the PartialFailureError, decides whether it is retried."""
     topic, app, calls = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(4))
 
@@ -305,8 +307,8 @@ async def test_indices_alone_will_do(new_app, new_topic, witness, recorder):
         ({1: "no"}, "'no', which is not an exception, at index 1"),
     ],
 )
-async def test_what_names_no_record_is_a_failure_of_all(new_app, new_topic, witness, recorder, failed, said):  # noqa: PLR0917
-    """Indices that the batch does not have, and none at all: the whole batch has failed, and it is told why."""
+async def test_invalid_indices_fail_the_whole_batch(new_app, new_topic, witness, recorder, failed, said):  # noqa: PLR0917
+    """Indices out of range, or none at all: the whole batch has failed, and the error says why."""
     topic, app, calls = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(4))
 
@@ -323,8 +325,8 @@ async def test_what_names_no_record_is_a_failure_of_all(new_app, new_topic, witn
 
 
 @pytest.mark.parametrize("order_by", ["partition", "none"])
-async def test_what_does_not_decode_dies_alone(new_app, new_topic, witness, group, letters, order_by):  # noqa: PLR0917
-    """With its raw bytes, once, without another attempt; the others are the batch, and are handled once."""
+async def test_an_undecodable_record_is_dead_lettered_alone(new_app, new_topic, witness, group, letters, order_by):  # noqa: PLR0917
+    """With its raw bytes, once, without another attempt; the other records are handled once, as the batch."""
     topic, calls = new_topic(), []
     app = new_app(dead_letter=letters.of(topic))
     values = [b'{"page":"/","n":%d}' % n for n in range(6)]
@@ -345,10 +347,8 @@ async def test_what_does_not_decode_dies_alone(new_app, new_topic, witness, grou
     assert {dict(one.headers)["tailrace-attempts"] for one in found} == {b"1"}
 
 
-async def test_what_does_not_decode_dies_at_once_though_the_others_are_tried_again(
-    new_app, new_topic, witness, recorder
-):
-    """A batch that fails as a whole takes the records that did not decode with it into no second attempt."""
+async def test_an_undecodable_record_is_not_retried_with_its_batch(new_app, new_topic, witness, recorder):
+    """A batch that fails as a whole is retried without the records that do not decode."""
     topic, app, calls = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, [b"1", b"x", b"2"])
 
@@ -366,7 +366,7 @@ async def test_what_does_not_decode_dies_at_once_though_the_others_are_tried_aga
 
 
 async def test_without_dead_letters_the_partition_waits_and_heals(new_app, new_topic, witness, group, recorder):
-    """on_failure="pause": the batch is tried again now and then, other partitions go on, nothing is passed over."""
+    """on_failure="pause": the batch is retried at intervals, other partitions go on, no record is skipped."""
     topic, app = new_topic(2), new_app(hooks=[recorder])
     witness.produce(topic, numbers(50), partition=0)
     witness.produce(topic, numbers(50, 50), partition=1)
@@ -389,8 +389,8 @@ async def test_without_dead_letters_the_partition_waits_and_heals(new_app, new_t
     assert await witness.committed(group, topic, 2) == {0: 50, 1: 50}
 
 
-async def test_stop_commits_what_was_done_of_the_batch(new_app, new_topic, witness, group):
-    """on_failure="stop": the app ends with the error, and the lowest record that failed is the next to be read."""
+async def test_on_failure_stop_commits_the_finished_records_of_the_batch(new_app, new_topic, witness, group):
+    """The app ends with the error, and the lowest failed record is the next to be read."""
     topic, app = new_topic(), new_app(on_failure="stop")
     witness.produce(topic, numbers(20))
 
@@ -405,10 +405,8 @@ async def test_stop_commits_what_was_done_of_the_batch(new_app, new_topic, witne
     assert await witness.committed(group, topic, 1) == {0: 17}
 
 
-async def test_what_a_handler_returns_is_published_before_the_batch_is_committed(
-    new_app, new_topic, witness, kafka_server, group
-):
-    """Of a list each item, a value or a Message, in this order; None says nothing, and a single value is one record."""
+async def test_results_are_published_before_the_batch_is_committed(new_app, new_topic, witness, kafka_server, group):
+    """Each item of a list, a value or a Message, in this order; None publishes nothing, a single value one record."""
     topic, out, app = new_topic(), new_topic(), new_app()
     witness.produce(topic, numbers(400))
 
@@ -435,7 +433,7 @@ async def test_what_a_handler_returns_is_published_before_the_batch_is_committed
 
 
 async def test_a_result_that_cannot_be_published_is_a_failure(new_app, new_topic, witness, recorder, kafka_server):
-    """Nothing of it is published, and the batch is tried again as any other that fails."""
+    """None of the results is published, and the batch is retried like any other failed one."""
     topic, out, app, calls = new_topic(), new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(2))
 
@@ -453,7 +451,7 @@ async def test_a_result_that_cannot_be_published_is_a_failure(new_app, new_topic
 
 
 async def test_a_plain_function_runs_in_a_thread(new_app, new_topic, witness):
-    """A batch handler that blocks holds nobody up, and batches of other partitions run in threads beside it."""
+    """A batch handler that blocks does not block the loop, and batches of other partitions run in other threads."""
     topic, app, threads, both = new_topic(2), new_app(), [], threading.Barrier(2)
     for partition in range(2):
         witness.produce(topic, numbers(5), partition=partition)
@@ -469,8 +467,8 @@ async def test_a_plain_function_runs_in_a_thread(new_app, new_topic, witness):
     assert threading.main_thread() not in threads
 
 
-async def test_a_batch_that_takes_too_long_has_failed(new_app, new_topic, witness, recorder):
-    """timeout_ms is for the batch; and what a handler does to its task touches no other batch."""
+async def test_a_batch_that_exceeds_timeout_ms_has_failed(new_app, new_topic, witness, recorder):
+    """timeout_ms applies to the batch; and what a handler does to its task affects no other batch."""
     topic, app, calls = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(30))
 
@@ -490,8 +488,8 @@ async def test_a_batch_that_takes_too_long_has_failed(new_app, new_topic, witnes
     assert Counter(one.error.partition(":")[0] for one in skipped) == {"TimeoutError": 10, "HandlerFailedError": 10}
 
 
-async def test_a_thread_that_takes_too_long_is_waited_for(new_app, new_topic, witness, recorder):
-    """A plain function cannot be cut short: its batch has failed when it comes back, and no attempt runs beside it."""
+async def test_a_thread_that_exceeds_timeout_ms_fails_when_it_returns(new_app, new_topic, witness, recorder):
+    """A plain function cannot be canceled: its batch fails when it returns, and no attempt runs concurrently."""
     topic, app, running, most = new_topic(), new_app(on_failure="skip", hooks=[recorder]), 0, 0
     witness.produce(topic, numbers(1))
 
@@ -510,8 +508,8 @@ async def test_a_thread_that_takes_too_long_is_waited_for(new_app, new_topic, wi
     assert "a thread cannot be canceled" in recorder.of(RecordSkipped)[0].error
 
 
-async def test_middleware_is_given_the_records(new_app, new_topic, witness):
-    """What wraps a batch handler sees the list; the app's own middleware is for single records, and is not asked."""
+async def test_batch_middleware_receives_the_records(new_app, new_topic, witness):
+    """Middleware of a batch handler sees the list; the app's own middleware is for single records and not called."""
     topic, seen = new_topic(), []
 
     def never(call):
@@ -541,8 +539,8 @@ async def test_middleware_is_given_the_records(new_app, new_topic, witness):
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 @pytest.mark.parametrize("error", [ValueError("away"), PartialFailureError([0]), DecodeError("no JSON")])
-async def test_middleware_may_take_its_list_apart(delivery, error):
-    """What the last part fails with is the whole batch's failure, whatever is left of the list: nothing is lost."""
+async def test_middleware_may_modify_its_list(delivery, error):
+    """The error of the last part fails the whole batch, whatever is left in the list: no record is lost."""
     app, calls = App(group_id="g", delivery=delivery, dead_letter="{topic}.dead"), []
 
     def in_parts(call):
@@ -570,7 +568,7 @@ async def test_middleware_may_take_its_list_apart(delivery, error):
 
 
 async def test_batches_and_single_records_share_a_topic_by_when(new_app, new_topic, witness, group):
-    """Each takes what its `when` says, and a record that nobody wants is a failure of that record alone."""
+    """Each receives the records that its `when` matches; a record without a match fails alone."""
     topic, app, even, odd = new_topic(), new_app(on_failure="skip"), [], []
     witness.produce(topic, [*numbers(100), b"x"])
 
@@ -591,8 +589,8 @@ async def test_batches_and_single_records_share_a_topic_by_when(new_app, new_top
     assert (even, odd) == (list(range(0, 100, 2)), list(range(1, 100, 2)))
 
 
-async def test_what_is_gathered_and_not_begun_is_not_handled_when_the_app_stops(new_app, new_topic, witness, group):
-    """stop() begins no batch more and waits for the one that runs; its end is what is committed."""
+async def test_incomplete_batches_are_not_handled_when_the_app_stops(new_app, new_topic, witness, group):
+    """stop() starts no more batches and waits for the running one, whose end is committed."""
     topic, app, begun, ended, may_end = new_topic(), new_app(), [], [], asyncio.Event()
     witness.produce(topic, numbers(25))
 
@@ -615,7 +613,7 @@ async def test_what_is_gathered_and_not_begun_is_not_handled_when_the_app_stops(
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
 async def test_two_apps_share_and_hand_over_cleanly(new_app, new_topic, witness, group, order_by):
-    """A batch that runs in a rebalance is waited for, what is gathered is the next owner's: each record once."""
+    """A running batch delays the rebalance, incomplete ones go to the next owner: each record is handled once."""
     topic, handled = new_topic(6), Counter()
 
     def one():
@@ -640,7 +638,7 @@ async def test_two_apps_share_and_hand_over_cleanly(new_app, new_topic, witness,
 
 
 async def test_a_partition_that_fails_does_not_hold_up_a_rebalance(new_app, new_topic, witness, group, recorder):
-    """A batch that waits for its next attempt is its next owner's at once; what was done of it is not repeated."""
+    """A batch that waits for another attempt goes to the next owner at once; its finished records are not repeated."""
     topic, handled, failing = new_topic(), Counter(), True
 
     def one():
@@ -689,8 +687,8 @@ asyncio.run(app.run())
 
 
 @pytest.mark.slow
-async def test_after_a_kill_only_what_was_not_committed_repeats(kafka_server, new_topic, witness, group, tmp_path):
-    """SIGKILL in the middle: every record is handled, and none below the offset that was committed is so twice."""
+async def test_after_a_kill_only_uncommitted_records_are_repeated(kafka_server, new_topic, witness, group, tmp_path):
+    """SIGKILL during a batch: every record is handled, and none below the committed offset twice."""
     topic, ledgers = new_topic(), [tmp_path / "first", tmp_path / "second"]
     witness.produce(topic, numbers(2_000))
 
@@ -732,8 +730,8 @@ async def test_after_a_kill_only_what_was_not_committed_repeats(kafka_server, ne
     assert second.returncode == 0
 
 
-async def test_a_paused_batch_handler_begins_nothing(new_app, new_topic, witness):
-    """app.pause() holds what is gathered as well; app.resume() lets it go on."""
+async def test_a_paused_batch_handler_starts_no_batch(new_app, new_topic, witness):
+    """app.pause() also holds incomplete batches; app.resume() starts them."""
     topic, other, app, seen = new_topic(), new_topic(), new_app(), []
 
     @app.batch_handler(topic, max_wait_ms=0)
@@ -756,7 +754,7 @@ async def test_a_paused_batch_handler_begins_nothing(new_app, new_topic, witness
 
 
 async def test_in_tests_batches_wait_in_virtual_time():
-    """TestApp: what is sent is handled when its batch would be due, without anybody waiting for it."""
+    """TestApp: records are handled when their batch would be due, without any real wait."""
     app, batches = App(group_id="g", on_failure="skip"), []
 
     @app.batch_handler("clicks", max_records=3, max_wait_ms=60_000)
@@ -795,8 +793,8 @@ def null_records(values: list[Record | None]) -> None: ...
         (null_records, "a record stands alone"),
     ],
 )
-async def test_a_wrong_signature_is_told_before_anything_starts(function, said):
-    """A batch handler that cannot work is a ConfigurationError at start, with no broker asked."""
+async def test_invalid_batch_signatures_are_refused_before_the_start(function, said):
+    """A batch handler that cannot work raises ConfigurationError at the start, before a broker is contacted."""
     app = App(bootstrap_servers="localhost:1", group_id="g")
     app.batch_handler("t")(function)
 
@@ -818,8 +816,8 @@ async def test_a_wrong_signature_is_told_before_anything_starts(function, said):
         ("retry", 3),
     ],
 )
-def test_a_wrong_option_is_told_where_it_is_written(option, value):
-    """A ConfigurationError that names it, from the decorator itself."""
+def test_invalid_batch_options_are_refused_at_the_declaration(option, value):
+    """The decorator raises ConfigurationError with the option's name."""
     with pytest.raises(ConfigurationError, match=option):
         App(group_id="g").batch_handler("t", **{option: value})
 

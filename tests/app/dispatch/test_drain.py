@@ -1,4 +1,4 @@
-"""What runs when a partition is to go: it is waited for while it runs, and no longer."""
+"""Running handlers of a partition that is being revoked: the rebalance waits for them, and not longer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.event_recorder import EventRecorder
 
 @pytest.fixture
 def new_app(kafka_server, group):
-    """Makes members that give everything back before they join anew, and wait for what runs as long as it takes."""
+    """Return a factory of members that revoke all partitions before they rejoin, and drain without limit."""
 
     def make(**options):
         in_general = {
@@ -44,7 +44,7 @@ async def has_begun_to_drain(app: App) -> None:
 
 
 def other_app(new_app, topic: str, seen: list[int], **options) -> tuple[App, EventRecorder]:
-    """One that takes the partition when it can."""
+    """A member that takes over the partition."""
     events = EventRecorder()
     app = new_app(hooks=[events], **options)
 
@@ -57,10 +57,10 @@ def other_app(new_app, topic: str, seen: list[int], **options) -> tuple[App, Eve
 
 @pytest.mark.parametrize("attempts", [1, 9], ids=["given up", "tried again"])
 @pytest.mark.parametrize("order_by", ["partition", "none"])
-async def test_what_fails_in_a_drain_ends_it(  # noqa: PLR0917 - fixtures
+async def test_a_failure_during_a_drain_ends_it(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, order_by, attempts
 ):
-    """It is not tried again here, so nobody waits for it: the next owner has it at once."""
+    """The record is not retried here, so that the next owner has it at once."""
     topic, let_go, seen = new_topic(), asyncio.Event(), []
     witness.produce(topic, [b"0"])
     retry = Retry(attempts=attempts, backoff_ms=60_000, max_backoff_ms=60_000)
@@ -87,7 +87,7 @@ async def test_what_fails_in_a_drain_ends_it(  # noqa: PLR0917 - fixtures
 
 
 async def test_a_drain_waits_for_all_handlers_of_a_topic(new_app, new_topic, witness, group, recorder):
-    """Two that share a topic by ``when``: what one of them runs is waited for when the other is through, too."""
+    """Two handlers share a topic by ``when``: a running one is waited for after the other has finished."""
     topic, seen, again = new_topic(), [], []
     let_go = {b"a": asyncio.Event(), b"b": asyncio.Event()}
     witness.produce(topic, [b"a", b"b", b"a", b"b"])
@@ -122,8 +122,8 @@ async def test_a_drain_waits_for_all_handlers_of_a_topic(new_app, new_topic, wit
     assert not recorder.of(DrainTimedOut)
 
 
-async def test_what_another_member_leaves_while_an_app_stops_is_not_begun(new_app, new_topic, witness, group, recorder):
-    """It waits for a handler that runs, and has become the owner of more: that is for whoever comes next."""
+async def test_a_stopping_app_starts_no_records_of_new_partitions(new_app, new_topic, witness, group, recorder):
+    """While it waits for a handler, it is assigned more partitions: their records are left to the next owner."""
     topic, let_go, begun = new_topic(2), asyncio.Event(), []
     cooperative = {"partition_assignment_strategy": "cooperative-sticky"}
     app = new_app(hooks=[recorder], stop_timeout_ms=180_000, **cooperative)
@@ -158,10 +158,10 @@ async def test_what_another_member_leaves_while_an_app_stops_is_not_begun(new_ap
 
 @pytest.mark.parametrize("name", ["{topic}", "{topic}.{group}.retry.1m"])
 @pytest.mark.parametrize("order_by", ["key", "none"])
-async def test_a_batch_that_runs_is_waited_for_behind_one_that_failed(  # noqa: PLR0917 - fixtures
+async def test_a_drain_waits_for_a_running_batch_after_a_failed_one(  # noqa: PLR0917 - fixtures
     new_app, new_topic, kafka_server, witness, group, recorder, order_by, name
 ):
-    """What failed before it, waits to be in a batch or is not due is the next owner's; what it has done is done."""
+    """Failed, incomplete and delayed records go to the next owner; finished ones stay finished."""
     topic, let_go, seen = new_topic(), asyncio.Event(), []
     source = name.format(topic=topic, group=group)
     due = [("tailrace-due-at", b"0")]
@@ -196,8 +196,8 @@ async def test_a_batch_that_runs_is_waited_for_behind_one_that_failed(  # noqa: 
     assert await witness.committed(group, source, 1) == {0: 3}
 
 
-async def test_what_one_handler_leaves_has_no_other_do_its_records_again(new_app, new_topic, witness, group, recorder):
-    """One has records that it has not begun when the partition goes: what another has done behind them is done."""
+async def test_records_left_by_one_handler_repeat_none_of_another(new_app, new_topic, witness, group, recorder):
+    """One handler has unstarted records when the partition is revoked; later ones of the other stay finished."""
     topic, let_go, seen = new_topic(), asyncio.Event(), []
     witness.produce(topic, [b"a", b"a", b"b", b"b"])
     app = new_app(hooks=[recorder])
@@ -235,8 +235,8 @@ def at_the_beginning() -> Position:
     return position
 
 
-async def test_what_goes_when_its_pause_ends_is_not_tried_again():
-    """Both happen in one turn of the event loop, the loss first."""
+async def test_a_record_lost_when_its_pause_ends_is_not_retried():
+    """Both happen in one iteration of the event loop, the loss first."""
     loop, tried, waited = asyncio.get_running_loop(), [], []
 
     async def fail(record: Record) -> None:
@@ -261,8 +261,8 @@ async def test_what_goes_when_its_pause_ends_is_not_tried_again():
     assert position.finished == 0
 
 
-async def test_a_batch_is_not_begun_when_its_partition_has_just_gone():
-    """It was cut, and its task had not had its first turn."""
+async def test_a_batch_does_not_start_when_its_partition_was_just_lost():
+    """Its task was created, and had not run yet."""
     tried = []
 
     async def attempt(records: list[Record]) -> dict[int, Exception]:

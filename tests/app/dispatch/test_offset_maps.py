@@ -1,4 +1,4 @@
-"""Handlers that finish out of order, and the room that a commit has for saying so."""
+"""Handlers that finish out of order, and the limited size of the offset map in a commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def new_app(kafka_server, group, recorder):
 
 
 async def test_handlers_wait_while_too_much_is_finished_out_of_order(new_app, new_topic, witness, group, recorder):
-    """Above three quarters of its room a partition's next records wait; another goes on, and so do commits."""
+    """Above three quarters of the map's size the partition's next records wait; other partitions and commits go on."""
     topic, chance, let_go = new_topic(2), random.Random(11), asyncio.Event()
     for partition in range(2):
         witness.produce(topic, (b"%d" % n for n in range(8_000)), partition=partition)
@@ -57,7 +57,7 @@ async def test_handlers_wait_while_too_much_is_finished_out_of_order(new_app, ne
 
 
 async def test_several_handlers_share_one_tracker(new_app, new_topic, witness, group, recorder):
-    """What one has finished moves no commit past what another has not begun yet."""
+    """Finished records of one handler move no commit past unstarted records of another."""
     topic, let_go, done = new_topic(), asyncio.Event(), []
     witness.produce(topic, (b"%d" % n for n in range(100)), partition=0)
     app = new_app(auto_commit_interval_ms=30)
@@ -83,12 +83,12 @@ async def test_several_handlers_share_one_tracker(new_app, new_topic, witness, g
 
 
 def is_finished(offset_map):
-    """Return True if the map says that all but the two records of the poisoned key are finished."""
+    """Return True if the map lists all but the two records of the poisoned key as finished."""
     return offset_map is not None and [one for one in range(10) if offset_map.is_finished(one)] == [2, 3, 4, 5, 6, 7]
 
 
 async def test_batches_that_overtake_a_poisoned_key_are_in_the_map(new_app, new_topic, witness, group):
-    """By key what is behind a record that fails for ever is done for good, though some of its key waits between."""
+    """By key, records after a failing one are finished for good, although others of its key wait in between."""
     topic, app, done = new_topic(), new_app(auto_commit_interval_ms=30, retry=Retry(attempts=1)), []
     witness.produce(topic, (b"%d" % n for n in range(8)), keys=[b"poison", b"poison", *[b"good"] * 6])
 
@@ -108,8 +108,8 @@ async def test_batches_that_overtake_a_poisoned_key_are_in_the_map(new_app, new_
     assert is_finished(decode_metadata(await witness.metadata(group, topic), 0).offset_map)
 
 
-async def test_a_handlers_record_is_done_when_it_returns(new_app, new_topic):
-    """There is nobody to acknowledge it by hand, so that is refused at the start."""
+async def test_manual_acknowledgment_is_refused_for_handlers(new_app, new_topic):
+    """A record is finished when its handler returns, so ack="manual" is refused at the start."""
     app = new_app(ack="manual")
 
     @app.handler(new_topic())

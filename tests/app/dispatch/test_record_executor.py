@@ -1,4 +1,4 @@
-"""Records at work: the event loop gets its turns, whatever handlers do without a pause."""
+"""Executor of records: the event loop gets its turns, whatever handlers do without suspending."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PARTITION = TopicPartition("orders", 0)
 COUNT = 50_000
 
 
-async def test_failures_without_a_pause_leave_the_event_loop_its_turns():
-    """Thousands of records in a row that fail and are skipped do not starve heartbeats."""
+async def test_failures_without_a_pause_do_not_starve_the_event_loop():
+    """Thousands of consecutive records that fail and are skipped do not starve heartbeats."""
     turns, (position,) = 0, Positions().add([PARTITION])
     position.begin(0)
 

@@ -1,4 +1,4 @@
-"""Handlers that swallow their cancellation: named at once, abandoned at the end, and their record is not committed."""
+"""Handlers that swallow their cancellation: reported at once, abandoned at the end, and not committed."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def declared(app, topic, kind, swallow, **options):
 
 
 @pytest.mark.parametrize("kind", ["record", "batch"])
-async def test_a_handler_that_goes_on_after_its_timeout_is_named_and_degrades_health(  # noqa: PLR0917 - fixtures
+async def test_an_overdue_handler_is_reported_and_degrades_health(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, kind
 ):
-    """One event says which record it is; when the handler ends, its record has failed and health is good again."""
+    """One event names the record; when the handler ends, its record has failed and health is ok again."""
     topic, let_go = new_topic(), asyncio.Event()
     app = new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"0"])
@@ -74,8 +74,8 @@ async def test_a_handler_that_goes_on_after_its_timeout_is_named_and_degrades_he
     assert len(recorder.of(HandlerOverdue)) == 1
 
 
-async def test_a_plain_handler_that_goes_on_after_its_timeout_is_named(new_app, new_topic, witness, recorder):
-    """A thread cannot be canceled, but its handler is named as early as a coroutine's."""
+async def test_an_overdue_plain_handler_is_reported(new_app, new_topic, witness, recorder):
+    """A thread cannot be canceled, but its handler is reported as early as a coroutine."""
     topic, let_go = new_topic(), threading.Event()
     app = new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"0"])
@@ -111,10 +111,10 @@ async def test_a_handler_that_returns_after_its_cancellation_has_failed(new_app,
 
 @pytest.mark.parametrize("kind", ["record", "batch"])
 @pytest.mark.parametrize("way", ["itself", "a task of its own", "its result"])
-async def test_an_abandoned_handler_publishes_nothing_more(  # noqa: PLR0917 - fixtures
+async def test_an_abandoned_handler_cannot_publish(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, kind, way
 ):
-    """Its record is delivered again, so that what it publishes would be there twice; stop hooks still publish."""
+    """Its record is delivered again, so that its messages would be published twice; stop hooks can still publish."""
     topic, out, handles = new_topic(), new_topic(), asyncio.Event()
     let_go, errors, tasks = asyncio.Event(), [], []
     app = new_app(hooks=[recorder], stop_timeout_ms=4_000)
@@ -188,7 +188,7 @@ asyncio.run(app.run())
 async def test_a_process_ends_without_a_handler_that_swallows_its_cancellation(
     kafka_server, new_topic, witness, decorator, parameter
 ):
-    """After SIGTERM it ends in time, names the handler, exits non-zero, and leaves the record uncommitted."""
+    """After SIGTERM it ends in time, names the handler, exits with a nonzero code, and does not commit the record."""
     topic = new_topic()
     witness.produce(topic, [b"0"])
     program = PROGRAM.format(decorator=decorator, parameter=parameter)

@@ -1,4 +1,4 @@
-"""A dead letter says what happened to its record, keeps it byte for byte, and can be read back whatever is in it."""
+"""Dead letters: they describe the failure, keep the record unchanged, and can be parsed whatever they contain."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ RECORD = Record(
 
 
 def raised(error: BaseException) -> BaseException:
-    """The same, with a traceback."""
+    """Return the error with a traceback."""
     with pytest.raises(type(error)) as caught:
         dig(0, error)
     return caught.value
 
 
 def dig(depth: int, error: BaseException) -> None:
-    """Raises it from below so many functions."""
+    """Raise an error below a number of function calls."""
     if depth == 0:
         raise error
     exec(f"def dig_{depth}(): dig({depth - 1}, error)\ndig_{depth}()", {"dig": dig, "error": error})
@@ -50,7 +50,7 @@ def failure(error: BaseException | None = None, **what: object) -> Failure:
 
 
 def written(letter, *, topic="orders.billing.dead", partition=0, offset=0, timestamp=1_800_000_000_000) -> Record:
-    """As it stands in a topic."""
+    """Return a record as it would be in a topic."""
     return Record(topic, partition, offset, letter.key, letter.value, timestamp, list(letter.headers))
 
 
@@ -61,8 +61,8 @@ def died(record: Record = RECORD, error: BaseException | None = None, **what: ob
 # ---- what it says --------------------------------------------------------------------------------------------------
 
 
-def test_a_letter_is_its_record_and_what_happened():
-    """Key, value and headers come back as they were, beside the error, the attempts, the handler and the origin."""
+def test_a_dead_letter_has_the_record_and_its_failure():
+    """Key, value and headers are unchanged, with the error, the attempts, the handler and the origin."""
     letter = died()
 
     assert (letter.key, letter.value, letter.headers) == (RECORD.key, RECORD.value, tuple(RECORD.headers))
@@ -74,8 +74,8 @@ def test_a_letter_is_its_record_and_what_happened():
     assert (letter.deaths, letter.replays) == (1, 0)
 
 
-def test_every_header_that_is_added_stands_under_one_prefix():
-    """Whoever reads the topic without tailrace finds them by name, as text, behind the record's own."""
+def test_added_headers_have_one_prefix():
+    """Readers without tailrace find them by name, as text, after the record's own."""
     headers = dead_letter(RECORD, failure()).headers
 
     added = {name: value.decode() for name, value in headers[3:]}
@@ -87,7 +87,7 @@ def test_every_header_that_is_added_stands_under_one_prefix():
 
 
 @pytest.mark.parametrize("part", ["key", "value"])
-def test_nothing_is_kept_apart_from_empty(part):
+def test_null_and_empty_are_distinct(part):
     """A null key or value stays null, an empty one empty."""
     for content in (None, b""):
         record = Record("t", 0, 0, **{"key": b"k", "value": b"v", part: content}, timestamp=0)
@@ -95,27 +95,27 @@ def test_nothing_is_kept_apart_from_empty(part):
 
 
 class OddError(Exception):
-    """One of a user's own."""
+    """Error of the user's."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
 def test_an_error_is_named_with_its_module():
-    """Two errors of one name can be told apart."""
+    """Two errors of one name can be distinguished."""
     assert died(error=raised(ConfigurationError("x - y"))).error_type == "tailrace.errors.ConfigurationError"
 
 
-def test_an_error_without_words_makes_a_letter_too():
-    """Whatever the user's error does when it is asked for its text, the letter is written."""
+def test_an_error_whose_str_raises_has_a_dead_letter():
+    """Whatever ``__str__`` of the user's error does."""
     letter = died(error=raised(OddError()))
 
     assert letter.error_type.endswith(".OddError")
     assert letter.reason == "(no message: __str__ raised RuntimeError)"
 
 
-def test_a_chain_of_errors_is_told():
-    """The traceback has the cause as well."""
+def test_the_traceback_has_the_chain_of_errors():
+    """The traceback includes the cause."""
     effect = ValueError("the effect")
     effect.__cause__ = raised(KeyError("the cause"))
 
@@ -126,7 +126,7 @@ def test_a_chain_of_errors_is_told():
 
 
 def test_a_long_traceback_keeps_both_ends():
-    """It begins where the handler was called and ends at the error; what is between is left out, and says so."""
+    """It begins where the handler was called and ends at the error; the middle is omitted, with a note."""
     with pytest.raises(ValueError, match="bottom") as caught:
         dig(120, ValueError("at the bottom"))
 
@@ -138,8 +138,8 @@ def test_a_long_traceback_keeps_both_ends():
 
 
 @given(st.text(st.characters(codec=None), min_size=0, max_size=40), st.integers(1, 2_000))
-def test_what_is_added_is_bounded_and_utf8(text, times):
-    """However long an error, a handler's or a group's name is, and whatever is in it, it is valid UTF-8 and bounded."""
+def test_added_headers_are_bounded_and_valid_utf8(text, times):
+    """However long the names of the error, the handler or the group are, and whatever characters they have."""
     long = text * times
     letter = dead_letter(RECORD, failure(ValueError(long), handler=long, group_id=long))
 
@@ -151,8 +151,8 @@ def test_what_is_added_is_bounded_and_utf8(text, times):
 # ---- dying again ---------------------------------------------------------------------------------------------------
 
 
-def test_a_replayed_record_is_the_record():
-    """A replay has the key, value and headers of the first day, and says where it comes from; it is no dead letter."""
+def test_a_replay_has_the_original_record():
+    """The original key, value and headers, and the origin; it is not a dead letter."""
     replayed = written(replay_letter(died()), topic="orders.billing.replay")
 
     assert (replayed.key, replayed.value) == (RECORD.key, RECORD.value)
@@ -166,8 +166,8 @@ def test_a_replayed_record_is_the_record():
     assert read_dead_letter(replayed) is None
 
 
-def test_who_dies_again_is_counted():
-    """After replays that failed too, the letter has its first origin, the last error, and how often it died."""
+def test_deaths_are_counted_across_replays():
+    """After failed replays, the dead letter has the first origin, the last error and the number of deaths."""
     letter, headers = died(), ()
     for number in range(1, 4):
         replayed = written(replay_letter(letter), topic="orders.billing.replay", offset=number)
@@ -181,23 +181,23 @@ def test_who_dies_again_is_counted():
     assert letter.headers == tuple(RECORD.headers)
 
 
-def test_a_letter_that_dies_as_a_letter_is_counted_too():
-    """When who reads dead letters fails, its letter is of the first record, and both deaths count."""
+def test_a_dead_letter_of_a_dead_letter_is_counted():
+    """If a reader of dead letters fails, its dead letter has the first origin, and both deaths count."""
     letter = died(written(dead_letter(RECORD, failure())), group_id="undertaker")
 
     assert (letter.group_id, letter.deaths, letter.replays) == ("undertaker", 2, 0)
     assert letter.origin == Origin("orders", 3, 17, 1_700_000_000_000)
 
 
-def test_a_record_takes_its_origin_along():
-    """On its way through retry topics a record is known by where it was read first."""
+def test_a_record_keeps_its_origin():
+    """Through retry topics a record keeps the position at which it was first read."""
     hop = Record("orders.billing.retry.30s", 0, 4, b"k", b"v", 5, origin_headers(origin_of(RECORD)))
 
     assert origin_of(hop) == died(hop).origin == Origin("orders", 3, 17, 1_700_000_000_000)
 
 
-def test_a_record_on_its_way_to_a_later_attempt_says_what_happened():
-    """It is the record, and says when it is due, who failed, how often so far and why; it is no dead letter."""
+def test_a_record_in_a_retry_topic_has_its_failure():
+    """It has the record, the due time, the handler, the attempts and the reason; it is not a dead letter."""
     hop = written(retry_record(RECORD, failure(), 1_700_000_128_456), topic="orders.billing.retry.5s")
 
     assert (hop.key, hop.value, hop.headers[:3]) == (RECORD.key, RECORD.value, RECORD.headers)
@@ -207,8 +207,8 @@ def test_a_record_on_its_way_to_a_later_attempt_says_what_happened():
     assert read_dead_letter(hop) is None
 
 
-def test_who_dies_after_later_attempts_dies_of_its_first_origin():
-    """Through two retry topics, one replay and a second death, the origin stays, deaths count, no header piles up."""
+def test_a_dead_letter_after_retry_topics_has_the_first_origin():
+    """After two retry topics, a replay and a second death: one origin, counted deaths, no duplicate headers."""
     first = written(retry_record(RECORD, failure(), 1), topic="orders.billing.retry.5s")
     second = written(retry_record(first, failure(attempts=6), 2), topic="orders.billing.retry.1m")
     letter = died(second, attempts=9)
@@ -221,14 +221,14 @@ def test_who_dies_after_later_attempts_dies_of_its_first_origin():
     assert letter.headers == tuple(RECORD.headers)
 
 
-def test_a_record_that_was_never_delayed_says_nothing_of_it():
-    """Neither one of the user's topic nor a replayed one has attempts, a handler or a time before which it waits."""
+def test_other_records_have_no_retry_headers():
+    """Records of the user's topics and replays have no attempts, handler or due time."""
     for record in (RECORD, written(replay_letter(died())), written(dead_letter(RECORD, failure()))):
         assert (due_at(record), handler_of(record), attempts_before(record)) == (None, "", 0)
 
 
-def test_a_handler_sees_the_record_that_it_saw_first():
-    """Topic, partition, offset and timestamp are those of the origin, wherever the record comes from by now."""
+def test_a_handler_sees_the_original_position():
+    """Topic, partition, offset and timestamp are those of the origin, wherever the record comes from."""
     hop = written(retry_record(RECORD, failure(), 1), topic="orders.billing.retry.5s", offset=4)
 
     seen = first_read(hop)
@@ -236,8 +236,8 @@ def test_a_handler_sees_the_record_that_it_saw_first():
     assert (seen.timestamp, seen.headers) == (RECORD.timestamp, hop.headers)
 
 
-def test_a_brief_letter_has_the_essence():
-    """Where a whole letter is too large, less than a kibibyte says where it came from and what it died of."""
+def test_a_brief_dead_letter_has_the_origin_and_the_error():
+    """In less than a kibibyte, for a record whose complete dead letter is too large."""
     long = "x" * 5_000
     letter = dead_letter(RECORD, failure(ValueError(long)), is_brief=True)
     read = read_dead_letter(written(letter))
@@ -259,13 +259,13 @@ def with_headers(*headers: tuple[str, bytes | None]) -> Record:
 @pytest.mark.parametrize(
     "headers", [(), [("x", b"1")], [("tailrace-error-type", None)], [("tailrace-origin-topic", b"t")]]
 )
-def test_another_record_is_no_dead_letter(headers):
-    """Only a record that says what error it died of is one."""
+def test_a_record_without_an_error_type_is_no_dead_letter(headers):
+    """Only a record with the header of its error's type is one."""
     assert read_dead_letter(with_headers(*headers)) is None
 
 
-def test_what_is_missing_is_empty():
-    """A letter with nothing but an error's type can be read: it failed when it was written, and died once."""
+def test_missing_headers_are_empty():
+    """A dead letter with only an error type can be parsed: it failed when it was written, and died once."""
     letter = read_dead_letter(with_headers(("tailrace-error-type", b"Boom")))
 
     assert (letter.error_type, letter.reason, letter.traceback, letter.handler) == ("Boom", "", "", "")
@@ -279,8 +279,8 @@ CONTENTS = st.none() | st.binary(max_size=30) | st.integers(-(2**70), 2**70).map
 
 
 @given(st.lists(st.tuples(st.sampled_from([*OURS, "tailrace-", "own"]), CONTENTS)))
-def test_garbage_is_read(headers):
-    """No header is too broken: reading, dying again and being replayed never fail, and own headers are kept."""
+def test_malformed_headers_are_ignored(headers):
+    """Parsing, dying again and replaying never fail, and the record's own headers are kept."""
     record = with_headers(*headers, ("tailrace-error-type", b"Boom"))
     letter = read_dead_letter(record)
 

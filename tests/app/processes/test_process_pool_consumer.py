@@ -1,4 +1,4 @@
-"""ProcessPoolConsumer: topics read by several processes, on the real broker, as one stream."""
+"""ProcessPoolConsumer on the real broker: topics read by several processes, as one stream."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fill(witness, topic: str, partitions: int, each: int, word: bytes = b"x") ->
 
 
 def in_order(records) -> dict[int, list[int]]:
-    """The offsets of each partition in the order in which they came."""
+    """Return the offsets of each partition in the order of delivery."""
     found = defaultdict(list)
     for record in records:
         found[record.partition].append(record.offset)
@@ -70,7 +70,7 @@ def in_order(records) -> dict[int, list[int]]:
 
 
 async def taken(pool: ProcessPoolConsumer, count: int) -> list:
-    """So many records, one by one."""
+    """Return a number of records, taken one by one."""
     records = []
     async with asyncio.timeout(30):
         async for record in pool:
@@ -81,7 +81,7 @@ async def taken(pool: ProcessPoolConsumer, count: int) -> list:
 
 
 async def settled(witness, group: str, members: int, partitions: int) -> dict[str, frozenset[TopicPartition]]:
-    """The group as the broker sees it, when so many members have all partitions among them, each a share."""
+    """Return the group's members on the broker once a number of them share all partitions."""
     async with asyncio.timeout(30):
         while True:
             found = await witness.members(group)
@@ -92,7 +92,7 @@ async def settled(witness, group: str, members: int, partitions: int) -> dict[st
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_every_record_once_and_in_order_from_several_processes(new_pool, new_topic, group, witness, layout):
-    """All records come once, each partition in order, as they were written; what was taken is committed at the end."""
+    """Each record is delivered once and unchanged, each partition in order; all are committed at the end."""
     topic = new_topic(6)
     fill(witness, topic, 6, 500)
 
@@ -111,7 +111,7 @@ async def test_every_record_once_and_in_order_from_several_processes(new_pool, n
 
 
 async def test_a_group_deals_the_partitions_evenly_and_is_left_at_the_end(new_pool, new_topic, group, witness):
-    """Six partitions and three processes are two each, as the broker sees it; after stop() there is no member."""
+    """Three processes get two of six partitions each, according to the broker; after stop() the group is empty."""
     topic = new_topic(6)
 
     async with new_pool(topic, workers=3, layout="group"):
@@ -123,7 +123,7 @@ async def test_a_group_deals_the_partitions_evenly_and_is_left_at_the_end(new_po
 
 
 async def test_no_process_is_without_a_partition(new_pool, new_topic):
-    """Never more processes than partitions need; partitions_per_worker goes before workers."""
+    """There are never more processes than partitions; partitions_per_worker takes precedence over workers."""
     async with new_pool(new_topic(3), layout="assigned", workers=9, partitions_per_worker=2) as pool:
         assert len(pool.pids) == 2
 
@@ -132,7 +132,7 @@ async def test_no_process_is_without_a_partition(new_pool, new_topic):
 async def test_what_the_caller_has_taken_is_committed_and_not_what_was_fetched(
     new_pool, new_topic, group, witness, layout
 ):
-    """Thousands are fetched, ten are taken: commit() says ten, and the next one reads on from there."""
+    """Thousands are fetched, ten are taken: commit() commits ten, and the next consumer continues after them."""
     topic = new_topic(1)
     fill(witness, topic, 1, 5_000)
 
@@ -180,7 +180,7 @@ async def test_offsets_of_a_deleted_topic_are_not_committed_to_the_new_one(  # n
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_automatic_commits_follow_the_caller(new_pool, new_topic, group, witness, layout):
-    """Without a word of the caller the broker has, soon after, what is done."""
+    """Finished records are committed soon, without a call."""
     topic = new_topic(1)
     fill(witness, topic, 1, 100)
 
@@ -197,7 +197,7 @@ async def test_automatic_commits_follow_the_caller(new_pool, new_topic, group, w
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_readers_do_not_run_ahead(new_pool, new_topic, witness, layout):
-    """However much there is, no more than max_queued_records wait for a caller who takes none."""
+    """No more than max_queued_records wait for a caller that takes none."""
     topic = new_topic(4)
     fill(witness, topic, 4, 2_000)
 
@@ -215,7 +215,7 @@ async def test_readers_do_not_run_ahead(new_pool, new_topic, witness, layout):
 
 
 async def test_batches(new_pool, new_topic, group, witness):
-    """What is there comes at once, in order; the batch before is done when the next is asked for."""
+    """Queued records are returned at once, in order; the previous batch is finished by the next request."""
     topic = new_topic(2)
     fill(witness, topic, 2, 50)
 
@@ -233,7 +233,7 @@ async def test_batches(new_pool, new_topic, group, witness):
 
 
 async def test_a_killed_member_comes_back_and_nothing_is_lost(new_pool, new_topic, group, witness, recorder):
-    """SIGKILL of one process: it has its partitions again under its name, and only what was in hand may come twice."""
+    """After SIGKILL a process gets its partitions back, and only records in flight may be delivered twice."""
     topic = new_topic(4)
     fill(witness, topic, 4, 300)
 
@@ -256,8 +256,8 @@ async def test_a_killed_member_comes_back_and_nothing_is_lost(new_pool, new_topi
     assert await witness.committed(group, topic, 4) == dict.fromkeys(range(4), 300)
 
 
-async def test_a_killed_reader_goes_on_where_it_was(new_pool, new_topic, group, witness, recorder):
-    """With partitions dealt out by us not one record is lost or comes twice."""
+async def test_a_killed_reader_continues_where_it_was(new_pool, new_topic, group, witness, recorder):
+    """With assigned partitions, no record is lost or delivered twice."""
     topic = new_topic(4)
     fill(witness, topic, 4, 300)
 
@@ -273,8 +273,8 @@ async def test_a_killed_reader_goes_on_where_it_was(new_pool, new_topic, group, 
     assert await witness.committed(group, topic, 4) == dict.fromkeys(range(4), 300)
 
 
-async def test_what_is_given_back_goes_over_in_good_order(new_pool, new_consumer, new_topic, group, witness):
-    """Another member joins in the middle of reading: each record is handed out once, here or there."""
+async def test_a_rebalance_delivers_each_record_once(new_pool, new_consumer, new_topic, group, witness):
+    """Another member joins during reading: each record is delivered once, by one of the two."""
     topic = new_topic(4)
     fill(witness, topic, 4, 1_000)
     async with new_pool(topic, workers=1, layout="group", max_queued_records=300) as pool:
@@ -303,7 +303,7 @@ async def test_what_is_given_back_goes_over_in_good_order(new_pool, new_consumer
 
 
 async def test_partitions_that_are_added_are_read_once(new_pool, new_topic, group, witness, recorder):
-    """By one reader each, from their beginning; also by the next process of a reader that was killed."""
+    """By one reader each, from their beginning; also by the next process of a killed reader."""
     topic = new_topic(2)
     fill(witness, topic, 2, 5)
 
@@ -339,7 +339,7 @@ asyncio.run(main())
 
 
 def test_no_reader_outlives_its_parent(new_topic, group, witness):
-    """SIGKILL to the process that reads from them: they are gone, all of them, in seconds."""
+    """SIGKILL of the parent process ends all readers within seconds."""
     source = ORPHANS.format(servers=witness.bootstrap_servers, group=group, topic=new_topic(2))
     with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as parent:
         readers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
@@ -350,8 +350,8 @@ def test_no_reader_outlives_its_parent(new_topic, group, witness):
     assert alive == []
 
 
-async def test_a_reader_that_dies_again_and_again_ends_the_reading(new_pool, new_topic, recorder):
-    """No stream that is silent for ever: after some deaths in a row the caller is told."""
+async def test_a_reader_that_keeps_dying_fails_the_consumer(new_pool, new_topic, recorder):
+    """After several deaths in a row the caller gets an error, instead of waiting forever."""
     async with new_pool(new_topic(1), workers=1, layout="assigned") as pool:
         for deaths in range(1, 6):
             await recorder.wait_for(WorkerStarted, deaths)
@@ -364,8 +364,8 @@ async def test_a_reader_that_dies_again_and_again_ends_the_reading(new_pool, new
 
 
 @pytest.mark.slow
-async def test_a_reader_that_starts_while_no_broker_answers_is_started_again(new_pool, new_topic, witness, recorder):
-    """An outage ends no reading, however often a reader dies of it: when it is over, all goes on where it was."""
+async def test_a_reader_that_starts_during_an_outage_is_restarted(new_pool, new_topic, witness, recorder):
+    """An outage fails no consumer, however often a reader dies of it: after it, reading continues where it was."""
     topic, (host, port) = new_topic(1), witness.bootstrap_servers.split(":")
     fill(witness, topic, 1, 5)
 
@@ -385,8 +385,8 @@ async def test_a_reader_that_starts_while_no_broker_answers_is_started_again(new
     assert in_order(records) == {0: list(range(20))}
 
 
-async def test_without_a_group_it_reads_from_where_it_is_told(new_pool, new_topic, witness):
-    """No group, no commits: auto_offset_reset says where to begin; commit() is told that there is no group."""
+async def test_without_a_group_it_starts_by_auto_offset_reset(new_pool, new_topic, witness):
+    """No group, no commits: auto_offset_reset decides where to begin; commit() raises."""
     topic = new_topic(2)
     fill(witness, topic, 2, 20)
 
@@ -398,8 +398,8 @@ async def test_without_a_group_it_reads_from_where_it_is_told(new_pool, new_topi
     assert in_order(records) == {0: list(range(20)), 1: list(range(20))}
 
 
-async def test_headers_keys_and_tombstones_come_over(new_pool, new_topic, witness):
-    """A record is the same here as there, to the last null."""
+async def test_records_are_the_same_in_both_processes(new_pool, new_topic, witness):
+    """Headers, keys, tombstones and nulls are the same as in a Consumer."""
     topic = new_topic(1)
     producer = Producer({"bootstrap.servers": witness.bootstrap_servers})
     producer.produce(topic, None, key=b"gone", timestamp=1_700_000_000_123)
@@ -414,8 +414,8 @@ async def test_headers_keys_and_tombstones_come_over(new_pool, new_topic, witnes
     assert second.topic_partition == TopicPartition(topic, 0)
 
 
-async def test_a_group_with_members_is_not_committed_for(new_pool, new_topic, group, witness):
-    """Who deals partitions out beside a group that lives is told that its commits do not count."""
+async def test_assigned_partitions_cannot_commit_for_a_group_with_members(new_pool, new_topic, group, witness):
+    """commit() raises."""
     topic = new_topic(1)
     fill(witness, topic, 1, 5)
 
@@ -427,8 +427,8 @@ async def test_a_group_with_members_is_not_committed_for(new_pool, new_topic, gr
                 await stranger.commit()
 
 
-async def test_a_topic_that_is_not_there_is_told_at_the_start(new_pool):
-    """start() raises as a Consumer's does, and leaves no process."""
+async def test_an_unknown_topic_fails_the_start(new_pool):
+    """start() raises like a Consumer's, and leaves no process."""
     pool = new_pool("there-is-no-such-topic", workers=2)
 
     with pytest.raises(UnknownTopicError):
@@ -449,20 +449,20 @@ async def test_a_topic_that_is_not_there_is_told_at_the_start(new_pool):
         ({"hosts": "x"}, "bootstrap_servers"),
     ],
 )
-def test_what_will_not_do_is_refused_at_once(new_pool, options, said):
-    """A consumer that cannot be is not made."""
+def test_invalid_arguments_are_refused(new_pool, options, said):
+    """The constructor raises."""
     with pytest.raises(ConfigurationError, match=said):
         new_pool("orders", **options)
 
 
-async def test_one_name_for_all_members_is_refused(new_pool, new_topic):
-    """A group_instance_id without {worker} would have the processes put each other out of the group."""
+async def test_a_group_instance_id_without_worker_is_refused(new_pool, new_topic):
+    """Without {worker}, the processes would fence each other."""
     with pytest.raises(ConfigurationError, match=r"put \{worker\} into it"):
         await new_pool(new_topic(2), workers=2, layout="group", group_instance_id="a").start()
 
 
-async def test_a_stopped_one_is_told_so(new_pool, new_topic):
-    """The loop ends with stop(), calls raise; before the start they raise as well."""
+async def test_a_stopped_consumer_raises(new_pool, new_topic):
+    """A loop ends with stop(), calls raise; before the start they raise as well."""
     pool = new_pool(new_topic(1), workers=1, layout="assigned")
     with pytest.raises(ConsumerStateError, match="not started"):
         await pool.getone()
@@ -479,7 +479,7 @@ async def test_a_stopped_one_is_told_so(new_pool, new_topic):
 
 
 async def test_a_commit_while_a_reader_starts_waits_for_it(new_pool, new_topic, group, witness, recorder):
-    """A process that has no consumer yet does not die of commit(), which commits what was done before that process."""
+    """A process without a consumer survives commit(), and then commits the records finished before it started."""
     topic = new_topic(1)
     fill(witness, topic, 1, 5)
 
@@ -497,7 +497,7 @@ async def test_a_commit_while_a_reader_starts_waits_for_it(new_pool, new_topic, 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_its_health_is_that_of_its_readers(new_pool, new_topic, layout):
-    """It is ready when all of them read, and no more from being stopped on."""
+    """It is ready when all of them read, until it is stopped."""
     pool = new_pool(new_topic(1), workers=1, layout=layout)
     early = pool.health()
     async with pool:
@@ -508,7 +508,7 @@ async def test_its_health_is_that_of_its_readers(new_pool, new_topic, layout):
 
 
 async def test_it_is_not_ready_before_it_has_readers():
-    """While the cluster is looked for there is nobody who reads."""
+    """While it tries to reach the cluster, no reader runs."""
     seen = []
 
     def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -527,8 +527,8 @@ async def test_it_is_not_ready_before_it_has_readers():
     assert pool.health().status == "failed"
 
 
-async def test_what_is_no_record_is_in_nobodys_hand(kafka_server, new_pool, new_topic, group, witness):
-    """Markers behind the last record are committed with it, so that nothing is left to read."""
+async def test_control_records_at_the_end_are_committed(kafka_server, new_pool, new_topic, group, witness):
+    """Markers after the last record are committed with it, so that the lag is zero."""
     topic, ledger = new_topic(2), CommittedRecords(kafka_server)
     async with ledger.producer() as producer:
         for partition in (0, 1):
@@ -547,10 +547,10 @@ async def test_what_is_no_record_is_in_nobodys_hand(kafka_server, new_pool, new_
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_of_a_topic_that_is_made_anew_nothing_is_done(  # noqa: PLR0917 - fixtures
+async def test_finished_records_of_a_deleted_topic_do_not_count_for_the_new_one(  # noqa: PLR0917 - fixtures
     kafka_server, new_pool, new_topic, group, witness, layout
 ):
-    """What was done of the old one says nothing of what stands there now: that is committed when it is done itself."""
+    """The offsets of a recreated topic are committed when its own records are finished."""
     topic = new_topic(1)
     fill(witness, topic, 1, 10)
 
@@ -567,8 +567,8 @@ async def test_of_a_topic_that_is_made_anew_nothing_is_done(  # noqa: PLR0917 - 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_a_loop_ends_when_it_is_stopped_in_its_midst(new_pool, new_topic, group, witness, layout):
-    """Not a record more is handed out, however many are here; what is in hand is not done."""
+async def test_a_loop_ends_with_stop(new_pool, new_topic, group, witness, layout):
+    """No further record is delivered, however many are queued; the record in flight is not finished."""
     topic, records = new_topic(1), []
     fill(witness, topic, 1, 200)
 
@@ -582,8 +582,8 @@ async def test_a_loop_ends_when_it_is_stopped_in_its_midst(new_pool, new_topic, 
     assert await witness.committed(group, topic, 1) == {0: 49}
 
 
-async def test_what_was_done_outlives_two_deaths_in_a_row(new_pool, new_topic, group, witness, recorder):
-    """Also of a process that dies before it has read: what was done before that comes to none that follows."""
+async def test_finished_offsets_survive_two_deaths_in_a_row(new_pool, new_topic, group, witness, recorder):
+    """Also if a process dies before it has read: finished records are not delivered again."""
     topic = new_topic(1)
     fill(witness, topic, 1, 10)
 
@@ -597,8 +597,8 @@ async def test_what_was_done_outlives_two_deaths_in_a_row(new_pool, new_topic, g
     assert in_order(records) == {0: [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9]}
 
 
-async def test_a_commit_while_a_reader_is_away_says_so(new_pool, new_topic, group, witness, recorder):
-    """What is done of a dead reader's partitions is not committed before it is there again, and nobody says it is."""
+async def test_commit_raises_while_a_reader_is_not_running(new_pool, new_topic, group, witness, recorder):
+    """The finished records of a dead reader are committed only after its restart, so commit() must not succeed."""
     topic = new_topic(1)
     fill(witness, topic, 1, 5)
 
@@ -615,8 +615,8 @@ async def test_a_commit_while_a_reader_is_away_says_so(new_pool, new_topic, grou
     assert committed == {0: 4}
 
 
-async def test_a_reader_begins_anew_once(new_pool, new_topic, group, witness, recorder):
-    """`reset_offset_on_start` is for the start: a process that is started again goes on, and skips nothing."""
+async def test_a_reader_resets_its_offsets_once(new_pool, new_topic, group, witness, recorder):
+    """`reset_offset_on_start` applies to the start: a restarted process continues, and skips no record."""
     topic = new_topic(1)
     fill(witness, topic, 1, 5)
     anew = {"reset_offset_on_start": True, "auto_offset_reset": "latest"}
@@ -634,8 +634,8 @@ async def test_a_reader_begins_anew_once(new_pool, new_topic, group, witness, re
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_it_begins_anew_where_that_is_asked_for(new_pool, new_topic, group, witness, layout):
-    """`reset_offset_on_start` holds in both layouts, and is committed."""
+async def test_reset_offset_on_start_resets_and_is_committed(new_pool, new_topic, group, witness, layout):
+    """In both layouts."""
     topic = new_topic(1)
     fill(witness, topic, 1, 10)
     async with new_pool(topic, workers=1) as pool:
@@ -648,8 +648,8 @@ async def test_it_begins_anew_where_that_is_asked_for(new_pool, new_topic, group
     assert await witness.committed(group, topic, 1) == {0: 4}
 
 
-async def test_patience_has_an_end(new_pool, new_topic):
-    """`consumer_timeout_ms` is for calls that say nothing else, and a loop ends as `when_timed_out` says."""
+async def test_consumer_timeout_ms_ends_a_call(new_pool, new_topic):
+    """`consumer_timeout_ms` applies to calls without a timeout, and a loop ends as `when_timed_out` says."""
     async with new_pool(new_topic(1), workers=1, consumer_timeout_ms=100, when_timed_out="stop") as pool:
         for call in (pool.getone, pool.getmany):
             with pytest.raises(ConsumerTimeoutError, match="consumer_timeout_ms=100"):
@@ -661,7 +661,7 @@ async def test_patience_has_an_end(new_pool, new_topic):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_automatic_commits_by_number(new_pool, new_topic, group, witness, layout):
-    """`auto_commit_every_records` counts what the caller has done, in both layouts."""
+    """`auto_commit_every_records` counts the caller's finished records, in both layouts."""
     topic = new_topic(1)
     fill(witness, topic, 1, 50)
     by_number = {"auto_commit_interval_ms": None, "auto_commit_every_records": 20}
@@ -679,7 +679,7 @@ async def test_automatic_commits_by_number(new_pool, new_topic, group, witness, 
 async def test_a_process_that_dies_while_its_topic_is_recreated_skips_no_record_of_the_new_topic(
     kafka_server, new_pool, new_topic, witness, layout
 ):
-    """The next process begins at the first record of the new topic, not where the old one was read to."""
+    """The next process begins at the first record of the new topic, not at the old position."""
     topic = new_topic(1)
     fill(witness, topic, 1, 100, b"old")
 

@@ -45,19 +45,19 @@ HANG_ONCE = """    if not LEDGER.exists():
 
 
 class Shop:
-    """A module with an app, and what its handlers have noted."""
+    """Module with an app, and the records that its handlers have noted."""
 
     def __init__(self, folder: Path, module: str) -> None:
         self.place, self._ledger = f"{module}:app", folder / "ledger"
 
     def noted(self) -> list[tuple[int, int, int]]:
-        """Who had which offset of which partition."""
+        """Return which worker handled each offset of each partition."""
         if not self._ledger.exists():
             return []
         return [tuple(map(int, line.split())) for line in self._ledger.read_text().splitlines()]
 
     async def until(self, count: int) -> None:
-        """Wait for so many records, each once."""
+        """Wait for a number of records, each noted once."""
         async with asyncio.timeout(30):
             while True:
                 if len({(partition, offset) for _, partition, offset in self.noted()}) >= count:
@@ -67,7 +67,7 @@ class Shop:
 
 @pytest.fixture
 def new_shop(tmp_path, monkeypatch):
-    """Makes a module that workers can import."""
+    """Return a factory of modules that workers can import."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(source: str) -> Shop:
@@ -79,7 +79,7 @@ def new_shop(tmp_path, monkeypatch):
 
 
 async def described(witness, group: str) -> dict[str, tuple[str, frozenset]]:
-    """The group's static members as the broker sees them: by name, their ids and what they have."""
+    """Return the group's static members on the broker: name, member id and assignment."""
     found = await asyncio.to_thread(witness.admin.describe_consumer_groups([group])[group].result, 20)
     return {
         one.group_instance_id: (
@@ -91,7 +91,7 @@ async def described(witness, group: str) -> dict[str, tuple[str, frozenset]]:
 
 
 async def shared(witness, group: str, members: int, partitions: int) -> dict[str, tuple[str, frozenset]]:
-    """The same, when so many members have all partitions among them, each a share."""
+    """Return ``described`` once a number of members share all partitions."""
     async with asyncio.timeout(30):
         while True:
             found = {}
@@ -104,7 +104,7 @@ async def shared(witness, group: str, members: int, partitions: int) -> dict[str
 
 
 async def fifty_each(witness, topic: str, shop: Shop, count: int) -> None:
-    """Fifty more records for each of four partitions; wait until the shop has noted so many in all."""
+    """Produce fifty records to each of four partitions, and wait until the shop has noted a number in all."""
     for partition in range(4):
         witness.produce(topic, [b"x"] * 50, partition=partition)
     await shop.until(count)
@@ -135,10 +135,8 @@ async def test_workers_share_the_partitions_and_leave_with_the_pool(new_shop, ne
     assert pool.pids == ()
 
 
-async def test_a_worker_that_is_killed_comes_back_and_nobody_else_notices(
-    new_shop, new_topic, group, witness, recorder
-):
-    """After SIGKILL it has its name and partitions again; the other keeps its id and share; nothing is lost."""
+async def test_a_killed_worker_comes_back_and_affects_no_other(new_shop, new_topic, group, witness, recorder):
+    """After SIGKILL it has its name and partitions again; the other keeps its id and share; no record is lost."""
     topic = new_topic(4)
     shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
 
@@ -171,7 +169,7 @@ async def test_a_worker_that_is_killed_comes_back_and_nobody_else_notices(
     ],
 )
 async def test_a_configuration_error_ends_the_pool(new_shop, workers, source, said):
-    """What every start would run into is raised as it is, not tried again; no process is left."""
+    """An error that would recur at every start is raised, not retried; no process is left."""
     shop = new_shop(source)
     pool = WorkerPool(shop.place, workers=workers)
 
@@ -183,8 +181,8 @@ async def test_a_configuration_error_ends_the_pool(new_shop, workers, source, sa
     assert not pool.health().is_live
 
 
-async def test_one_name_for_all_workers_is_refused(new_shop, new_topic, group, witness):
-    """A group_instance_id without {worker} would have workers put each other out of the group."""
+async def test_a_group_instance_id_without_worker_is_refused(new_shop, new_topic, group, witness):
+    """Without {worker}, the workers would fence each other."""
     shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=new_topic()))
 
     async with asyncio.timeout(60):
@@ -192,8 +190,8 @@ async def test_one_name_for_all_workers_is_refused(new_shop, new_topic, group, w
             await WorkerPool(shop.place, workers=2, group_instance_id="billing").start()
 
 
-async def test_a_handler_that_stops_the_app_stops_the_pool(new_shop, new_topic, group, witness):
-    """on_failure="stop" means all of it; run() raises what the handler died of, and the others end in good order."""
+async def test_on_failure_stop_stops_the_pool(new_shop, new_topic, group, witness):
+    """run() raises the handler's error, and the other workers stop in an orderly way."""
     topic = new_topic(2)
     shop = new_shop(
         SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic)
@@ -216,8 +214,8 @@ async def test_a_handler_that_stops_the_app_stops_the_pool(new_shop, new_topic, 
     assert await witness.committed(group, topic, 1) == {0: 10}
 
 
-async def test_a_worker_that_dies_again_and_again_is_not_counted_on(new_shop, recorder):
-    """It is started again after pauses that grow, and health says so: it is not ready; the pool still stops."""
+async def test_a_worker_that_keeps_dying_is_not_ready(new_shop, recorder):
+    """It is restarted after growing pauses, and health is not ready; the pool can still be stopped."""
     shop = new_shop("import os\nos._exit(3)\n")
 
     async with WorkerPool(shop.place, workers=1, hooks=[recorder]) as pool:
@@ -237,8 +235,8 @@ async def test_a_worker_that_dies_again_and_again_is_not_counted_on(new_shop, re
 
 
 @pytest.mark.slow
-async def test_a_worker_that_hangs_is_seen_and_replaced(new_shop, new_topic, group, witness, recorder):
-    """It cannot say so itself: the pool is not live while it is silent, then it is killed and started anew."""
+async def test_a_worker_with_a_blocked_loop_is_replaced(new_shop, new_topic, group, witness, recorder):
+    """The pool is not live while the worker sends no status, then it is killed and restarted."""
     topic = new_topic(2)
     source = SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic)
     shop = new_shop(source.replace("    with LEDGER", f"{HANG_ONCE}    with LEDGER"))
@@ -261,8 +259,8 @@ async def test_a_worker_that_hangs_is_seen_and_replaced(new_shop, new_topic, gro
     assert not psutil.pid_exists(hanging)
 
 
-async def test_a_start_that_the_system_refuses_is_tried_again(new_shop, recorder, monkeypatch):
-    """No room for a process is a death of that worker, and no end of the pool: the others would all be killed."""
+async def test_a_process_that_cannot_be_started_is_retried(new_shop, recorder, monkeypatch):
+    """Exhausted system resources count as the death of that worker, and do not end the pool."""
     shop, start, refusals = new_shop("import os\nos._exit(3)\n"), asyncio.create_subprocess_exec, [1, 1]
 
     async def refuse_some(*args, **options):
@@ -304,8 +302,8 @@ async def handle(value: bytes, bank: Annotated[object, Depends(open_bank, scope=
 
 
 @pytest.mark.parametrize(("last", "told"), [("os._exit(3)", [(0, 3, None)]), ("pass", [])])
-async def test_an_end_that_was_asked_for_and_is_none_in_good_order_is_told(new_shop, recorder, last, told):
-    """A worker that dies of its end, or has to be killed, leaves undone what nobody would hear of."""
+async def test_a_requested_stop_that_fails_is_reported(new_shop, recorder, last, told):
+    """A worker that fails while stopping, or has to be killed, leaves records unfinished: an event reports it."""
     shop = new_shop(ENDS_BADLY.format(last=last))
     pool = WorkerPool(shop.place, workers=1, hooks=[recorder])
     starting = asyncio.create_task(pool.start())
@@ -316,8 +314,8 @@ async def test_an_end_that_was_asked_for_and_is_none_in_good_order_is_told(new_s
     assert [(one.worker, one.exit_code, one.restarts_after_s) for one in recorder.of(WorkerExited)] == told
 
 
-def test_a_worker_without_an_output_has_no_lines_to_label(monkeypatch):
-    """Where a service is started with its output closed, that is no death of its workers."""
+def test_a_worker_runs_with_its_output_closed(monkeypatch):
+    """As some service managers start it."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
     label_output("worker 0 | ")
@@ -326,14 +324,14 @@ def test_a_worker_without_an_output_has_no_lines_to_label(monkeypatch):
 
 
 class OddError(TailraceError):
-    """Of a user's own: it is pickled, and cannot be made anew."""
+    """Error of the user's that can be pickled and not unpickled."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}, {why}")
 
 
-def test_an_error_of_a_users_own_comes_over_in_words():
-    """It is a worker's death as any other, and ends no pool; what it says is told."""
+def test_an_error_of_an_unknown_class_is_reported_as_text():
+    """It is a death of the worker like any other, and does not end the pool."""
     told = failed(OddError("the bank", "it is closed"))
 
     assert told.error is not None
@@ -349,20 +347,20 @@ def test_an_error_of_a_users_own_comes_over_in_words():
         ({"workers": 1, "post_rebalance_callback": lambda *_: None}, "cannot be sent to another process"),
     ],
 )
-def test_what_will_not_do_is_refused_at_once(arguments, said):
-    """A pool that cannot be is not made."""
+def test_invalid_arguments_are_refused(arguments, said):
+    """The constructor raises."""
     with pytest.raises(ConfigurationError, match=said):
         WorkerPool("shop:app", **arguments)
 
 
-def test_where_the_app_is_has_to_be_said():
+def test_the_name_of_the_app_is_checked():
     """MODULE:APP, as for `tailrace run`."""
     with pytest.raises(ConfigurationError, match="write MODULE:APP"):
         WorkerPool("shop", workers=1)
 
 
 async def test_a_pool_is_started_once(new_shop):
-    """A second start is told so; stop() before any start does nothing."""
+    """A second start raises; stop() before a start does nothing."""
     shop = new_shop("import os\nos._exit(3)\n")
     pool = WorkerPool(shop.place, workers=1)
     await pool.stop()
@@ -372,8 +370,8 @@ async def test_a_pool_is_started_once(new_shop):
             await pool.start()
 
 
-async def test_one_transactional_id_for_all_workers_is_refused(new_shop):
-    """Without {worker} they would put an end to each other's transactions, in turn and for ever."""
+async def test_a_transactional_id_without_worker_is_refused(new_shop):
+    """Without {worker}, the workers would fence each other's producers in turn, forever."""
     options = 'group_id="g", bootstrap_servers="127.0.0.1:1", delivery="exactly_once", transactional_id="{hostname}"'
     shop = new_shop(f"from tailrace import App\n\napp = App({options})\n")
 
@@ -382,8 +380,8 @@ async def test_one_transactional_id_for_all_workers_is_refused(new_shop):
             pass
 
 
-async def test_a_worker_begins_anew_once(new_shop, new_topic, group, witness, recorder):
-    """`reset_offset_on_start` is for the start of all: a worker that is started again goes on, and skips nothing."""
+async def test_a_worker_resets_its_offsets_once(new_shop, new_topic, group, witness, recorder):
+    """`reset_offset_on_start` applies to the first start: a restarted worker continues, and skips no record."""
     topic = new_topic()
     witness.produce(topic, [b"x"] * 5)
     shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
