@@ -112,7 +112,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
 
-    async def bury(self) -> None:
+    async def close(self) -> None:
         """Kill the process if it runs, reap it, and close the socket."""
         with anyio.CancelScope(shield=True):
             if self._process.returncode is None:

@@ -69,20 +69,20 @@ class Parent:
         """Send a message; do nothing if the parent has ended."""
         self._send(encode(message))
 
-    def beat(self, message: FromChild) -> None:
+    def try_send(self, message: FromChild) -> None:
         """Send a message unless that would block: a stopped parent must not hold up its child."""
-        said = encode(message)
+        data = encode(message)
         try:
-            sent = self._socket.send(said, socket.MSG_DONTWAIT)
+            sent = self._socket.send(data, socket.MSG_DONTWAIT)
         except OSError:
             return
-        if sent < len(said):
+        if sent < len(data):
             # A partly sent message must be completed, or no later one could be decoded.
-            self._send(said[sent:])
+            self._send(data[sent:])
 
-    def _send(self, said: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         try:
-            self._socket.sendall(said)
+            self._socket.sendall(data)
         except OSError:
             return  # the listening thread ends the process
 

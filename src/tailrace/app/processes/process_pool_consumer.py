@@ -24,7 +24,7 @@ from tailrace.records import Record
 
 __all__ = ["ProcessPoolConsumer"]
 
-_NOT_OVER = ("post_rebalance_callback", "rebalance_listener")
+_UNSUPPORTED_CALLBACKS = ("post_rebalance_callback", "rebalance_listener")
 """Callbacks, which would be called in another process."""
 
 Layout = Literal["group", "assigned"]
@@ -77,12 +77,12 @@ class ProcessPoolConsumer:
             config=config,
             workers=workers,
             partitions_per_worker=partitions_per_worker,
-            is_dealt=layout == "assigned" or config.group_id is None,
+            is_assigned=layout == "assigned" or config.group_id is None,
         )
-        self._intake = MergedStream(self._tell)
+        self._intake = MergedStream(self._send_progress)
         self._readers: ReaderPool | None = None
         self._supervisor: Supervisor | None = None
-        self._news: AutoResetEvent | None = None
+        self._wakeup: AutoResetEvent | None = None
         self._is_waiting = self._is_stopped = False
 
     def __repr__(self) -> str:
@@ -102,9 +102,9 @@ class ProcessPoolConsumer:
             raise ConsumerStateError("this consumer was stopped - make a new one")
         if self._readers is not None:
             raise ConsumerStateError("this consumer is started already")
-        self._news = AutoResetEvent()
-        self._readers = ReaderPool(self._plan, self._intake, self._observer, self._news.set)
-        self._supervisor = Supervisor(self._readers.live, f"tailrace readers of {', '.join(self._plan.topics)}")
+        self._wakeup = AutoResetEvent()
+        self._readers = ReaderPool(self._plan, self._intake, self._observer, self._wakeup.set)
+        self._supervisor = Supervisor(self._readers.run, f"tailrace readers of {', '.join(self._plan.topics)}")
         try:
             await self._supervisor.start()
         except BaseException:
@@ -115,8 +115,8 @@ class ProcessPoolConsumer:
         """Commit the finished records and stop all processes; kill those that run on after ``stop_timeout_ms``."""
         self._is_stopped = True
         self._intake.close()
-        if self._news is not None:
-            self._news.set()
+        if self._wakeup is not None:
+            self._wakeup.set()
         if self._supervisor is not None and self._readers is not None:
             await self._supervisor.stop(self._readers.longest_stop_s)
 
@@ -213,8 +213,8 @@ class ProcessPoolConsumer:
     @property
     def pids(self) -> tuple[int, ...]:
         """Ids of the running processes."""
-        kept = [] if self._readers is None else self._readers.kept
-        return tuple(one.child.pid for one in kept if one.child is not None)
+        processes = [] if self._readers is None else self._readers.processes
+        return tuple(one.child.pid for one in processes if one.child is not None)
 
     @property
     def queued_records(self) -> int:
@@ -228,7 +228,7 @@ class ProcessPoolConsumer:
             return Health.of([Check("readers", "failed", str(readers.failure))])
         if self._is_stopped:
             return Health.of([Check("readers", "stopping", "no more records are read")])
-        if readers is None or not readers.kept:
+        if readers is None or not readers.processes:
             return Health.of([Check("readers", "starting")])
         return Health.of(readers.checks())
 
@@ -248,17 +248,17 @@ class ProcessPoolConsumer:
         _ = self._started
         self._intake.finish()
         while not self._intake.polled.left and not self._intake.next_slice():
-            await self._wait_for_news()
+            await self._wait_for_change()
         return next(self._intake.polled.slice)
 
     async def _next_records(self, count: int) -> list[Record]:
         while not (taken := self._intake.take(count)):
-            await self._wait_for_news()
+            await self._wait_for_change()
         return taken
 
-    async def _wait_for_news(self) -> None:
+    async def _wait_for_change(self) -> None:
         readers = self._started
-        assert self._news is not None
+        assert self._wakeup is not None
         if readers.failure is not None:
             raise readers.failure
         if self._is_waiting:
@@ -267,18 +267,18 @@ class ProcessPoolConsumer:
             )
         self._is_waiting = True
         try:
-            await self._news.wait()
+            await self._wakeup.wait()
         finally:
             self._is_waiting = False
         _ = self._started
 
-    def _tell(self, lease: PartitionLease) -> None:
+    def _send_progress(self, lease: PartitionLease) -> None:
         if self._readers is not None:
-            self._readers.tell(lease)
+            self._readers.send_progress(lease)
 
 
 def _check_options(given: dict[str, Any], *, ack: str) -> None:
-    for name in _NOT_OVER:
+    for name in _UNSUPPORTED_CALLBACKS:
         if given.get(name) is not None:
             raise ConfigurationError(f"{name} cannot be called, as other processes read - use Consumer")
     if ack == "manual":

@@ -52,8 +52,8 @@ __all__ = ["ReaderPlan", "ReaderPool"]
 _MODULE = "tailrace.app.processes.reader_process"
 _MOST_DEATHS = 5
 """Deaths of a reader in a row after which the consumer fails."""
-_DEALT = -1
-_TELL_S = 0.5
+_ASSIGNED = -1
+_PROGRESS_INTERVAL_S = 0.5
 """Interval of progress messages to the processes, in addition to those at the end of each slice."""
 
 _pools = itertools.count(1)
@@ -70,7 +70,7 @@ class ReaderPlan:
     """``options``, resolved."""
     workers: int
     partitions_per_worker: int | None
-    is_dealt: bool
+    is_assigned: bool
     """True if the parent assigns the partitions, and not the group."""
 
 
@@ -81,21 +81,23 @@ class ReaderPool:
         plan: settings of the pool.
         intake: merged stream that receives the records.
         observer: receives events.
-        on_news: called when there may be records, or an error.
+        on_change: called when there may be records, or an error.
 
     Attributes:
         failure: error that ended the pool.
-        kept: the supervised processes.
+        processes: the supervised processes.
     """
 
-    def __init__(self, plan: ReaderPlan, intake: MergedStream, observer: Observer, on_news: Callable[[], None]) -> None:
-        self._plan, self._intake, self._observer, self._on_news = plan, intake, observer, on_news
+    def __init__(
+        self, plan: ReaderPlan, intake: MergedStream, observer: Observer, on_change: Callable[[], None]
+    ) -> None:
+        self._plan, self._intake, self._observer, self._on_change = plan, intake, observer, on_change
         self._config = plan.config
         self._cluster = Cluster(plan.config, observer)
-        self._life = f"{os.getpid()}.{next(_pools)}"
+        self._pool_id = f"{os.getpid()}.{next(_pools)}"
         self._supervisor: Supervisor | None = None
         self.failure: TailraceError | None = None
-        self.kept: list[SupervisedProcess] = []
+        self.processes: list[SupervisedProcess] = []
         self._shares: list[dict[TopicPartition, int | None]] = []
         self._overrides: dict[int, dict[TopicPartition, int]] = {}
         """Finished offsets of each worker's dead process, until another process reads on from there."""
@@ -105,7 +107,7 @@ class ReaderPool:
         self._committed: dict[TopicPartition, int] = {}
         self._topic_ids: dict[LeaseKey, UUID] = {}
         """Id of the topic from which each lease's records were read."""
-        self._logs: dict[TopicPartition, UUID] = {}
+        self._read_topic_ids: dict[TopicPartition, UUID] = {}
         """Ids of the topics to which the offsets passed to the next process belong."""
         self._recreated: dict[TopicPartition, UUID] = {}
         """Ids of deleted topics, whose offsets are no longer committed."""
@@ -115,23 +117,23 @@ class ReaderPool:
 
     # ---- life --------------------------------------------------------------------------------------------------
 
-    async def live(self, supervisor: Supervisor) -> None:
+    async def run(self, supervisor: Supervisor) -> None:
         """Start the processes, keep them running until ``supervisor.stopping`` is set, and stop them."""
         self._supervisor = supervisor
         try:
             await self._plan_processes()
             async with anyio.create_task_group() as tasks:
-                for one in self.kept:
+                for one in self.processes:
                     tasks.start_soon(one.run)
                 tasks.start_soon(self._ready_when_settled, supervisor)
-                tasks.start_soon(self._run_tells)
+                tasks.start_soon(self._run_progress)
                 await supervisor.stopping.wait()
                 await self._finish()
-                for one in self.kept:
+                for one in self.processes:
                     one.end()
                 tasks.cancel_scope.deadline = anyio.current_time() + self.longest_stop_s
                 async with anyio.create_task_group() as ends:
-                    for one in self.kept:
+                    for one in self.processes:
                         ends.start_soon(one.ended.wait)
                 tasks.cancel_scope.cancel()
         except Exception as error:  # noqa: BLE001 - a defect in tailrace must not look like a clean end
@@ -150,7 +152,7 @@ class ReaderPool:
 
     def checks(self) -> list[Check]:
         """Return the health of each process."""
-        return [one.check() for one in self.kept]
+        return [one.check() for one in self.processes]
 
     async def _plan_processes(self) -> None:
         config, plan = self._config, self._plan
@@ -162,18 +164,18 @@ class ReaderPool:
             if not counts.get(name):
                 raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
         partitions = [TopicPartition(name, number) for name in plan.topics for number in range(counts[name])]
-        self._logs = {one: self._cluster.topology.topic_id(one.topic) for one in partitions}
+        self._read_topic_ids = {one: self._cluster.topology.topic_id(one.topic) for one in partitions}
         workers = workers_for(len(partitions), plan.workers, plan.partitions_per_worker)
-        if plan.is_dealt:
-            await self._deal(partitions, workers)
+        if plan.is_assigned:
+            await self._assign(partitions, workers)
         else:
             self._member_options(workers)
         starts = itertools.count().__next__
-        self.kept = [SupervisedProcess(worker, _MODULE, self, self._observer, starts) for worker in range(workers)]
-        for one in self.kept:
+        self.processes = [SupervisedProcess(worker, _MODULE, self, self._observer, starts) for worker in range(workers)]
+        for one in self.processes:
             one.stop_timeout_s = config.stop_timeout_ms / 1000
 
-    async def _deal(self, partitions: list[TopicPartition], workers: int) -> None:
+    async def _assign(self, partitions: list[TopicPartition], workers: int) -> None:
         group_id = self._config.group_id
         if group_id is not None and not self._config.reset_offset_on_start:
             timeout_s = self._config.default_api_timeout_ms / 1000
@@ -194,12 +196,12 @@ class ReaderPool:
 
     def _member_options(self, workers: int) -> None:
         given = self._plan.options.get("group_instance_id", os.environ.get("TAILRACE_GROUP_INSTANCE_ID"))
-        self._member = {"group_instance_id": member_name(given, workers, self._life)}
+        self._member = {"group_instance_id": member_name(given, workers, self._pool_id)}
         if given is None and self._config.leave_on_stop is None:
             self._member["leave_on_stop"] = True
 
     async def _ready_when_settled(self, supervisor: Supervisor) -> None:
-        for one in self.kept:
+        for one in self.processes:
             await one.settled.wait()
         supervisor.ready.set()
 
@@ -207,17 +209,17 @@ class ReaderPool:
 
     def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - part of the interface
         """Return the spec of a reader."""
-        window = max(1, self._config.max_queued_records // len(self.kept))
+        window = max(1, self._config.max_queued_records // len(self.processes))
         # A reader that was ready has reset its offsets already; its next process continues from there.
-        again = {"reset_offset_on_start": False} if self.kept[worker].ready.is_set() else {}
+        again = {"reset_offset_on_start": False} if self.processes[worker].ready.is_set() else {}
         return {
             "topics": self._plan.topics,
             "options": {**self._plan.options, **self._member, **again},
             "overrides": self._overrides.get(worker, {}),
-            "topic_ids": self._logs,
-            "partitions": self._share(worker) if self._plan.is_dealt else None,
+            "topic_ids": self._read_topic_ids,
+            "partitions": self._share(worker) if self._plan.is_assigned else None,
             "dealt": frozenset(one for share in self._shares for one in share),
-            "turn": (worker, len(self.kept)),
+            "turn": (worker, len(self.processes)),
             "window": window,
         }
 
@@ -225,7 +227,7 @@ class ReaderPool:
         """Return a worker's partitions with their start offsets: after the records received already."""
         came = {lease.partition: lease.received for lease in self._intake.leases()}
         dealt = {one for share in self._shares for one in share}
-        later = {one: came[one] for one in came.keys() - dealt if one.partition % len(self.kept) == worker}
+        later = {one: came[one] for one in came.keys() - dealt if one.partition % len(self.processes) == worker}
         return {**{one: came.get(one, begin) for one, begin in self._shares[worker].items()}, **later}
 
     def take(self, start: int, message: FromChild) -> None:
@@ -264,11 +266,11 @@ class ReaderPool:
         key = self._key(start, message.lease, partition)
         self._routes[key] = start, message.lease
         if message.topic_id is not None:
-            self._topic_ids[key] = self._logs[partition] = message.topic_id
+            self._topic_ids[key] = self._read_topic_ids[partition] = message.topic_id
         for done in self._overrides.values():
             done.pop(partition, None)
         self._intake.put(key, partition, message.end_offset, records_of(message))
-        self._on_news()
+        self._on_change()
 
     def died(self, death: ProcessExit, pause_s: float) -> float | None:
         """Restart a reader where it was, or fail if it reported an error or keeps dying."""
@@ -279,7 +281,7 @@ class ReaderPool:
         if (failure := self._failure_of(death)) is not None:
             self._fail(failure)
             return None
-        if not self._plan.is_dealt:
+        if not self._plan.is_assigned:
             self._drop_leases(death)
         return pause_s
 
@@ -294,7 +296,7 @@ class ReaderPool:
 
     # ---- called by the consumer --------------------------------------------------------------------------------
 
-    def tell(self, lease: PartitionLease) -> None:
+    def send_progress(self, lease: PartitionLease) -> None:
         """Send a process the progress of its records."""
         if (route := self._routes.get(lease.key)) is not None:
             start, number = route
@@ -309,28 +311,28 @@ class ReaderPool:
             BrokerConnectionError: no broker answers in time.
         """
         async with self._one_commit:
-            if self._plan.is_dealt:
-                await self._commit_dealt(timeout_s)
+            if self._plan.is_assigned:
+                await self._commit_assigned(timeout_s)
                 return
             self._intake.report_all()
             loop = asyncio.get_running_loop()
-            asked: list[asyncio.Future[None]] = []
-            for one in self.kept:
+            answers: list[asyncio.Future[None]] = []
+            for one in self.processes:
                 if one.child is not None:
                     number = next(self._commit_numbers)
-                    asked.append(loop.create_future())
-                    self._commits[number] = asked[-1]
+                    answers.append(loop.create_future())
+                    self._commits[number] = answers[-1]
                     one.child.send(CommitMessage(number))
-            away = [one.worker for one in self.kept if one.child is None]
-            _, silent = await asyncio.wait(asked, timeout=timeout_s) if asked else ((), ())
+            stopped = [one.worker for one in self.processes if one.child is None]
+            _, silent = await asyncio.wait(answers, timeout=timeout_s) if answers else ((), ())
             if silent:
                 raise CommitFailedError(f"not all readers have committed within {timeout_s:.1f} s")
-            for refused in [error for one in asked if (error := one.exception()) is not None]:
+            for refused in [error for one in answers if (error := one.exception()) is not None]:
                 raise refused
-            if away:
-                raise CommitFailedError(f"reader {away[0]} is not running - commit again after its restart")
+            if stopped:
+                raise CommitFailedError(f"reader {stopped[0]} is not running - commit again after its restart")
 
-    async def _commit_dealt(self, timeout_s: float) -> None:
+    async def _commit_assigned(self, timeout_s: float) -> None:
         group_id = self._config.group_id
         new = {}
         for lease in self._intake.leases():
@@ -364,24 +366,24 @@ class ReaderPool:
     def _failure_of(self, death: ProcessExit) -> TailraceError | None:
         """Return the error with which the death of a reader ends the pool; None if it is restarted."""
         assert self._supervisor is not None
-        if self._supervisor.ready.is_set() and (is_outage(death.error) or death.trouble):
+        if self._supervisor.ready.is_set() and (is_outage(death.error) or death.cause):
             # Unreachable brokers and exhausted system resources are waited for, as by a consumer.
             return None
-        deaths = self.kept[death.worker].restarts.deaths(asyncio.get_running_loop().time())
-        if death.error is None and (death.trouble or deaths >= _MOST_DEATHS):
+        deaths = self.processes[death.worker].restarts.deaths(asyncio.get_running_loop().time())
+        if death.error is None and (death.cause or deaths >= _MOST_DEATHS):
             often = f" has died {deaths} times in a row, last" if deaths >= _MOST_DEATHS else ""
             return TailraceError(f"reader {death.worker}{often}: {death}")
         return death.error
 
-    async def _run_tells(self) -> None:
+    async def _run_progress(self) -> None:
         """Send progress to the processes at intervals, and commit if auto-commit is due here."""
         loop = asyncio.get_running_loop()
         interval_ms, every = self._config.auto_commit_interval_ms, self._config.auto_commit_every_records
         interval_s = float("inf") if interval_ms is None else interval_ms / 1000
         commit_at = loop.time() + interval_s
-        commits = self._plan.is_dealt and self._config.commits_automatically
+        commits = self._plan.is_assigned and self._config.commits_automatically
         while True:
-            await asyncio.sleep(min(_TELL_S, interval_s / 2))
+            await asyncio.sleep(min(_PROGRESS_INTERVAL_S, interval_s / 2))
             self._intake.report_all()
             new = sum(one.finished - self._committed.get(one.partition, 0) for one in self._intake.leases())
             if commits and (loop.time() >= commit_at or (every is not None and new >= every)):
@@ -391,7 +393,7 @@ class ReaderPool:
     async def _finish(self) -> None:
         """Send the last progress, and commit the finished records if this process commits."""
         self._intake.report_all()
-        if self._plan.is_dealt and self._config.commits_automatically:
+        if self._plan.is_assigned and self._config.commits_automatically:
             await self._commit_or_fail(self._config.stop_timeout_ms / 2 / 1000)
 
     async def _commit_or_fail(self, timeout_s: float) -> None:
@@ -407,18 +409,18 @@ class ReaderPool:
         self.failure = self.failure or error
         if self._supervisor is not None:
             self._supervisor.stopping.set()
-        self._on_news()
+        self._on_change()
 
     def _send(self, start: int, message: DoneMessage | LeftMessage) -> None:
-        for one in self.kept:
+        for one in self.processes:
             if one.start == start and one.child is not None:
                 one.child.send(message)
 
     def _key(self, start: int, number: int, partition: TopicPartition) -> LeaseKey:
         """Return the key of a lease: in a group one per process; otherwise one per partition, across restarts."""
-        if not self._plan.is_dealt:
+        if not self._plan.is_assigned:
             return start, number
-        return self._keys.setdefault(partition, (_DEALT, len(self._keys)))
+        return self._keys.setdefault(partition, (_ASSIGNED, len(self._keys)))
 
     def _key_of(self, start: int, number: int) -> LeaseKey:
         return next((key for key, route in self._routes.items() if route == (start, number)), (start, number))

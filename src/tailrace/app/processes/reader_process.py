@@ -53,9 +53,9 @@ class _Leases:
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self.told: list[FromChild] = []
+        self.queued: list[FromChild] = []
         """Messages to send to the parent."""
-        self.news = asyncio.Event()
+        self.has_queued = asyncio.Event()
         self._numbers: dict[TopicPartition, int] = {}
         self._progress: dict[int, Progress] = {}
         self._outstanding: Counter[int] = Counter()
@@ -95,7 +95,7 @@ class _Leases:
         """Ask the parent to deliver no more records of a partition; it answers with LeftMessage."""
         if (number := self._numbers.get(partition)) is not None:
             self._halted.add(number)
-            self._tell(HaltedMessage(number))
+            self._queue(HaltedMessage(number))
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition, here and in the parent."""
@@ -103,18 +103,18 @@ class _Leases:
             del self._progress[number]
             del self._outstanding[number]
             self._halted.discard(number)
-            self._tell(GoneMessage(number))
+            self._queue(GoneMessage(number))
 
-    def _tell(self, message: FromChild) -> None:
-        self.told.append(message)
-        self.news.set()
+    def _queue(self, message: FromChild) -> None:
+        self.queued.append(message)
+        self.has_queued.set()
 
 
 class _ReaderProcess:
     def __init__(self, parent: Parent, spec: Mapping[str, Any]) -> None:
         self._parent, self._spec = parent, spec
-        self._is_mine: Callable[[TopicPartition], bool] = lambda _partition: True
-        self._has_share = asyncio.Event()
+        self._is_assigned: Callable[[TopicPartition], bool] = lambda _partition: True
+        self._has_assignment = asyncio.Event()
         """Set at the first assignment; used in a group."""
 
     async def run(self) -> int:
@@ -123,7 +123,7 @@ class _ReaderProcess:
         try:
             await self._read(reader)
         except Exception as error:  # noqa: BLE001 - sent to the parent, which raises it
-            await self._say(failed(error))
+            await self._send(failed(error))
             return 1
         finally:
             self._writer.close()
@@ -132,21 +132,21 @@ class _ReaderProcess:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         options = dict(self._spec["options"])
         if self._spec["partitions"] is None:
-            options["post_rebalance_callback"] = self._take_share
+            options["post_rebalance_callback"] = self._on_rebalance
         self._consumer = consumer = Consumer(*self._spec["topics"], **options)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen, reader, tasks)
             async with consumer:
                 self._leases = _Leases(self._spec["window"])
                 self._reader, _ = attach_sink(consumer, self._leases)
-                await self._begin(consumer, options)
-                tasks.start_soon(self._say_news)
-                await self._pump()
+                await self._start_reading(consumer, options)
+                tasks.start_soon(self._run_sends)
+                await self._send_slices()
 
-    def _take_share(
+    def _on_rebalance(
         self, consumer: Consumer, _old: object, new: Mapping[TopicPartition, int | None]
     ) -> dict[TopicPartition, int]:
-        self._has_share.set()
+        self._has_assignment.set()
         found = _ahead(self._spec["overrides"], new)
         # For a recreated topic, start from the group's offset or the first record.
         return {
@@ -158,55 +158,55 @@ class _ReaderProcess:
         """Return True if the parent's offset of ``partition`` belongs to a deleted topic of the same name."""
         return is_other_log(self._spec["topic_ids"].get(partition), partition, topology_of(consumer))
 
-    async def _begin(self, consumer: Consumer, options: Mapping[str, Any]) -> None:
-        mine: Mapping[TopicPartition, int | None] | None = self._spec["partitions"]
+    async def _start_reading(self, consumer: Consumer, options: Mapping[str, Any]) -> None:
+        assigned: Mapping[TopicPartition, int | None] | None = self._spec["partitions"]
         begins = []
-        if mine is not None:
+        if assigned is not None:
             dealt: frozenset[TopicPartition] = self._spec["dealt"]
-            self._is_mine = lambda one: one in mine or (one not in dealt and self._falls_to_me(one))
-            if others := [one for one in consumer.assignment() if not self._is_mine(one)]:
+            self._is_assigned = lambda one: one in assigned or (one not in dealt and self._is_my_turn(one))
+            if others := [one for one in consumer.assignment() if not self._is_assigned(one)]:
                 consumer.pause(*others)
-            for partition in filter(self._is_mine, consumer.assignment()):
+            for partition in filter(self._is_assigned, consumer.assignment()):
                 # A partition that was added since is read from its beginning.
-                if (offset := mine.get(partition, 0)) is not None:
+                if (offset := assigned.get(partition, 0)) is not None:
                     await consumer.seek(partition, 0 if self._is_recreated(consumer, partition) else offset)
-            begins = [(*partition, await consumer.position(partition)) for partition in mine]
-        await self._say(ReadyMessage(resolve(options).stop_timeout_ms / 1000, begins, "ok"))
+            begins = [(*partition, await consumer.position(partition)) for partition in assigned]
+        await self._send(ReadyMessage(resolve(options).stop_timeout_ms / 1000, begins, "ok"))
 
-    def _falls_to_me(self, partition: TopicPartition) -> bool:
+    def _is_my_turn(self, partition: TopicPartition) -> bool:
         """Return True if this reader takes ``partition``, which was added later: they are assigned round robin."""
         number: int
         readers: int
         number, readers = self._spec["turn"]
         return partition.partition % readers == number
 
-    async def _pump(self) -> None:
+    async def _send_slices(self) -> None:
         leases, reader = self._leases, self._reader
 
         def room_of(partition: TopicPartition) -> int:
-            return leases.room() if self._is_mine(partition) else 0
+            return leases.room() if self._is_assigned(partition) else 0
 
         while True:
             position, lease = await reader.next_slice(room_of)
             records = lease.records
             # No await between taking the slice and writing it: later messages about the lease must follow it.
             number = leases.sent(lease)
-            self._write_news()
-            await self._say(slice_of(number, lease.partition, lease.end, records, position.topic_id))
+            self._write_queued()
+            await self._send(slice_of(number, lease.partition, lease.end, records, position.topic_id))
 
-    async def _say_news(self) -> None:
+    async def _run_sends(self) -> None:
         while True:
-            await self._leases.news.wait()
-            self._write_news()
+            await self._leases.has_queued.wait()
+            self._write_queued()
             await self._writer.drain()
 
-    def _write_news(self) -> None:
-        self._leases.news.clear()
-        told, self._leases.told = self._leases.told, []
-        for message in told:
+    def _write_queued(self) -> None:
+        self._leases.has_queued.clear()
+        queued, self._leases.queued = self._leases.queued, []
+        for message in queued:
             self._writer.write(encode(message))
 
-    async def _say(self, message: FromChild) -> None:
+    async def _send(self, message: FromChild) -> None:
         self._writer.write(encode(message))
         try:
             await self._writer.drain()
@@ -240,12 +240,12 @@ class _ReaderProcess:
     async def _commit(self, number: int) -> None:
         error: bytes | None = None
         # A reader that has just started may have to commit offsets of the process before it, once it has partitions.
-        await self._has_share.wait()
+        await self._has_assignment.wait()
         try:
             await self._consumer.commit()
         except TailraceError as refused:
             error = pickled(refused)
-        await self._say(CommittedMessage(number, error))
+        await self._send(CommittedMessage(number, error))
 
 
 def _ahead(overrides: dict[TopicPartition, int], new: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:

@@ -32,9 +32,9 @@ __all__ = ["ProcessExit", "ProcessOwner", "SupervisedProcess"]
 _UNREAD_S = 1.0
 """Seconds to wait for the remaining messages of a child that has ended."""
 
-_BEAT_S = 1.0
+_CHECK_S = 1.0
 """Interval of checks for messages of a child, and of its status messages."""
-_BEATS = 3
+_SILENT_CHECKS = 3
 """Checks without a message after which a child hangs. Checks are counted, as the supervisor may be suspended itself."""
 
 _STATUSES: dict[str, Status] = {one: one for one in get_args(Status)}
@@ -49,13 +49,13 @@ class ProcessExit:
     exit_code: int
     error: TailraceError | None
     """Error reported by the process; None if it reported none."""
-    trouble: str = ""
+    cause: str = ""
     """Reason why it could not be started, or was killed."""
 
     @property
     def reason(self) -> str:
         """Reason, as far as known."""
-        return self.trouble if self.error is None else str(self.error)
+        return self.cause if self.error is None else str(self.error)
 
     def __str__(self) -> str:
         how = f"killed by signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
@@ -101,41 +101,41 @@ class SupervisedProcess:
         self.ended = asyncio.Event()
         self.stop_timeout_s = 20.0
         self.restarts = Restarts()
-        self._asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._is_ending = False
-        self._told: tuple[Status, str] = "starting", ""
+        self._last_status: tuple[Status, str] = "starting", ""
         self._error: TailraceError | None = None
         """Error that it reported before its end."""
-        self._trouble = ""
-        self._silence_s: float | None = None
+        self._cause = ""
+        self._silence_limit_s: float | None = None
         """Seconds without a message after which it is killed; None before its first status."""
-        self._silent_looks = 0
+        self._silent_checks = 0
 
     # ---- called by its owner -----------------------------------------------------------------------------------
 
     def end(self) -> None:
         """Stop the process, and do not start it again."""
         self._is_ending = True
-        self._asked.set()
+        self._stop_requested.set()
 
     def renew(self) -> None:
         """Stop the process and start it again."""
-        self._asked.set()
+        self._stop_requested.set()
 
     def check(self) -> Check:
         """Return its health."""
         name, now = f"worker {self.worker}", asyncio.get_running_loop().time()
-        status, detail = self._told
+        status, detail = self._last_status
         # A process that has never worked must not count as ready.
-        unwell: Status = "degraded" if self.ready.is_set() else "starting"
+        unready: Status = "degraded" if self.ready.is_set() else "starting"
         if status == "degraded":
-            status = unwell
-        if self._silent_looks >= _BEATS:
-            status, detail = "failed", f"its event loop has been blocked for {self._silent_looks * _BEAT_S:.0f} s"
-            return Check(name, status, f"{detail}; it is killed and restarted after {self._silence_s:g} s")
+            status = unready
+        if self._silent_checks >= _SILENT_CHECKS:
+            status, detail = "failed", f"its event loop has been blocked for {self._silent_checks * _CHECK_S:.0f} s"
+            return Check(name, status, f"{detail}; it is killed and restarted after {self._silence_limit_s:g} s")
         if self.restarts.is_unwell(now):
             words = f"has died {self.restarts.deaths(now)} times in a row"
-            return Check(name, unwell, f"{words}; {detail}" if detail else words)
+            return Check(name, unready, f"{words}; {detail}" if detail else words)
         return Check(name, status, detail)
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -147,25 +147,25 @@ class SupervisedProcess:
             TailraceError: raised by the owner, or the process cannot be started at all.
         """
         while not self._is_ending:
-            self._asked.clear()
-            death = await self._live()
+            self._stop_requested.clear()
+            death = await self._run_once()
             if death is None:
                 continue
             loop = asyncio.get_running_loop()
             pause_s = self._owner.died(death, self.restarts.died(loop.time(), random.random()))  # noqa: S311
             then = "" if pause_s is None else f", restarted after {pause_s:.1f} s"
-            self._told = "degraded", f"{death}{then}"
+            self._last_status = "degraded", f"{death}{then}"
             self._observer.emit(WorkerExited(self.worker, death.exit_code, death.reason, pause_s))
             self.settled.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self._asked.wait()
+                    await self._stop_requested.wait()
         self.ended.set()
 
-    async def _live(self) -> ProcessExit | None:
+    async def _run_once(self) -> ProcessExit | None:
         """Run the process once; return its unrequested end, or None if its end was requested."""
-        self.start, self._error, self._trouble = self._next_start(), None, ""
-        self._silence_s, self._silent_looks = None, 0
+        self.start, self._error, self._cause = self._next_start(), None, ""
+        self._silence_limit_s, self._silent_checks = None, 0
         try:
             child = await Child.start(
                 self._module, self._owner.spec(self.worker, self.start), {"TAILRACE_WORKER": str(self.worker)}
@@ -174,23 +174,23 @@ class SupervisedProcess:
             # Out of memory, processes or file descriptors, which may be temporary.
             return ProcessExit(self.worker, self.start, os.EX_OSERR, None, f"its process could not be started: {error}")
         self.child = child
-        self._told = "starting", ""
+        self._last_status = "starting", ""
         self.restarts.started(asyncio.get_running_loop().time())
         self._observer.emit(WorkerStarted(self.worker, child.pid))
         try:
-            exit_code = await self._accompany(child)
+            exit_code = await self._run_until_exit(child)
         finally:
-            self.child, self._silent_looks = None, 0
-            await child.bury()
-        if not self._asked.is_set():
-            return ProcessExit(self.worker, self.start, exit_code, self._error, self._trouble)
+            self.child, self._silent_checks = None, 0
+            await child.close()
+        if not self._stop_requested.is_set():
+            return ProcessExit(self.worker, self.start, exit_code, self._error, self._cause)
         if exit_code:
-            trouble = "killed, as it did not stop in time" if exit_code == -signal.SIGKILL else ""
-            death = ProcessExit(self.worker, self.start, exit_code, self._error, trouble)
+            cause = "killed, as it did not stop in time" if exit_code == -signal.SIGKILL else ""
+            death = ProcessExit(self.worker, self.start, exit_code, self._error, cause)
             self._observer.emit(WorkerExited(self.worker, exit_code, death.reason, None if self._is_ending else 0.0))
         return None
 
-    async def _accompany(self, child: Child) -> int:
+    async def _run_until_exit(self, child: Child) -> int:
         async with anyio.create_task_group() as tasks:
             reading = anyio.CancelScope()
 
@@ -199,14 +199,14 @@ class SupervisedProcess:
                 # Processes that it has forked may keep the socket open.
                 reading.deadline = anyio.current_time() + _UNREAD_S
 
-            async def end_when_asked() -> None:
-                await self._asked.wait()
+            async def end_on_request() -> None:
+                await self._stop_requested.wait()
                 child.send(StopMessage())
                 await child.ended_within(self.stop_timeout_s + MARGIN_S)
 
             tasks.start_soon(notice_end)
-            tasks.start_soon(self._run_looks, child)
-            tasks.start_soon(end_when_asked)
+            tasks.start_soon(self._run_checks, child)
+            tasks.start_soon(end_on_request)
             with reading:
                 while (message := await child.next_message()) is not None:
                     self._take(message)
@@ -214,36 +214,40 @@ class SupervisedProcess:
             tasks.cancel_scope.cancel()
         return exit_code
 
-    async def _run_looks(self, child: Child) -> None:
+    async def _run_checks(self, child: Child) -> None:
         """Count the checks without a message, and kill the process if there are too many."""
         while True:
-            await asyncio.sleep(_BEAT_S)
-            if self._silence_s is None:
+            await asyncio.sleep(_CHECK_S)
+            if self._silence_limit_s is None:
                 continue
-            self._silent_looks += 1
-            silent_s = self._silent_looks * _BEAT_S
-            if self._silent_looks > _BEATS and silent_s >= self._silence_s and not self._asked.is_set():
-                self._trouble = f"killed, as its event loop was blocked for {silent_s:.0f} s"
+            self._silent_checks += 1
+            silent_s = self._silent_checks * _CHECK_S
+            if (
+                self._silent_checks > _SILENT_CHECKS
+                and silent_s >= self._silence_limit_s
+                and not self._stop_requested.is_set()
+            ):
+                self._cause = f"killed, as its event loop was blocked for {silent_s:.0f} s"
                 child.kill()
                 return
 
     def _take(self, message: FromChild) -> None:
-        self._silent_looks = 0
+        self._silent_checks = 0
         match message:
             case ReadyMessage(stop_timeout_s=stop_timeout_s, status=status):
                 self.stop_timeout_s = stop_timeout_s
-                self._hear(status, "")
+                self._set_status(status, "")
                 self.settled.set()
             case StatusMessage(status=status, detail=detail, silence_s=silence_s):
-                self._silence_s = silence_s
-                self._hear(status, detail)
+                self._silence_limit_s = silence_s
+                self._set_status(status, detail)
             case FailedMessage(error=error, text=text):
                 self._error = unpickled(error, text)
             case _:
                 pass
         self._owner.take(self.start, message)
 
-    def _hear(self, status: str, detail: str) -> None:
-        self._told = _STATUSES.get(status, "degraded"), detail
+    def _set_status(self, status: str, detail: str) -> None:
+        self._last_status = _STATUSES.get(status, "degraded"), detail
         if status in {"ok", "degraded"}:
             self.ready.set()

@@ -73,28 +73,36 @@ class WorkerPool:
     ) -> None:
         check_place(app)
         check_count("workers", workers)
-        given = cast("dict[str, Any]", options)
-        check_names(given)
-        resolve(given if "group_id" in given else {**given, "group_id": "the app's"})
-        self._observer = Observer(cast("tuple[Hook, ...]", tuple(given.pop("hooks", ()))))
-        pickled(given)
-        self._spec = {"app": app, "workers": workers, "pool": next(_pools), "log_level": log_level, "options": given}
-        self._final_is_final, self._given = final_is_final, given
-        self._came_to_work: set[int] = set()
+        options_given = cast("dict[str, Any]", options)
+        check_names(options_given)
+        resolve(options_given if "group_id" in options_given else {**options_given, "group_id": "the app's"})
+        self._observer = Observer(cast("tuple[Hook, ...]", tuple(options_given.pop("hooks", ()))))
+        pickled(options_given)
+        self._spec = {
+            "app": app,
+            "workers": workers,
+            "pool": next(_pools),
+            "log_level": log_level,
+            "options": options_given,
+        }
+        self._final_is_final, self._options = final_is_final, options_given
+        self._had_assignment: set[int] = set()
         """Workers that had an assignment, and have died since."""
         starts = itertools.count().__next__
-        self._kept = [SupervisedProcess(worker, _MODULE, self, self._observer, starts) for worker in range(workers)]
+        self._processes = [
+            SupervisedProcess(worker, _MODULE, self, self._observer, starts) for worker in range(workers)
+        ]
         self._supervisor: Supervisor | None = None
         self._failure: TailraceError | None = None
 
     def __repr__(self) -> str:
         state = "new" if self._supervisor is None else "started"
-        return f"<WorkerPool of {len(self._kept)} for {self._spec['app']} {state}>"
+        return f"<WorkerPool of {len(self._processes)} for {self._spec['app']} {state}>"
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Ids of the running processes."""
-        return tuple(one.child.pid for one in self._kept if one.child is not None)
+        return tuple(one.child.pid for one in self._processes if one.child is not None)
 
     def health(self) -> Health:
         """Return the health of the workers; one that keeps dying is degraded, or starting if it has never worked."""
@@ -104,7 +112,7 @@ class WorkerPool:
             return Health.of([Check("pool", "starting")])
         if self._supervisor.stopping.is_set():
             return Health.of([Check("pool", "stopping", "workers are stopping or have stopped")])
-        return Health.of(one.check() for one in self._kept)
+        return Health.of(one.check() for one in self._processes)
 
     @property
     def health_app(self) -> ASGIApp:
@@ -122,7 +130,7 @@ class WorkerPool:
         """
         if self._supervisor is not None:
             raise ConsumerStateError("this pool is started already")
-        self._supervisor = Supervisor(self._live, f"tailrace pool of {self._spec['app']}")
+        self._supervisor = Supervisor(self._run_processes, f"tailrace pool of {self._spec['app']}")
         await self._supervisor.start()
 
     async def stop(self) -> None:
@@ -133,7 +141,7 @@ class WorkerPool:
         """
         if self._supervisor is None:
             return
-        longest_s = max(one.stop_timeout_s for one in self._kept)
+        longest_s = max(one.stop_timeout_s for one in self._processes)
         await self._supervisor.stop(longest_s + 2 * MARGIN_S)
         if self._failure is not None:
             raise self._failure
@@ -147,17 +155,17 @@ class WorkerPool:
         """
         if self._supervisor is None:
             raise ConsumerStateError("this pool is not started - use `async with pool`, or await start() first")
-        for one in self._kept:
+        for one in self._processes:
             await first_of(one.ready, self._supervisor.stopping)
         if self._failure is not None:
             raise self._failure
-        if not all(one.ready.is_set() for one in self._kept):
+        if not all(one.ready.is_set() for one in self._processes):
             raise ConsumerStateError("this pool has ended before its workers were ready - make a new one")
 
     def renew(self) -> None:
         """Restart all workers, so that they import their modules again."""
-        self._came_to_work.clear()
-        for one in self._kept:
+        self._had_assignment.clear()
+        for one in self._processes:
             one.renew()
 
     async def run(self) -> None:
@@ -187,17 +195,17 @@ class WorkerPool:
 
     def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - part of the interface
         """Return the spec of a worker; one that had an assignment does not reset its offsets again."""
-        if worker not in self._came_to_work:
+        if worker not in self._had_assignment:
             return self._spec
-        return {**self._spec, "options": {**self._given, "reset_offset_on_start": False}}
+        return {**self._spec, "options": {**self._options, "reset_offset_on_start": False}}
 
     def take(self, start: int, message: FromChild) -> None:
         """Do nothing: the supervised process has processed the message."""
 
     def died(self, death: ProcessExit, pause_s: float) -> float | None:
         """Restart a worker; if its error would recur, stop the pool instead."""
-        if self._kept[death.worker].ready.is_set():
-            self._came_to_work.add(death.worker)
+        if self._processes[death.worker].ready.is_set():
+            self._had_assignment.add(death.worker)
         if not isinstance(death.error, _FINAL):
             return pause_s
         if self._final_is_final:
@@ -208,14 +216,14 @@ class WorkerPool:
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    async def _live(self, supervisor: Supervisor) -> None:
+    async def _run_processes(self, supervisor: Supervisor) -> None:
         try:
             async with anyio.create_task_group() as tasks:
-                for one in self._kept:
+                for one in self._processes:
                     tasks.start_soon(one.run)
                 tasks.start_soon(self._ready_when_settled, supervisor)
                 await supervisor.stopping.wait()
-                for one in self._kept:
+                for one in self._processes:
                     one.end()
         except ExceptionGroup as errors:
             self._failure = _first(errors)
@@ -225,7 +233,7 @@ class WorkerPool:
             raise self._failure
 
     async def _ready_when_settled(self, supervisor: Supervisor) -> None:
-        for one in self._kept:
+        for one in self._processes:
             await first_of(one.settled, supervisor.stopping)
         if not supervisor.stopping.is_set():
             supervisor.ready.set()
@@ -235,7 +243,7 @@ class WorkerPool:
             self._supervisor.stopping.set()
 
     def _kill_workers(self) -> None:
-        for one in self._kept:
+        for one in self._processes:
             if one.child is not None:
                 one.child.kill()
 

@@ -29,7 +29,7 @@ from tailrace.errors import ConfigurationError, ConsumerStateError, TailraceErro
 
 __all__ = ["main"]
 
-_LOOK_S = 1.0
+_STATUS_INTERVAL_S = 1.0
 """Interval of status messages, which also show that the event loop is not blocked."""
 
 
@@ -37,21 +37,21 @@ class _WorkerProcess:
     def __init__(self, parent: Parent, spec: dict[str, Any]) -> None:
         self._parent, self._spec = parent, spec
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked = asyncio.Event()
-        self._is_asked = threading.Event()
-        self._silence_s = 45.0
+        self._stopping = asyncio.Event()
+        self._is_stop_requested = threading.Event()
+        self._silence_limit_s = 45.0
 
     def run(self) -> int:
         self._parent.listen(self._take)
         try:
             app = self._load()
             app.configure(**self._spec["options"])
-            self._name(app)
+            self._set_instance_id(app)
             asyncio.run(self._work(app))
         except Exception as error:  # noqa: BLE001 - sent to the pool
-            told = failed(error)
-            self._parent.send(told)
-            if told.error is None:
+            message = failed(error)
+            self._parent.send(message)
+            if message.error is None:
                 traceback.print_exc()
             return 1
         return 0
@@ -62,48 +62,48 @@ class _WorkerProcess:
         except (ImportError, SyntaxError) as error:
             # The next start would read the same files.
             traceback.print_exc()
-            said = f"{type(error).__name__}: {error}"
-            raise ConfigurationError(f"{self._spec['app']} cannot be imported: {said}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigurationError(f"{self._spec['app']} cannot be imported: {reason}") from error
 
-    def _name(self, app: App) -> None:
+    def _set_instance_id(self, app: App) -> None:
         """Set a group_instance_id of its own, so that the worker gets its partitions back after a restart."""
         options = app._options  # noqa: SLF001 - same package
         given = options.get("group_instance_id", os.environ.get("TAILRACE_GROUP_INSTANCE_ID"))
         if (transactions := settings_of(app).transactions) is not None:
             check_transactional_id(transactions.transactional_id, self._spec["workers"])
-        life = f"{os.getppid()}.{self._spec['pool']}"
-        app.configure(group_instance_id=member_name(given, self._spec["workers"], life))
+        pool_id = f"{os.getppid()}.{self._spec['pool']}"
+        app.configure(group_instance_id=member_name(given, self._spec["workers"], pool_id))
         if given is None and "leave_on_stop" not in options and "TAILRACE_LEAVE_ON_STOP" not in os.environ:
             # The instance id is unique to this pool, so that no later member will use it.
             app.configure(leave_on_stop=True)
         config = resolve(options)
         self._parent.stop_timeout_s = config.stop_timeout_ms / 1000
         # After a session timeout without heartbeats, the group has reassigned its partitions anyway.
-        self._silence_s = config.session_timeout_ms / 1000
+        self._silence_limit_s = config.session_timeout_ms / 1000
 
     async def _work(self, app: App) -> None:
         self._loop = asyncio.get_running_loop()
-        if self._is_asked.is_set():
+        if self._is_stop_requested.is_set():
             return
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._end_when_asked, app)
-            tasks.start_soon(self._tell, app)
+            tasks.start_soon(self._stop_on_request, app)
+            tasks.start_soon(self._report_status, app)
             try:
                 await app.run()
             except ConsumerStateError:
                 # A stop before the end of the start is not an error.
-                if not self._is_asked.is_set():
+                if not self._is_stop_requested.is_set():
                     raise
             tasks.cancel_scope.cancel()
 
-    async def _end_when_asked(self, app: App) -> None:
-        await self._asked.wait()
+    async def _stop_on_request(self, app: App) -> None:
+        await self._stopping.wait()
         try:
             await app.stop()
         except TailraceError:
             return  # run() raises it as well
 
-    async def _tell(self, app: App) -> None:
+    async def _report_status(self, app: App) -> None:
         supervisor = app._supervisor  # noqa: SLF001 - same package
         if supervisor is None:
             return
@@ -114,15 +114,15 @@ class _WorkerProcess:
         except TailraceError:
             return  # run() raises it as well
         while True:
-            self._parent.beat(StatusMessage(*_summary(app.health()), self._silence_s))
-            await asyncio.sleep(_LOOK_S)
+            self._parent.try_send(StatusMessage(*_summary(app.health()), self._silence_limit_s))
+            await asyncio.sleep(_STATUS_INTERVAL_S)
 
     def _take(self, message: ToChild) -> None:
         """Process a message of the pool; called in the listening thread."""
         if isinstance(message, StopMessage):
-            self._is_asked.set()
+            self._is_stop_requested.set()
             if self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._asked.set)
+                self._loop.call_soon_threadsafe(self._stopping.set)
 
 
 def _summary(health: Health) -> tuple[str, str]:
