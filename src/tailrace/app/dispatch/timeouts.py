@@ -30,12 +30,12 @@ class Overdue:
         self._handler, self._observer = handler, observer
         self.count = 0
 
-    def began(self, first: Record, timeout_s: float) -> None:
+    def start(self, first: Record, timeout_s: float) -> None:
         """Count a call, and emit its event."""
         self.count += 1
         self._observer.emit(HandlerOverdue(self._handler, first.topic_partition, first.offset, timeout_s))
 
-    def ended(self) -> None:
+    def end(self) -> None:
         """Subtract a call that has ended."""
         self.count -= 1
 
@@ -57,7 +57,7 @@ class _Deadline:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         self._timer.cancel()
         if self._is_overdue:
-            self._overdue.ended()
+            self._overdue.end()
         took_s = self._loop.time() - self._began_at
         if not self._may_cancel:
             if error is None and took_s > self._seconds:
@@ -79,11 +79,11 @@ class _Deadline:
         self._has_expired = True
         if self._may_cancel:
             self._task.cancel()
-        self._timer = self._loop.call_later(_GRACE_S, self._begin_overdue)
+        self._timer = self._loop.call_later(_GRACE_S, self._report_overdue)
 
-    def _begin_overdue(self) -> None:
+    def _report_overdue(self) -> None:
         self._is_overdue = True
-        self._overdue.began(self._first, self._seconds)
+        self._overdue.start(self._first, self._seconds)
 
 
 def with_deadline(
@@ -91,7 +91,7 @@ def with_deadline(
 ) -> Callable[[WorkT], Awaitable[object]]:
     """Return ``call`` with a deadline, after which it raises TimeoutError.
 
-    An async handler is canceled at its deadline, and has failed whatever it returns. A thread cannot be ended, and no
+    An async handler is canceled at its deadline, and has failed whatever it returns. A thread cannot be stopped, and no
     other attempt may run concurrently, so a plain handler fails only when it returns. A call that runs on is
     ``overdue``.
     """

@@ -23,11 +23,11 @@ from tailrace.errors import ProducerFencedError, PublishError, PublishTooLargeEr
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record
 
-__all__ = ["DeadLetterPublisher", "OutgoingRecord"]
+__all__ = ["DeadLetterPublisher", "OutgoingFailure"]
 
 
 @dataclass(frozen=True, slots=True)
-class OutgoingRecord:
+class OutgoingFailure:
     """Failed record on its way to a topic."""
 
     topic: str
@@ -50,25 +50,25 @@ class DeadLetterPublisher:
 
     def for_retry_topic(
         self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int
-    ) -> OutgoingRecord:
+    ) -> OutgoingFailure:
         """Return ``record`` for a retry topic, due ``delay_ms`` after it is sent."""
         origin, record = self._with_trusted_headers(record)
         topic = retry_topic(origin, self._group_id, delay_ms)
         failure = self._failure(record, failures, error, handler)
-        return OutgoingRecord(topic, lambda: [retry_record(record, failure, math.ceil(self._now_ms) + delay_ms)])
+        return OutgoingFailure(topic, lambda: [retry_record(record, failure, math.ceil(self._now_ms) + delay_ms)])
 
     def for_dead_letter_topic(
         self, record: Record, failures: int, error: Exception, handler: str, template: str
-    ) -> OutgoingRecord:
+    ) -> OutgoingFailure:
         """Return ``record`` for its dead-letter topic."""
         origin, record = self._with_trusted_headers(record)
         topic = topic_name(template, topic=origin, group=self._group_id)
         failure = self._failure(record, failures, error, handler)
-        return OutgoingRecord(
+        return OutgoingFailure(
             topic, lambda: [dead_letter(record, failure), dead_letter(record, failure, is_brief=True)]
         )
 
-    async def send(self, outgoing: OutgoingRecord, before: Sequence[PublishTooLargeError] = ()) -> PublishError | None:
+    async def send(self, outgoing: OutgoingFailure, before: Sequence[PublishTooLargeError] = ()) -> PublishError | None:
         """Send the first message that is not too large; return None once it is acknowledged, else the error.
 
         Args:

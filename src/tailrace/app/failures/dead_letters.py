@@ -68,7 +68,7 @@ _NUMBER = re.compile(rb"-?[0-9]{1,18}")
 
 
 class Origin(NamedTuple):
-    """Position at which a record was first read, known any retry, dead letter or replay."""
+    """Position at which a record was first read, before any retry, dead letter or replay."""
 
     topic: str
     partition: int
@@ -120,7 +120,7 @@ class DeadLetter:
     deaths: int
     """Number of times that the record became a dead letter, this one included."""
     replays: int
-    """Number of replays known this dead letter."""
+    """Number of replays before this dead letter."""
     headers: tuple[Header, ...] = field(repr=False)
     """Original headers of the record."""
 
@@ -201,7 +201,7 @@ def due_at(record: Record) -> int | None:
 
 
 def attempts_before(record: Record) -> int:
-    """Return the number of attempts known a record was sent to the retry topic that it comes from."""
+    """Return the number of attempts before a record was sent to the retry topic that it comes from."""
     found = _tailrace_headers(record.headers)
     return max(_int_header(found, _ATTEMPTS), 0) if _DUE_AT in found else 0
 

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher, OutgoingRecord
+from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher, OutgoingFailure
 from tailrace.app.failures.dead_letters import message_of
 from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import Handler
@@ -162,8 +162,10 @@ class FailurePolicy:
                 delay_ms = self._resolved.retry.topic_delays_ms[decision.retry_topic]
                 outgoing = self._dead_letter_publisher.for_retry_topic(record, failures, error, name, delay_ms)
                 if await self._send(lane, record, outgoing, error):
-                    told = RecordDelayed(name, partition, offset, error_text(error), outgoing.topic, delay_ms / 1000, error)
-                    self._observer.emit(told)
+                    event = RecordDelayed(
+                        name, partition, offset, error_text(error), outgoing.topic, delay_ms / 1000, error
+                    )
+                    self._observer.emit(event)
             case FailureAction.DEAD_LETTER:
                 assert self._resolved.dead_letter is not None
                 outgoing = self._dead_letter_publisher.for_dead_letter_topic(
@@ -183,7 +185,7 @@ class FailurePolicy:
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    async def _send(self, lane: RetryingLane, record: Record, outgoing: OutgoingRecord, error: Exception) -> bool:
+    async def _send(self, lane: RetryingLane, record: Record, outgoing: OutgoingFailure, error: Exception) -> bool:
         """Send a failed record; return False if it belongs to another owner meanwhile.
 
         While the topic refuses it, the record waits in its lane.
