@@ -28,9 +28,9 @@ from tailrace.app.failures.dead_letters import (
     replay_letter,
 )
 from tailrace.cli import main
-from tailrace.cli.dead_letters.reading import Letters
-from tailrace.cli.dead_letters.replay import DeadLetterTopic, make_topics, plan_replay
-from tailrace.cli.dead_letters.selection import LetterPlace, LetterSelection, parse_place, parse_since
+from tailrace.cli.dead_letters.reading import DeadLetterReader
+from tailrace.cli.dead_letters.replay import DeadLetterTopic, create_topics, plan_replay
+from tailrace.cli.dead_letters.selection import DeadLetterFilter, DeadLetterPosition, parse_position, parse_since
 from tailrace.config import resolve
 from tailrace.net.cluster import Cluster
 from tests.support.commands import environment, tailrace
@@ -209,30 +209,30 @@ def test_the_list_fits_on_a_screen(world, call):
     done = call("list")
 
     lines = done.out.splitlines()
-    width = lines[1].index("letters")
+    width = lines[1].index("count")
     assert fits(done)
     assert handler in "".join(line[:width].strip() for line in lines)
     assert re.search(r"charge +1,200 +2025-10-09 08:53:20 +0:1\n", done.out)
-    assert f"letters 1,201 in {world.dead}" in done.words
+    assert f"total 1,201 dead letters in {world.dead}" in done.words
 
 
 def test_what_is_no_letter_is_counted_apart(world, call):
     """Records of others in the topic are no letters; a topic without letters says so."""
     world.write(ForwardedRecord(b"k", b"not ours", ()), ForwardedRecord(None, None, (("x", b"1"),)))
-    assert f"none in {world.dead}, 2 other records" in call("list").words
+    assert f"no dead letters in {world.dead} (2 other records)" in call("list").words
 
     world.write(world.letter())
     done = call("list")
 
-    assert f"letters 1 in {world.dead} others 2 records without a failure" in done.words
+    assert f"total 1 dead letter in {world.dead} others 2 records without the headers" in done.words
 
 
 def test_an_empty_topic_has_no_letters(call):
     """Nothing is no error, on a screen or as JSON."""
-    assert "letters   none in" in call("list").out
+    assert "total     no dead letters in" in call("list").out
     assert call("list", "--json") == Done(0, "", "")
-    assert "letters   none in" in call("show").out
-    assert "letters   none in" in call("replay", "--all", "--execute").out
+    assert "total     no dead letters in" in call("show").out
+    assert "total     no dead letters in" in call("replay", "--all", "--execute").out
 
 
 def test_an_app_and_set_say_where_the_letters_are(world, tmp_path):
@@ -250,7 +250,7 @@ def test_an_app_and_set_say_where_the_letters_are(world, tmp_path):
 
     assert (by_app.returncode, by_app.stderr) == (0, "")
     assert '"count":1' in by_app.stdout
-    assert "letters   1 in" in by_set.stdout
+    assert "total     1 dead letter in" in by_set.stdout
     assert wrong.returncode == 1
     assert "Traceback" not in wrong.stderr
 
@@ -299,9 +299,9 @@ def test_it_stops_where_the_topic_ends_now(world, call):
 
 
 async def test_what_comes_later_is_left_alone(world):
-    """Letters that are written between the question and the reading are not of that moment, though they are fetched."""
+    """Dead letters written after the end offsets are fetched are not read."""
 
-    class Later(Letters):
+    class Later(DeadLetterReader):
         async def _ends(self) -> dict[int, int]:
             ends = await super()._ends()
             await asyncio.to_thread(world.write, world.letter(3), world.letter(4))
@@ -321,7 +321,7 @@ async def test_what_comes_later_is_left_alone(world):
 
 
 def test_what_was_taken_back_is_no_letter(world, call):
-    """Letters of an aborted transaction were never written; its marker at the end of the log is no reason to wait."""
+    """Dead letters of an aborted transaction are skipped, and so is its marker at the end of the log."""
     world.write(world.letter(1))
     world.write(world.letter(2), world.letter(3), **{"transactional.id": world.origin})
 
@@ -353,7 +353,7 @@ def test_a_letter_is_shown_whole(world, call):
     assert done.code == 0
     assert fits(done)
     for part in (
-        f"letter 1:0 of {world.dead}, failed 2025-10-09 08:53:20 UTC",
+        f"offset 1:0 of {world.dead}, failed 2025-10-09 08:53:20 UTC",
         "error ValueError: negative total",
         "handler charge of group billing, 3 attempts",
         f"origin {world.origin}[2]@17, written 2025-10-09 08:52:20 UTC",
@@ -374,7 +374,7 @@ def test_a_letter_is_shown_whole(world, call):
         (b"", "text, 0 bytes", ""),
         (b"\x00\x00\x00\x00\x07abc", "hex, 8 bytes", "  00000000  00 00 00 00 07 61 62 63"),
         (bytes(range(256)), "hex, 256 bytes", "  000000f0  f0 f1"),
-        (None, "null, a tombstone", ""),
+        (None, "null (tombstone)", ""),
     ],
 )
 def test_a_value_is_shown_as_what_it_is(world, call, value, kind, text):
@@ -448,7 +448,10 @@ def test_only_what_is_needed_is_read(world, call):
     for place in ("0:50", "1:0", "7:1"):
         missed = call("show", "--offset", place)
         assert (missed.code, missed.out) == (1, "")
-        assert f"{world.dead} has no dead letter at {place} - `tailrace dead-letters list" in missed.errors
+        assert (
+            f"{world.dead} has no dead letter at {place} - find positions with `tailrace dead-letters list"
+            in missed.errors
+        )
 
 
 # ---- replay --------------------------------------------------------------------------------------------------------
@@ -462,8 +465,8 @@ def test_without_yes_nothing_is_sent(world, call):
 
     assert done.code == 0
     assert fits(done)
-    assert f"replay 2 letters of {world.dead} to {world.replay} (3 partitions, to be made)" in done.words
-    assert "dry run nothing was sent - the same with --execute sends them" in done.words
+    assert f"replay 2 dead letters of {world.dead} to {world.replay} (new, 3 partitions)" in done.words
+    assert "dry run nothing was sent - add --execute to send 2 dead letters" in done.words
     assert [one["sent"] for one in call("replay", "--all", "--json").lines] == [False, False]
     assert world.replay not in world.topics()
 
@@ -476,7 +479,7 @@ def test_a_replay_is_the_record_as_it_was(world, call):
     done = call("replay", "--all", "--execute")
 
     assert done.code == 0
-    assert f"made {world.replay}, 3 partitions sent 2 letters, all acknowledged by the brokers" in done.words
+    assert f"created {world.replay} (3 partitions) sent 2 dead letters, all acknowledged by the brokers" in done.words
     assert world.partitions(world.replay) == 3
     second, first = world.read(world.replay, 2)
     assert (first.partition(), first.key(), first.value()) == (2, b"ann", b'{"total": -5}')
@@ -525,7 +528,7 @@ def test_a_topic_that_is_there_is_used(world, call, kafka_server):
     done = call("replay", "--all", "--execute")
 
     assert f"to {world.replay} (1 partition)" in done.words
-    assert "made" not in done.words
+    assert "created" not in done.words
     assert len(world.read(world.replay, 2)) == 2
 
 
@@ -557,8 +560,8 @@ def test_a_record_that_died_twice_is_sent_once(world, call):
     done = call("replay", "--all", "--execute")
 
     assert done.code == 0
-    assert f"replay 2 letters of {world.dead}" in done.words
-    assert "left out 1 letter: their records died again later" in done.words
+    assert f"replay 2 dead letters of {world.dead}" in done.words
+    assert "skipped 1 dead letter: a later dead letter of the same record is sent instead" in done.words
     sent = {dict(one.headers())["tailrace-origin-offset"]: dict(one.headers()) for one in world.read(world.replay, 2)}
     assert (sent[b"1"]["tailrace-deaths"], sent[b"1"]["tailrace-replays"]) == (b"2", b"2")
 
@@ -570,7 +573,7 @@ def test_the_origin_is_a_choice_with_a_warning(world, call):
     for more in ([], ["--execute"]):
         done = call("replay", "--all", "--to-origin", *more)
         assert done.code == 0
-        assert f"warning every group that reads {world.origin} handles them again, not one alone" in done.words
+        assert f"warning every group that reads {world.origin} handles these records again" in done.words
 
     assert [one.partition() for one in world.read(world.origin, 1)] == [2]
     assert world.replay not in world.topics()
@@ -583,8 +586,8 @@ def test_a_letter_that_says_too_little_is_left_out(world, call):
     done = call("replay", "--all", "--execute")
 
     assert done.code == 1
-    assert "left out 1 letter: it does not say where it came from, or of which group it is (0:0)" in done.words
-    assert "sent 1 letter, all acknowledged" in done.words
+    assert "skipped 1 dead letter: its headers lack the origin or the group (0:0)" in done.words
+    assert "sent 1 dead letter, all acknowledged" in done.words
     assert [(one["letter"], one["sent"]) for one in call("replay", "--all", "--json").lines] == [
         ("0:0", False),
         ("0:1", False),
@@ -598,7 +601,10 @@ def test_an_origin_that_is_gone_is_told(world, call, kafka_server):
     world.write(letter(1, topic=f"{world.origin}-gone", group="billing"), topic=dead)
 
     gone = call("replay", "--all", "--execute", "--to-origin", topic=dead)
-    assert (gone.code, f"topic {world.origin}-gone is no more - leave --to-origin out" in gone.words) == (1, True)
+    assert (gone.code, f"topic {world.origin}-gone no longer exists - replay without --to-origin" in gone.words) == (
+        1,
+        True,
+    )
 
     assert call("replay", "--all", "--execute", topic=dead).code == 0
     assert world.partitions(f"{world.origin}-gone.billing.replay") == 2
@@ -619,9 +625,9 @@ def test_what_was_not_acknowledged_is_named(world, call, kafka_server):
     assert done.code == 1
     assert "sent" not in done.words
     assert "MESSAGE_TOO_LARGE" in done.errors
-    assert "letters are acknowledged, the others are not" in done.errors
-    assert "3 of 4 letters are acknowledged" in done.errors
-    assert "replay them again: --offset 0:1\n" in done.errors
+    assert "dead letters were acknowledged, the others were not" in done.errors
+    assert "3 of 4 dead letters were acknowledged" in done.errors
+    assert "replay the others: --offset 0:1\n" in done.errors
     assert world.end(world.replay) == 3
 
 
@@ -633,7 +639,7 @@ def test_a_topic_that_cannot_be_made_is_told(world, call, kafka_server):
     done = call("replay", "--all", "--execute")
 
     assert done.code == 1
-    assert f"{world.replay} is not there and cannot be made - make it with 3 partitions" in done.errors
+    assert f"{world.replay} does not exist and cannot be created - create it with 3 partitions" in done.errors
 
 
 async def test_a_topic_that_somebody_else_makes_will_do(world, kafka_server):
@@ -642,7 +648,7 @@ async def test_a_topic_that_somebody_else_makes_will_do(world, kafka_server):
     cluster = Cluster(resolve({"bootstrap_servers": world.bootstrap_servers}, {}))
     await cluster.bootstrap()
 
-    await make_topics(cluster, {world.replay: 3})
+    await create_topics(cluster, {world.replay: 3})
 
     cluster.close()
     await asyncio.sleep(0)
@@ -654,10 +660,10 @@ def test_letters_of_several_groups_go_each_to_its_own():
     letters = [stood(letter(1, group="billing"), 0), stood(letter(1, group="stock"), 1)]
 
     shared = DeadLetterTopic("x.dead", "x.dead")
-    plan = plan_replay(letters, {"orders": 6}, dead_topic=shared, to_origin=False, otherwise=1)
+    plan = plan_replay(letters, {"orders": 6}, dead_topic=shared, to_origin=False, default_partitions=1)
 
-    assert plan.to_make == {"orders.billing.replay": 6, "orders.stock.replay": 6}
-    assert plan.outlived == ()
+    assert plan.topics_to_create == {"orders.billing.replay": 6, "orders.stock.replay": 6}
+    assert plan.superseded == ()
 
 
 def test_records_of_a_topic_that_was_made_again_are_not_those_of_before():
@@ -666,11 +672,11 @@ def test_records_of_a_topic_that_was_made_again_are_not_those_of_before():
     made = Record("orders", 0, 5, b"ann", b"after", NOON, [])
     after = dead_letter(made, Failure(ValueError("no"), 3, "charge", "billing", NOON + MINUTE))
     plan = plan_replay(
-        [stood(before, 0), stood(after, 1)], {"orders": 6}, dead_topic=OF_ORDERS, to_origin=False, otherwise=1
+        [stood(before, 0), stood(after, 1)], {"orders": 6}, dead_topic=OF_ORDERS, to_origin=False, default_partitions=1
     )
 
-    assert [one.letter.value for one in plan.sendings] == [b"before", b"after"]
-    assert plan.outlived == ()
+    assert [one.letter.value for one in plan.replays] == [b"before", b"after"]
+    assert plan.superseded == ()
 
 
 @pytest.mark.parametrize("to_origin", [False, True])
@@ -688,12 +694,12 @@ def test_a_letter_steers_no_replay(forged, why, to_origin):
     """One that claims a topic or group that is not its dead-letter topic's is left out by name, and the others go."""
     letters = [stood(letter(1), 0), stood(letter(2, **forged), 1), stood(letter(3), 2)]
 
-    plan = plan_replay(letters, {"orders": 6}, dead_topic=OF_ORDERS, to_origin=to_origin, otherwise=1)
+    plan = plan_replay(letters, {"orders": 6}, dead_topic=OF_ORDERS, to_origin=to_origin, default_partitions=1)
 
-    assert [one.letter for one in plan.sendings] == [letters[0], letters[2]]
-    assert {one.topic for one in plan.sendings} == {"orders" if to_origin else "orders.billing.replay"}
-    ((left_out, reason),) = plan.left_out
-    assert (left_out, why in reason) == (letters[1], True)
+    assert [one.letter for one in plan.replays] == [letters[0], letters[2]]
+    assert {one.topic for one in plan.replays} == {"orders" if to_origin else "orders.billing.replay"}
+    ((refused, reason),) = plan.refused
+    assert (refused, why in reason) == (letters[1], True)
 
 
 def test_an_illegal_letter_is_reported_and_the_others_are_sent(world, call):
@@ -703,7 +709,7 @@ def test_an_illegal_letter_is_reported_and_the_others_are_sent(world, call):
     done = call("replay", "--all", "--execute")
 
     assert done.code == 1
-    assert "sent 2 letters, all acknowledged" in done.words
+    assert "sent 2 dead letters, all acknowledged" in done.words
     assert "(0:1)" in done.words
     assert "(0:2)" in done.words
     assert "\x1b[2J" not in done.out
@@ -729,16 +735,16 @@ def test_letters_of_an_app_with_a_template_of_its_own_are_replayed(world, call, 
     [
         ([], "ACTION"),
         (["lst"], "invalid choice: 'lst'"),
-        (["list"], "which topic? - give it, such as orders.billing.dead, or set TAILRACE_DEAD_LETTER_TOPIC"),
-        (["replay", "t"], "which letters? - choose with --offset, --since, --error-type, or take them --all"),
-        (["replay", "t", "--execute"], "which letters?"),
-        (["replay", "t", "--limit", "3"], "which letters?"),
-        (["replay", "t", "--all", "--error-type", "X"], "--all means every letter"),
-        (["show", "t", "--offset", "3"], "write PARTITION:OFFSET, such as 0:17"),
+        (["list"], "a topic is required: give TOPIC, such as orders.billing.dead, or set TAILRACE_DEAD_LETTER_TOPIC"),
+        (["replay", "t"], "a selection is required: give --offset, --since, --error-type or --all"),
+        (["replay", "t", "--execute"], "a selection is required"),
+        (["replay", "t", "--limit", "3"], "a selection is required"),
+        (["replay", "t", "--all", "--error-type", "X"], "--all excludes"),
+        (["show", "t", "--offset", "3"], "must be PARTITION:OFFSET, such as 0:17"),
         (["show", "t", "--offset", "-1:3"], "expected one argument"),
-        (["show", "t", "--since", "yesterday"], "write how long ago, such as 90s, 30m, 2h, 3d, or when"),
-        (["show", "t", "--since", "9999999w"], "is no time"),
-        (["show", "t", "--limit", "0"], "give a whole number, 1 or more"),
+        (["show", "t", "--since", "yesterday"], "must be an age, such as 90s, 30m, 2h or 3d, or a time"),
+        (["show", "t", "--since", "9999999w"], "must be an age"),
+        (["show", "t", "--limit", "0"], "must be a positive integer"),
         (["list", "t", "--execute"], "unrecognized arguments: --execute"),
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
@@ -774,8 +780,8 @@ def test_the_environment_names_brokers_and_topic(world, call, monkeypatch):
     other = call("list", topic=world.origin)
     nowhere = call("list", "--bootstrap-servers", "127.0.0.1:1")
 
-    assert (done.returncode, done.stderr, f"letters   1 in {world.dead}" in done.stdout) == (0, "", True)
-    assert f"none in {world.origin}" in other.out
+    assert (done.returncode, done.stderr, f"total     1 dead letter in {world.dead}" in done.stdout) == (0, "", True)
+    assert f"no dead letters in {world.origin}" in other.out
     assert nowhere.code == 1
     assert nowhere.errors.startswith("tailrace dead-letters: no broker answers: 127.0.0.1:1: connection refused - ")
     assert nowhere.errors.count("\n") == 1
@@ -803,7 +809,9 @@ def test_how_long_ago_is_a_time(text, seconds):
 def test_places_and_choices_are_what_they_say():
     """What is said twice is meant once, and every condition has to hold."""
     letters = [stood(letter(n, at_ms=NOON - n), n) for n in range(4)]
-    choice = LetterSelection((parse_place("0:1"), parse_place("0:1"), LetterPlace(0, 3)), NOON - 2, ("ValueError",))
+    choice = DeadLetterFilter(
+        (parse_position("0:1"), parse_position("0:1"), DeadLetterPosition(0, 3)), NOON - 2, ("ValueError",)
+    )
 
-    assert [one.record.offset for one in letters if choice.takes(one)] == [1]
-    assert [one.record.offset for one in LetterSelection(limit=2).first(letters)] == [3, 2]
+    assert [one.record.offset for one in letters if choice.matches(one)] == [1]
+    assert [one.record.offset for one in DeadLetterFilter(limit=2).first(letters)] == [3, 2]

@@ -59,12 +59,12 @@ def test_it_tells_its_version():
     [
         ([], "commands:"),
         (["dmeo"], "did you mean 'demo'?"),
-        (["zzz"], "demo, kafka"),
+        (["zzz"], "choose from run, demo, kafka"),
         (["--frobnicate"], "tailrace --help"),
-        (["--limit", "demo"], "its options come after it: tailrace demo --limit"),
+        (["--limit", "demo"], "options of 'demo' come after the command: tailrace demo --limit"),
         (["demo", "--limit", "none"], "invalid number value: 'none'"),
-        (["demo", "--limit", "0"], "more than 0"),
-        (["demo", "--rate", "nan"], "more than 0"),
+        (["demo", "--limit", "0"], "greater than 0"),
+        (["demo", "--rate", "nan"], "greater than 0"),
         (["kafka", "--port", "70000"], "1 to 65535"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -89,7 +89,7 @@ def command(monkeypatch):
         module = types.ModuleType("tailrace.cli.thing")
         module.arguments, module.run = lambda _parser: None, run
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(entry.COMMANDS, "thing", entry._Listed("does it", "demo"))
+        monkeypatch.setitem(entry.COMMANDS, "thing", entry._CommandInfo("does it", "demo"))
 
     return make
 

@@ -21,7 +21,7 @@ def test_a_broker_until_ctrl_c():
         assert f"127.0.0.1:{port}" in read_until(process, "broker")
         assert read_until(process, "topics") == "orders (6), bills (1)"
         assert read_until(process, "use") == f"export TAILRACE_BOOTSTRAP_SERVERS=127.0.0.1:{port}"
-        read_until(process, "end")
+        read_until(process, "stop")
         producer = Producer({"bootstrap.servers": f"127.0.0.1:{port}"})
         made = {name: len(topic.partitions) for name, topic in producer.list_topics(timeout=20).topics.items()}
         producer.produce("new", b"x")
@@ -40,18 +40,18 @@ def test_a_topic_that_is_none_is_told(topic):
     done = tailrace("kafka", "--topic", topic)
 
     assert done.returncode == 2
-    assert "give a name, or name:6 for six partitions" in done.stderr
+    assert "must be NAME or NAME:PARTITIONS, such as orders:6, not" in done.stderr
 
 
 def test_a_broker_that_dies_is_told():
     """When the broker ends by itself, the command says so and ends with 1."""
     with running("kafka") as process:
-        read_until(process, "end")
+        read_until(process, "stop")
         subprocess.run(["kill", "-9", str(broker_of(process.pid))], check=True)
         out, errors = process.communicate(timeout=60)
 
     assert (process.returncode, out.strip(), "Traceback" in errors) == (1, "", False)
-    assert errors.startswith("tailrace kafka: the broker has ended by itself.")
+    assert errors.startswith("tailrace kafka: the broker exited.")
 
 
 def test_a_port_in_use_is_told():
@@ -70,7 +70,7 @@ def test_it_does_not_pass_another_broker_off_as_its_own():
     done = tailrace("kafka", TAILRACE_TEST_BOOTSTRAP_SERVERS="127.0.0.1:1")
 
     assert done.returncode == 1
-    assert done.stderr.startswith("tailrace kafka: TAILRACE_TEST_BOOTSTRAP_SERVERS names brokers that run already - ")
+    assert done.stderr.startswith("tailrace kafka: TAILRACE_TEST_BOOTSTRAP_SERVERS selects brokers that already run - ")
 
 
 def broker_of(pid: int) -> int:

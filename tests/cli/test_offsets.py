@@ -50,7 +50,7 @@ def test_a_row_is_a_line_on_a_screen_and_whole_in_a_pipe(kafka, topic, monkeypat
 
     assert same.fits
     assert same.out.count("spark query") == 1
-    assert f"text {text} - the same beside each" in same.words
+    assert f"metadata {text} (the same for all partitions)" in same.words
     assert screen.fits
     assert [line.rstrip()[-1] for line in screen.out.splitlines() if line.startswith(topic[:8])] == ["e", "…"]
     assert [line.rpartition("   ")[2] for line in pipe.out.splitlines()[1:3]] == ["mine", text]
@@ -59,7 +59,7 @@ def test_a_row_is_a_line_on_a_screen_and_whole_in_a_pipe(kafka, topic, monkeypat
 def test_a_group_without_offsets_has_none(kafka):
     """A live member that never committed: that is told, and no error."""
     with kafka.member(kafka.topic()):
-        assert "none are committed" in kafka.call("offsets", "show", kafka.group).words
+        assert "has no committed offsets" in kafka.call("offsets", "show", kafka.group).words
 
 
 # ---- reset ---------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_offsets_are_set_only_when_that_is_asked_for(kafka, topic, arguments, ne
     done = kafka.call("offsets", "reset", kafka.group, "--topic", topic, *arguments, "--execute", "--json")
 
     assert (shown.code, done.code, shown.fits) == (0, 0, True)
-    assert "dry run nothing was changed - the same with --execute sets 2 partitions" in shown.words
+    assert "dry run nothing changed - add --execute to reset 2 partitions" in shown.words
     assert before == {0: 4, 1: 7}
     assert {one["partition"]: (one["old"], one["new"], one["executed"]) for one in done.lines} == {
         partition: ({0: 4, 1: 7}[partition], offset, True) for partition, offset in new.items()
@@ -136,28 +136,28 @@ def test_a_new_group_is_made(kafka, topic):
 
     done = kafka.call("offsets", "reset", group, "--topic", topic, "--to-offset", "3", "--execute")
 
-    assert f"{group} is not there yet" in done.words
+    assert f"{group} was created" in done.words
     assert kafka.committed(topic, group) == {0: 3, 1: 3}
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--to-earliest"], 2, "which topic?"),
+        (["--to-earliest"], 2, "a topic is required: give --topic or --all-topics"),
         (["--topic", "x"], 2, "--to-earliest"),
         (["--topic", "x", "--to-earliest", "--to-latest"], 2, "not allowed with"),
-        (["--topic", "x", "--all-topics", "--to-latest"], 2, "leave it out"),
-        (["--topic", "x:a", "--to-latest"], 2, "write orders, or orders:0,3"),
-        (["--topic", "x", "--to-offset", "-1"], 2, "is no offset"),
-        (["--topic", "x", "--to-offset", str(1 << 63)], 2, "is no offset"),
-        (["--topic", "x", "--shift-by", "0"], 2, "say how many"),
-        (["--topic", "x", "--by-duration", "PT"], 2, "is no duration"),
-        (["--topic", "x", "--by-duration", "an hour"], 2, "is no duration"),
+        (["--topic", "x", "--all-topics", "--to-latest"], 2, "exclude each other"),
+        (["--topic", "x:a", "--to-latest"], 2, "such as orders:0,3, not 'x:a'"),
+        (["--topic", "x", "--to-offset", "-1"], 2, "must be a whole number, 0 or greater"),
+        (["--topic", "x", "--to-offset", str(1 << 63)], 2, "must be a whole number, 0 or greater"),
+        (["--topic", "x", "--shift-by", "0"], 2, "must be a number of offsets"),
+        (["--topic", "x", "--by-duration", "PT"], 2, "must be a duration"),
+        (["--topic", "x", "--by-duration", "an hour"], 2, "must be a duration"),
         (["--topic", "x", "--by-duration", "99999d"], 1, "after 1970"),
-        (["--topic", "x", "--to-datetime", "tomorrow"], 2, "is no time"),
-        (["--topic", "x", "--to-datetime", "1066-10-14"], 2, "is no time"),
+        (["--topic", "x", "--to-datetime", "tomorrow"], 2, "must be a time"),
+        (["--topic", "x", "--to-datetime", "1066-10-14"], 2, "must be a time"),
         (["--topic", "there-is-no-such-topic", "--to-latest"], 1, "there is no topic"),
-        (["--topic", "no/topic", "--to-latest"], 2, "is no name of a topic"),
+        (["--topic", "no/topic", "--to-latest"], 2, "is not a legal topic name"),
         (["--all-topics", "--to-latest"], 1, "has no committed offsets"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -182,10 +182,10 @@ def test_offsets_are_forgotten_when_that_is_asked_for(kafka, topic):
     again = kafka.call("offsets", "delete", kafka.group, "--topic", f"{topic}:1", "--execute")
 
     assert (shown.code, done.code, again.code) == (0, 0, 1)
-    assert "deletes 1 offset" in shown.words
+    assert "delete 1 offset" in shown.words
     assert before == {0: 4, 1: 7}
     assert kafka.committed(topic) == {0: 4}
-    assert "has committed nothing of" in again.errors
+    assert "has no committed offsets of" in again.errors
 
 
 def test_what_a_live_member_reads_is_not_forgotten(kafka, topic):
@@ -230,7 +230,7 @@ def test_an_illegal_topic_name_is_refused_before_the_broker_is_asked(action, cap
     with pytest.raises(SystemExit, match="2"):
         main(["offsets", name, "billing", "--topic", "bad topic", *target, "--bootstrap-servers", "127.0.0.1:1"])
 
-    assert "'bad topic' is no name of a topic" in capsys.readouterr().err
+    assert "'bad topic' is not a legal topic name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

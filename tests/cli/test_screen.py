@@ -40,7 +40,7 @@ def test_a_terminal_sees_how_far_it_is(kafka_server):
     assert code == 0
     assert {done for done in seen if 0 < done < 5_000}
     assert "━" * 10 in written
-    assert written.endswith("nothing is left behind\r\n")
+    assert written.endswith("everything was removed\r\n")
 
 
 @pytest.mark.parametrize(

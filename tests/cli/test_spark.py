@@ -90,8 +90,8 @@ def test_a_backfill_commits_for_the_live_app(shop, kafka_server):
 
     assert handed_over.returncode == 0, handed_over.stderr
     assert handed_over.stdout.splitlines() == [
-        f"group {topic} is 0 records behind",
-        "the live app may take over: tailrace run shop:billing",
+        f"lag of group {topic}: 0 records",
+        "the app can take over, run: tailrace run shop:billing",
     ]
     # The witness goes on where it was.
     assert doubled(kafka_server, topic, 2) == [20, 22]
@@ -120,10 +120,10 @@ def test_a_stream_ends_on_sigterm(shop, kafka_server, tmp_path):
     ("arguments", "said"),
     [
         (["backfill", "nowhere:app"], "there is no module 'nowhere'"),
-        (["backfill", "shop:billing", "--since", "soon"], "'soon' is no time"),
+        (["backfill", "shop:billing", "--since", "soon"], "must be a time since 1970"),
         (["run", "shop:billing"], "--checkpoint"),
-        (["handoff", "shop:billing", "--max-lag", "0"], "give a whole number from 1"),
-        (["backfill", "shop:billing", "--set", "group"], "write it as NAME=VALUE"),
+        (["handoff", "shop:billing", "--max-lag", "0"], "must be a positive integer, not '0'"),
+        (["backfill", "shop:billing", "--set", "group"], "must be NAME=VALUE, not 'group'"),
         (["backfill", "shop:billing", "nohandler"], "this app has no handler 'nohandler' - it has double"),
         (["handoff", "shop:billing", "nohandler"], "this app has no handler 'nohandler' - it has double"),
     ],

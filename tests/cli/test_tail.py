@@ -246,17 +246,17 @@ def test_a_topic_that_is_not_there_is_told(kafka, topic):
 
     assert (unknown.code, partition.code) == (1, 1)
     assert f"did you mean '{topic}'?" in unknown.errors
-    assert "there is no partition 2" in partition.errors
+    assert "has no partition 2" in partition.errors
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "TOPIC"),
-        (["orders", "--from", "yesterday"], "is no start"),
-        (["orders", "--max", "0"], "1 or more"),
-        (["orders", "--where", "paid"], "is no condition"),
-        (["orders", "--partition", "a"], "numbers of partitions"),
+        (["orders", "--from", "yesterday"], "must be earliest, latest"),
+        (["orders", "--max", "0"], "must be a positive integer"),
+        (["orders", "--where", "paid"], "must be FIELD=VALUE"),
+        (["orders", "--partition", "a"], "must be partition numbers"),
         (["orders", "--format", "xml"], "invalid choice"),
     ],
 )

@@ -1,7 +1,7 @@
 """The command line: ``tailrace COMMAND``.
 
-Look in ``entry`` for how a command is found and how its errors are told; each command is a module (or a folder) of
-its own, with ``arguments(parser)`` and ``run(options) -> exit code``, imported when it is called and not before.
+``entry`` finds the command and reports its errors. Each command is a module or package with ``arguments(parser)`` and
+``run(options) -> exit code``; it is imported only when it is called.
 """
 
 from tailrace.cli.entry import main

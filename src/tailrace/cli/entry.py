@@ -1,8 +1,7 @@
-"""From ``argv`` to an exit code.
+"""Entry point of the command line: from ``argv`` to an exit code.
 
-Rule of this file: it knows the commands by name and nothing of what they do, so ``tailrace --help`` imports none.
-Exit codes: 0 done, 1 it went wrong (one sentence on stderr says what, and what to do next), 2 it was called wrongly,
-130 Ctrl-C, 143 SIGTERM.
+No command is imported before it is chosen, so ``tailrace --help`` stays fast. Exit codes: 0 success, 1 failure (one
+sentence on stderr gives the cause and the next step), 2 usage error, 130 SIGINT, 143 SIGTERM.
 """
 
 from __future__ import annotations
@@ -25,98 +24,98 @@ from tailrace.observe.escaping import escaped
 __all__ = ["main"]
 
 
-class _Listed(NamedTuple):
-    """What is known of a command before it is imported."""
+class _CommandInfo(NamedTuple):
+    """Summary and dependencies of a command, known without importing it."""
 
     summary: str
     extra: str
-    """What ``pip install`` has to bring beside tailrace itself."""
+    """Extras of the package that the command needs, separated by commas."""
 
 
 COMMANDS = {
-    "run": _Listed("run the handlers of an app until SIGTERM", ""),
-    "demo": _Listed("replay 336,776 real flights into a real broker and read them", "demo"),
-    "kafka": _Listed("start a real broker on this machine, until Ctrl-C", "cli,testing"),
-    "tail": _Listed("print the records of a topic", ""),
-    "groups": _Listed("list groups, look into one, delete some", ""),
-    "lag": _Listed("how far a group is behind", ""),
-    "offsets": _Listed("show what a group has committed, or set it anew", ""),
-    "spark": _Listed("run an app's handlers on Spark: stream, backfill, hand over", "cli,spark"),
-    "dead-letters": _Listed("look at records that failed for good, and replay them", "cli"),
+    "run": _CommandInfo("run an app's handlers until SIGTERM", ""),
+    "demo": _CommandInfo("replay 336,776 real flights through a real broker", "demo"),
+    "kafka": _CommandInfo("run a local Kafka broker until Ctrl-C", "cli,testing"),
+    "tail": _CommandInfo("print the records of a topic", ""),
+    "groups": _CommandInfo("list, show or delete groups", ""),
+    "lag": _CommandInfo("show the lag of a group", ""),
+    "offsets": _CommandInfo("show, reset or delete a group's committed offsets", ""),
+    "spark": _CommandInfo("run an app's handlers on Apache Spark", "cli,spark"),
+    "dead-letters": _CommandInfo("list, show or replay dead letters", "cli"),
 }
 
 _DESCRIPTION = """\
-Consume Apache Kafka from asyncio: see it work, look at groups and topics.
+Run asyncio Kafka consumers, and inspect topics, groups and dead letters.
 """
 
 _EPILOG = """\
 commands:
 {commands}
 
-`tailrace COMMAND --help` tells more of each, with an example.
+Run `tailrace COMMAND --help` for the options of a command and examples.
 
-exit codes: 0 done, 1 it went wrong, 2 it was called wrongly, 130 Ctrl-C
+exit codes: 0 success, 1 failure, 2 usage error, 130 Ctrl-C, 143 SIGTERM
 """
 
 
 class _Command(Protocol):
-    """What the module of a command has."""
+    """Interface of a command's module."""
 
     def arguments(self, parser: argparse.ArgumentParser, /) -> None:
-        """Say in ``parser`` what the command does and what it takes."""
+        """Add the command's help texts and options to ``parser``."""
 
     def run(self, options: argparse.Namespace, /) -> int:
-        """Do it; gives the exit code."""
+        """Run the command and return its exit code."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that ``argv`` names; gives the exit code."""
-    called = list(sys.argv[1:] if argv is None else argv)
-    # Commands that configure no logging end with a sentence of their own.
+    """Run the command that ``argv`` names and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # Without a handler, Python's handler of last resort would print each warning beside the command's own message.
     logging.getLogger("tailrace").addHandler(logging.NullHandler())
-    name = called[0] if called and called[0] in COMMANDS else None
+    name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     if name is None:
-        return _without_command(called)
+        return _run_without_command(arguments)
     try:
         command = cast(_Command, import_module(f"tailrace.cli.{name.replace('-', '_')}"))
         parser = _parser(f"tailrace {name}")
         command.arguments(parser)
-        return command.run(parser.parse_args(called[1:]))
+        return command.run(parser.parse_args(arguments[1:]))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain once more when it flushes at exit.
+        # The reader of the pipe is gone; without this, Python reports the same error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        ours = _sentences(error, COMMANDS[name].extra)
-        if not ours:
+        messages = _messages(error, COMMANDS[name].extra)
+        if not messages:
             raise
-        for sentence in ours:
-            print(f"tailrace {name}: {_on_terminal(sentence)}", file=sys.stderr)  # noqa: T201
+        for message in messages:
+            print(f"tailrace {name}: {_terminal_safe(message)}", file=sys.stderr)  # noqa: T201
         return 1
 
 
-def _without_command(called: list[str]) -> int:  # noqa: RET503 - parser.error() does not return
-    from importlib.metadata import version  # noqa: PLC0415 - half of the time that a command takes to begin
+def _run_without_command(arguments: list[str]) -> int:  # noqa: RET503 - parser.error() does not return
+    from importlib.metadata import version  # noqa: PLC0415 - half of a command's startup time
 
-    widest = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:<{widest}}  {listed.summary}" for name, listed in COMMANDS.items())
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:<{width}}  {info.summary}" for name, info in COMMANDS.items())
     parser = _parser("tailrace", usage="tailrace [--help] [--version] COMMAND ...")
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG.format(commands=commands)
     parser.add_argument("--version", action="version", version=f"tailrace {version('tailrace')}")
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
-    wanted = parser.parse_known_args(called)[0].command
-    if wanted is None:
-        if called:
-            parser.error(f"there is no option {called[0]!r} - `tailrace --help` lists what there is")
+    command = parser.parse_known_args(arguments)[0].command
+    if command is None:
+        if arguments:
+            parser.error(f"unknown option {arguments[0]!r} - see `tailrace --help`")
         parser.print_help(sys.stderr)
         return 2
-    close = difflib.get_close_matches(wanted, COMMANDS, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
-    if wanted in COMMANDS:
-        hint = f"its options come after it: tailrace {wanted} {called[0]}"
-    parser.error(f"{wanted!r} is no command here - {hint}")
+    if command in COMMANDS:
+        parser.error(f"options of {command!r} come after the command: tailrace {command} {arguments[0]}")
+    close = difflib.get_close_matches(command, COMMANDS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(COMMANDS)}"
+    parser.error(f"unknown command {command!r} - {hint}")
 
 
 def _parser(prog: str, usage: str | None = None) -> argparse.ArgumentParser:
@@ -125,16 +124,16 @@ def _parser(prog: str, usage: str | None = None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog=prog, usage=usage, formatter_class=formatter, allow_abbrev=False)
 
 
-def _on_terminal(sentence: str) -> str:
-    """Return a sentence that steers no terminal; further lines of it are indented."""
-    return escaped(sentence, keep="\n").replace("\n", "\n  ")
+def _terminal_safe(message: str) -> str:
+    """Escape control characters and indent all lines but the first."""
+    return escaped(message, keep="\n").replace("\n", "\n  ")
 
 
-def _sentences(error: Exception, extra: str) -> list[str]:
-    """What to tell of an error of ours, or of several from tasks of one group; nothing if it is no error of ours."""
+def _messages(error: Exception, extra: str) -> list[str]:
+    """Return the messages of a tailrace error or a group of them; empty for any other error."""
     if isinstance(error, ExceptionGroup):
-        told = [_sentences(one, extra) for one in error.exceptions]
-        return list(dict.fromkeys(line for lines in told for line in lines)) if all(told) else []
+        found = [_messages(one, extra) for one in error.exceptions]
+        return list(dict.fromkeys(message for messages in found for message in messages)) if all(found) else []
     if isinstance(error, ModuleNotFoundError):
         missing = (error.name or "tailrace").partition(".")[0]
         return [] if missing == "tailrace" else [f"{missing} is not installed - {install_hint(extra)}"]

@@ -1,18 +1,18 @@
-"""``tailrace groups``: what it says of itself; what it does stands in ``tools.groups``."""
+"""Arguments and help of ``tailrace groups``; ``tools.groups`` implements it."""
 
 from __future__ import annotations
 
 import argparse
 
-from tailrace.cli.tools.connection import REACHING, add_group, add_reaching
+from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_options, add_group
 
 __all__ = ["arguments", "run"]
 
 _DESCRIPTION = """\
-List the consumer groups of a cluster, look into one, or delete some.
+List the groups of a cluster, show one, or delete some.
 
-Groups of both protocols are shown alike; of others, such as Kafka Connect's,
-the kind says what they are.
+The type is the group protocol of consumer groups (classic, or consumer for
+KIP-848), and the protocol type of other groups, such as Kafka Connect's.
 """
 
 _EPILOG = f"""\
@@ -22,12 +22,13 @@ examples:
   tailrace groups show --app shop:billing --json | jq .members[].host
   tailrace groups delete billing-test --execute
 
-{REACHING}
-`tailrace groups ACTION --help` tells more of each.
+{CONNECTION_HELP}
+Run `tailrace groups ACTION --help` for the options of an action.
 """
 
 _LIST = """\
-List all groups that we may see: state, kind, number of live members.
+List the groups that you are authorized to describe, with their state, type and
+number of live members.
 """
 
 _LIST_EPILOG = """\
@@ -37,8 +38,8 @@ examples:
 """
 
 _SHOW = """\
-Show one group: its state, who deals, which broker coordinates it, and of each
-live member its client, its host, its id and the partitions that it has.
+Show a group's state, type, assignor and coordinator, and the client, host, id
+and assigned partitions of each live member.
 """
 
 _SHOW_EPILOG = """\
@@ -48,11 +49,10 @@ examples:
 """
 
 _DELETE = """\
-Delete groups, with all that they have committed. Without --execute it only
-shows which.
+Delete groups and their committed offsets. Without --execute, only list them.
 
-It is refused while one of them has live members, which it names; then none is
-deleted. There is no way back: a group of that name begins anew.
+If any of the groups has live members, no group is deleted. Deleting cannot be
+undone: a new group of the same name starts at its auto_offset_reset.
 """
 
 _DELETE_EPILOG = """\
@@ -63,9 +63,9 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    add_reaching(parser)
+    add_connection_options(parser)
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION")
 
     def action(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
@@ -77,19 +77,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=parser.formatter_class,
             allow_abbrev=False,
         )
-        add_reaching(added, inner=True)
+        add_connection_options(added, inner=True)
         return added
 
-    action("list", "all that we may see (when nothing is said)", _LIST, _LIST_EPILOG)
-    add_group(action("show", "one group and its members", _SHOW, _SHOW_EPILOG))
-    delete = action("delete", "groups and what they committed", _DELETE, _DELETE_EPILOG)
-    delete.add_argument("groups", nargs="+", metavar="GROUP", help="without live members")
-    delete.add_argument("--execute", action="store_true", help="delete them; without it they are only listed")
+    action("list", "list groups (the default)", _LIST, _LIST_EPILOG)
+    add_group(action("show", "show a group and its members", _SHOW, _SHOW_EPILOG))
+    delete = action("delete", "delete groups and their committed offsets", _DELETE, _DELETE_EPILOG)
+    delete.add_argument("groups", nargs="+", metavar="GROUP", help="group without live members")
+    delete.add_argument("--execute", action="store_true", help="delete the groups (default: dry run)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do it; gives the exit code."""
+    """Run the command and return its exit code."""
     from tailrace.cli.tools.groups import work  # noqa: PLC0415
-    from tailrace.cli.tools.shutdown import finished  # noqa: PLC0415 - all that a --help does without
+    from tailrace.cli.tools.shutdown import finished  # noqa: PLC0415 - not needed by --help
 
     return finished(work(options))

@@ -1,4 +1,4 @@
-"""``tailrace kafka``: a broker to try things on."""
+"""``tailrace kafka``: a local broker for trying things out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tailrace.errors import ConfigurationError, KafkaServerError
 __all__ = ["arguments", "run"]
 
 _DESCRIPTION = """\
-Start a real Apache Kafka broker on this machine and keep it until Ctrl-C.
+Run a local Apache Kafka broker until Ctrl-C.
 
-No Docker and no system Java: the broker comes from packages, the first time
-with a download of 46 MB from Maven Central, which is kept. It listens on
-127.0.0.1 without TLS or a login, makes topics when they are first written to,
-and forgets all data when it ends.
+Needs neither Docker nor a system Java. The first start downloads the broker
+(46 MB) from Maven Central and caches it. The broker listens on 127.0.0.1
+without TLS or authentication, creates topics automatically on first use, uses
+about 300 MB of memory, and deletes all data when it stops.
 """
 
 _EPILOG = """\
@@ -22,30 +22,30 @@ examples:
   tailrace kafka
   tailrace kafka --port 9092 --topic orders:6 --topic invoices
 
-It takes 300 MB of memory. Other programs reach it by the address it prints;
-tailrace also by TAILRACE_BOOTSTRAP_SERVERS.
+Other programs connect to the printed address. Tailrace also reads it from
+TAILRACE_BOOTSTRAP_SERVERS.
 """
 
-_LOOK_S = 0.5
+_POLL_INTERVAL_S = 0.5
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("--port", type=_port, metavar="N", help="listen there (any free port when nothing is said)")
+    parser.add_argument("--port", type=_port, metavar="N", help="port to listen on (default: any free port)")
     parser.add_argument(
         "--topic",
         type=_topic,
         action="append",
         default=[],
         metavar="NAME[:N]",
-        help="make a topic of N partitions (default: 1); repeat for more",
+        help="create a topic with N partitions, default 1 (repeatable)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Keep a broker until Ctrl-C; returns only when the broker ended before."""
-    import os  # noqa: PLC0415 - all that a --help does without
+    """Run a broker until Ctrl-C; raise if the broker exits first."""
+    import os  # noqa: PLC0415 - not needed by --help
     import time  # noqa: PLC0415
 
     from tailrace.cli.local_broker import local_broker  # noqa: PLC0415
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     from tailrace.embedded.cluster import EXTERNAL  # noqa: PLC0415
 
     if os.environ.get(EXTERNAL):
-        raise ConfigurationError(f"{EXTERNAL} names brokers that run already - unset it to have one started")
+        raise ConfigurationError(f"{EXTERNAL} selects brokers that already run - unset it to start a local broker")
     screen = Screen()
     try:
         with local_broker(screen, port=options.port, config={"auto.create.topics.enable": True}) as server:
@@ -62,24 +62,24 @@ def run(options: argparse.Namespace) -> int:
             if options.topic:
                 screen.say("topics", ", ".join(f"{name} ({partitions})" for name, partitions in options.topic))
             screen.say("use", f"export TAILRACE_BOOTSTRAP_SERVERS={server.bootstrap_servers}")
-            screen.say("end", "Ctrl-C, and all that was written to it is gone")
+            screen.say("stop", "press Ctrl-C; this deletes all data of the broker")
             while not server.nodes or server.node.is_running:
-                time.sleep(_LOOK_S)
-            raise KafkaServerError(f"the broker has ended by itself. Its log says:\n{server.node.complaint()}")
+                time.sleep(_POLL_INTERVAL_S)
+            raise KafkaServerError(f"the broker exited. Its log:\n{server.node.complaint()}")
     except KeyboardInterrupt:
         screen.console.print()  # after the terminal's ^C
-        screen.say("ended", "nothing is left behind")
+        screen.say("stopped", "all data of the broker was deleted")
         raise
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65_535:
-        raise argparse.ArgumentTypeError(f"{text} is no port - give a number from 1 to 65535")
+        raise argparse.ArgumentTypeError(f"must be a port number from 1 to 65535, not {text!r}")
     return int(text)
 
 
 def _topic(text: str) -> tuple[str, int]:
     name, separator, count = text.partition(":")
     if not name or (separator and not (count.isdecimal() and 1 <= int(count) <= 1_000)):
-        raise argparse.ArgumentTypeError(f"{text} will not do: give a name, or name:6 for six partitions")
+        raise argparse.ArgumentTypeError(f"must be NAME or NAME:PARTITIONS, such as orders:6, not {text!r}")
     return name, int(count or 1)

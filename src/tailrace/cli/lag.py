@@ -1,20 +1,19 @@
-"""``tailrace lag``: what it says of itself; what it does stands in ``tools.lag``."""
+"""Arguments and help of ``tailrace lag``; ``tools.lag`` implements it."""
 
 from __future__ import annotations
 
 import argparse
 
-from tailrace.cli.tools.connection import REACHING, add_group, add_reaching, seconds
+from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_options, add_group, seconds
 
 __all__ = ["arguments", "run"]
 
 _DESCRIPTION = """\
-Show how far a group is behind, by partition and in sum.
+Show the lag of a group by partition and in total.
 
-The lag of a partition is what lies between the committed offset and the end of
-its log. Of a partition without a commit none can be told: where its group will
-begin is the members' auto_offset_reset. It is shown as - and counted apart, and
-so is one without a leader, since nobody knows where that ends.
+Lag is the end offset of the log minus the committed offset. Partitions without
+a committed offset or without a leader have no lag; they are shown as "-" and
+left out of the total.
 """
 
 _EPILOG = f"""\
@@ -23,23 +22,23 @@ examples:
   tailrace lag --app shop:billing --watch
   tailrace lag billing --json | jq -s 'map(.lag // 0) | add'
 
-{REACHING}"""
+{CONNECTION_HELP}"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_group(parser)
-    parser.add_argument("--watch", action="store_true", help="measure again and again, until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
     parser.add_argument(
-        "--interval", type=seconds, default=2.0, metavar="SECONDS", help="how often that is (default: 2)"
+        "--interval", type=seconds, default=2.0, metavar="SECONDS", help="interval of --watch (default: 2)"
     )
-    add_reaching(parser)
+    add_connection_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do it; gives the exit code."""
+    """Run the command and return its exit code."""
     from tailrace.cli.tools.lag import work  # noqa: PLC0415
-    from tailrace.cli.tools.shutdown import finished  # noqa: PLC0415 - all that a --help does without
+    from tailrace.cli.tools.shutdown import finished  # noqa: PLC0415 - not needed by --help
 
     return finished(work(options))

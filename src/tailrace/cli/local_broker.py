@@ -1,4 +1,4 @@
-"""The broker that a command starts for itself: what it costs is told before, and that it is gone after."""
+"""Local broker that a command starts and stops."""
 
 from __future__ import annotations
 
@@ -19,22 +19,27 @@ __all__ = ["local_broker"]
 def local_broker(
     screen: Screen, *, port: int | None = None, config: Mapping[str, object] | None = None
 ) -> Iterator[EmbeddedServer]:
-    """A broker on this machine for the length of a ``with``, on ``port`` if one is given; ``config`` overrides ours.
+    """Run a local broker for the duration of a ``with`` block, and print its download, address and startup time.
+
+    Args:
+        screen: output of the command.
+        port: port to listen on; any free port if None.
+        config: broker configuration that overrides the defaults.
 
     Raises:
-        KafkaNotAvailableError: nothing to start one with; the message says what to install.
-        KafkaServerError: it does not start; the message has the end of its log.
+        KafkaNotAvailableError: no broker can be started here; the message names the package to install.
+        KafkaServerError: the broker does not start; the message ends with its log.
     """
     if os.environ.get(EXTERNAL):
         with EmbeddedServer() as server:
-            screen.say("broker", f"{server.bootstrap_servers}, as {EXTERNAL} says")
+            screen.say("broker", f"{server.bootstrap_servers}, from {EXTERNAL}")
             yield server
         return
     note = "starting"
     if not jars.is_cached():
         folder = str(jars.cache_folder()).replace(os.path.expanduser("~"), "~", 1)  # noqa: PTH111 - it need not exist
-        screen.say("download", f"the broker, once: {jars.MEGABYTES} MB from Maven Central into {folder}")
-        note = "looking up its files"
+        screen.say("download", f"the broker (first start only): {jars.MEGABYTES} MB from Maven Central to {folder}")
+        note = "listing its files"
     began = time.monotonic()
     with screen.progress() as progress:
         bar = progress.add_task("broker", total=None, note=note)

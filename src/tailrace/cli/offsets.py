@@ -1,18 +1,18 @@
-"""``tailrace offsets``: what it says of itself; what it does stands in ``tools.offsets``."""
+"""Arguments and help of ``tailrace offsets``; ``tools.offsets`` implements it."""
 
 from __future__ import annotations
 
 import argparse
 import re
 
-from tailrace.cli.tools.connection import REACHING, add_group, add_reaching
+from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_options, add_group
 from tailrace.cli.tools.times import parse_duration, parse_time
 from tailrace.core.legal_topic_names import topic_name_fault
 
 __all__ = ["arguments", "run"]
 
 _DESCRIPTION = """\
-Show what a group has committed, set it anew, or have some of it forgotten.
+Show, reset or delete a group's committed offsets.
 """
 
 _EPILOG = f"""\
@@ -21,16 +21,16 @@ examples:
   tailrace offsets reset billing --topic orders --to-datetime 2026-01-31T09:00
   tailrace offsets delete billing --topic old-orders
 
-{REACHING}
-`tailrace offsets ACTION --help` tells more of each.
+{CONNECTION_HELP}
+Run `tailrace offsets ACTION --help` for the options of an action.
 """
 
 _SHOW = """\
-Show each committed offset, and the text that was committed beside it.
+Show the committed offsets of a group and their metadata.
 
-"beyond" counts the records after the offset that are finished already: an App
-with order_by="key" remembers them in that text, and whoever reads the partition
-next does not handle them again.
+"finished after" counts the records after the committed offset that are already
+finished. An App with order_by="key" lists them in the metadata of the commit,
+and the next member that is assigned the partition does not handle them again.
 """
 
 _SHOW_EPILOG = """\
@@ -40,13 +40,13 @@ examples:
 """
 
 _RESET = """\
-Set what a group has committed. Without --execute it only shows what would
-change, from the old offset to the new one.
+Reset a group's committed offsets. Without --execute, only show the old and new
+offsets.
 
-A target before or behind the log is taken back to its beginning or its end, and
-the plan says so. It is refused while the group has live members, which it
-names: stop them first. The texts beside the offsets go, and with them what was
-finished beyond. A group that does not exist is made, and begins there.
+A target outside of the log is moved to the nearer end of the log and noted. A
+group with live members is not reset: stop them first. The metadata of the old
+commits is dropped, including the list of records finished after the committed
+offset. A group that does not exist is created.
 """
 
 _RESET_EPILOG = """\
@@ -57,15 +57,14 @@ examples:
   tailrace offsets reset billing --topic orders --shift-by -100 --execute
   tailrace offsets reset --app shop:billing --all-topics --to-latest
 
-It exits with 0 when it is done, or could be; with 1 when it is refused, or
-would be.
+exit codes: 0 reset or possible, 1 refused, 2 usage error
 """
 
 _DELETE = """\
-Have a group forget what it has committed of a topic, so that it begins there
-as its members' auto_offset_reset says. Without --execute it only shows which.
+Delete a group's committed offsets of a topic; the group then starts there at
+its auto_offset_reset. Without --execute, only list them.
 
-It is refused while a live member reads the topic.
+Offsets of a topic that a live member reads are not deleted.
 """
 
 _DELETE_EPILOG = """\
@@ -76,7 +75,7 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
 
@@ -93,76 +92,87 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         add_group(added)
         return added
 
-    add_reaching(action("show", "what is committed", _SHOW, _SHOW_EPILOG))
-    reset = action("reset", "set it anew", _RESET, _RESET_EPILOG)
-    _add_topics(reset).add_argument("--all-topics", action="store_true", help="every topic that it has committed of")
+    add_connection_options(action("show", "show committed offsets", _SHOW, _SHOW_EPILOG))
+    reset = action("reset", "reset committed offsets", _RESET, _RESET_EPILOG)
+    _add_topics(reset).add_argument(
+        "--all-topics", action="store_true", help="all topics that the group has committed offsets of"
+    )
     _add_targets(reset)
-    delete = action("delete", "have some of it forgotten", _DELETE, _DELETE_EPILOG)
+    delete = action("delete", "delete committed offsets", _DELETE, _DELETE_EPILOG)
     _add_topics(delete)
-    for changing in (reset, delete):
-        changing.add_argument("--execute", action="store_true", help="do it; without, it is only shown")
-        add_reaching(changing)
+    for changing, verb in ((reset, "reset"), (delete, "delete")):
+        changing.add_argument("--execute", action="store_true", help=f"{verb} the offsets (default: dry run)")
+        add_connection_options(changing)
 
 
 def _add_topics(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    where = parser.add_argument_group("which partitions")
-    where.add_argument(
+    group = parser.add_argument_group("partitions")
+    group.add_argument(
         "--topic",
         type=_topic,
         action="append",
         default=[],
         metavar="TOPIC[:P,P]",
-        help="all partitions of it, or these; repeat",
+        help="a topic, or only these partitions of it (repeatable)",
     )
-    return where
+    return group
 
 
 def _add_targets(parser: argparse.ArgumentParser) -> None:
-    to = parser.add_argument_group("where to").add_mutually_exclusive_group(required=True)
-    to.add_argument("--to-earliest", action="store_true", help="the first record of the log")
-    to.add_argument("--to-latest", action="store_true", help="its end: what is there is passed over")
-    to.add_argument("--to-offset", type=_offset, metavar="N", help="this offset")
-    to.add_argument(
-        "--to-datetime", type=parse_time, metavar="ISO", help="the first record since then: 2026-01-31T09:00 (UTC)"
+    group = parser.add_argument_group("new offset (one is required)")
+    target = group.add_mutually_exclusive_group(required=True)
+    target.add_argument("--to-earliest", action="store_true", help="first record of the log")
+    target.add_argument("--to-latest", action="store_true", help="end of the log; skips all records in it")
+    target.add_argument("--to-offset", type=_offset, metavar="N", help="this offset")
+    target.add_argument(
+        "--to-datetime",
+        type=parse_time,
+        metavar="ISO",
+        help="first record since a time, such as 2026-01-31T09:00 (UTC)",
     )
-    to.add_argument("--by-duration", type=parse_duration, metavar="TIME", help="at most so old: 90s, 1h30m, PT1H, P1D")
-    to.add_argument("--shift-by", type=_shift, metavar="N", help="so many on from what is committed; -100 is back")
+    target.add_argument(
+        "--by-duration", type=parse_duration, metavar="TIME", help="first record of the last 90s, 1h30m, PT1H or P1D"
+    )
+    target.add_argument(
+        "--shift-by", type=_shift, metavar="N", help="committed offset plus N; a negative N moves backward"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do it; gives the exit code."""
+    """Run the command and return its exit code."""
     if options.action != "show":
         takes_all = getattr(options, "all_topics", False)
         if takes_all and options.topic:
-            options.refuse("--all-topics means every topic - leave it out to choose with --topic")
+            options.usage_error("--all-topics and --topic exclude each other")
         if not takes_all and not options.topic:
-            other = ", or take --all-topics" if options.action == "reset" else ""
-            options.refuse(f"which topic? - choose with --topic{other}")
+            options.usage_error(
+                "a topic is required: give --topic" + (" or --all-topics" if options.action == "reset" else "")
+            )
         whole = [topic for topic, numbers in options.topic if not numbers]
         options.topic = whole, [(topic, number) for topic, numbers in options.topic for number in numbers]
     from tailrace.cli.tools.offsets import work  # noqa: PLC0415
-    from tailrace.cli.tools.shutdown import finished  # noqa: PLC0415 - all that a --help does without
+    from tailrace.cli.tools.shutdown import finished  # noqa: PLC0415 - not needed by --help
 
     return finished(work(options))
 
 
 def _topic(text: str) -> tuple[str, tuple[int, ...]]:
-    """``orders`` or ``orders:0,3``; no topic has a colon in its name."""
+    """Parse ``orders`` or ``orders:0,3``; a topic name has no colon."""
     found = re.fullmatch(r"([^:]+)(?::([0-9]{1,9}(?:,[0-9]{1,9})*))?", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} will not do: write orders, or orders:0,3 for some partitions of it")
+        raise argparse.ArgumentTypeError(f"must be TOPIC or TOPIC:PARTITIONS, such as orders:0,3, not {text!r}")
     if fault := topic_name_fault(found[1]):
-        raise argparse.ArgumentTypeError(f"{found[1]!r} is no name of a topic: {fault}")
+        raise argparse.ArgumentTypeError(f"{found[1]!r} is not a legal topic name: {fault}")
     return found[1], tuple(map(int, found[2].split(","))) if found[2] else ()
 
 
 def _offset(text: str) -> int:
     if not text.isdecimal() or int(text) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"{text} is no offset - give a whole number, 0 or more")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or greater, not {text!r}")
     return int(text)
 
 
 def _shift(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or not int(text):
-        raise argparse.ArgumentTypeError(f"{text} will not do: say how many offsets, such as -100 or 100")
+        raise argparse.ArgumentTypeError(f"must be a number of offsets other than 0, such as -100, not {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""``tailrace run``: an app until SIGTERM."""
+"""``tailrace run``: run an app until SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["arguments", "run"]
 
 _DESCRIPTION = """\
-Run the handlers of an app until SIGTERM or Ctrl-C.
+Run an app's handlers until SIGTERM or Ctrl-C.
 
-Then nothing more is begun, handlers that run may end, what is done is
-committed, and the group is left; a second signal ends it at once. It exits
-with 0 then, and with 1 when the app cannot go on.
+On the first signal the app starts no more records, waits for running handlers,
+commits, and leaves the group, within stop_timeout_ms. A second signal stops it
+at once.
 
-With --workers it runs in several processes, which share the partitions. One
-that dies is started again, and has its partitions back.
+With --workers, the app runs in several processes that share its partitions; a
+process that dies is restarted.
 """
 
 _EPILOG = """\
@@ -34,36 +34,36 @@ examples:
   tailrace run shop.apps:billing --set bootstrap_servers=kafka:9092
   TAILRACE_BOOTSTRAP_SERVERS=kafka:9092 tailrace run shop:billing
 
-The part before the colon is a module, as `import` wants it, looked for in this
-folder too; the part behind it is the App in it. Options come from --set, then
-from the App itself, then from TAILRACE_... variables.
+MODULE is an importable module, also one in the current directory; APP is the
+App object in it. --set overrides the App's own options, which override
+TAILRACE_... variables.
+
+exit codes: 0 stopped by a signal, 1 the app failed, 2 usage error
 """
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("app", metavar="MODULE:APP", help="where the App is, such as shop:billing")
+    parser.add_argument("app", metavar="MODULE:APP", help="the app to run, such as shop:billing")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="OPTION=VALUE", help="set an option; may be given several times"
+        "--set", action="append", default=[], metavar="OPTION=VALUE", help="set an option of the app (repeatable)"
     )
+    parser.add_argument("--workers", type=int, metavar="N", help="number of worker processes, each a group member")
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="run it in N processes, each a member of the group by its own name"
-    )
-    parser.add_argument(
-        "--reload", action="store_true", help="start it anew whenever a source file in this folder changes"
+        "--reload", action="store_true", help="restart when a source file in the current directory changes"
     )
     parser.add_argument(
         "--log-level",
         choices=["debug", "info", "warning", "error"],
         default="info",
-        help="what is told on stderr (default: %(default)s)",
+        help="log level on stderr (default: %(default)s)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the app; returns when it was asked to end."""
-    import asyncio  # noqa: PLC0415 - all that a --help does without
+    """Run the app until a signal stops it."""
+    import asyncio  # noqa: PLC0415 - not needed by --help
     import logging  # noqa: PLC0415
 
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -84,7 +84,7 @@ def _settings(options: argparse.Namespace) -> ConsumerOptions:
     for setting in options.set:
         name, separator, text = setting.partition("=")
         if not separator:
-            raise ConfigurationError(f"--set {setting}: write it as OPTION=VALUE")
+            raise ConfigurationError(f"--set must be OPTION=VALUE, not {setting!r}")
         settings[name] = parsed_option(name, text, "--set")
     return cast("ConsumerOptions", settings)
 

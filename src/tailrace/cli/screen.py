@@ -1,4 +1,4 @@
-"""What commands write, and how: results on stdout, bars on a terminal alone."""
+"""Output of commands that use rich: labeled lines, tables, and progress bars on a terminal."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _DRAW_S = 0.1
 
 
 class Screen:
-    """Lines with a label in front, tables, and progress bars that are gone when they are full."""
+    """Labeled lines, tables and transient progress bars on stdout."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
         self.is_terminal = self.console.is_terminal
 
     def say(self, label: str, text: str) -> None:
-        """One thing that happened: ``label`` in front, ``text`` beside it, wrapped where the screen ends."""
+        """Print ``text`` after ``label``, wrapped at the width of the terminal."""
         line = Table.grid(padding=(0, 1))
         line.add_column(width=_LABEL, style="dim")
         line.add_column(overflow="fold")
@@ -33,7 +33,7 @@ class Screen:
         self.console.print(line)
 
     def show(self, table: RenderableType) -> None:
-        """A table, with room around it."""
+        """Print a table with an empty line before it."""
         self.console.print(Padding(table, (1, 0, 0, 0)))
 
     async def watch(
@@ -43,13 +43,13 @@ class Screen:
         total: int,
         below: Callable[[], RenderableType] | None = None,
     ) -> None:
-        """Draw how far ``work`` is until it is done; where there is no terminal, only wait for it.
+        """Await ``work`` and draw progress bars meanwhile, if stdout is a terminal.
 
         Args:
-            work: what to wait for.
-            bars: by label, what says how many are done.
-            total: how many there are.
-            below: gives what to draw below the bars.
+            work: awaitable to wait for.
+            bars: functions that return the number of finished items, by label.
+            total: number of items of each bar.
+            below: function that returns what to draw below the bars.
         """
         if not self.is_terminal:
             await work
@@ -57,20 +57,20 @@ class Screen:
         progress = self.progress()
         counters = {progress.add_task(label, total=total, note=""): done for label, done in bars.items()}
 
-        def picture() -> RenderableType:
+        def render() -> RenderableType:
             for bar, done in counters.items():
                 progress.update(bar, completed=(now := done()), note=f"{count(now)} of {count(total)}")
             return Group(progress, below()) if below is not None else progress
 
-        # Drawn by a task and not by Live's thread, which would look at numbers while they change.
-        with Live(get_renderable=picture, console=self.console, transient=True, auto_refresh=False) as live:
+        # Refreshed by a task: Live's own thread would read the counts while the event loop changes them.
+        with Live(get_renderable=render, console=self.console, transient=True, auto_refresh=False) as live:
             async with asyncio.TaskGroup() as tasks:
                 drawing = tasks.create_task(_draw(live))
                 await work
                 drawing.cancel()
 
     def progress(self) -> Progress:
-        """Bars, each with a ``note`` beside it; where there is no terminal, nothing at all."""
+        """Return progress bars with a ``note`` field, disabled if stdout is no terminal."""
         return Progress(
             TextColumn(f"{{task.description:<{_LABEL}}}", style="dim"),
             BarColumn(bar_width=30),
@@ -89,17 +89,17 @@ async def _draw(live: Live) -> None:
 
 
 def count(number: float) -> str:
-    """A whole number as people write it: ``336,776``."""
+    """Format a whole number with separators: ``336,776``."""
     return f"{number:,.0f}"
 
 
 def per_second(number: float, seconds: float) -> str:
-    """A rate with three figures that mean something."""
+    """Format a rate with three significant digits."""
     rate = number / max(seconds, 1e-9)
     digits = max(len(f"{rate:.0f}") - 3, 0)
     return f"{round(rate, -digits):,.0f}"
 
 
 def megabytes(size: float) -> str:
-    """``101 MB``."""
+    """Format a number of bytes: ``101 MB``."""
     return f"{size / 1e6:,.0f} MB" if size >= 10e6 else f"{size / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""``tailrace spark``: what it says of itself; what it does stands in ``tools.spark``."""
+"""Arguments and help of ``tailrace spark``; ``tools.spark`` implements it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tailrace.cli.tools.times import parse_time
 __all__ = ["arguments", "run"]
 
 _DESCRIPTION = """\
-Run an app's handlers on Spark, for the app's own group: where the group stands
-is where Spark begins, and what is done is committed to the group, so that
-`tailrace run` goes on exactly there, and the other way round.
+Run an app's handlers on Apache Spark.
 
-No member of the group may be live meanwhile; stop `tailrace run` first.
+Spark starts at the committed offsets of the app's group and commits to the
+same group, so `tailrace run` continues where Spark stopped, and vice versa.
+The group must have no live members: stop `tailrace run` first.
 """
 
 _EPILOG = """\
@@ -23,24 +23,24 @@ examples:
   tailrace spark run shop:billing charge --checkpoint /var/lib/billing
   tailrace spark handoff shop:billing charge && tailrace run shop:billing
 
-HANDLER is the function's name; it may be left out where the app has only one.
-Spark runs on this machine, with all cores, unless --master says another place.
-Its own settings come by --conf, the app's by --set and TAILRACE_... variables.
+HANDLER is the name of the handler function. Set Spark's configuration with
+--conf, and the app's options with --set or TAILRACE_... variables.
 
-`tailrace spark ACTION --help` tells more of each.
+Run `tailrace spark ACTION --help` for the options of an action.
 """
 
 _RUN = """\
-Handle what is there and what comes, in micro-batches, until SIGTERM or Ctrl-C.
-After each, its offsets are committed to the group, as `tailrace lag` shows.
+Handle existing and new records in micro-batches until SIGTERM or Ctrl-C, and
+commit the offsets of each batch to the group.
 
-Then no batch is begun, and the one under way has 20 seconds to come to its end;
-one that is cut short is handled again. A second signal does not wait.
+On the first signal no further batch starts, and the running one has 20 seconds
+to finish; an interrupted batch is handled again. A second signal stops at once.
 """
 
 _BACKFILL = """\
-Handle what is there now, in bounded batches, and end. The group is committed
-after each, so that a backfill that is cut short goes on where it was.
+Handle the existing records in bounded batches, then exit. Offsets are
+committed after each batch, so an interrupted backfill continues where it
+stopped.
 """
 
 _RUN_EPILOG = """\
@@ -65,38 +65,46 @@ examples:
 """
 
 _HANDOFF = """\
-Backfill, and again what came meanwhile, until so little is left that the live
-app may take over; then say where the group stands.
+Backfill repeatedly until the lag of the group is at most --max-lag, so that
+the app can take over; then print the lag.
+
+exit codes: 0 lag is at most --max-lag, 1 it is not, 2 usage error
 """
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    stream = _action(actions, parser, "run", "until it is told to end", _RUN)
+    stream = _action(actions, parser, "run", "handle records until SIGTERM", _RUN)
     stream.epilog = _RUN_EPILOG
-    stream.add_argument("--checkpoint", required=True, metavar="FOLDER", help="a folder of its own")
     stream.add_argument(
-        "--trigger", metavar="TIME", help="begin a batch so often, such as '5 seconds'; or available_now"
+        "--checkpoint", required=True, metavar="FOLDER", help="checkpoint folder, used by this query only"
     )
-    backfill = _action(actions, parser, "backfill", "what is there now", _BACKFILL)
+    stream.add_argument(
+        "--trigger", metavar="TIME", help="interval between batches, such as '5 seconds', or available_now"
+    )
+    backfill = _action(actions, parser, "backfill", "handle the existing records", _BACKFILL)
     backfill.epilog = _BACKFILL_EPILOG
-    _since(backfill)
+    _add_since(backfill)
     backfill.add_argument(
-        "--until", type=_moment("now"), default="now", metavar="TIME", help="end at a time instead of now"
+        "--until",
+        type=_TimeOrWord("now"),
+        default="now",
+        metavar="TIME",
+        help="handle records up to this time (default: now)",
     )
-    handoff = _action(actions, parser, "handoff", "until the live app may take over", _HANDOFF)
+    handoff = _action(actions, parser, "handoff", "backfill until the app can take over", _HANDOFF)
     handoff.epilog = _HANDOFF_EPILOG
-    _since(handoff)
+    _add_since(handoff)
     handoff.add_argument(
-        "--max-lag", type=_count, default=10_000, metavar="N", help="leave so many to it (default: %(default)s)"
+        "--max-lag", type=_count, default=10_000, metavar="N", help="lag left to the app (default: %(default)s)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do it; gives the exit code."""
-    from tailrace.cli.tools.spark import work  # noqa: PLC0415 - all that a --help does without
+    """Run the command and return its exit code."""
+    from tailrace.cli.tools.spark import work  # noqa: PLC0415 - not needed by --help
 
     return work(options)
 
@@ -115,37 +123,39 @@ def _action(
         formatter_class=parser.formatter_class,
         allow_abbrev=False,
     )
-    action.add_argument("app", metavar="MODULE:APP", help="where the App is, such as shop:billing")
-    action.add_argument("handler", nargs="?", metavar="HANDLER", help="which one, if it has several")
-    action.add_argument("--master", metavar="URL", help="where Spark runs (default: local[*,4])")
+    action.add_argument("app", metavar="MODULE:APP", help="the app, such as shop:billing")
+    action.add_argument("handler", nargs="?", metavar="HANDLER", help="its handler (required if the app has several)")
+    action.add_argument("--master", metavar="URL", help="Spark master (default: local[*,4])")
     action.add_argument(
-        "--conf", action="append", default=[], metavar="spark.NAME=VALUE", help="a setting of Spark's own; repeat"
+        "--conf", action="append", default=[], metavar="spark.NAME=VALUE", help="set a Spark property (repeatable)"
     )
     action.add_argument(
-        "--set", action="append", default=[], metavar="OPTION=VALUE", help="an option of the app; repeat"
+        "--set", action="append", default=[], metavar="OPTION=VALUE", help="set an option of the app (repeatable)"
     )
-    action.add_argument("--parallelism", type=_count, metavar="N", help="so many tasks, not one a partition")
+    action.add_argument(
+        "--parallelism", type=_count, metavar="N", help="number of Spark tasks (default: one per partition)"
+    )
     action.add_argument(
         "--max-records-per-batch",
         type=_count,
         default=200_000,
         metavar="N",
-        help="so many at most are handled again after a crash (default: %(default)s)",
+        help="maximum records of a batch; a crash repeats at most one batch (default: %(default)s)",
     )
     return action
 
 
-def _since(action: argparse.ArgumentParser) -> None:
+def _add_since(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--since",
-        type=_moment("earliest"),
+        type=_TimeOrWord("earliest"),
         metavar="TIME",
-        help="where to begin if the group has committed nothing: a time, or earliest",
+        help="start of partitions without a committed offset: a time, or earliest",
     )
 
 
-class _moment:  # noqa: N801 - it stands where a type stands, and names itself to argparse
-    """A time of ISO 8601, or one word."""
+class _TimeOrWord:
+    """Parser of an ISO 8601 time or one given word."""
 
     def __init__(self, word: Literal["now", "earliest"]) -> None:
         self._word = word
@@ -156,5 +166,5 @@ class _moment:  # noqa: N801 - it stands where a type stands, and names itself t
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} will not do: give a whole number from 1")
+        raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}")
     return int(text)

@@ -188,7 +188,7 @@ class ConsumerRuntime:
             raise self.failure
         if self.reader.is_over():
             self.reader.raise_failure()
-        if self.subscription.is_nothing:
+        if self.subscription.is_empty:
             raise ConsumerStateError("this consumer reads nothing - subscribe() or assign() first")
 
     def _metadata_changed(self) -> None:

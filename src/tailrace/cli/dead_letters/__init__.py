@@ -1,4 +1,4 @@
-"""``tailrace dead-letters``: what it says of itself; what it does stands in ``work``."""
+"""Arguments and help of ``tailrace dead-letters``; ``commands`` implements it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import argparse
 import os
 
 from tailrace.app.topics.names import DEAD
-from tailrace.cli.dead_letters.selection import parse_place, parse_since
-from tailrace.cli.tools.connection import REACHING, add_reaching
+from tailrace.cli.dead_letters.selection import parse_position, parse_since
+from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_options
 
 __all__ = ["TOPIC_VARIABLE", "arguments", "run"]
 
 TOPIC_VARIABLE = "TAILRACE_DEAD_LETTER_TOPIC"
 
 _DESCRIPTION = """\
-Look at the records that handlers failed for good, and have them handled again.
+List, show or replay dead letters: records that a handler failed for good.
 
-A dead letter is the record as it was, key, value and headers, with what
-happened to it in headers of its own: the error, the traceback, the handler and
-where the record came from. Each group has its own topic for them, such as
-orders.billing.dead for what group billing could not do with topic orders.
+A dead letter has the key, value and headers of the record, and headers that
+describe the failure: error, traceback, handler and origin. Each group has its
+own dead-letter topics, such as orders.billing.dead for records of topic orders
+that group billing failed to handle.
 """
 
 _EPILOG = f"""\
@@ -27,22 +27,21 @@ examples:
   tailrace dead-letters list orders.billing.dead
   tailrace dead-letters show orders.billing.dead --offset 0:17
   tailrace dead-letters replay orders.billing.dead --error-type ConnectError
+  tailrace dead-letters replay orders.billing.dead --error-type ConnectError \\
+    --execute
 
-A replay only lists what it would send; the same with --execute sends it.
+{CONNECTION_HELP}The topic comes from TOPIC, else from TAILRACE_DEAD_LETTER_TOPIC.
 
-{REACHING}The topic comes from its argument or TAILRACE_DEAD_LETTER_TOPIC. Nothing is
-committed and no group is joined: to look changes nothing, and letters stay in
-their topic until its retention removes them.
+No action joins a group, commits an offset or deletes a dead letter.
 
-`tailrace dead-letters ACTION --help` tells more of each.
+Run `tailrace dead-letters ACTION --help` for the options of an action.
 """
 
 _LIST = """\
-Count the letters of a topic by handler and error.
+Count the dead letters of a topic by handler and error.
 
-Of each kind it shows how many there are, when the first and the last of them
-failed (UTC), and where the oldest stands, as PARTITION:OFFSET, which is what
-`show --offset` takes.
+Each row has the number of dead letters, the times (UTC) of the first and last
+failure, and the PARTITION:OFFSET of the oldest one, for `show --offset`.
 """
 
 _LIST_EPILOG = """\
@@ -52,9 +51,9 @@ examples:
 """
 
 _SHOW = """\
-Print letters whole: headers, value (JSON, text or hex) and traceback.
+Show dead letters with error, origin, headers, key, value and traceback.
 
-Without a choice it is the one that failed last.
+Without a selection, show the one that failed last.
 """
 
 _SHOW_EPILOG = """\
@@ -66,21 +65,21 @@ examples:
 """
 
 _REPLAY = """\
-Send letters to be handled once more, by the group that failed them alone.
+Send dead letters to the group that failed them, to be handled again. Without
+--execute, only list them.
 
-Without --execute it only lists what it would send. They go to the group's own
-replay topic, such as orders.billing.replay, which the group reads beside
-orders; it is made with as many partitions as orders when it is not there. Key,
-value and headers are those of the record, its partition too. In place of the
-failure a replay carries its origin and how often it was replayed, so a letter
-that dies again counts its deaths.
+A replay goes to the replay topic of the group, such as orders.billing.replay,
+which the group reads in addition to orders. A missing replay topic is created
+with as many partitions as orders. A replay has the key, value, headers and
+partition of the original record, its origin, and the number of its replays and
+deaths.
 
-A letter is replayed only if its topic and group are those that the name of the
-dead-letter topic is made of, since anyone who may write there may claim others.
-For an app with a dead_letter= of its own, give it as --dead-letter.
+Only dead letters whose topic and group match the name of the dead-letter topic
+are replayed, because anyone who may write to that topic may claim another
+origin. If the app sets dead_letter=, give the same template as --dead-letter.
 
-With --to-origin they go to the topic that they came from, and EVERY group that
-reads it handles them again.
+With --to-origin, dead letters go to their original topic instead, where EVERY
+group that reads the topic handles them again.
 """
 
 _REPLAY_EPILOG = """\
@@ -90,14 +89,16 @@ examples:
   tailrace dead-letters replay orders.billing.dead --offset 0:17 --execute
   tailrace dead-letters replay orders.billing.dead --all --execute
 
-It says that a letter was sent when all replicas have it, and exits with 0 only
-if all were. Letters stay in their topic: to replay one twice handles it twice,
-which --since and --offset help to avoid.
+Dead letters stay in their topic, so a second replay handles them again; select
+with --since or --offset to avoid that.
+
+exit codes: 0 all were sent and acknowledged by all in-sync replicas, 1 some
+were not, 2 usage error
 """
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
 
@@ -111,55 +112,58 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=parser.formatter_class,
             allow_abbrev=False,
         )
-        added.add_argument("topic", nargs="?", metavar="TOPIC", help=f"of dead letters; else {TOPIC_VARIABLE}")
-        add_reaching(added)
+        added.add_argument("topic", nargs="?", metavar="TOPIC", help=f"dead-letter topic (default: {TOPIC_VARIABLE})")
+        add_connection_options(added)
         added.set_defaults(topic=os.environ.get(TOPIC_VARIABLE))
         return added
 
-    action("list", "count letters by handler and error", _LIST, _LIST_EPILOG)
-    _choice(action("show", "print letters whole", _SHOW, _SHOW_EPILOG))
-    replay = action("replay", "have letters handled once more", _REPLAY, _REPLAY_EPILOG)
-    _choice(replay)
+    action("list", "count dead letters by handler and error", _LIST, _LIST_EPILOG)
+    _add_selection(action("show", "show dead letters in full", _SHOW, _SHOW_EPILOG))
+    replay = action("replay", "send dead letters to be handled again", _REPLAY, _REPLAY_EPILOG)
+    _add_selection(replay)
     replay.add_argument(
         "--dead-letter",
         default=DEAD,
         metavar="TEMPLATE",
-        help=f"the dead_letter= of the app that wrote the letters (default {DEAD})",
+        help=f"the dead_letter= of the app (default: {DEAD})",
     )
-    replay.add_argument("--to-origin", action="store_true", help="to the topic they came from: for EVERY group of it")
-    replay.add_argument("--execute", action="store_true", help="send them; without it they are only listed")
+    replay.add_argument("--to-origin", action="store_true", help="send to the original topic, for EVERY group")
+    replay.add_argument("--execute", action="store_true", help="send the dead letters (default: dry run)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do it; gives the exit code."""
+    """Run the command and return its exit code."""
     filters = [options.offset, options.error_type, options.since] if options.action != "list" else []
     if options.action == "replay" and not options.all and not any(filters):
-        options.refuse("which letters? - choose with --offset, --since, --error-type, or take them --all")
+        options.usage_error("a selection is required: give --offset, --since, --error-type or --all")
     if options.action != "list" and options.all and any(filters):
-        options.refuse("--all means every letter - leave it out to choose with --offset, --since or --error-type")
+        options.usage_error("--all excludes --offset, --since and --error-type")
     if not options.topic:
-        options.refuse(f"which topic? - give it, such as orders.billing.dead, or set {TOPIC_VARIABLE}")
-    from tailrace.cli.dead_letters.commands import work  # noqa: PLC0415 - all that a --help does without
+        options.usage_error(f"a topic is required: give TOPIC, such as orders.billing.dead, or set {TOPIC_VARIABLE}")
+    from tailrace.cli.dead_letters.commands import work  # noqa: PLC0415 - not needed by --help
 
     return work(options)
 
 
-def _choice(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("which letters")
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("selection")
     group.add_argument(
-        "--offset", type=parse_place, action="append", metavar="P:O", help="the one at offset O of partition P; repeat"
+        "--offset", type=parse_position, action="append", metavar="P:O", help="partition and offset (repeatable)"
     )
     group.add_argument(
-        "--since", type=parse_since, metavar="TIME", help="that failed since then: 2h, 3d, 2026-01-31T09:00 (UTC)"
+        "--since", type=parse_since, metavar="TIME", help="failed since: 2h, 3d, or 2026-01-31T09:00 (UTC)"
     )
     group.add_argument(
-        "--error-type", action="append", metavar="NAME", help="that failed with it, with or without module; repeat"
+        "--error-type",
+        action="append",
+        metavar="NAME",
+        help="class of the error, with or without module (repeatable)",
     )
-    group.add_argument("--all", action="store_true", help="every letter of the topic")
-    group.add_argument("--limit", type=_count, metavar="N", help="of these, the N that failed first")
+    group.add_argument("--all", action="store_true", help="all dead letters of the topic")
+    group.add_argument("--limit", type=_count, metavar="N", help="of the selected ones, the N that failed first")
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} will not do: give a whole number, 1 or more")
+        raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}")
     return int(text)

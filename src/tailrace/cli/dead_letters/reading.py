@@ -1,4 +1,4 @@
-"""Reads a topic of dead letters, from its beginning to where it ends now: without a group, and nothing is committed."""
+"""Reading of a dead-letter topic from its beginning to its current end, without a group and without commits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from difflib import get_close_matches
 
 from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
-from tailrace.cli.dead_letters.selection import LetterPlace, LetterSelection, place_of
+from tailrace.cli.dead_letters.selection import DeadLetterFilter, DeadLetterPosition, position_of
 from tailrace.config import ConsumerOptions
 from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.offsets.requests import LATEST, by_leader, list_offsets
@@ -16,22 +16,23 @@ from tailrace.errors import ConfigurationError, ConsumerTimeoutError, UnknownTop
 from tailrace.net.cluster import Cluster
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["Letters", "partitions_of"]
+__all__ = ["DeadLetterReader", "partitions_of"]
 
-_QUIET_S = 60.0
-_LOOK_MS = 500
+_STALL_S = 60.0
+"""Time without records, although there are some, after which reading fails."""
+_POLL_TIMEOUT_MS = 500
 _READ_COMMITTED = 1
 
 
 async def partitions_of(cluster: Cluster, topics: Collection[str], timeout_s: float) -> dict[str, int]:
-    """How many partitions each topic has; one that does not exist is left out.
+    """Return the number of partitions of each topic that exists.
 
     Raises:
-        BrokerError: a name is no topic's, or we may not know of it.
-        BrokerConnectionError: nobody answers in time.
+        BrokerError: a topic name is illegal, or describing the topic is not authorized.
+        BrokerConnectionError: no broker answers in time.
     """
 
-    async def look() -> dict[str, int]:
+    async def refresh() -> dict[str, int]:
         await cluster.refresh()
         for name in topics:
             code = cluster.topology.errors.get(name, ErrorCode.NONE)
@@ -39,43 +40,42 @@ async def partitions_of(cluster: Cluster, topics: Collection[str], timeout_s: fl
                 raise broker_error(code, f"topic {name!r}")
         return cluster.topology.partitions_of(topics)
 
-    cluster.watch(look, topics)
+    cluster.watch(refresh, topics)
     try:
-        return await cluster.retrying(look, timeout_s=timeout_s, what=f"looking for {', '.join(topics)}")
+        return await cluster.retrying(refresh, timeout_s=timeout_s, what=f"looking for {', '.join(topics)}")
     finally:
-        cluster.unwatch(look)
+        cluster.unwatch(refresh)
 
 
-class Letters:
-    """The letters of a topic.
+class DeadLetterReader:
+    """Reads and selects the dead letters of a topic.
 
     Args:
-        cluster: where it is; reached already.
-        topic: of dead letters.
-        options: of the consumer that reads it.
-        timeout_s: how long brokers may take to answer a question.
+        cluster: connected cluster.
+        topic: dead-letter topic.
+        options: options of the consumer that reads the topic.
+        timeout_s: time limit of each request for metadata or offsets.
 
     Attributes:
-        others: records that were read and are no dead letters.
+        others: number of records read that are not dead letters.
     """
 
     def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions, timeout_s: float) -> None:
         self.others = 0
         self._cluster, self._topic, self._options, self._timeout_s = cluster, topic, options, timeout_s
 
-    async def read(self, places: Collection[LetterPlace] = ()) -> AsyncIterator[DeadLetter]:
-        """All of them, or no more than it takes to see those at ``places``.
+    async def read(self, positions: Collection[DeadLetterPosition] = ()) -> AsyncIterator[DeadLetter]:
+        """Yield all dead letters, or those in the smallest range of each partition that includes ``positions``.
 
         Raises:
             UnknownTopicError: there is no such topic.
-            ConsumerTimeoutError: records are there, and none comes.
-            TailraceError: whatever ends the reading.
+            ConsumerTimeoutError: no record arrives, although there are some.
         """
         ends = await self._ends()
         begins = {}
-        if places:
-            begins = {p: min(one.offset for one in places if one.partition == p) for p, _ in places}
-            last = {p: max(one.offset for one in places if one.partition == p) for p, _ in places}
+        if positions:
+            begins = {p: min(one.offset for one in positions if one.partition == p) for p, _ in positions}
+            last = {p: max(one.offset for one in positions if one.partition == p) for p, _ in positions}
             ends = {p: min(end, last[p] + 1) for p, end in ends.items() if p in last}
         async for record in self._records(begins, ends):
             letter = read_dead_letter(record)
@@ -84,22 +84,22 @@ class Letters:
             else:
                 yield letter
 
-    async def chosen(self, choice: LetterSelection) -> list[DeadLetter]:
-        """Those that are meant, by when they failed.
+    async def select(self, selection: DeadLetterFilter) -> list[DeadLetter]:
+        """Return the selected dead letters in the order of their failures.
 
         Raises:
-            ConfigurationError: no letter stands where one was said to.
+            ConfigurationError: there is no dead letter at a selected position.
         """
-        found = [letter async for letter in self.read(choice.places) if choice.takes(letter)]
-        if choice.places and not (choice.since_ms or choice.error_types):
-            self._miss(set(choice.places) - {place_of(letter) for letter in found})
-        return choice.first(found)
+        found = [letter async for letter in self.read(selection.positions) if selection.matches(letter)]
+        if selection.positions and not (selection.since_ms or selection.error_types):
+            self._check_missing(set(selection.positions) - {position_of(letter) for letter in found})
+        return selection.first(found)
 
-    def _miss(self, missing: Iterable[LetterPlace]) -> None:
-        if places := ", ".join(map(str, sorted(missing))):
+    def _check_missing(self, missing: Iterable[DeadLetterPosition]) -> None:
+        if positions := ", ".join(map(str, sorted(missing))):
             raise ConfigurationError(
-                f"{self._topic} has no dead letter at {places} - `tailrace dead-letters list {self._topic}` says what"
-                " is there, and the oldest of each kind"
+                f"{self._topic} has no dead letter at {positions} - find positions with `tailrace dead-letters list"
+                f" {self._topic}`"
             )
 
     async def _records(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> AsyncIterator[Record]:
@@ -113,21 +113,21 @@ class Letters:
             for partition, offset in begins.items():
                 if (chosen := TopicPartition(self._topic, partition)) in unread:
                     await consumer.seek(chosen, offset)
-            heard_at = loop.time()
+            last_record_at = loop.time()
             while unread := {one: end for one, end in unread.items() if await consumer.position(one) < end}:
-                records = await consumer.getmany(timeout_ms=_LOOK_MS)
+                records = await consumer.getmany(timeout_ms=_POLL_TIMEOUT_MS)
                 for record in records:
                     if record.offset < ends.get(record.partition, 0):
                         yield record
                 if records:
-                    heard_at = loop.time()
-                elif loop.time() - heard_at > _QUIET_S:
+                    last_record_at = loop.time()
+                elif loop.time() - last_record_at > _STALL_S:
                     raise ConsumerTimeoutError(
-                        f"nothing came of {', '.join(map(str, sorted(unread)))} for {_QUIET_S:.0f} s, and records are"
-                        " there - are the leaders of these partitions alive?"
+                        f"no record of {', '.join(map(str, sorted(unread)))} arrived for {_STALL_S:.0f} s, although"
+                        " the log has more - check that the leaders of these partitions run"
                     )
 
-    # ---- the end of now ----------------------------------------------------------------------------------------
+    # ---- current end -------------------------------------------------------------------------------------------
 
     async def _ends(self) -> dict[int, int]:
         counts = await partitions_of(self._cluster, [self._topic], self._timeout_s)
@@ -137,11 +137,11 @@ class Letters:
 
         async def ask() -> dict[int, int]:
             led, leaderless = by_leader(self._cluster, partitions)
-            refused = [broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{one}: nobody leads it") for one in leaderless]
+            refused = [broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{one} has no leader") for one in leaderless]
             ends: dict[int, int] = {}
-            for leader_id, those in led.items():
-                wanted = dict.fromkeys(those, LATEST)
-                found, not_found = await list_offsets(self._cluster, leader_id, wanted, isolation_level=_READ_COMMITTED)
+            for leader_id, of_leader in led.items():
+                asked = dict.fromkeys(of_leader, LATEST)
+                found, not_found = await list_offsets(self._cluster, leader_id, asked, isolation_level=_READ_COMMITTED)
                 refused += not_found
                 ends |= {one.partition: listed.offset for one, listed in found.items()}
             if refused:
@@ -158,14 +158,14 @@ class Letters:
             self._cluster.unwatch(self)
 
     async def _unknown(self) -> UnknownTopicError:
-        """With the names of topics that may have been meant."""
+        """Return an error that suggests similar topics and dead-letter topics."""
         self._cluster.watch(self, None)
         try:
             await self._cluster.refresh()
         finally:
             self._cluster.unwatch(self)
-        there = sorted(name for name, topic in self._cluster.topology.topics.items() if not topic.is_internal)
-        dead = [name for name in there if name.endswith((".dead", "dlq", "DLQ", "dead-letters"))]
-        close = list(dict.fromkeys([*get_close_matches(self._topic, there, n=3), *dead]))[:5]
-        hint = f"did you mean {' or '.join(close)}?" if close else "no topic here looks like one of dead letters"
+        existing = sorted(name for name, topic in self._cluster.topology.topics.items() if not topic.is_internal)
+        dead = [name for name in existing if name.endswith((".dead", "dlq", "DLQ", "dead-letters"))]
+        close = list(dict.fromkeys([*get_close_matches(self._topic, existing, n=3), *dead]))[:5]
+        hint = f"did you mean {' or '.join(close)}?" if close else "and no other looks like a dead-letter topic"
         return UnknownTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {self._topic!r}, {hint}")

@@ -1,7 +1,7 @@
-"""Sends letters to be handled once more.
+"""Replay of dead letters: planning and sending.
 
-Rule of this file: a letter counts as sent when it is acknowledged. Letters of one partition go in the order of their
-records, so what a key has in common is in order again.
+A dead letter counts as sent once it is acknowledged. Dead letters of one partition are sent in the order of their
+original offsets, which restores the order of each key.
 """
 
 from __future__ import annotations
@@ -13,86 +13,85 @@ from dataclasses import dataclass
 from tailrace.admin.topics import create_topic
 from tailrace.app.failures.dead_letters import DeadLetter, Origin, replay_letter
 from tailrace.app.topics.names import DEAD, REPLAY, topic_name
-from tailrace.cli.dead_letters.selection import LetterPlace, place_of
+from tailrace.cli.dead_letters.selection import DeadLetterPosition, position_of
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, PublishError, PublishTooLargeError, broker_error
 from tailrace.net.cluster import Cluster
 from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
 
-__all__ = ["DeadLetterTopic", "ReplayPlan", "ReplayRecord", "make_topics", "plan_replay", "send", "target_of"]
+__all__ = ["DeadLetterTopic", "ReplayPlan", "ReplayRecord", "create_topics", "plan_replay", "send", "target_of"]
 
-_TOGETHER = 500
-_MOST_NAMED = 10
+_CONCURRENT_SENDS = 500
+_MAX_NAMED = 10
 _NO_ORIGIN = Origin("", 0, 0, 0)
-_NOWHERE = "it does not say where it came from, or of which group it is"
+_INCOMPLETE = "its headers lack the origin or the group"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRecord:
-    """One letter, and where it goes."""
+    """Dead letter and the partition that it is sent to."""
 
     letter: DeadLetter
     topic: str
     partition: int | None
-    """None where the topic has no such partition: its key decides."""
+    """Partition of the original record; None if ``topic`` lacks it, so that the key decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What goes where."""
+    """Dead letters to send, and those to skip."""
 
-    sendings: tuple[ReplayRecord, ...]
-    """In the order of the records that they were."""
-    to_make: Mapping[str, int]
-    """Topics that are not there yet, and how many partitions they get."""
-    left_out: tuple[tuple[DeadLetter, str], ...]
-    """Letters that cannot go anywhere, and why."""
-    outlived: tuple[DeadLetter, ...]
-    """Letters of records of which a later one goes: they died again, or the same death was written twice."""
+    replays: tuple[ReplayRecord, ...]
+    """Dead letters to send, in the order of their original records."""
+    topics_to_create: Mapping[str, int]
+    """Number of partitions of each missing topic."""
+    refused: tuple[tuple[DeadLetter, str], ...]
+    """Dead letters that cannot be replayed, and the reasons."""
+    superseded: tuple[DeadLetter, ...]
+    """Dead letters whose record has a later one in ``replays``: it failed again, or one failure was written twice."""
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """All that something goes to."""
-        return tuple(dict.fromkeys(one.topic for one in self.sendings))
+        """Topics that dead letters are sent to."""
+        return tuple(dict.fromkeys(one.topic for one in self.replays))
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterTopic:
-    """The topic whose letters are replayed.
+    """Topic whose dead letters are replayed.
 
     Attributes:
-        template: the ``dead_letter=`` of the app that wrote them.
+        template: ``dead_letter=`` option of the app that wrote them.
     """
 
     name: str
     template: str = DEAD
 
     def refusal(self, letter: DeadLetter, *, to_origin: bool) -> str:
-        """Return why a letter cannot be replayed; empty when it can.
+        """Return why a dead letter cannot be replayed; empty if it can.
 
-        Anyone who may write to the topic may write any origin and group into a letter, and a replay is sent with the
-        rights of the operator. Hence both must be those that the name of the topic is made of.
+        Anyone who may write to the topic may write any origin and group into a dead letter, and a replay is sent with
+        the operator's permissions. Hence both must match the name of the topic.
         """
         if letter.origin is None or not (letter.group_id or to_origin):
-            return _NOWHERE
-        said = f"it says topic {letter.origin.topic!r} and group {letter.group_id!r}"
+            return _INCOMPLETE
+        claim = f"its headers name topic {letter.origin.topic!r} and group {letter.group_id!r}"
         try:
             expected = topic_name(self.template, topic=letter.origin.topic, group=letter.group_id)
-            # A template without {topic} lets any name through.
+            # A template without {topic} does not check the topic name.
             topic_name(REPLAY, topic=letter.origin.topic, group=letter.group_id)
         except ConfigurationError as error:
-            return f"{said}: {error}"
+            return f"{claim}: {error}"
         if expected != self.name:
             return (
-                f"{said}, whose dead letters are in {expected!r} - give the dead_letter= of its app as"
-                " --dead-letter TEMPLATE"
+                f"{claim}, whose dead letters are in {expected!r} - give the dead_letter= of the app as --dead-letter"
             )
         return ""
 
 
 def target_of(letter: DeadLetter, *, to_origin: bool) -> str:
-    """Return the topic that a letter goes to, which is not refused."""
+    """Return the topic that a dead letter without a refusal is sent to."""
     assert letter.origin is not None
     return letter.origin.topic if to_origin else topic_name(REPLAY, topic=letter.origin.topic, group=letter.group_id)
 
@@ -103,73 +102,74 @@ def plan_replay(
     *,
     dead_topic: DeadLetterTopic,
     to_origin: bool,
-    otherwise: int,
+    default_partitions: int,
 ) -> ReplayPlan:
-    """What goes where, among topics of so many ``partitions``; each record once.
+    """Plan one replay for each original record.
 
-    A replay topic that is not there is made as large as the topic that its letters came from, or with ``otherwise``
-    partitions where that one is gone.
+    Args:
+        letters: selected dead letters.
+        partitions: number of partitions of each topic that exists.
+        dead_topic: topic that the dead letters were read from.
+        to_origin: send to the original topic instead of the replay topic.
+        default_partitions: number of partitions of a new replay topic whose original topic no longer exists.
     """
-    left_out = [(one, why) for one in letters if (why := dead_topic.refusal(one, to_origin=to_origin))]
-    refused = {place_of(letter) for letter, _ in left_out}
-    good = [letter for letter in letters if place_of(letter) not in refused]
-    last = {_record_of(letter): letter for letter in sorted(good, key=_age)}
-    sendings: list[ReplayRecord] = []
-    to_make: dict[str, int] = {}
+    refused = [(one, why) for one in letters if (why := dead_topic.refusal(one, to_origin=to_origin))]
+    refused_positions = {position_of(letter) for letter, _ in refused}
+    accepted = [letter for letter in letters if position_of(letter) not in refused_positions]
+    last = {_record_of(letter): letter for letter in sorted(accepted, key=_age)}
+    replays: list[ReplayRecord] = []
+    topics_to_create: dict[str, int] = {}
     for letter in last.values():
         origin, topic = letter.origin, target_of(letter, to_origin=to_origin)
         assert origin is not None
         if topic not in partitions:
             if to_origin:
-                left_out.append((letter, f"topic {topic} is no more - leave --to-origin out"))
+                refused.append((letter, f"topic {topic} no longer exists - replay without --to-origin"))
                 continue
-            to_make[topic] = partitions.get(origin.topic, otherwise)
-        count = partitions.get(topic) or to_make[topic]
-        sendings.append(ReplayRecord(letter, topic, origin.partition if origin.partition < count else None))
+            topics_to_create[topic] = partitions.get(origin.topic, default_partitions)
+        count = partitions.get(topic) or topics_to_create[topic]
+        replays.append(ReplayRecord(letter, topic, origin.partition if origin.partition < count else None))
     return ReplayPlan(
-        tuple(sorted(sendings, key=lambda one: (one.letter.origin or _NO_ORIGIN, place_of(one.letter)))),
-        to_make,
-        tuple(left_out),
-        tuple(letter for letter in good if last[_record_of(letter)] is not letter),
+        tuple(sorted(replays, key=lambda one: (one.letter.origin or _NO_ORIGIN, position_of(one.letter)))),
+        topics_to_create,
+        tuple(refused),
+        tuple(letter for letter in accepted if last[_record_of(letter)] is not letter),
     )
 
 
 def _record_of(letter: DeadLetter) -> object:
-    """Of which record it is, and of which group.
-
-    Its time tells it from the record at the same offset of a topic that was deleted and made again.
-    """
+    """Return group and origin, whose timestamp differs from that of the same offset in a recreated topic."""
     return letter.group_id, letter.origin
 
 
-def _age(letter: DeadLetter) -> tuple[int, int, LetterPlace]:
-    return letter.deaths, letter.at_ms, place_of(letter)
+def _age(letter: DeadLetter) -> tuple[int, int, DeadLetterPosition]:
+    return letter.deaths, letter.at_ms, position_of(letter)
 
 
-async def make_topics(cluster: Cluster, to_make: Mapping[str, int]) -> None:
-    """Make what is missing; what somebody else makes meanwhile will do.
+async def create_topics(cluster: Cluster, topics_to_create: Mapping[str, int]) -> None:
+    """Create missing topics; one that exists by now is accepted.
 
     Raises:
-        BrokerError: a topic may not be made; it says what to do.
+        BrokerError: a topic cannot be created; the message gives the next step.
         BrokerConnectionError: the brokers do not answer in time.
     """
-    for topic, partitions in to_make.items():
+    for topic, partitions in topics_to_create.items():
         try:
             await create_topic(cluster, topic, partitions)
         except BrokerError as error:
             if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise broker_error(
                     error.code,
-                    f"{topic} is not there and cannot be made - make it with {partitions} partitions, or have somebody"
-                    " do it who may, and replay again",
+                    f"topic {topic} does not exist and cannot be created - create it with {partitions} partitions, or"
+                    " have an administrator create it, and replay again",
                 ) from error
 
 
 async def send(producer: Producer, plan: ReplayPlan, on_sent: Callable[[ReplayRecord, Published], None]) -> None:
-    """Send all of the plan; ``on_sent`` is told of each when it is acknowledged.
+    """Send all replays and call ``on_sent`` for each acknowledged one.
 
     Raises:
-        PublishError: some were refused or not acknowledged; it says which to send again.
+        PublishError: some were rejected or not acknowledged; the message lists the ones to send again.
     """
     sent: set[int] = set()
     too_large: list[PublishTooLargeError] = []
@@ -179,7 +179,7 @@ async def send(producer: Producer, plan: ReplayPlan, on_sent: Callable[[ReplayRe
         on_sent(one, placed)
 
     lanes: dict[tuple[str, int | None], list[ReplayRecord]] = {}
-    for one in plan.sendings:
+    for one in plan.replays:
         lanes.setdefault((one.topic, one.partition), []).append(one)
     outcomes = await asyncio.gather(
         *(_send_in_order(producer, lane, acknowledged, too_large) for lane in lanes.values()), return_exceptions=True
@@ -188,12 +188,12 @@ async def send(producer: Producer, plan: ReplayPlan, on_sent: Callable[[ReplayRe
         if isinstance(outcome, BaseException) and not isinstance(outcome, PublishError):
             raise outcome
     if failures := [*too_large, *(outcome for outcome in outcomes if isinstance(outcome, PublishError))]:
-        left = [place_of(one.letter) for one in plan.sendings if id(one) not in sent]
-        again = " ".join(f"--offset {place}" for place in left[:_MOST_NAMED])
-        more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
+        left = [position_of(one.letter) for one in plan.replays if id(one) not in sent]
+        again = " ".join(f"--offset {position}" for position in left[:_MAX_NAMED])
+        more = f" and {len(left) - _MAX_NAMED} more" if len(left) > _MAX_NAMED else ""
         raise PublishError(
-            f"{len(sent)} of {len(plan.sendings)} letters are acknowledged, the others are not"
-            f" ({'; '.join(dict.fromkeys(map(str, failures)))}) - replay them again: {again}{more}"
+            f"{len(sent)} of {len(plan.replays)} dead letters were acknowledged, the others were not"
+            f" ({'; '.join(dict.fromkeys(map(str, failures)))}) - replay the others: {again}{more}"
         )
 
 
@@ -210,14 +210,14 @@ async def _send_in_order(
                 one.topic, letter.value, key=letter.key, headers=letter.headers, partition=one.partition
             )
         except PublishTooLargeError as error:
-            # No later attempt can send this one: it must not keep the others of its lane back.
+            # No later attempt can send it, so it must not block the others of its partition.
             too_large.append(error)
             return
         acknowledged(one, placed)
 
-    for at in range(0, len(lane), _TOGETHER):
-        # Those that come together stay in order; the next do not overtake what was refused.
-        outcomes = await asyncio.gather(*map(publish, lane[at : at + _TOGETHER]), return_exceptions=True)
+    for at in range(0, len(lane), _CONCURRENT_SENDS):
+        # The producer keeps concurrent records in order; the next chunk must not overtake a rejected record.
+        outcomes = await asyncio.gather(*map(publish, lane[at : at + _CONCURRENT_SENDS]), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome

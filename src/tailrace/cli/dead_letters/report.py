@@ -1,7 +1,7 @@
-"""How letters are shown: tables and pages for people, lines of JSON for programs.
+"""Output of dead letters: tables and text for people, lines of JSON for programs.
 
-Rule of this file: what stands in a record was written by anybody. On a screen nothing of it is markup or steers the
-terminal; in JSON it is exactly what it was, and ``format`` says how it is written.
+Content of records is untrusted: on a terminal it is neither interpreted as rich markup nor as control characters. In
+JSON it is exact, and ``format`` names its encoding.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.app.failures.dead_letters import DeadLetter, Origin
-from tailrace.cli.dead_letters.selection import LetterPlace, place_of
+from tailrace.cli.dead_letters.selection import DeadLetterPosition, position_of
 from tailrace.cli.screen import Screen, count
 from tailrace.cli.tools.byte_text import as_json as content_as_json
 from tailrace.cli.tools.byte_text import readable
 from tailrace.observe.escaping import escaped, escaped_json
 
 __all__ = [
-    "LetterKind",
+    "FailureSummary",
     "as_json",
-    "by_kind",
-    "kinds_table",
     "letter_as_json",
     "letters_table",
     "plain",
     "show_letter",
+    "summarize",
+    "summary_table",
     "when",
 ]
 
-_MOST_ROWS = 20
+_MAX_ROWS = 20
 
 
-# ---- kinds of letters ------------------------------------------------------------------------------------------
+# ---- summaries -------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class LetterKind:
-    """The letters of one handler that failed in one way."""
+class FailureSummary:
+    """Number and times of the dead letters of one handler and error type."""
 
     group: str
     handler: str
@@ -51,11 +51,11 @@ class LetterKind:
     count: int
     first_ms: int
     last_ms: int
-    oldest: LetterPlace
-    """Of the one that failed first."""
+    oldest: DeadLetterPosition
+    """Position of the dead letter that failed first."""
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
+        """Return the entry of a line of JSON."""
         return {
             "group": self.group,
             "handler": self.handler,
@@ -67,71 +67,71 @@ class LetterKind:
         }
 
 
-async def by_kind(letters: AsyncIterator[DeadLetter]) -> list[LetterKind]:
-    """The letters counted, the most frequent kind first."""
-    kinds: dict[tuple[str, str, str], LetterKind] = {}
+async def summarize(letters: AsyncIterator[DeadLetter]) -> list[FailureSummary]:
+    """Count dead letters by group, handler and error type, the most frequent first."""
+    summaries: dict[tuple[str, str, str], FailureSummary] = {}
     async for letter in letters:
-        of, place = (letter.group_id, letter.handler, letter.error_type), place_of(letter)
-        kind = kinds.get(of)
-        if kind is None:
-            kinds[of] = LetterKind(*of, 1, letter.at_ms, letter.at_ms, place)
+        key, position = (letter.group_id, letter.handler, letter.error_type), position_of(letter)
+        summary = summaries.get(key)
+        if summary is None:
+            summaries[key] = FailureSummary(*key, 1, letter.at_ms, letter.at_ms, position)
             continue
-        kind.count += 1
-        kind.last_ms = max(kind.last_ms, letter.at_ms)
-        kind.first_ms, kind.oldest = min((kind.first_ms, kind.oldest), (letter.at_ms, place))
-    return sorted(kinds.values(), key=lambda kind: (-kind.count, kind.first_ms, kind.oldest))
+        summary.count += 1
+        summary.last_ms = max(summary.last_ms, letter.at_ms)
+        summary.first_ms, summary.oldest = min((summary.first_ms, summary.oldest), (letter.at_ms, position))
+    return sorted(summaries.values(), key=lambda one: (-one.count, one.first_ms, one.oldest))
 
 
-def kinds_table(topic: str, kinds: Iterable[LetterKind]) -> Table:
-    """A row for each kind."""
+def summary_table(topic: str, summaries: Iterable[FailureSummary]) -> Table:
+    """Return a table with a row for each summary."""
     table = _table(f"{topic}, by handler and error (times in UTC)")
     table.add_column("handler, error", overflow="fold", ratio=1)
-    table.add_column("letters", justify="right", no_wrap=True)
+    table.add_column("count", justify="right", no_wrap=True)
     table.add_column("first, last", no_wrap=True, min_width=19)
     table.add_column("oldest", justify="right", no_wrap=True)
-    found = list(kinds)
-    groups = {kind.group for kind in found}
-    for kind in found:
-        handler = f"{kind.handler} of group {kind.group}" if len(groups) > 1 else kind.handler
+    found = list(summaries)
+    groups = {summary.group for summary in found}
+    for summary in found:
+        handler = f"{summary.handler} of group {summary.group}" if len(groups) > 1 else summary.handler
         table.add_row(
-            Text(f"{plain(handler) or '(no handler)'}\n{plain(kind.error_type)}"),
-            count(kind.count),
-            f"{when(kind.first_ms)}\n{when(kind.last_ms)}",
-            str(kind.oldest),
+            Text(f"{plain(handler) or '(no handler)'}\n{plain(summary.error_type)}"),
+            count(summary.count),
+            f"{when(summary.first_ms)}\n{when(summary.last_ms)}",
+            str(summary.oldest),
         )
     return table
 
 
-# ---- single letters --------------------------------------------------------------------------------------------
+# ---- single dead letters ---------------------------------------------------------------------------------------
 
 
 def letters_table(letters: list[DeadLetter]) -> Table:
-    """A row for each of the first letters."""
-    table = _table("in the order in which they go (times in UTC)")
-    table.add_column("letter", justify="right", no_wrap=True)
+    """Return a table with a row for each of the first dead letters."""
+    table = _table("in the order of sending (times in UTC)")
+    table.add_column("offset", justify="right", no_wrap=True)
     table.add_column("failed", no_wrap=True, min_width=19)
     table.add_column("origin", overflow="fold", ratio=1)
     table.add_column("error", overflow="fold", ratio=1)
-    for letter in letters[:_MOST_ROWS]:
-        origin = "nobody knows" if letter.origin is None else plain(str(letter.origin))
-        # Its module stands in `list` and `show`; here it would be cut in two.
+    for letter in letters[:_MAX_ROWS]:
+        origin = "unknown" if letter.origin is None else plain(str(letter.origin))
+        # Without the module, which `list` and `show` print: it would be wrapped here.
         error = plain(letter.error_type.rpartition(".")[2])
-        table.add_row(str(place_of(letter)), when(letter.at_ms), Text(origin), Text(error))
-    if len(letters) > _MOST_ROWS:
-        table.add_row("", f"and {count(len(letters) - _MOST_ROWS)} more")
+        table.add_row(str(position_of(letter)), when(letter.at_ms), Text(origin), Text(error))
+    if len(letters) > _MAX_ROWS:
+        table.add_row("", f"and {count(len(letters) - _MAX_ROWS)} more")
     return table
 
 
 def show_letter(screen: Screen, letter: DeadLetter) -> None:
-    """All that is known of one."""
+    """Print all parts of a dead letter."""
 
     def say(label: str, text: str) -> None:
         screen.say(label, escape(plain(text)))
 
-    say("letter", f"{place_of(letter)} of {letter.record.topic}, failed {when(letter.at_ms)} UTC")
+    say("offset", f"{position_of(letter)} of {letter.record.topic}, failed {when(letter.at_ms)} UTC")
     say("error", f"{letter.error_type}: {letter.reason}" if letter.reason else letter.error_type)
     say("handler", f"{letter.handler} of group {letter.group_id}, {_times(letter.attempts, 'attempt')}")
-    say("origin", _said_of(letter.origin))
+    say("origin", _origin_text(letter.origin))
     if letter.deaths > 1:
         say("deaths", f"{letter.deaths}, after {_times(letter.replays, 'replay')}")
     for number, (name, value) in enumerate(letter.headers):
@@ -139,7 +139,7 @@ def show_letter(screen: Screen, letter: DeadLetter) -> None:
     say("key", _short(letter.key))
     kind, text = readable(letter.value, indent=2)
     size = "" if letter.value is None else f", {count(len(letter.value))} bytes"
-    say("value", "null, a tombstone" if kind == "null" else f"{kind}{size}")
+    say("value", "null (tombstone)" if kind == "null" else f"{kind}{size}")
     _page(screen, _dump(letter.value) if kind == "hex" else text)
     if letter.traceback:
         say("traceback", "")
@@ -148,9 +148,9 @@ def show_letter(screen: Screen, letter: DeadLetter) -> None:
 
 
 def letter_as_json(letter: DeadLetter) -> dict[str, object]:
-    """All that is known of one, for programs."""
+    """Return the entry of a line of JSON, with all parts of a dead letter."""
     return {
-        "letter": str(place_of(letter)),
+        "letter": str(position_of(letter)),
         "topic": letter.record.topic,
         "failed_at": _iso(letter.at_ms),
         "error_type": letter.error_type,
@@ -169,7 +169,7 @@ def letter_as_json(letter: DeadLetter) -> dict[str, object]:
 
 
 def as_json(entry: Mapping[str, object]) -> str:
-    """One line."""
+    """Encode an entry as one line of JSON."""
     return escaped_json(msgspec.json.encode(entry).decode())
 
 
@@ -199,12 +199,12 @@ def _dump(content: bytes | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that steers no terminal: what cannot be printed is written out."""
+    """Return ``text`` with unprintable characters other than newlines escaped."""
     return escaped(text, keep="\n")
 
 
 def when(at_ms: int) -> str:
-    """A time as people read it, in UTC."""
+    """Format a time in UTC to the second."""
     try:
         return f"{datetime.fromtimestamp(at_ms // 1000, UTC):%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):
@@ -212,15 +212,15 @@ def when(at_ms: int) -> str:
 
 
 def _iso(at_ms: int) -> str | int:
-    """A time as programs read it; what is no time stays a number."""
+    """Format a time in ISO 8601; a number out of range is returned as it is."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):
         return at_ms
 
 
-def _said_of(origin: Origin | None) -> str:
-    return "nobody knows" if origin is None else f"{origin}, written {when(origin.timestamp)} UTC"
+def _origin_text(origin: Origin | None) -> str:
+    return "unknown" if origin is None else f"{origin}, written {when(origin.timestamp)} UTC"
 
 
 def _times(number: int, what: str) -> str:
@@ -228,7 +228,7 @@ def _times(number: int, what: str) -> str:
 
 
 def _page(screen: Screen, text: str) -> None:
-    """Text as it is, below its label; lines are as long as they are, so that they can be copied."""
+    """Print text below its label, indented and without wrapping, so that it can be copied."""
     for line in plain(text).splitlines():
         screen.console.print(Text(f"  {line}"), soft_wrap=True)
 

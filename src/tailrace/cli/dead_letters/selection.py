@@ -1,6 +1,6 @@
-"""Which letters: what a user writes, and what it means.
+"""Selection of dead letters: parsing of arguments and matching.
 
-Rule of this file: pure, but for the clock behind ``2h``; it is read before anything else is imported.
+Pure, except that ``parse_since`` reads the clock. ``--help`` imports this module.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from tailrace.app.failures.dead_letters import DeadLetter
 
-__all__ = ["LetterPlace", "LetterSelection", "parse_place", "parse_since", "place_of"]
+__all__ = ["DeadLetterFilter", "DeadLetterPosition", "parse_position", "parse_since", "position_of"]
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-class LetterPlace(NamedTuple):
-    """Where a letter stands in its topic; users write it as ``P:O``."""
+class DeadLetterPosition(NamedTuple):
+    """Partition and offset of a dead letter, written as ``P:O``."""
 
     partition: int
     offset: int
@@ -32,17 +32,17 @@ class LetterPlace(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LetterSelection:
-    """The letters that are meant: those that pass each of these; all of them where nothing is said."""
+class DeadLetterFilter:
+    """Conditions that a dead letter must match, and a limit; matches all by default."""
 
-    places: Collection[LetterPlace] = ()
+    positions: Collection[DeadLetterPosition] = ()
     since_ms: int | None = None
     error_types: Collection[str] = ()
     limit: int | None = None
 
-    def takes(self, letter: DeadLetter) -> bool:
-        """Whether a letter passes, the limit aside."""
-        if self.places and place_of(letter) not in self.places:
+    def matches(self, letter: DeadLetter) -> bool:
+        """Return True if a dead letter matches all conditions, regardless of the limit."""
+        if self.positions and position_of(letter) not in self.positions:
             return False
         if self.since_ms is not None and letter.at_ms < self.since_ms:
             return False
@@ -51,25 +51,25 @@ class LetterSelection:
         return not {letter.error_type, letter.error_type.rpartition(".")[2]}.isdisjoint(self.error_types)
 
     def first(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        """Those that failed first, as many as the limit allows, in that order."""
-        return sorted(letters, key=lambda letter: (letter.at_ms, place_of(letter)))[: self.limit]
+        """Sort dead letters by the time of failure and apply the limit."""
+        return sorted(letters, key=lambda letter: (letter.at_ms, position_of(letter)))[: self.limit]
 
 
-def place_of(letter: DeadLetter) -> LetterPlace:
-    """Where it stands."""
-    return LetterPlace(letter.record.partition, letter.record.offset)
+def position_of(letter: DeadLetter) -> DeadLetterPosition:
+    """Return partition and offset of a dead letter."""
+    return DeadLetterPosition(letter.record.partition, letter.record.offset)
 
 
-def parse_place(text: str) -> LetterPlace:
-    """``3:17`` as partition and offset."""
+def parse_position(text: str) -> DeadLetterPosition:
+    """Parse partition and offset, such as ``3:17``."""
     found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,18})", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no place - write PARTITION:OFFSET, such as 0:17")
-    return LetterPlace(int(found[1]), int(found[2]))
+        raise argparse.ArgumentTypeError(f"must be PARTITION:OFFSET, such as 0:17, not {text!r}")
+    return DeadLetterPosition(int(found[1]), int(found[2]))
 
 
 def parse_since(text: str) -> int:
-    """A time, or how long ago it is, as milliseconds since the epoch."""
+    """Parse a time or an age and return milliseconds since the epoch."""
     found = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
     try:
         if found is not None:
@@ -77,6 +77,6 @@ def parse_since(text: str) -> int:
         at = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time - write how long ago, such as 90s, 30m, 2h, 3d, or when, such as 2026-01-31T09:00"
+            f"must be an age, such as 90s, 30m, 2h or 3d, or a time, such as 2026-01-31T09:00 (UTC), not {text!r}"
         ) from None
     return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)

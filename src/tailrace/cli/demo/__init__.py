@@ -1,4 +1,4 @@
-"""``tailrace demo``: what it says of itself; what it does stands in ``play``."""
+"""Arguments and help of ``tailrace demo``; ``steps`` implements it."""
 
 from __future__ import annotations
 
@@ -8,70 +8,76 @@ from collections.abc import Callable
 __all__ = ["arguments", "run"]
 
 _DESCRIPTION = """\
-Replay the 336,776 flights that left New York City in 2013 into a Kafka topic,
+Publish the 336,776 flights that left New York City in 2013 to a Kafka topic,
 and read them with a consumer group of two members.
 
-It starts a real Apache Kafka broker on this machine (no Docker, no system
-Java), fills a topic of 6 partitions with one JSON record a flight, reads them
-all, and shows the ten routes that arrived latest. Then it proves that each
-record was handled once: every offset of every partition is counted, and the
-committed offsets are read back from the broker. Nothing is left behind.
+The demo starts a local Apache Kafka broker (without Docker or a system Java),
+publishes one JSON record per flight to a topic of 6 partitions, reads all of
+them, and shows the ten routes with the highest mean delay. It then verifies
+that each record was handled exactly once: it counts every offset of every
+partition, and reads the committed offsets back from the broker. Finally it
+removes everything it created.
 
-It takes about ten seconds on two cores, 400 MB of memory and 100 MB of disk;
-the first time also a download of 46 MB from Maven Central, which is kept.
+It takes about ten seconds on two cores, 400 MB of memory and 100 MB of disk.
+The first run downloads 46 MB from Maven Central and caches them.
 
-With --engine spark the same handler reads them on Apache Spark, on this
-machine (pip install '.[demo,spark]'): a backfill writes a table, Spark
-sums it up, and counts each offset in it. It takes about a minute on two
-cores, 2 GB of memory and 200 MB of disk; the first time also 70 MB more from
-Maven Central. pip brings Spark itself, some 500 MB.
+With --engine spark, the same handler runs on a local Apache Spark (install it
+with pip install '.[demo,spark]', about 500 MB): a backfill writes a table,
+which Spark aggregates and verifies. This takes about a minute on two cores,
+2 GB of memory and 200 MB of disk. The first run downloads another 70 MB.
 """
 
 _EPILOG = """\
 examples:
   tailrace demo
   tailrace demo --limit 20000
-  tailrace demo --rate 2000 --limit 60000     watch it live, for 30 seconds
-  tailrace demo --engine spark                the same routes, by Apache Spark
+  tailrace demo --rate 2000 --limit 60000     watch it for 30 seconds
+  tailrace demo --engine spark                handle the flights on Apache Spark
   tailrace demo --bootstrap-servers kafka.example.org:9092
 
-With --bootstrap-servers it makes a topic and a group of its own on those
-brokers and deletes both in the end. TLS and SASL come from the environment,
-such as TAILRACE_SECURITY_PROTOCOL and TAILRACE_SASL_PLAIN_PASSWORD_FILE.
+With --bootstrap-servers, the demo creates a topic and a group on those brokers
+and deletes both at the end. Set TLS and SASL with environment variables, such
+as TAILRACE_SECURITY_PROTOCOL and TAILRACE_SASL_PLAIN_PASSWORD_FILE.
 
-It exits with 0 only if every record was handled exactly once and committed.
+exit codes: 0 every record was handled exactly once and committed, 1 failure,
+2 usage error
 """
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="use these brokers instead of starting one")
+    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="use these brokers instead of a local one")
     parser.add_argument(
-        "--rate", type=_more_than_zero(float), metavar="N", help="replay N flights a second, and read them meanwhile"
+        "--rate",
+        type=_positive(float),
+        metavar="N",
+        help="publish N flights per second, and read them at the same time (default: publish all, then read)",
     )
     parser.add_argument(
         "--engine",
         choices=("asyncio", "spark"),
         default="asyncio",
-        help="what reads them: a group of two consumers (asyncio, the default), or Apache Spark; not with --rate",
+        help="read with two consumers (asyncio, the default) or with Apache Spark; spark excludes --rate",
     )
-    parser.add_argument("--limit", type=_more_than_zero(int), metavar="N", help="only the first N flights")
+    parser.add_argument(
+        "--limit", type=_positive(int), metavar="N", help="publish only the first N flights (default: all)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play it; gives the exit code."""
-    from tailrace.cli.demo.steps import play  # noqa: PLC0415 - all that a --help does without
+    """Run the demo and return its exit code."""
+    from tailrace.cli.demo.steps import play  # noqa: PLC0415 - not needed by --help
 
     return play(options.bootstrap_servers, rate=options.rate, limit=options.limit, on_spark=options.engine == "spark")
 
 
-def _more_than_zero(kind: type[int | float]) -> Callable[[str], float]:
+def _positive(kind: type[int | float]) -> Callable[[str], float]:
     def number(text: str) -> float:
         value = kind(text)
         if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text} will not do: it has to be more than 0")
+            raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
         return value
 
-    number.__name__ = "number"  # argparse says "invalid number value: 'x'"
+    number.__name__ = "number"  # argparse names it in "invalid number value: 'x'"
     return number

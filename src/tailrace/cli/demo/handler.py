@@ -1,6 +1,6 @@
-"""What is done with a flight: one handler, the same function for the group of consumers and for Spark.
+"""Handler of flights, for the consumer group and for Spark.
 
-Rule of this file: Spark's workers import it, so nothing that is not needed to handle a flight is imported here.
+Spark's workers import this module, so it imports only what handling needs.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ __all__ = ["Arrival", "app_of", "arrived"]
 
 
 class Arrival(msgspec.Struct):
-    """What the report needs of a flight."""
+    """Route and delay of a flight."""
 
     route: str
     delay: int | None
-    """Minutes; None if it never arrived."""
+    """Delay in minutes; None if the flight did not arrive."""
 
 
 async def arrived(flight: Flight) -> Arrival:
-    """One flight, whether it arrived or not."""
+    """Return route and delay of a flight, arrived or not."""
     return Arrival(flight.route, flight.arr_delay)
 
 
 def app_of(topic: str, options: ConsumerOptions) -> App:
-    """An app that handles the flights of this topic."""
+    """Return an app that handles the flights of ``topic``."""
     app = App(**options)
     app.handler(topic)(arrived)
     return app

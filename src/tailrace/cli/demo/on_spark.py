@@ -1,7 +1,6 @@
-"""The demo on Spark: a backfill writes what the handler returns as a table, and the table is counted.
+"""The demo on Spark: a backfill writes the handler's results to a table, which Spark counts.
 
-Rule of this file: what is proved is proved of the table. It has a row for each time that a record was handled, with the
-record's offset, so a record that came twice, or never, is seen there.
+The table has a row with the offset for each time a record was handled, so it shows missing and duplicate records.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkReading", "check_spark"]
 
-_IN_ONE_BATCH = 100_000
-_BATCH_MAY_TAKE_S = 60
+_MAX_RECORDS_PER_BATCH = 100_000
+_BATCH_TIMEOUT_S = 60
 
 
 def check_spark() -> bool:
-    """Whether all of Spark is on this machine; if not, its connector is downloaded when it starts.
+    """Return True if Spark's Kafka connector is cached; otherwise it is downloaded when Spark starts.
 
     Raises:
-        ConfigurationError: Spark is not installed.
+        ConfigurationError: pyspark is not installed.
     """
     if find_spec("pyspark") is None:
         raise ConfigurationError(f"pyspark is not installed - {install_hint('demo,spark')}")
@@ -43,52 +42,49 @@ def check_spark() -> bool:
     return is_connector_cached(pyspark.__version__)
 
 
-class _CutShortError(Exception):
-    """Ends the thread; whoever cut it knows."""
+class _BackfillCanceledError(Exception):
+    """Ends the thread of a canceled backfill."""
 
 
 class SparkReading:
-    """Backfills all that the topic has, on Spark in this process, and counts.
+    """Backfills the topic on a local Spark and counts the results.
 
     Args:
-        topic: where from.
-        partitions: how many it has.
-        options: of the app, with the group.
+        topic: topic to read.
+        partitions: number of its partitions.
+        options: options of the app, including the group.
     """
 
     def __init__(self, topic: str, partitions: int, options: ConsumerOptions) -> None:
         self.tally = HandledFlights(partitions, members=1)
         self.version = ""
         self.starting_s = 0.0
-        """How long Spark took to come up."""
+        """Startup time of Spark."""
         self.reading_s = 0.0
-        """How long the backfill took, with all that it wrote."""
+        """Duration of the backfill, including writing."""
         self._topic, self._options = topic, options
         self._once = [0] * partitions
-        self._is_cut = False
+        self._is_canceled = False
 
     async def run(self, produced: Sequence[int]) -> None:
-        """Start Spark, handle every record there, count what came of it, and stop Spark.
+        """Start Spark, handle and count all records, and stop Spark.
 
         Args:
-            produced: by partition, so many offsets are to be there.
-
-        Raises:
-            TailraceError: as the backfill does.
+            produced: number of produced records by partition.
         """
-        working = asyncio.get_running_loop().run_in_executor(None, self._work, produced)
+        backfill = asyncio.get_running_loop().run_in_executor(None, self._work, produced)
         try:
-            await asyncio.shield(working)
+            await asyncio.shield(backfill)
         except asyncio.CancelledError:
-            # A thread cannot be cancelled: it ends itself after the batch that is under way.
-            self._is_cut = True
-            done, _ = await asyncio.wait([working], timeout=_BATCH_MAY_TAKE_S)
+            # A thread cannot be canceled: it ends after the current batch.
+            self._is_canceled = True
+            done, _ = await asyncio.wait([backfill], timeout=_BATCH_TIMEOUT_S)
             for one in done:
-                one.exception()  # looked at, so that nobody complains of it
+                one.exception()  # retrieved, so that asyncio does not log it
             raise
 
     def proof(self, produced: Sequence[int], committed: Mapping[int, int]) -> list[PartitionProof]:
-        """By partition: what was produced (offsets from 0), handled and committed."""
+        """Return the counts of each partition; offsets start at 0."""
         (handled,) = self.tally.by_member
         return [
             PartitionProof(produced[one], handled[one], self._once[one], committed.get(one), ())
@@ -107,19 +103,19 @@ class SparkReading:
             report = pipeline.backfill(
                 arrived,
                 sink=overwritten_folders(f"{folder}/arrivals"),
-                max_records_per_batch=_IN_ONE_BATCH,
-                on_progress=self._go_on,
+                max_records_per_batch=_MAX_RECORDS_PER_BATCH,
+                on_progress=self._on_progress,
             )
             self.reading_s = report.duration_s
             self._count(spark.read.parquet(f"{folder}/arrivals"), produced, spark)
 
-    def _go_on(self, progress: BackfillProgress) -> None:
-        if self._is_cut:
-            raise _CutShortError
+    def _on_progress(self, progress: BackfillProgress) -> None:
+        if self._is_canceled:
+            raise _BackfillCanceledError
         self.tally.handled = progress.done
 
     def _count(self, arrivals: DataFrame, produced: Sequence[int], spark: SparkSession) -> None:
-        """The sums by route, and how often each offset of each partition is there."""
+        """Sum delays by route, and count how often each offset of each partition occurs."""
         arrivals.createOrReplaceTempView("arrivals")
         for route, flights, minutes in spark.sql(
             "SELECT route, count(delay), coalesce(sum(delay), 0) FROM arrivals GROUP BY route"

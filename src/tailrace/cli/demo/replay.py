@@ -1,4 +1,4 @@
-"""The replay: flights into the topic, as fast as it goes or at a pace that people can watch."""
+"""Publishing of the flights, at full speed or at a given rate."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from tailrace.producer.producer import Producer
 
 __all__ = ["Replay"]
 
-_AT_ONCE = 6_000
-_ROUNDS_A_SECOND = 20
+_CHUNK_SIZE = 6_000
+_CHUNKS_PER_SECOND = 20
 
 
 class Replay:
-    """Publishes the flights and counts them.
+    """Publishes flights and counts them.
 
     Args:
-        topic: where to.
-        partitions: how many it has.
-        rate: flights a second; as fast as it goes when nothing is said.
-        limit: how many.
+        topic: topic to write.
+        partitions: number of its partitions.
+        rate: flights per second; unlimited if None.
+        limit: number of flights.
     """
 
     def __init__(self, topic: str, partitions: int, *, rate: float | None, limit: int) -> None:
         self.produced = [0] * partitions
-        """Records on their way, by partition; all of them acknowledged when ``run`` is through."""
+        """Number of published records by partition; all are acknowledged when ``run`` returns."""
         self.payload_bytes = 0
         self.is_complete = False
         self._topic, self._rate, self._limit = topic, rate, limit
 
     @property
     def count(self) -> int:
-        """Records on their way or there."""
+        """Number of published records, acknowledged or not."""
         return sum(self.produced)
 
     async def run(self, producer: Producer) -> None:
-        """Publish them all and wait until each is acknowledged.
+        """Publish all flights and wait for their acknowledgments.
 
         Raises:
-            PublishError: the broker refused some.
+            PublishError: the broker rejected some.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
         source = flights(self._limit)
-        while together := list(islice(source, self._chunk)):
-            for partition, records in self._by_partition(together):
+        while chunk := list(islice(source, self._chunk_size)):
+            for partition, records in self._by_partition(chunk):
                 await producer.publish_many(self._topic, partition, records)
                 self.produced[partition] += len(records)
             if self._rate is not None:
@@ -56,12 +56,12 @@ class Replay:
         self.is_complete = True
 
     @property
-    def _chunk(self) -> int:
-        return _AT_ONCE if self._rate is None else max(1, round(self._rate / _ROUNDS_A_SECOND))
+    def _chunk_size(self) -> int:
+        return _CHUNK_SIZE if self._rate is None else max(1, round(self._rate / _CHUNKS_PER_SECOND))
 
-    def _by_partition(self, together: list[tuple[bytes, bytes]]) -> Iterator[tuple[int, list[tuple[bytes, bytes]]]]:
+    def _by_partition(self, chunk: list[tuple[bytes, bytes]]) -> Iterator[tuple[int, list[tuple[bytes, bytes]]]]:
         found: dict[int, list[tuple[bytes, bytes]]] = {}
-        for key, value in together:
+        for key, value in chunk:
             self.payload_bytes += len(value)
             found.setdefault(partition_of(key, len(self.produced)), []).append((key, value))
         yield from found.items()

@@ -1,4 +1,4 @@
-"""What the demo shows: the routes, the partitions, the verdict."""
+"""Report of the demo: routes, partitions and verdict."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from tailrace.cli.screen import count
 
 __all__ = ["partitions_table", "routes_table", "shares", "verdict"]
 
-_SHOWN = 10
+_SHOWN_ROUTES = 10
 
 
 def routes_table(tally: HandledFlights, airports: dict[str, str]) -> Table:
-    """The routes that arrived latest."""
-    table = _table(f"The ten worst mean delays at arrival (of {FEWEST_FLIGHTS} flights or more)")
+    """Return a table of the routes with the highest mean delay."""
+    table = _table(f"Highest mean arrival delays ({FEWEST_FLIGHTS} or more flights)")
     table.add_column("from")
     table.add_column("to")
     table.add_column("", overflow="ellipsis", no_wrap=True, max_width=30, style="dim")
     table.add_column("flights", justify="right")
     table.add_column("mean delay", justify="right", style="bold")
-    for route, delays in tally.worst(_SHOWN):
+    for route, delays in tally.worst(_SHOWN_ROUTES):
         origin, _, dest = route.partition("-")
         table.add_row(origin, dest, airports.get(dest, ""), count(delays.flights), f"{delays.mean:.1f} min")
     if not table.row_count:
-        table.add_row("-", "-", "no route has so many flights yet")
+        table.add_row("-", "-", f"no route with {FEWEST_FLIGHTS} flights")
     return table
 
 
 def partitions_table(proof: Sequence[PartitionProof]) -> Table:
-    """Each partition: which member read it, if there are any, and that nothing is missing and nothing came twice."""
-    table = _table("Every record, by partition")
+    """Return a table of the counts by partition, with the members that read it if there are any."""
+    table = _table("Records by partition")
     table.add_column("partition", justify="right")
     has_members = any(one.members for one in proof)
     if has_members:
@@ -55,17 +55,18 @@ def partitions_table(proof: Sequence[PartitionProof]) -> Table:
 
 
 def shares(tally: HandledFlights) -> str:
-    """Who handled how much."""
-    each = [sum(counts) for counts in tally.by_member]
+    """Return the number and percentage of records that each member handled."""
+    counts_by_member = [sum(counts) for counts in tally.by_member]
     return ", ".join(
-        f"member {number} {count(share)} ({share / max(tally.handled, 1):.0%})" for number, share in enumerate(each, 1)
+        f"member {number} {count(share)} ({share / max(tally.handled, 1):.0%})"
+        for number, share in enumerate(counts_by_member, 1)
     )
 
 
 def verdict(proof: Sequence[PartitionProof]) -> str:
-    """One sentence."""
+    """Return the result of the verification as a sentence."""
     if all(one.holds for one in proof):
-        return f"all {count(sum(one.produced for one in proof))} records were handled, each once, and are committed"
+        return f"all {count(sum(one.produced for one in proof))} records were handled exactly once and committed"
     wrong = [str(partition) for partition, one in enumerate(proof) if not one.holds]
     return f"not every record was handled exactly once and committed: see partition {', '.join(wrong)}"
 

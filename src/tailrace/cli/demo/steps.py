@@ -1,4 +1,4 @@
-"""The demo from beginning to end: a broker, a topic, the replay, the group, the proof, and nothing left behind."""
+"""Steps of the demo: broker, topic, replay, reading, verification and cleanup."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ PARTITIONS = 6
 _SIGTERM = 143
 _COST = "400 MB of memory, 100 MB of disk"
 _COST_ON_SPARK = "2 GB of memory, 200 MB of disk"
-_CLEANING_S = 10
+_CLEANUP_TIMEOUT_S = 10
 _OPTIONS: ConsumerOptions = {
     "client_id": "tailrace-demo",
     "socket_connection_setup_timeout_ms": 5_000,
     "default_api_timeout_ms": 30_000,
     "stop_timeout_ms": 10_000,
-    # Whatever the environment says of these, it is not about the demo.
+    # These override the environment.
     "auto_offset_reset": "earliest",
     "enable_auto_commit": True,
     "group_instance_id": None,
     "leave_on_stop": True,
-    # The first member hears of the second by a heartbeat.
+    # The first member learns of the second one in a heartbeat response.
     "heartbeat_interval_ms": 500,
 }
 
@@ -53,28 +53,25 @@ _OPTIONS: ConsumerOptions = {
 def play(
     bootstrap_servers: str | None, *, rate: float | None = None, limit: int | None = None, on_spark: bool = False
 ) -> int:
-    """Play it on these brokers, or on one of its own; gives the exit code.
-
-    Raises:
-        TailraceError: it could not be played to the end.
-    """
+    """Run the demo on these brokers or on a local one, and return the exit code."""
     if on_spark and rate is not None:
-        raise ConfigurationError("--rate is for reading while records come, and --engine spark reads what is there")
-    screen, left, began = Screen(), list[str](), time.monotonic()
-    ended = "cut short"
+        raise ConfigurationError("--rate cannot be combined with --engine spark, which reads existing records only")
+    screen, remaining, began = Screen(), list[str](), time.monotonic()
+    ended = "interrupted"
     try:
-        holds = _play(screen, left, bootstrap_servers, rate=rate, limit=limit, on_spark=on_spark)
+        holds = _play(screen, remaining, bootstrap_servers, rate=rate, limit=limit, on_spark=on_spark)
         ended = f"after {time.monotonic() - began:.1f} s"
     finally:
-        screen.say("end", f"{ended}, {', '.join(left) or 'nothing'} is left behind")
+        cleanup = f"could not remove {', '.join(remaining)}" if remaining else "everything was removed"
+        screen.say("end", f"{ended}; {cleanup}")
     if holds is None:
         return _SIGTERM
-    return 0 if holds and not left else 1
+    return 0 if holds and not remaining else 1
 
 
-def _play(  # noqa: PLR0913 - what was asked for
+def _play(  # noqa: PLR0913 - one for each option of the command
     screen: Screen,
-    left: list[str],
+    remaining: list[str],
     bootstrap_servers: str | None,
     *,
     rate: float | None,
@@ -83,7 +80,7 @@ def _play(  # noqa: PLR0913 - what was asked for
 ) -> bool | None:
     names, options, total = airports(), _OPTIONS.copy(), min(limit or TOTAL, TOTAL)
     if on_spark and not check_spark():
-        screen.say("download", f"Spark's Kafka connector, once: {MEGABYTES} MB from Maven Central")
+        screen.say("download", f"Spark's Kafka connector (first start only): {MEGABYTES} MB from Maven Central")
     seconds = 5 + (total / rate if rate else total / 50_000) + (15 + total / 12_000 if on_spark else 0)
     memory = f", {_COST_ON_SPARK if on_spark else _COST}"
     screen.say("demo", f"{count(total)} flights: about {count(seconds)} s{'' if bootstrap_servers else memory}")
@@ -99,26 +96,26 @@ def _play(  # noqa: PLR0913 - what was asked for
         try:
             return run(demo.play(cleans_up=not is_ours))
         finally:
-            left += demo.left
+            remaining += demo.remaining
 
 
 class Demo:
-    """One performance.
+    """One run of the demo.
 
     Args:
-        screen: where it is shown.
-        airport_names: by code.
-        options: of every consumer, and of the producer where it has the same.
-        rate: flights a second; all at once when nothing is said.
-        total: how many flights.
-        on_spark: read by Spark, and not by a group of two members.
+        screen: output of the command.
+        airport_names: names of airports by code.
+        options: options of the consumers and the producer.
+        rate: flights per second; unlimited if None.
+        total: number of flights.
+        on_spark: read with Spark instead of a consumer group.
 
     Attributes:
-        name: of the topic and of the group.
-        left: what could not be removed in the end.
+        name: name of the topic and of the group.
+        remaining: topic and group that could not be removed.
     """
 
-    def __init__(  # noqa: PLR0913 - what a performance needs
+    def __init__(  # noqa: PLR0913 - one for each option of the command
         self,
         screen: Screen,
         airport_names: dict[str, str],
@@ -128,7 +125,7 @@ class Demo:
         total: int,
         on_spark: bool = False,
     ) -> None:
-        self.left: list[str] = []
+        self.remaining: list[str] = []
         self.name = f"tailrace-demo-{secrets.token_hex(4)}"
         self._screen, self._airport_names, self._rate = screen, airport_names, rate
         self._total = total
@@ -142,11 +139,7 @@ class Demo:
         )
 
     async def play(self, *, cleans_up: bool) -> bool:
-        """From the topic to the verdict; gives whether each record was handled once and committed.
-
-        Raises:
-            TailraceError: it could not be played to the end.
-        """
+        """Run all steps and return True if each record was handled exactly once and committed."""
         with closing(Cluster(self._config)) as cluster:
             await cluster.bootstrap()
             try:
@@ -168,20 +161,20 @@ class Demo:
         return self._report(committed)
 
     async def _clean_up(self, cluster: Cluster) -> None:
-        self.left = [f"group {self.name}", f"topic {self.name}"]
+        self.remaining = [f"group {self.name}", f"topic {self.name}"]
         with contextlib.suppress(TailraceError):
-            await delete_group(cluster, self.name, timeout_s=_CLEANING_S)
-            self.left.remove(f"group {self.name}")
+            await delete_group(cluster, self.name, timeout_s=_CLEANUP_TIMEOUT_S)
+            self.remaining.remove(f"group {self.name}")
         with contextlib.suppress(TailraceError):
-            await delete_topic(cluster, self.name, timeout_s=_CLEANING_S)
-            self.left.remove(f"topic {self.name}")
+            await delete_topic(cluster, self.name, timeout_s=_CLEANUP_TIMEOUT_S)
+            self.remaining.remove(f"topic {self.name}")
 
     async def _fill_all(self) -> None:
         screen, replay = self._screen, self._replay
         began = time.monotonic()
         await screen.watch(self._fill(), {"replay": lambda: replay.count}, self._total)
         took = time.monotonic() - began
-        speed = f"{megabytes(replay.payload_bytes)} of JSON in {took:.1f} s, {per_second(replay.count, took)} a second"
+        speed = f"{megabytes(replay.payload_bytes)} of JSON in {took:.1f} s, {per_second(replay.count, took)} records/s"
         screen.say("replay", f"{count(replay.count)} flights, {speed}")
 
     async def _read(self, reading: Reading) -> None:
@@ -196,14 +189,14 @@ class Demo:
     async def _read_on_spark(self, reading: SparkReading) -> None:
         screen, tally = self._screen, reading.tally
         await screen.watch(reading.run(self._replay.produced), {"read": lambda: tally.handled}, self._total)
-        screen.say("spark", f"Apache Spark {reading.version} on this machine, ready in {reading.starting_s:.1f} s")
+        screen.say("spark", f"local Apache Spark {reading.version}, ready in {reading.starting_s:.1f} s")
         took = reading.reading_s
-        speed = f"in {took:.1f} s, [bold]{per_second(tally.handled, took)} records/s[/], as a table"
+        speed = f"in {took:.1f} s, [bold]{per_second(tally.handled, took)} records/s[/], written to a table"
         screen.say("read", f"{count(tally.handled)} records {speed}")
 
     async def _fill_and_read(self, reading: Reading) -> None:
         screen, replay, tally = self._screen, self._replay, reading.tally
-        screen.say("replay", f"{self._rate:,g} flights a second, read as they come")
+        screen.say("replay", f"{self._rate:,g} flights per second, read at the same time")
         async with asyncio.TaskGroup() as tasks:
             filling = tasks.create_task(self._fill())
             await screen.watch(
@@ -221,9 +214,9 @@ class Demo:
             await self._replay.run(producer)
 
     async def _committed(self, cluster: Cluster) -> dict[int, int]:
-        wanted = [TopicPartition(self.name, partition) for partition in range(PARTITIONS)]
-        ask = partial(committed_offsets, cluster, self.name, wanted)
-        found = await cluster.retrying(ask, timeout_s=30, what="reading the committed offsets")
+        partitions = [TopicPartition(self.name, partition) for partition in range(PARTITIONS)]
+        fetch = partial(committed_offsets, cluster, self.name, partitions)
+        found = await cluster.retrying(fetch, timeout_s=30, what="reading the committed offsets")
         return {partition.partition: committed.offset for partition, committed in found.items()}
 
     def _report(self, committed: dict[int, int]) -> bool:
@@ -233,5 +226,5 @@ class Demo:
         self._screen.show(partitions_table(proof))
         holds = all(one.holds for one in proof)
         self._screen.console.print()
-        self._screen.say("[green]proved[/]" if holds else "[bold red]wrong[/]", verdict(proof))
+        self._screen.say("[green]verified[/]" if holds else "[bold red]failed[/]", verdict(proof))
         return holds

@@ -1,6 +1,5 @@
-"""What the commands about groups, offsets and records do, and what they share.
+"""Implementation of the commands about groups, offsets, records and Spark.
 
-``reaching`` says how they get to the brokers, ``times`` reads times and durations, ``tables`` writes for people; the
-others each do one command. What a command says of itself stands in its own module beside this folder, which imports
-these when it runs.
+``connection``, ``times``, ``filters`` and ``tables`` are shared; other modules implement one command each. Arguments
+and help of a command are in the module of its name in ``tailrace.cli``, which imports these when the command runs.
 """

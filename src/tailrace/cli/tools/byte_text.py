@@ -1,4 +1,4 @@
-"""How the bytes of keys, values and headers are written so that people and programs can read them."""
+"""Keys, values and headers as JSON, text or hex."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Format: TypeAlias = Literal["null", "JSON", "text", "hex"]
 
 
 def readable(content: bytes | None, *, indent: int = -1) -> tuple[Format, str]:
-    """What it is, and its text: JSON (in one line, or laid out with ``indent``), text as it is, or hex.
+    """Return the format of ``content`` and its text: JSON on one line or indented, printable text, or hex.
 
-    No number in JSON is changed.
+    Numbers in JSON are not changed.
     """
     if content is None:
         return "null", ""
@@ -23,7 +23,7 @@ def readable(content: bytes | None, *, indent: int = -1) -> tuple[Format, str]:
             msgspec.json.decode(content)
             return "JSON", msgspec.json.format(content, indent=indent).decode()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # it only begins like JSON
+            pass  # starts like JSON and is not
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -32,6 +32,6 @@ def readable(content: bytes | None, *, indent: int = -1) -> tuple[Format, str]:
 
 
 def as_json(content: bytes | None) -> tuple[Format, object]:
-    """The same, as it stands in a line of JSON."""
+    """Return the format of ``content`` and the value to embed in a line of JSON."""
     kind, text = readable(content)
     return kind, None if kind == "null" else msgspec.Raw(text.encode()) if kind == "JSON" else text

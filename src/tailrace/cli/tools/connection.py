@@ -1,6 +1,6 @@
-"""How a tool reaches brokers and a group: what it is told on the command line, by an app, by the environment.
+"""Options that select brokers and a group: arguments, then an app, then the environment.
 
-Rule of this file: a ``--help`` reads it, so whatever is heavy is imported when it is used.
+``--help`` imports this module, so expensive imports are made where they are used.
 """
 
 from __future__ import annotations
@@ -17,94 +17,108 @@ if TYPE_CHECKING:
     from tailrace.net.cluster import Cluster
 
 __all__ = [
-    "REACHING",
+    "CONNECTION_HELP",
+    "add_connection_options",
     "add_group",
-    "add_reaching",
+    "explicit_options",
     "group_of",
-    "hinting",
-    "reached",
-    "said_options",
+    "open_cluster",
     "seconds",
+    "suggesting_group",
 ]
 
-REACHING = """\
-The brokers come from --bootstrap-servers, from the app, or from
-TAILRACE_BOOTSTRAP_SERVERS; every other option from --set, from the app, or
-likewise, such as TAILRACE_SECURITY_PROTOCOL.
+CONNECTION_HELP = """\
+The brokers come from --bootstrap-servers, else from --app, else from
+TAILRACE_BOOTSTRAP_SERVERS. Other options come from --set, else from --app, else
+from their variables, such as TAILRACE_SECURITY_PROTOCOL.
 """
 
 ResultT = TypeVar("ResultT")
 
 
-def add_reaching(parser: argparse.ArgumentParser, *, inner: bool = False, json: bool = True) -> None:
-    """What every tool takes; ``inner`` for an action of a command that takes the same before it."""
+def add_connection_options(parser: argparse.ArgumentParser, *, inner: bool = False, json: bool = True) -> None:
+    """Add the connection options and ``--json``.
 
-    def default(value: object) -> Any:  # noqa: ANN401 - as argparse has it
+    Args:
+        parser: parser of a command or an action.
+        inner: True for an action whose command has the same options; its defaults must not override theirs.
+        json: False for a command with its own ``--json``.
+    """
+
+    def default(value: object) -> Any:  # noqa: ANN401 - argparse takes any default
         return argparse.SUPPRESS if inner else value
 
-    where = parser.add_argument_group("where")
-    where.add_argument("--app", metavar="MODULE:APP", default=default(None), help="reach what this App does")
-    where.add_argument(
+    group = parser.add_argument_group("connection")
+    group.add_argument(
+        "--app", metavar="MODULE:APP", default=default(None), help="use the brokers, group and options of this App"
+    )
+    group.add_argument(
         "--set",
         action="append",
         metavar="OPTION=VALUE",
         default=default([]),
-        help="an option, such as group_id; repeat",
+        help="set an option, such as security_protocol=SSL (repeatable)",
     )
-    where.add_argument("--bootstrap-servers", metavar="HOST:PORT", default=default(None), help="any of the brokers")
-    where.add_argument(
-        "--timeout", type=seconds, metavar="SECONDS", default=default(30.0), help="wait so long for them (default: 30)"
+    group.add_argument(
+        "--bootstrap-servers", metavar="HOST:PORT", default=default(None), help="one or more brokers of the cluster"
+    )
+    group.add_argument(
+        "--timeout",
+        type=seconds,
+        metavar="SECONDS",
+        default=default(30.0),
+        help="time limit of requests to brokers (default: 30)",
     )
     if json:
-        parser.add_argument("--json", action="store_true", default=default(False), help="lines of JSON, nothing else")
-    parser.set_defaults(refuse=parser.error)
+        parser.add_argument("--json", action="store_true", default=default(False), help="print JSON lines")
+    parser.set_defaults(usage_error=parser.error)
 
 
 def add_group(parser: argparse.ArgumentParser) -> None:
-    """The group that it is about; an app or the environment may say it, too."""
+    """Add the optional argument ``GROUP``."""
     parser.add_argument(
-        "group", nargs="?", metavar="GROUP", help="its name (default: the group of --app, or TAILRACE_GROUP_ID)"
+        "group", nargs="?", metavar="GROUP", help="name of the group (default: that of --app, or TAILRACE_GROUP_ID)"
     )
 
 
 def seconds(text: str) -> float:
-    """A number of seconds above 0."""
+    """Parse a positive number of seconds."""
     try:
         number = float(text)
     except ValueError:
         number = 0
     if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} will not do: give seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds greater than 0, not {text!r}")
     return number
 
 
-def said_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The options as they were said: by ``--set``, else by the app.
+def explicit_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that arguments set, and those of the app otherwise.
 
     Raises:
         ConfigurationError: there is no such option or app.
     """
     from tailrace.config import parsed_option  # noqa: PLC0415
 
-    said: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     if options.app:
-        from tailrace.app.loading import load_app  # noqa: PLC0415 - a third of what there is to import
+        from tailrace.app.loading import load_app  # noqa: PLC0415 - a third of the import time
 
-        # Its hooks are told of its own life, and not of ours.
-        said = {name: value for name, value in load_app(options.app).options.items() if name != "hooks"}
+        # The app's hooks expect events of the app, not of this command.
+        found = {name: value for name, value in load_app(options.app).options.items() if name != "hooks"}
     for setting in options.set:
         name, separator, text = setting.partition("=")
         if not separator:
-            raise ConfigurationError(f"--set {setting}: write it as OPTION=VALUE")
-        said[name] = parsed_option(name, text, "--set")
+            raise ConfigurationError(f"--set must be OPTION=VALUE, not {setting!r}")
+        found[name] = parsed_option(name, text, "--set")
     if options.bootstrap_servers:
-        said["bootstrap_servers"] = options.bootstrap_servers
-    return said
+        found["bootstrap_servers"] = options.bootstrap_servers
+    return found
 
 
 @asynccontextmanager
-async def reached(options: argparse.Namespace) -> AsyncIterator[Cluster]:
-    """The cluster, for the length of an ``async with``.
+async def open_cluster(options: argparse.Namespace) -> AsyncIterator[Cluster]:
+    """Connect to the cluster for the duration of an ``async with`` block.
 
     Raises:
         ConfigurationError: an option is missing or wrong.
@@ -112,13 +126,13 @@ async def reached(options: argparse.Namespace) -> AsyncIterator[Cluster]:
     """
     from tailrace import admin  # noqa: PLC0415
 
-    early: dict[str, Any] = {"client_id": "tailrace-tools", "socket_connection_setup_timeout_ms": 5_000}
-    async with admin.reached(**{**early, **said_options(options)}) as cluster:
+    defaults: dict[str, Any] = {"client_id": "tailrace-tools", "socket_connection_setup_timeout_ms": 5_000}
+    async with admin.reached(**{**defaults, **explicit_options(options)}) as cluster:
         yield cluster
 
 
 def group_of(options: argparse.Namespace, config: ConsumerConfig) -> str:
-    """The group that is meant; ends the command as called wrongly when nobody says."""
+    """Return the group from the argument, the app or the configuration; exit with a usage error if there is none."""
     if options.group:
         return str(options.group)
     groups = {config.group_id} - {None}
@@ -127,24 +141,20 @@ def group_of(options: argparse.Namespace, config: ConsumerConfig) -> str:
 
         groups = {one.group_id or config.group_id for one in load_app(options.app).declared} - {None} or groups
     if len(groups) > 1:
-        options.refuse(f"which group? - {options.app} has {', '.join(sorted(map(str, groups)))}")
+        options.usage_error(f"{options.app} has several groups: name one of {', '.join(sorted(map(str, groups)))}")
     if not groups:
-        options.refuse("which group? - give it, or --app MODULE:APP, or set TAILRACE_GROUP_ID")
+        options.usage_error("a group is required: give GROUP or --app MODULE:APP, or set TAILRACE_GROUP_ID")
     return str(groups.pop())
 
 
-async def hinting(cluster: Cluster, group_id: str, asking: Awaitable[ResultT]) -> ResultT:
-    """What ``asking`` gives; when there is no such group, the error names one that may have been meant.
-
-    Raises:
-        UnknownGroupError: there is none.
-    """
+async def suggesting_group(cluster: Cluster, group_id: str, request: Awaitable[ResultT]) -> ResultT:
+    """Await ``request``; if it raises UnknownGroupError, add a similar group name to the error."""
     from difflib import get_close_matches  # noqa: PLC0415
 
     from tailrace.admin.groups import list_groups  # noqa: PLC0415
 
     try:
-        return await asking
+        return await request
     except UnknownGroupError as error:
         close = get_close_matches(group_id, [one.group_id for one in await list_groups(cluster)], n=1)
         if not close:

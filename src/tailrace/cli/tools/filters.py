@@ -1,6 +1,6 @@
-"""Which records are meant: conditions as a user writes them, and whether a record fulfils them.
+"""Conditions of ``--where``: parsing and matching.
 
-Rule of this file: a ``--help`` reads it, so JSON is imported when the first record is looked at.
+``--help`` imports this module, so msgspec is imported when the first record is matched.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ _ABSENT = object()
 
 
 class Condition(NamedTuple):
-    """One of them."""
+    """Comparison of one field with a value."""
 
     field: str
-    """``key``, ``header.NAME``, or the way to a field of a JSON value."""
+    """``key``, ``header.NAME``, or the path of a field of the JSON value, separated by dots."""
     comparison: Literal["=", "!=", "~"]
     wanted: str
 
 
 def parse_condition(text: str) -> Condition:
-    """``key=ann``, ``total!=0``, ``header.trace~4bf9``."""
+    """Parse a condition such as ``key=ann``, ``total!=0`` or ``header.trace~4bf9``."""
     found = re.fullmatch(r"([^=!~]+)(=|!=|~)(.*)", text, re.DOTALL)
     if found is None:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no condition - write key=ann, status=paid, total!=0, or name~part for what contains it"
+            f"must be FIELD=VALUE, FIELD!=VALUE or FIELD~PART, such as key=ann, not {text!r}"
         )
     comparison: Literal["=", "!=", "~"] = "=" if found[2] == "=" else "!=" if found[2] == "!=" else "~"
     return Condition(found[1].strip(), comparison, found[3])
 
 
 def matcher(conditions: Sequence[Condition]) -> Callable[[Record], bool]:
-    """Whether a record fulfils all of them."""
+    """Return a predicate that is true for records that match all conditions."""
     of_record = [one for one in conditions if _is_of_record(one.field)]
     of_value = [(one.field.removeprefix("value.").split("."), one) for one in conditions if one not in of_record]
 
-    def takes(record: Record) -> bool:
+    def matches(record: Record) -> bool:
         if not all(_holds(one, _of_record(record, one.field)) for one in of_record):
             return False
         if not of_value:
@@ -51,7 +51,7 @@ def matcher(conditions: Sequence[Condition]) -> Callable[[Record], bool]:
         value = _decoded(record.value)
         return all(_holds(one, _at(value, path)) for path, one in of_value)
 
-    return takes
+    return matches
 
 
 def _is_of_record(field: str) -> bool:
@@ -59,7 +59,7 @@ def _is_of_record(field: str) -> bool:
 
 
 def _of_record(record: Record, field: str) -> object:
-    from tailrace.cli.tools.byte_text import readable  # noqa: PLC0415 - a --help does without
+    from tailrace.cli.tools.byte_text import readable  # noqa: PLC0415 - not needed by --help
 
     if field == "key":
         return None if record.key is None else readable(record.key)[1]
@@ -69,12 +69,12 @@ def _of_record(record: Record, field: str) -> object:
 
 
 def _decoded(content: bytes | None) -> object:
-    import msgspec  # noqa: PLC0415 - a --help does without
+    import msgspec  # noqa: PLC0415 - not needed by --help
 
     try:
         return _ABSENT if content is None else msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _ABSENT  # no JSON has no fields
+        return _ABSENT  # a value that is not JSON has no fields
 
 
 def _at(value: object, path: Sequence[str]) -> object:
@@ -97,12 +97,12 @@ def _holds(condition: Condition, found: object) -> bool:
 def _is_equal(found: object, wanted: str) -> bool:
     if found is _ABSENT or isinstance(found, str):
         return found == wanted
-    meant = _decoded(wanted.encode())
-    # In Python True is 1.
-    return meant == found and isinstance(meant, bool) is isinstance(found, bool)
+    expected = _decoded(wanted.encode())
+    # In Python, True == 1.
+    return expected == found and isinstance(expected, bool) is isinstance(found, bool)
 
 
 def _text(found: object) -> str:
-    import msgspec  # noqa: PLC0415 - a --help does without
+    import msgspec  # noqa: PLC0415 - not needed by --help
 
     return found if isinstance(found, str) else msgspec.json.encode(found).decode()

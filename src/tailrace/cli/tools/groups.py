@@ -1,4 +1,4 @@
-"""What ``tailrace groups`` does."""
+"""Implementation of ``tailrace groups``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tailrace.admin.groups import (
     list_groups,
 )
 from tailrace.admin.offsets import committed_offsets
-from tailrace.cli.tools.connection import group_of, hinting, reached
-from tailrace.cli.tools.tables import Column, Paper, count, counted, write_json
+from tailrace.cli.tools.connection import group_of, open_cluster, suggesting_group
+from tailrace.cli.tools.tables import Column, TextOutput, count, counted, write_json
 from tailrace.net.cluster import Cluster
 from tailrace.records import TopicPartition
 
@@ -24,12 +24,8 @@ __all__ = ["member_as_json", "ranges", "work"]
 
 
 async def work(options: argparse.Namespace) -> int:
-    """List, show or delete; gives the exit code.
-
-    Raises:
-        TailraceError: it could not be done.
-    """
-    async with reached(options) as cluster:
+    """Run the action that ``options`` names and return the exit code."""
+    async with open_cluster(options) as cluster:
         match options.action:
             case "show":
                 await _show(cluster, options)
@@ -61,22 +57,22 @@ async def _list(cluster: Cluster, options: argparse.Namespace) -> None:
             for one in listings
         )
         return
-    paper = Paper()
+    output = TextOutput()
     if not listings:
-        paper.say("groups", "none that we may see")
+        output.say("groups", "none that you are authorized to describe")
         return
-    paper.table(
-        [Column("group"), Column("state"), Column("kind"), Column("members", is_number=True)],
+    output.table(
+        [Column("group"), Column("state"), Column("type"), Column("members", is_number=True)],
         [
-            [one.group_id, states.get(one.group_id, one.state) or "-", _kind(one), count(members.get(one.group_id))]
+            [one.group_id, states.get(one.group_id, one.state) or "-", _type(one), count(members.get(one.group_id))]
             for one in listings
         ],
     )
-    paper.say("groups", f"{count(len(listings))}, of {counted(len(cluster.topology.brokers), 'broker')}")
+    output.say("groups", f"{count(len(listings))} on {counted(len(cluster.topology.brokers), 'broker')}")
 
 
-def _kind(group: GroupListing | GroupDescription) -> str:
-    """What its members do, if that is not to consume; else the protocol they speak."""
+def _type(group: GroupListing | GroupDescription) -> str:
+    """Return the group protocol of a consumer group, or the protocol type of another group."""
     return group.group_type or "classic" if group.protocol_type in {"consumer", ""} else group.protocol_type
 
 
@@ -90,46 +86,48 @@ def _address(cluster: Cluster, node_id: int) -> str:
 
 async def _show(cluster: Cluster, options: argparse.Namespace) -> None:
     group_id = group_of(options, cluster.config)
-    group = await hinting(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+    group = await suggesting_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
     if options.json:
         write_json([_as_json(group)])
         return
-    paper = Paper()
-    paper.say("group", group.group_id)
-    paper.say("state", group.state)
-    paper.say("kind", _kind(group) + (f", dealt out by {group.assignor}" if group.assignor else ""))
-    paper.say("broker", f"{group.coordinator} (number {group.coordinator_id}) coordinates it")
-    paper.say("members", count(len(group.members)) if group.members else "none")
+    output = TextOutput()
+    output.say("group", group.group_id)
+    output.say("state", group.state)
+    output.say("type", _type(group))
+    if group.assignor:
+        output.say("assignor", group.assignor)
+    output.say("broker", f"{group.coordinator} (id {group.coordinator_id}) is the coordinator")
+    output.say("members", count(len(group.members)) if group.members else "none")
     if group.members:
-        paper.gap()
-        paper.table(
+        output.gap()
+        output.table(
             [Column("client"), Column("host"), Column("partitions", is_folded=True), Column("member")],
-            [[_named(one), one.host, _share(one), one.member_id] for one in group.members],
+            [[_client(one), one.host, _assignment(one), one.member_id] for one in group.members],
         )
 
 
-def _named(member: GroupMemberDescription) -> str:
+def _client(member: GroupMemberDescription) -> str:
     static = f" ({member.group_instance_id})" if member.group_instance_id is not None else ""
     return f"{member.client_id}{static}"
 
 
-def _share(member: GroupMemberDescription) -> str:
+def _assignment(member: GroupMemberDescription) -> str:
     if member.problem:
         return f"unreadable: {member.problem}"
-    share = ranges(member.partitions) or "none"
+    assigned = ranges(member.partitions) or "none"
     if member.target is not None and set(member.target) != set(member.partitions):
-        share += f" (shall have {ranges(member.target) or 'none'})"
-    return share
+        assigned += f" (target: {ranges(member.target) or 'none'})"
+    return assigned
 
 
 def ranges(partitions: Iterable[TopicPartition]) -> str:
-    """``orders 0-3, 7; payments 1``."""
-    told = []
+    """Format partitions by topic, consecutive ones as a range: ``orders 0-3, 7; payments 1``."""
+    topics = []
     for topic, of_topic in groupby(sorted(partitions), key=lambda one: one.topic):
         numbers = [one.partition for one in of_topic]
         runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda one: one[1] - one[0])]
-        told.append(f"{topic} {', '.join(f'{run[0]}-{run[-1]}' if len(run) > 1 else str(run[0]) for run in runs)}")
-    return "; ".join(told)
+        topics.append(f"{topic} {', '.join(f'{run[0]}-{run[-1]}' if len(run) > 1 else str(run[0]) for run in runs)}")
+    return "; ".join(topics)
 
 
 def _as_json(group: GroupDescription) -> dict[str, object]:
@@ -153,7 +151,7 @@ def _as_json(group: GroupDescription) -> dict[str, object]:
 
 
 def member_as_json(member: GroupMemberDescription | None) -> dict[str, object]:
-    """Who it is; all null where nobody is."""
+    """Return the fields that identify a member, all null without one."""
     if member is None:
         return {"member_id": None, "client_id": None, "host": None, "group_instance_id": None}
     return {
@@ -168,24 +166,22 @@ def member_as_json(member: GroupMemberDescription | None) -> dict[str, object]:
 
 
 async def _delete(cluster: Cluster, options: argparse.Namespace) -> None:
-    """All of them are looked at before the first goes."""
+    """Check all groups before deleting the first one."""
     group_ids = list(dict.fromkeys(options.groups))
-    had = {}
+    offset_counts = {}
     for group_id in group_ids:
-        group = await hinting(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+        group = await suggesting_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
         check_idle(group, "removing the group")
         offsets = await committed_offsets(cluster, group_id, timeout_s=options.timeout)
-        had[group_id] = len(offsets)
-    paper = None if options.json else Paper()
+        offset_counts[group_id] = len(offsets)
+    output = None if options.json else TextOutput()
     for group_id in group_ids:
         if options.execute:
             await delete_group(cluster, group_id, timeout_s=options.timeout)
-        if paper is None:
-            write_json([{"group": group_id, "deleted": bool(options.execute), "offsets": had[group_id]}])
+        if output is None:
+            write_json([{"group": group_id, "deleted": bool(options.execute), "offsets": offset_counts[group_id]}])
         else:
             label = "deleted" if options.execute else "delete"
-            paper.say(label, f"{group_id}, with {counted(had[group_id], 'committed offset')}")
-    if paper is not None and not options.execute:
-        paper.say(
-            "dry run", f"nothing was changed - the same with --execute deletes {counted(len(group_ids), 'group')}"
-        )
+            output.say(label, f"{group_id}, with {counted(offset_counts[group_id], 'committed offset')}")
+    if output is not None and not options.execute:
+        output.say("dry run", f"nothing changed - add --execute to delete {counted(len(group_ids), 'group')}")

@@ -1,4 +1,4 @@
-"""What ``tailrace lag`` does."""
+"""Implementation of ``tailrace lag``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from collections.abc import Sequence
 
 from tailrace.admin.lag import GroupLag, PartitionLag, group_lag
-from tailrace.cli.tools.connection import group_of, hinting, reached
+from tailrace.cli.tools.connection import group_of, open_cluster, suggesting_group
 from tailrace.cli.tools.groups import member_as_json
-from tailrace.cli.tools.tables import Column, Paper, count, counted, drawn, plain, write_json
+from tailrace.cli.tools.tables import Column, TextOutput, count, counted, drawn, plain, write_json
 from tailrace.cli.tools.times import iso
 from tailrace.net.cluster import Cluster
 
 __all__ = ["work"]
 
-_LINES_BESIDE = 5
-"""Lines of the drawn screen that are not rows: the sum, a note, the table's head, the cursor's."""
+_OTHER_LINES = 5
+"""Lines of the screen that are not rows: total, note, head of the table, cursor."""
 _COLUMNS = (
     Column("topic", is_folded=True),
     Column("partition", is_number=True),
@@ -29,31 +29,27 @@ _COLUMNS = (
 
 
 async def work(options: argparse.Namespace) -> int:
-    """Measure once, or again and again; gives the exit code.
-
-    Raises:
-        TailraceError: it could not be done.
-    """
-    async with reached(options) as cluster:
+    """Print the lag of a group, once or repeatedly, and return the exit code."""
+    async with open_cluster(options) as cluster:
         group_id = group_of(options, cluster.config)
-        found = await hinting(cluster, group_id, group_lag(cluster, group_id, timeout_s=options.timeout))
+        found = await suggesting_group(cluster, group_id, group_lag(cluster, group_id, timeout_s=options.timeout))
         if options.watch:
             await _watch(cluster, found, options)
         elif options.json:
             write_json(_as_json(found))
         else:
-            _tell(Paper(), found)
+            _print_lag(TextOutput(), found, _total(found))
     return 0
 
 
-def _tell(paper: Paper, found: GroupLag, sum_said: str = "") -> None:
+def _print_lag(output: TextOutput, found: GroupLag, total: str) -> None:
     if found.partitions:
-        paper.table(_COLUMNS, _rows(found))
-    paper.say("lag", sum_said or _sum(found))
+        output.table(_COLUMNS, _rows(found))
+    output.say("lag", total)
     if lost := sum(one.lost for one in found.partitions):
-        paper.say("lost", f"{counted(lost, 'record')} of these left the log before the group read them")
+        output.say("lost", f"{counted(lost, 'record')} of the lag were deleted from the log before the group read them")
     if found.leaderless:
-        paper.say("leader", f"{counted(found.leaderless, 'partition')} without one: are all brokers up?")
+        output.say("leader", f"{counted(found.leaderless, 'partition')} without a leader - check that all brokers run")
 
 
 def _rows(found: GroupLag) -> list[list[str]]:
@@ -71,12 +67,12 @@ def _row(one: PartitionLag) -> list[str]:
     ]
 
 
-def _sum(found: GroupLag) -> str:
+def _total(found: GroupLag) -> str:
     if not found.partitions:
-        return "nothing is committed, and no member reads anything"
-    told = f"{count(found.total)} in {counted(len(found.partitions), 'partition')}"
-    apart = [(found.uncommitted, "commit"), (found.leaderless, "leader")]
-    return ", ".join([told, *(f"{count(number)} of them without a {what}" for number, what in apart if number)])
+        return "none: the group has no committed offsets and no assigned partitions"
+    total = f"{count(found.total)} in {counted(len(found.partitions), 'partition')}"
+    excluded = [(found.uncommitted, "committed offset"), (found.leaderless, "leader")]
+    return ", ".join([total, *(f"{count(number)} of them without a {what}" for number, what in excluded if number)])
 
 
 def _as_json(found: GroupLag, at: str | None = None) -> list[dict[str, object]]:
@@ -99,13 +95,13 @@ def _as_json(found: GroupLag, at: str | None = None) -> list[dict[str, object]]:
     ]
 
 
-# ---- again and again ---------------------------------------------------------------------------------------------
+# ---- watch -------------------------------------------------------------------------------------------------------
 
 
 async def _watch(cluster: Cluster, found: GroupLag, options: argparse.Namespace) -> None:
-    """Until a signal ends it; a terminal is drawn anew, elsewhere each round is written below the last."""
-    paper = Paper()
-    if not options.json and paper.is_terminal:
+    """Print the lag until a signal; on a terminal each measurement replaces the last one."""
+    output = TextOutput()
+    if not options.json and output.is_terminal:
         await _draw(cluster, found, options)
         return
     before: tuple[float, int] | None = None
@@ -114,7 +110,7 @@ async def _watch(cluster: Cluster, found: GroupLag, options: argparse.Namespace)
         if options.json:
             write_json(_as_json(found, iso(int(now * 1000))))
         else:
-            _tell(paper, found, _sum(found) + _change(before, (now, found.total)))
+            _print_lag(output, found, _total(found) + _rate(before, (now, found.total)))
         before = now, found.total
         await asyncio.sleep(options.interval)
         found = await group_lag(cluster, found.group.group_id, timeout_s=options.timeout)
@@ -129,26 +125,26 @@ async def _draw(cluster: Cluster, found: GroupLag, options: argparse.Namespace) 
     with Live(auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             now = time.time()
-            told = f"lag       {_sum(found)}{_change(before, (now, found.total))}"
-            shown, note = _fitting(found.partitions, live.console.height - _LINES_BESIDE)
+            total = f"lag       {_total(found)}{_rate(before, (now, found.total))}"
+            shown, note = _fitting(found.partitions, live.console.height - _OTHER_LINES)
             rows = [[plain(cell) for cell in _row(one)] for one in shown]
-            live.update(Group(Text(told), Text(note), drawn(_COLUMNS, rows)), refresh=True)
+            live.update(Group(Text(total), Text(note), drawn(_COLUMNS, rows)), refresh=True)
             before = now, found.total
             await asyncio.sleep(options.interval)
             found = await group_lag(cluster, found.group.group_id, timeout_s=options.timeout)
 
 
 def _fitting(partitions: Sequence[PartitionLag], lines: int) -> tuple[Sequence[PartitionLag], str]:
-    """Return the partitions to draw on so many lines, those with the greatest lag if not all fit, and a note."""
+    """Return the partitions that fit on ``lines`` lines, those with the greatest lag first, and a note on the rest."""
     if len(partitions) <= max(lines, 1):
         return partitions, ""
     shown = sorted(partitions, key=lambda one: -(one.lag or 0))[: max(lines, 1)]
-    return shown, f"          {counted(len(partitions) - len(shown), 'partition')} more, none with a greater lag"
+    return shown, f"          {counted(len(partitions) - len(shown), 'more partition')}, none with a greater lag"
 
 
-def _change(before: tuple[float, int] | None, now: Sequence[float]) -> str:
-    """How fast it grows or shrinks."""
+def _rate(before: tuple[float, int] | None, now: Sequence[float]) -> str:
+    """Return the change of the lag in records per second, as text."""
     if before is None or now[0] <= before[0]:
         return ""
     rate = (now[1] - before[1]) / (now[0] - before[0])
-    return f", {rate:+,.0f} a second" if abs(rate) >= 0.5 else ", steady"
+    return f", {rate:+,.0f} records/s" if abs(rate) >= 0.5 else ", steady"

@@ -1,4 +1,4 @@
-"""What ``tailrace offsets`` does."""
+"""Implementation of ``tailrace offsets``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tailrace.admin.lag import check_of_consumers
 from tailrace.admin.offset_resets import ResetPlan, reset_offsets
 from tailrace.admin.offsets import GroupOffset, committed_offsets, delete_offsets
 from tailrace.admin.reset_plan import OffsetChange, ResetTarget, ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime
-from tailrace.cli.tools.connection import group_of, hinting, reached
-from tailrace.cli.tools.tables import Column, Paper, count, counted, write_json
+from tailrace.cli.tools.connection import group_of, open_cluster, suggesting_group
+from tailrace.cli.tools.tables import Column, TextOutput, count, counted, write_json
 from tailrace.errors import ConfigurationError
 from tailrace.net.cluster import Cluster
 from tailrace.records import TopicPartition
@@ -21,12 +21,8 @@ __all__ = ["work"]
 
 
 async def work(options: argparse.Namespace) -> int:
-    """Show, reset or delete; gives the exit code.
-
-    Raises:
-        TailraceError: it could not be done.
-    """
-    async with reached(options) as cluster:
+    """Run the action that ``options`` names and return the exit code."""
+    async with open_cluster(options) as cluster:
         group_id = group_of(options, cluster.config)
         match options.action:
             case "show":
@@ -41,24 +37,24 @@ async def work(options: argparse.Namespace) -> int:
 
 
 async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
-    group = await hinting(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+    group = await suggesting_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
     check_of_consumers(group)
     found = list((await committed_offsets(cluster, group_id, timeout_s=options.timeout)).values())
     if options.json:
         write_json(_offset_as_json(group_id, one) for one in found)
         return 0
-    paper = Paper()
-    # confluent-kafka writes the zero that ends a text in C, too.
+    output = TextOutput()
+    # confluent-kafka commits the terminating zero byte of a C string, too.
     texts = [one.said.problem or one.said.user_text.rstrip("\0") for one in found]
     is_same = len(found) > 1 and len(set(texts)) == 1
     if found:
-        paper.table(
+        output.table(
             [
                 Column("topic"),
                 Column("partition", is_number=True),
                 Column("committed", is_number=True),
-                Column("beyond", is_number=True),
-                *[Column("text")] * (not is_same),
+                Column("finished after", is_number=True),
+                *[Column("metadata")] * (not is_same),
             ],
             [
                 [
@@ -71,12 +67,13 @@ async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) ->
                 for one, text in zip(found, texts, strict=True)
             ],
         )
-    paper.say("offsets", f"{counted(len(found), 'partition')} of group {group_id}" if found else "none are committed")
+    offsets = f"{counted(len(found), 'partition')} of group {group_id}"
+    output.say("offsets", offsets if found else f"group {group_id} has no committed offsets")
     if is_same and texts[0]:
-        paper.say("text", f"{texts[0]} - the same beside each")
-    if beyond := sum(one.finished_beyond for one in found):
-        paper.say(
-            "beyond", f"{counted(beyond, 'record')} after these offsets are finished and will not be handled again"
+        output.say("metadata", f"{texts[0]} (the same for all partitions)")
+    if finished := sum(one.finished_beyond for one in found):
+        output.say(
+            "finished", f"{counted(finished, 'record')} after these offsets are finished and will not be handled again"
         )
     return 0
 
@@ -113,13 +110,13 @@ async def _reset(cluster: Cluster, group_id: str, options: argparse.Namespace) -
     if options.json:
         write_json(_change_as_json(plan, one) for one in plan.changes)
     else:
-        _tell(Paper(), plan)
+        _print_plan(TextOutput(), plan)
     if not plan.members:
         return 0
     names = ", ".join(map(str, plan.members[:5])) + (", ..." if len(plan.members) > 5 else "")
     sys.stderr.write(
         f"tailrace offsets: group {group_id!r} has {counted(len(plan.members), 'live member')}: {names}"
-        " - stop them before --execute, which is refused while they live\n"
+        " - stop them before you use --execute\n"
     )
     return 1
 
@@ -138,7 +135,7 @@ def _target(options: argparse.Namespace) -> ResetTarget:
     return ShiftBy(options.shift_by)
 
 
-def _tell(paper: Paper, plan: ResetPlan) -> None:
+def _print_plan(output: TextOutput, plan: ResetPlan) -> None:
     has_notes = any(one.note for one in plan.changes)
     columns = [
         Column("topic"),
@@ -147,19 +144,18 @@ def _tell(paper: Paper, plan: ResetPlan) -> None:
         Column("new", is_number=True),
         Column("change", is_number=True),
     ]
-    paper.table(
+    output.table(
         columns + [Column("note", is_folded=True)] * has_notes,
         [_row(one) + [one.note] * has_notes for one in plan.changes],
     )
-    moved = counted(sum(one.new is not None for one in plan.changes), "partition")
+    partitions = counted(sum(one.new is not None for one in plan.changes), "partition")
     if plan.is_new:
-        paper.say(
-            "group", f"{plan.group_id} is not there yet{': it was made' if plan.is_executed else ', it will be made'}"
-        )
+        created = "was created" if plan.is_executed else "does not exist; --execute creates it"
+        output.say("group", f"{plan.group_id} {created}")
     if plan.is_executed:
-        paper.say("reset", f"{moved} of group {plan.group_id}")
+        output.say("reset", f"{partitions} of group {plan.group_id}")
     else:
-        paper.say("dry run", f"nothing was changed - the same with --execute sets {moved} of group {plan.group_id}")
+        output.say("dry run", f"nothing changed - add --execute to reset {partitions} of group {plan.group_id}")
 
 
 def _row(one: OffsetChange) -> list[str]:
@@ -184,13 +180,13 @@ def _change_as_json(plan: ResetPlan, one: OffsetChange) -> dict[str, object]:
 
 async def _delete(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
     topics, partitions = options.topic
-    await hinting(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+    await suggesting_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
     committed = await committed_offsets(cluster, group_id, timeout_s=options.timeout)
     chosen = [one for one in committed if one.topic in topics or one in partitions]
     if not chosen:
-        named = ", ".join(sorted({*topics, *(topic for topic, _ in partitions)}))
+        names = ", ".join(sorted({*topics, *(topic for topic, _ in partitions)}))
         raise ConfigurationError(
-            f"group {group_id!r} has committed nothing of {named} - `tailrace offsets show {group_id}` says of what"
+            f"group {group_id!r} has no committed offsets of {names} - see `tailrace offsets show {group_id}`"
         )
     if options.execute:
         await delete_offsets(cluster, group_id, chosen, timeout_s=options.timeout)
@@ -200,14 +196,14 @@ async def _delete(cluster: Cluster, group_id: str, options: argparse.Namespace) 
             for one in chosen
         )
         return 0
-    paper = Paper()
-    paper.table(
+    output = TextOutput()
+    output.table(
         [Column("topic"), Column("partition", is_number=True), Column("committed", is_number=True)],
         [[one.topic, str(one.partition), count(committed[one].offset)] for one in chosen],
     )
-    what = f"{counted(len(chosen), 'offset')} of group {group_id}"
+    offsets = f"{counted(len(chosen), 'offset')} of group {group_id}"
     if options.execute:
-        paper.say("deleted", what)
+        output.say("deleted", offsets)
     else:
-        paper.say("dry run", f"nothing was changed - the same with --execute deletes {what}")
+        output.say("dry run", f"nothing changed - add --execute to delete {offsets}")
     return 0

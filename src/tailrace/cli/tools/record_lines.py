@@ -1,7 +1,7 @@
-"""How ``tailrace tail`` writes a record: as a line of JSON, a row, or its value alone.
+"""Output formats of ``tailrace tail``: lines of JSON, rows of a table, raw values.
 
-Rule of this file: each is bytes that end with a line's end. None steers a terminal, and a row is never wider than it;
-JSON is the value that it was, and raw values are where they are not written to a terminal.
+Control characters are escaped, except in raw values that are not written to a terminal. A row is never wider than the
+terminal.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from tailrace.records import Record
 __all__ = ["heading", "writer_of"]
 
 _PLACE, _TIME, _KEY = 14, 19, 14
-_NARROWEST = 10
+"""Widths of columns, in cells."""
+_MIN_VALUE_WIDTH = 10
 
 
 def writer_of(form: str) -> Callable[[Record], bytes]:
-    """What writes a record in ``form``: json, table or raw."""
+    """Return a function that encodes a record as json, table or raw, with a final newline."""
     if form == "table":
         width = _width()
         return lambda record: _row(
@@ -42,9 +43,9 @@ def writer_of(form: str) -> Callable[[Record], bytes]:
 
 
 def heading() -> bytes:
-    """What stands above the rows."""
+    """Return the head of the table."""
     width = _width()
-    return _row("place", "time (UTC)", "key", "value", width) + b"-" * width + b"\n"
+    return _row("offset", "time (UTC)", "key", "value", width) + b"-" * width + b"\n"
 
 
 def _json_line(record: Record) -> bytes:
@@ -81,8 +82,8 @@ def _width() -> int:
 
 
 def _row(place: str, time: str, key: str, value: str, width: int) -> bytes:
-    room = max(_NARROWEST, width - _PLACE - _TIME - _KEY - 6)
-    row = f"{place:<{_PLACE}}  {time:<{_TIME}}  {_fitted(key, _KEY)}  {_fitted(value, room).rstrip()}"
+    value_width = max(_MIN_VALUE_WIDTH, width - _PLACE - _TIME - _KEY - 6)
+    row = f"{place:<{_PLACE}}  {time:<{_TIME}}  {_fitted(key, _KEY)}  {_fitted(value, value_width).rstrip()}"
     return f"{row.rstrip()}\n".encode()
 
 
@@ -92,7 +93,7 @@ def _shown(content: bytes | None) -> str:
 
 
 def _fitted(text: str, width: int) -> str:
-    """Exactly so many cells wide; what is left out is an ellipsis."""
+    """Pad or truncate ``text`` to exactly ``width`` cells, with an ellipsis if truncated."""
     if len(text) <= width and text.isascii():
         return text.ljust(width)
     cells, kept = 0, []

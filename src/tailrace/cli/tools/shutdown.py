@@ -1,4 +1,4 @@
-"""How a tool ends: by itself, by SIGTERM, by Ctrl-C, or because nobody reads what it writes any more."""
+"""Exit of commands: on completion, on a signal, or when the reader of stdout closes the pipe."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _SIGTERM = 143
 
 
 def finished(work: Coroutine[object, object, int]) -> int:
-    """Run ``work`` to its end; gives its exit code, or 143 after a SIGTERM.
+    """Run ``work`` and return its exit code, or 143 after SIGTERM.
 
-    A reader that has gone, such as ``head`` when it has what it wants, is an end like any other: 0.
+    A closed pipe, such as that of ``head``, is a normal end: the exit code is 0.
     """
     try:
         done = run(work)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python would complain once more when it flushes at exit.
+        # Without this, Python reports the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return _SIGTERM if done is None else done
 
 
 def is_read() -> bool:
-    """Whether somebody still reads what is written to stdout, as far as the system can say before the next write."""
+    """Return False if the reader of stdout is known to have closed the pipe, without writing to it."""
     try:
         from select import POLLERR, poll  # noqa: PLC0415 - not on Windows
 
-        looking = poll()
-        looking.register(sys.stdout.fileno(), 0)
-        return not any(event & POLLERR for _, event in looking.poll(0))
+        poller = poll()
+        poller.register(sys.stdout.fileno(), 0)
+        return not any(event & POLLERR for _, event in poller.poll(0))
     except (ImportError, OSError, ValueError):
-        return True  # no file with a number, or a system that cannot say
+        return True  # stdout has no file descriptor, or the platform no poll()

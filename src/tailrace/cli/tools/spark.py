@@ -1,4 +1,4 @@
-"""What ``tailrace spark`` does: a session, a pipeline, and a word of what came of it."""
+"""Implementation of ``tailrace spark``."""
 
 from __future__ import annotations
 
@@ -27,35 +27,30 @@ if TYPE_CHECKING:
 __all__ = ["work"]
 
 _SIGTERM = 143
-_A_MOMENT_S = 1
-_USAGE = 2
-"""Exit code of wrong arguments."""
+_POLL_INTERVAL_S = 1
+_USAGE_ERROR = 2
 
 
 def work(options: argparse.Namespace) -> int:
-    """Do what was asked for; gives the exit code.
-
-    Raises:
-        TailraceError: it cannot be done, or not to the end.
-    """
+    """Run the action that ``options`` names and return the exit code."""
     logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         return _work(options)
     except Exception as error:
         if (line := line_of(error)) is None:
             raise
-        raise TailraceError(f"Spark: {line} - its lines above and its executors' logs tell more") from error
+        raise TailraceError(f"Spark: {line} - see Spark's log above and the logs of its executors") from error
 
 
 def _work(options: argparse.Namespace) -> int:
     try:
         handler, conf = _checked(options)
     except ConfigurationError as error:
-        print(f"tailrace spark: {escaped(str(error))}", file=sys.stderr)  # noqa: T201 - called wrongly
-        return _USAGE
+        print(f"tailrace spark: {escaped(str(error))}", file=sys.stderr)  # noqa: T201 - a usage error
+        return _USAGE_ERROR
     app = load_app(options.app)
     with spark_session(app, **conf) as spark:
-        # By its place, which is where the workers find it, too.
+        # MODULE:APP and not the object: Spark's workers import the app by its name.
         pipeline = SparkPipeline(options.app, spark, getattr(options, "checkpoint", None))
         match options.action:
             case "run":
@@ -67,7 +62,7 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """Return the handler's name and Spark's settings; Spark takes half a minute to start, and none of it is asked.
+    """Check the arguments before Spark starts, which takes half a minute; return the handler's name and Spark's conf.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -84,24 +79,24 @@ def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 
 def _run(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> int:
-    asked: list[int] = []
-    with contextlib.ExitStack() as listening:
+    received: list[int] = []
+    with contextlib.ExitStack() as handlers:
         for number in (signal.SIGTERM, signal.SIGINT):
-            listening.enter_context(handle_signals([number], functools.partial(asked.append, number)))
+            handlers.enter_context(handle_signals([number], functools.partial(received.append, number)))
         query: SparkQuery = pipeline.start(
             handler,
             trigger=options.trigger,
             max_records_per_batch=options.max_records_per_batch,
             parallelism=options.parallelism,
         )
-        _say(f"{handler} runs on Spark for group {_group_of(pipeline, handler)}; Ctrl-C or SIGTERM ends it")
-        while not asked and not query.await_termination(_A_MOMENT_S):
+        _say(f"{handler} runs on Spark in group {_group_of(pipeline, handler)}; press Ctrl-C to stop")
+        while not received and not query.await_termination(_POLL_INTERVAL_S):
             pass
-        if asked:
+        if received:
             query.stop()
-    tally = query.counted
-    _say(f"{tally.records:,} records handled, {tally.dead_letters:,} dead letters")
-    return 130 if signal.SIGINT in asked else _SIGTERM if asked else 0
+    counts = query.counted
+    _say(f"{counts.records:,} records handled, {counts.dead_letters:,} dead letters")
+    return 130 if signal.SIGINT in received else _SIGTERM if received else 0
 
 
 def _backfill(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> int:
@@ -114,13 +109,13 @@ def _backfill(pipeline: SparkPipeline, handler: str, options: argparse.Namespace
     )
     _say(
         f"{report.records:,} records handled in {report.duration_s:.1f} s and {report.batches} batches,"
-        f" {report.failures:,} failed, {report.dead_letters:,} of these are dead letters"
+        f" {report.failures:,} failed, {report.dead_letters:,} dead letters"
     )
     if report.passed:
-        _say(f"{report.passed:,} had been finished before")
+        _say(f"{report.passed:,} records skipped: finished before")
     if report.lost:
-        _say(f"{report.lost:,} offsets had been removed from the log before anybody read them")
-    _say(f"the group goes on from here: tailrace run {options.app}")
+        _say(f"{report.lost:,} offsets lost: deleted from the log before they were read")
+    _say(f"to continue from here, run: tailrace run {options.app}")
     return 0
 
 
@@ -132,18 +127,23 @@ def _handoff(pipeline: SparkPipeline, handler: str, options: argparse.Namespace)
         max_records_per_batch=options.max_records_per_batch,
         parallelism=options.parallelism,
     )
-    _say(f"group {standing.group_id} is {standing.lag:,} records behind")
+    _say(f"lag of group {standing.group_id}: {standing.lag:,} records")
     if standing.lag > options.max_lag:
-        _say(f"more than {options.max_lag:,}: records come faster than Spark handles them here - give it more cores")
+        _say(
+            f"the lag is above {options.max_lag:,}: records arrive faster than Spark handles them - give Spark more"
+            " cores"
+        )
         return 1
-    _say(f"the live app may take over: tailrace run {options.app}")
+    _say(f"the app can take over, run: tailrace run {options.app}")
     return 0
 
 
-def _only_handler(app: App, where: str) -> str:
+def _only_handler(app: App, app_name: str) -> str:
     names = [one.name for one in app.declared]
-    if len(names) != 1:
-        raise ConfigurationError(f"which handler? - {where} has {', '.join(names) or 'none'}; name it behind the app")
+    if not names:
+        raise ConfigurationError(f"{app_name} has no handler - declare one with @app.handler(...)")
+    if len(names) > 1:
+        raise ConfigurationError(f"{app_name} has several handlers: give one of {', '.join(names)} as HANDLER")
     return names[0]
 
 
@@ -154,9 +154,9 @@ def _group_of(pipeline: SparkPipeline, handler: str) -> str:
 def _split(setting: str) -> tuple[str, str]:
     name, separator, text = setting.partition("=")
     if not separator:
-        raise ConfigurationError(f"{setting}: write it as NAME=VALUE")
+        raise ConfigurationError(f"must be NAME=VALUE, not {setting!r}")
     return name, text
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - what was asked for
+    print(text, flush=True)  # noqa: T201 - output of the command

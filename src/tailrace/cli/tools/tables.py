@@ -1,8 +1,7 @@
-"""What tools write: tables and labelled lines for people, lines of JSON for programs.
+"""Tables and labeled lines for people, lines of JSON for programs.
 
-Rule of this file: names and texts come from brokers, so from anybody: nothing of them steers a terminal. On a screen a
-row is a line, and what has no room in it ends with an ellipsis. Into a pipe, and where rich is not installed, the same
-is written plainly, and whole.
+Names and texts from brokers are untrusted: control characters are escaped. On a terminal, rich draws the tables, a row
+is one line, and cells that do not fit end with an ellipsis. In a pipe, or without rich, rows are plain and complete.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from tailrace.observe.escaping import escaped, escaped_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Column", "Paper", "count", "counted", "drawn", "plain", "write_json"]
+__all__ = ["Column", "TextOutput", "count", "counted", "drawn", "plain", "write_json"]
 
 _LABEL = 9
 
 
 class Column(NamedTuple):
-    """One column of a table."""
+    """Column of a table."""
 
     name: str
     is_number: bool = False
     is_folded: bool = False
-    """Where there is no room for it, it goes on in the next line, as it is not to be cut."""
+    """True to wrap cells that do not fit instead of truncating them."""
 
 
-class Paper:
-    """Writes for people; with rich where it is there, and somebody looks."""
+class TextOutput:
+    """Labeled lines and tables on stdout, drawn with rich on a terminal if rich is installed."""
 
     def __init__(self) -> None:
         self._screen = None
@@ -43,17 +42,17 @@ class Paper:
         except ModuleNotFoundError:
             return
         screen = Screen()
-        # A shell does not hand COLUMNS on unless it is told to: who says it wants so many.
+        # Shells do not export COLUMNS by default, so a value is a request for that width.
         if screen.is_terminal or os.environ.get("COLUMNS"):
             self._screen = screen
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody looks at it, and it can be drawn anew."""
+        """True if stdout is a terminal that rich can redraw."""
         return self._screen is not None and self._screen.is_terminal
 
     def say(self, label: str, text: str) -> None:
-        """A labelled line."""
+        """Print ``text`` after ``label``."""
         if self._screen is None:
             _print(f"{label:<{_LABEL}} {plain(text)}")
             return
@@ -62,21 +61,21 @@ class Paper:
         self._screen.say(label, escape(plain(text)))
 
     def gap(self) -> None:
-        """An empty line."""
+        """Print an empty line."""
         _print("")
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-        """A table, with an empty line behind it."""
+        """Print a table and an empty line."""
         cells = [[plain(cell) for cell in row] for row in rows]
         if self._screen is None:
-            _print(_plainly(columns, cells))
+            _print(_plain_table(columns, cells))
         else:
             self._screen.console.print(drawn(columns, cells))
             self._screen.console.print()
 
 
 def drawn(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """The table, as rich draws it."""
+    """Return a rich table."""
     from rich import box  # noqa: PLC0415 - an extra
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -90,15 +89,15 @@ def drawn(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Renderabl
             overflow="fold" if column.is_folded else "ellipsis",
         )
     for row in rows:
-        # Not of the column: one that never wraps is not made narrower either.
+        # no_wrap is set per cell: rich does not narrow a column that has it.
         cells = zip(row, columns, strict=True)
         table.add_row(*(Text(cell, no_wrap=not column.is_folded) for cell, column in cells))
     return table
 
 
-def _plainly(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+def _plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     table = [[column.name for column in columns], *rows]
-    widths = [max(len(row[place]) for row in table) for place in range(len(columns))]
+    widths = [max(len(row[index]) for row in table) for index in range(len(columns))]
     return "".join(
         "   ".join(
             cell.rjust(width) if column.is_number else cell.ljust(width)
@@ -115,21 +114,21 @@ def _print(text: str) -> None:
 
 
 def write_json(entries: Iterable[Mapping[str, object]]) -> None:
-    """A line for each."""
+    """Print each entry as one line of JSON."""
     sys.stdout.write("".join(f"{escaped_json(msgspec.json.encode(entry).decode())}\n" for entry in entries))
     sys.stdout.flush()
 
 
 def plain(text: str) -> str:
-    """Text that steers no terminal: what cannot be printed is written out."""
+    """Return ``text`` with unprintable characters escaped."""
     return escaped(text)
 
 
 def count(number: int | None) -> str:
-    """A whole number as people write it; a dash where there is none."""
+    """Format a whole number with separators, None as a dash."""
     return "-" if number is None else f"{number:,}"
 
 
 def counted(number: int, what: str) -> str:
-    """``1 partition``, ``2 partitions``."""
+    """Format a number with its noun: ``1 partition``, ``2 partitions``."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

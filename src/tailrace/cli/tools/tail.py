@@ -1,4 +1,4 @@
-"""What ``tailrace tail`` does: it reads without a group, and nothing is committed."""
+"""Implementation of ``tailrace tail``: reads without a group and commits nothing."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from typing import Any
 
 from tailrace.admin.offsets import EARLIEST, LATEST, list_offsets
 from tailrace.admin.topics import partitions_of, watched
-from tailrace.cli.tools.connection import reached, said_options
+from tailrace.cli.tools.connection import explicit_options, open_cluster
 from tailrace.cli.tools.filters import matcher
 from tailrace.cli.tools.record_lines import heading, writer_of
 from tailrace.cli.tools.shutdown import is_read
 from tailrace.cli.tools.times import TailStart
 from tailrace.consumer.consumer import Consumer
 from tailrace.error_codes import ErrorCode
-from tailrace.errors import ConsumerTimeoutError, UnknownTopicError
+from tailrace.errors import ConfigurationError, ConsumerTimeoutError, UnknownTopicError
 from tailrace.net.cluster import Cluster
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["work"]
 
-_LOOK_MS = 500
-_QUIET_S = 60.0
-_ALONE: dict[str, Any] = {
-    # Whatever the app or the environment say of a group is about the app, and not about who looks on.
+_POLL_TIMEOUT_MS = 500
+_STALL_S = 60.0
+"""Time without records, although there are some, after which reading fails."""
+_WITHOUT_GROUP: dict[str, Any] = {
+    # Group options of the app or the environment concern the app, not this reader.
     "group_id": None,
     "group_protocol": "classic",
     "group_instance_id": None,
@@ -41,18 +42,18 @@ _ALONE: dict[str, Any] = {
 
 
 async def work(options: argparse.Namespace) -> int:
-    """Print records until there are enough, or a signal comes; gives the exit code.
+    """Print records up to a limit or a signal, and return the exit code.
 
     Raises:
-        UnknownTopicError: there is no such topic or partition.
-        TailraceError: whatever ends the reading.
-        BrokenPipeError: nobody reads what is written.
+        UnknownTopicError: there is no such topic.
+        ConfigurationError: the topic has no such partition.
+        BrokenPipeError: the reader of stdout closed the pipe.
     """
-    async with reached(options) as cluster:
-        partitions = await _chosen(cluster, options)
+    async with open_cluster(options) as cluster:
+        partitions = await _selected(cluster, options)
         starts, ends = await _bounds(cluster, partitions, options.start, options.timeout)
-    reading = {"client_id": "tailrace-tail", **said_options(options), **_ALONE}
-    async with Consumer(options.topic, **reading) as consumer:
+    consumer_options = {"client_id": "tailrace-tail", **explicit_options(options), **_WITHOUT_GROUP}
+    async with Consumer(options.topic, **consumer_options) as consumer:
         if others := consumer.assignment() - starts.keys():
             consumer.pause(*others)
         for partition, offset in starts.items():
@@ -63,16 +64,16 @@ async def work(options: argparse.Namespace) -> int:
 
 
 class _Printer:
-    """Writes the records that are meant, until there are enough.
+    """Writes matching records up to the limit of ``--max``.
 
     Attributes:
-        has_enough: whether as many are written as were asked for.
+        is_full: True once ``--max`` records are written.
     """
 
     def __init__(self, options: argparse.Namespace, ends: Mapping[TopicPartition, int] | None) -> None:
-        self.has_enough = False
+        self.is_full = False
         self._out = sys.stdout.buffer
-        self._takes, self._write = matcher(options.where), writer_of(options.format)
+        self._matches, self._write = matcher(options.where), writer_of(options.format)
         self._partitions = {number for numbers in options.partition for number in numbers}
         self._ends, self._left = ends, options.max
         if options.format == "table":
@@ -80,70 +81,67 @@ class _Printer:
             self._out.flush()
 
     def print(self, records: Iterable[Record]) -> None:
-        """Write and flush.
-
-        Raises:
-            BrokenPipeError: nobody reads it.
-        """
+        """Write matching records and flush."""
         for record in records:
-            if not self._is_meant(record):
+            if not self._is_selected(record):
                 continue
             self._out.write(self._write(record))
             if self._left is not None:
                 self._left -= 1
-                self.has_enough = not self._left
-                if self.has_enough:
+                self.is_full = not self._left
+                if self.is_full:
                     break
         self._out.flush()
 
-    def _is_meant(self, record: Record) -> bool:
+    def _is_selected(self, record: Record) -> bool:
         if self._partitions and record.partition not in self._partitions:
-            return False  # of a partition that was added since
+            return False  # a partition added after the start
         if self._ends is not None and record.offset >= self._ends.get(record.topic_partition, 0):
             return False
-        return self._takes(record)
+        return self._matches(record)
 
 
 async def _read(consumer: Consumer, printer: _Printer, unread: Mapping[TopicPartition, int] | None) -> None:
-    """Until the printer has enough, its reader has gone, or ``unread`` is read; for ever without it."""
+    """Print records until the printer is full, the pipe is closed, or all offsets of ``unread`` are read."""
     loop = asyncio.get_running_loop()
-    heard_at = loop.time()
+    last_record_at = loop.time()
     while is_read():
         if unread is not None:
             unread = {one: end for one, end in unread.items() if await consumer.position(one) < end}
             if not unread:
                 return
-        records = await consumer.getmany(timeout_ms=_LOOK_MS)
+        records = await consumer.getmany(timeout_ms=_POLL_TIMEOUT_MS)
         if records:
-            heard_at = loop.time()
+            last_record_at = loop.time()
             printer.print(records)
-            if printer.has_enough:
+            if printer.is_full:
                 return
-        elif unread is not None and loop.time() - heard_at > _QUIET_S:
+        elif unread is not None and loop.time() - last_record_at > _STALL_S:
             raise ConsumerTimeoutError(
-                f"nothing came of {', '.join(map(str, sorted(unread)))} for {_QUIET_S:.0f} s, and records are there"
-                " - are the leaders of these partitions alive?"
+                f"no record of {', '.join(map(str, sorted(unread)))} arrived for {_STALL_S:.0f} s, although the log has"
+                " more - check that the leaders of these partitions run"
             )
 
 
-# ---- where to begin ----------------------------------------------------------------------------------------------
+# ---- start -------------------------------------------------------------------------------------------------------
 
 
-async def _chosen(cluster: Cluster, options: argparse.Namespace) -> list[TopicPartition]:
+async def _selected(cluster: Cluster, options: argparse.Namespace) -> list[TopicPartition]:
     counts = await partitions_of(cluster, [options.topic], timeout_s=options.timeout)
     if options.topic not in counts:
         raise await _unknown(cluster, options.topic)
-    there = range(counts[options.topic])
-    wanted = sorted({number for numbers in options.partition for number in numbers}) or there
-    for number in wanted:
-        if number not in there:
-            detail = f"there is no partition {number} of {options.topic!r}, it has {len(there)}, from 0 on"
-            raise UnknownTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)
-    return [TopicPartition(options.topic, number) for number in wanted]
+    existing = range(counts[options.topic])
+    selected = sorted({number for numbers in options.partition for number in numbers}) or existing
+    for number in selected:
+        if number not in existing:
+            raise ConfigurationError(
+                f"topic {options.topic!r} has no partition {number} - its partitions are 0 to {len(existing) - 1}"
+            )
+    return [TopicPartition(options.topic, number) for number in selected]
 
 
 async def _unknown(cluster: Cluster, topic: str) -> UnknownTopicError:
-    """With the name of one that may have been meant."""
+    """Return an error that suggests a similar topic name."""
     with watched(cluster, None):
         await cluster.refresh()
     close = get_close_matches(topic, cluster.topology.topics, n=1)
@@ -154,7 +152,7 @@ async def _unknown(cluster: Cluster, topic: str) -> UnknownTopicError:
 async def _bounds(
     cluster: Cluster, partitions: Collection[TopicPartition], start: TailStart, timeout_s: float
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Where to begin, within each log, and where each ends now."""
+    """Return the start offset of each partition, limited to its log, and its current end offset."""
     begins = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_s=timeout_s)
     ends = await list_offsets(cluster, dict.fromkeys(partitions, LATEST), timeout_s=timeout_s)
     since_ms = start.number if start.kind == "time" else (time.time() - start.number) * 1000
@@ -169,7 +167,7 @@ async def _bounds(
 
 
 def _start(start: TailStart, begin: int, end: int, at_time: int) -> int:
-    """The offset within a log from ``begin`` to ``end``; ``at_time`` is -1 where no record is so late."""
+    """Return the start offset in a log from ``begin`` to ``end``; ``at_time`` is -1 if all records are older."""
     match start.kind:
         case "earliest":
             return begin

@@ -1,6 +1,6 @@
-"""Times and durations as people write them.
+"""Parsing and formatting of times and durations.
 
-Rule of this file: a time without a zone is in UTC, everywhere, as it is written by every command here.
+Times without a zone are in UTC, in input and output of all commands.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ _ISO = re.compile(
     rf"P(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?=[0-9])(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?", re.IGNORECASE
 )
 _LATEST_MS = 253_402_300_800_000
-"""The year 10000."""
+"""Start of the year 10000, the first that ``datetime`` cannot represent."""
 
 
 def parse_duration(text: str) -> float:
-    """``PT1H``, ``P1DT30M``, ``90s``, ``1h30m``, ``2d`` in seconds."""
+    """Parse a duration such as ``PT1H``, ``P1DT30M``, ``90s`` or ``1h30m`` and return seconds."""
     found = _ISO.fullmatch(text) or re.fullmatch(_PARTS, text)
     if found is None or not any(found.groups()):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no duration - write it such as 90s, 30m, 1h30m, 2d, or PT1H, P1DT12H"
-        )
+        raise argparse.ArgumentTypeError(f"must be a duration, such as 90s, 1h30m, 2d, PT1H or P1DT12H, not {text!r}")
     return sum(float(number) * size for number, size in zip(found.groups(), _SHORT.values(), strict=True) if number)
 
 
 def parse_time(text: str) -> int:
-    """A time of ISO 8601 as milliseconds since the epoch."""
+    """Parse an ISO 8601 time and return milliseconds since the epoch."""
     try:
         at = datetime.fromisoformat(text)
         milliseconds = round((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
@@ -41,18 +39,19 @@ def parse_time(text: str) -> int:
         milliseconds = -1
     if milliseconds < 0:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time - write it such as 2026-01-31, 2026-01-31T09:00 (UTC) or 2026-01-31T09:00+02:00"
+            f"must be a time since 1970, such as 2026-01-31, 2026-01-31T09:00 (UTC) or 2026-01-31T09:00+02:00,"
+            f" not {text!r}"
         )
     return milliseconds
 
 
 def when(at_ms: int) -> str:
-    """For people, to the second."""
+    """Format a time in UTC to the second: ``2026-01-31 09:00:00``."""
     return _text(at_ms, "seconds").replace("T", " ").replace("+00:00", "")
 
 
 def iso(at_ms: int) -> str:
-    """For programs, to the millisecond."""
+    """Format a time in ISO 8601 to the millisecond: ``2026-01-31T09:00:00.000Z``."""
     return _text(at_ms, "milliseconds").replace("+00:00", "Z")
 
 
@@ -63,15 +62,15 @@ def _text(at_ms: int, timespec: str) -> str:
 
 
 class TailStart(NamedTuple):
-    """Where reading begins."""
+    """Start of reading."""
 
     kind: Literal["earliest", "latest", "offset", "last", "time", "ago"]
     number: float = 0
-    """The offset, how many from the end, milliseconds since the epoch, or seconds ago."""
+    """Offset, number of records before the end, milliseconds since the epoch, or seconds ago."""
 
 
 def parse_start(text: str) -> TailStart:
-    """``earliest``, ``latest``, ``1200``, ``-10``, ``2026-01-31T09:00`` or ``1h``."""
+    """Parse ``earliest``, ``latest``, ``1200``, ``-10``, ``2026-01-31T09:00`` or ``1h``."""
     if text in {"earliest", "latest"}:
         return TailStart("earliest" if text == "earliest" else "latest")
     if re.fullmatch(r"-?[0-9]{1,18}", text):
@@ -83,5 +82,6 @@ def parse_start(text: str) -> TailStart:
         except argparse.ArgumentTypeError:
             continue
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no start - write earliest, latest, an offset, -10 for the last 10, 2026-01-31T09:00 (UTC), or 1h"
+        "must be earliest, latest, an offset, -N for the last N records, a time such as 2026-01-31T09:00 (UTC), or an"
+        f" age such as 1h, not {text!r}"
     )
