@@ -1,7 +1,7 @@
-"""A web service with aiohttp: orders come over HTTP, go through Kafka, and invoices come of them, in one process.
+"""Web service with aiohttp: publishes orders to Kafka and handles them in the same process.
 
-tailrace kafka --topic orders:6 --topic invoices      # in one terminal; it prints what to export
-python examples/aiohttp_service.py                    # in another, after that export
+tailrace kafka --topic orders:6 --topic invoices      # in one terminal; prints a variable to export
+python examples/aiohttp_service.py                    # in another, with that variable
 curl localhost:8080/orders -d '{"customer": "ann", "total": 5}'
 curl localhost:8080/readyz
 """
@@ -16,19 +16,19 @@ from aiohttp import web
 
 from tailrace import App, PublishError
 
-# tailrace logs as any library does: what becomes of it is for the program to say.
+# tailrace uses standard logging; the program configures it.
 logging.basicConfig(level=logging.INFO)
 
 
 class Order(msgspec.Struct):
-    """What a customer wants."""
+    """Order of a customer."""
 
     customer: str
     total: int
 
 
 class Invoice(msgspec.Struct):
-    """What a customer has to pay."""
+    """Amount that a customer owes."""
 
     customer: str
     due: int
@@ -39,12 +39,12 @@ billing = App(group_id="billing")
 
 @billing.handler("orders", publish="invoices")
 async def charge(order: Order) -> Invoice:
-    """What it returns is published before the order counts as done."""
+    """Return the invoice, which is published before the order's offset is committed."""
     return Invoice(order.customer, order.total)
 
 
 async def place(request: web.Request) -> web.Response:
-    """Answers when Kafka has the order for good."""
+    """Publish an order and respond once Kafka has acknowledged it."""
     try:
         order = msgspec.json.decode(await request.read(), type=Order)
     except msgspec.DecodeError as error:
@@ -57,7 +57,7 @@ async def place(request: web.Request) -> web.Response:
 
 
 async def probe(request: web.Request) -> web.Response:
-    """Live unless a restart would heal it; ready once the group has dealt out its partitions."""
+    """Report liveness, which fails if a restart would help, and readiness, which needs assigned partitions."""
     health = billing.health()
     is_good = health.is_live if request.path == "/livez" else health.is_ready
     body = msgspec.json.encode(health)
@@ -66,8 +66,8 @@ async def probe(request: web.Request) -> web.Response:
 
 service = web.Application()
 service.add_routes([web.post("/orders", place), web.get("/livez", probe), web.get("/readyz", probe)])
-# The handlers run from before the first request until after the last one. Contexts that stand before this one,
-# such as a database's, are entered before and left after it.
+# Handlers run from before the first request until after the last one. Contexts added earlier, such as a database's,
+# are entered before this one and exited after it.
 service.cleanup_ctx.append(billing.cleanup_ctx)
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A web service with FastAPI: orders come over HTTP, go through Kafka, and a handler in the same process charges them.
+"""Web service with FastAPI: publishes orders to Kafka and charges them in the same process.
 
-tailrace kafka --topic orders:6                       # in one terminal; it prints what to export
-uvicorn examples.fastapi_service:web                  # in another, after that export
+tailrace kafka --topic orders:6                       # in one terminal; prints a variable to export
+uvicorn examples.fastapi_service:web                  # in another, with that variable
 curl localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ann", "total": 5}'
 curl localhost:8000/customers/ann
 curl localhost:8000/readyz
@@ -20,12 +20,12 @@ from pydantic import BaseModel
 
 from tailrace import App, PublishError
 
-# tailrace logs as any library does: what becomes of it is for the program to say.
+# tailrace uses standard logging; the program configures it.
 logging.basicConfig(level=logging.INFO)
 
 
 class Order(BaseModel):
-    """What a customer wants: one model for the route and for the handler."""
+    """Order of a customer, for the route and for the handler."""
 
     customer: str
     total: int
@@ -36,13 +36,13 @@ billing = App(group_id="billing")
 
 @asynccontextmanager
 async def lifespan(web: FastAPI) -> AsyncIterator[None]:
-    """The database first, then the handlers that need it; on the way down in reverse.
+    """Open the database before the handlers start, and close it after they stop.
 
-    A service whose handlers need nothing opened before says ``FastAPI(lifespan=billing.lifespan)`` instead.
+    A service whose handlers need no such resources uses ``FastAPI(lifespan=billing.lifespan)``.
     """
     path = os.environ.get("BILLING_DATABASE", "billing.db")
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as database:
-        database.execute("PRAGMA journal_mode = WAL")  # who reads is in no writer's way
+        database.execute("PRAGMA journal_mode = WAL")  # readers do not block the writer
         database.execute("CREATE TABLE IF NOT EXISTS charges (customer TEXT, total INTEGER)")
         web.state.database = database
         async with billing:
@@ -54,16 +54,16 @@ web = FastAPI(title="billing", lifespan=lifespan)
 
 @billing.handler("orders", order_by="key", concurrency=10)
 def charge(order: Order) -> None:
-    """One customer's orders one after the other, those of ten customers at once.
+    """Charge orders of one customer in order, and of ten customers at a time.
 
-    It is a plain function, as sqlite3 blocks, and runs in a worker thread; what awaits its database is ``async def``.
+    sqlite3 blocks, so this is a plain function, which runs in a thread; with an async driver use ``async def``.
     """
     web.state.database.execute("INSERT INTO charges VALUES (?, ?)", (order.customer, order.total))
 
 
 @web.post("/orders", status_code=202)
 async def place(order: Order) -> Order:
-    """Answers when Kafka has the order for good."""
+    """Publish an order and respond once Kafka has acknowledged it."""
     try:
         await billing.publish("orders", order, key=order.customer)
     except PublishError as error:
@@ -73,7 +73,7 @@ async def place(order: Order) -> Order:
 
 @web.get("/customers/{customer}")
 def charged(customer: str) -> dict[str, int]:
-    """What a customer was charged so far."""
+    """Return the total that a customer was charged."""
     sums = web.state.database.execute("SELECT sum(total) FROM charges WHERE customer = ?", (customer,))
     return {"charged": sums.fetchone()[0] or 0}
 

@@ -1,8 +1,8 @@
-"""A shop: orders are charged, invoices come of it, and what cannot be charged is a dead letter.
+"""Shop that charges orders and publishes invoices; orders that cannot be charged become dead letters.
 
-tailrace kafka --topic orders:6 --topic invoices      # in one terminal; it prints what to export
-python examples/shop.py order ann 5                   # in another, after that export: a few orders
-tailrace run examples.shop:billing                    # charges them, until Ctrl-C
+tailrace kafka --topic orders:6 --topic invoices      # in one terminal; prints a variable to export
+python examples/shop.py order ann 5                   # in another, with that variable: place orders
+tailrace run examples.shop:billing                    # charge them, until Ctrl-C
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ billing = App(group_id="billing", dead_letter="{topic}.{group}.dead")
 
 
 class Order(msgspec.Struct):
-    """What a customer wants."""
+    """Order of a customer, whose name is the key."""
 
     total: int
 
 
 class Invoice(msgspec.Struct):
-    """What a customer has to pay."""
+    """Amount that a customer owes."""
 
     customer: str
     total: int
@@ -33,7 +33,7 @@ class Invoice(msgspec.Struct):
 
 @billing.handler("orders", order_by="key", concurrency=100, publish="invoices", retry=Retry(attempts=5))
 async def charge(order: Order, customer: Annotated[str, Key]) -> Invoice:
-    """One customer's orders one after the other, a hundred customers' at once."""
+    """Charge orders of one customer in order, and of a hundred customers at a time."""
     if order.total < 0:
         raise Reject("negative total")
     return Invoice(customer, order.total)

@@ -1,10 +1,10 @@
-"""Print what is written to a topic from now on, one line a record.
+"""Print the new records of a topic, one line each.
 
-tailrace kafka --topic orders:6 --topic invoices      # in one terminal; it prints what to export
-python examples/watch.py orders                       # in another, after that export
-python examples/shop.py order ann 5                   # in a third: something to see
+tailrace kafka --topic orders:6 --topic invoices      # in one terminal; prints a variable to export
+python examples/watch.py orders                       # in another, with that variable
+python examples/shop.py order ann 5                   # in a third: place an order
 
-It reads without a group, so it is in nobody's way.
+Without a group, the consumer reads all partitions and does not affect other consumers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tailrace import Consumer
 
 
 async def watch(topic: str) -> None:
-    """Until Ctrl-C or SIGTERM."""
+    """Print records until Ctrl-C or SIGTERM."""
     async with Consumer(topic) as records:
         async for record in records:
             print(f"{record.partition}@{record.offset} {record.key!r} {record.value!r}", flush=True)

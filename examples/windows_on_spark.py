@@ -1,9 +1,9 @@
-"""What each customer bought in each five minutes: a handler makes rows of orders, and Spark adds them up.
+"""Sales of each customer in windows of five minutes: a handler converts orders to rows, and Spark sums them up.
 
-tailrace kafka --topic sales-orders:2                      # in one terminal; it prints what to export
-python examples/windows_on_spark.py order ann 250          # in another, after that export: somebody buys something
-python examples/windows_on_spark.py /tmp/sums              # follows the topic, until Ctrl-C
-python examples/windows_on_spark.py /tmp/sums available_now    # handles what is there, shows the sums, and ends
+tailrace kafka --topic sales-orders:2                      # in one terminal; prints a variable to export
+python examples/windows_on_spark.py order ann 250          # in another, with that variable: place an order
+python examples/windows_on_spark.py /tmp/sums              # handle orders until Ctrl-C
+python examples/windows_on_spark.py /tmp/sums available_now    # handle existing orders, show the sums, and exit
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ sales = App(group_id="sales", auto_offset_reset="earliest")
 
 
 class Order(msgspec.Struct):
-    """A record of the topic: ``{"cents": 250, "at": "2026-01-05T12:01:00Z"}``, and the customer is its key."""
+    """Value of a record, such as ``{"cents": 250, "at": "2026-01-05T12:01:00Z"}``; the customer is the key."""
 
     cents: int
     at: datetime
 
 
 class Sale(msgspec.Struct):
-    """A row: its fields are the columns of the DataFrame."""
+    """Row whose fields are the columns of the DataFrame."""
 
     customer: str
     cents: int
@@ -44,42 +44,42 @@ class Sale(msgspec.Struct):
 
 @sales.handler("sales-orders")
 async def sold(order: Order, customer: Annotated[str, Key]) -> Sale | None:
-    """Not a word of Spark in here: `tailrace run` runs it as well. What was given away is no row."""
+    """Return a row, or None for a free order; the handler does not depend on Spark, so `tailrace run` runs it, too."""
     return Sale(customer, order.cents, order.at) if order.cents else None
 
 
 def by_window(rows: DataFrame) -> DataFrame:
-    """The sums of one micro-batch: a row for each customer and five minutes that occur in it."""
-    from pyspark.sql import functions as sql  # noqa: PLC0415 - so that the live app needs no Spark
+    """Sum up the rows of one micro-batch by window and customer."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - `tailrace run` works without Spark
 
     of_five_minutes = rows.groupBy(sql.window("at", "5 minutes"), "customer")
     return of_five_minutes.agg(sql.sum("cents").alias("cents")).select("window.start", "customer", "cents")
 
 
 def sums(spark: SparkSession, folder: str) -> DataFrame:
-    """All that was written, summed up: orders of the same window may have come in several batches, however late."""
+    """Sum up all batches, since orders of a window may be in several batches."""
     parts = spark.read.parquet(f"{folder}/sums")
     return parts.groupBy("start", "customer").agg({"cents": "sum"}).orderBy("start", "customer")
 
 
 def main(folder: str, trigger: str = "10 seconds") -> None:
-    """Start the handler on Spark, write the windows as Parquet, and show what came of it."""
-    # Each batch has a folder of its own, overwritten as a whole: handled again after a crash, it still counts once.
+    """Run the handler on Spark, write the windows as Parquet, and show the sums."""
+    # Each batch has a folder that is overwritten as a whole, so a batch handled again after a crash counts once.
     write = overwritten_folders(f"{folder}/sums")
     with spark_session(sales, **{"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": 4}) as spark:
         pipeline = SparkPipeline(sales, spark, checkpoint=f"{folder}/checkpoint")
         query = pipeline.start(sold, trigger=trigger, sink=lambda rows, batch_id: write(by_window(rows), batch_id))
-        with contextlib.suppress(KeyboardInterrupt):  # a batch that it cuts short is handled again the next time
+        with contextlib.suppress(KeyboardInterrupt):  # an interrupted batch is handled again by the next run
             query.await_termination()
         query.stop()
         sums(spark, folder).show(truncate=False)
 
 
 async def order(customer: str, cents: int) -> None:
-    """Write an order, as the program at the till would: it is no member of the group, so it is not in Spark's way."""
-    async with AIOKafkaProducer(bootstrap_servers=os.environ["TAILRACE_BOOTSTRAP_SERVERS"]) as till:
-        bought = msgspec.json.encode(Order(cents, datetime.now(UTC)))
-        await till.send_and_wait("sales-orders", bought, key=customer.encode())
+    """Publish an order with another client: it must not join the group while Spark runs."""
+    async with AIOKafkaProducer(bootstrap_servers=os.environ["TAILRACE_BOOTSTRAP_SERVERS"]) as producer:
+        value = msgspec.json.encode(Order(cents, datetime.now(UTC)))
+        await producer.send_and_wait("sales-orders", value, key=customer.encode())
 
 
 if __name__ == "__main__":
