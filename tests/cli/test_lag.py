@@ -1,4 +1,4 @@
-"""`tailrace lag`: how far a group is behind, once or again and again."""
+"""`tailrace lag`: lag of a group, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ async def second(value: bytes) -> None: ...
 
 @pytest.fixture
 def behind(kafka) -> str:
-    """A topic in which the group is 3 behind, and has committed nothing of one partition."""
+    """Create a topic with a lag of 3 in one partition and no committed offset in the other."""
     topic = kafka.topic(2)
     kafka.produce(topic, *(b"%d" % n for n in range(5)))
     kafka.commit(topic, {0: 2})
     return topic
 
 
-def test_lag_is_told_by_partition_and_in_sum(kafka, behind):
-    """Without a commit there is none, and how many partitions that are is said."""
+def test_lag_is_printed_by_partition_and_in_total(kafka, behind):
+    """A partition without a committed offset has no lag and is counted separately."""
     plain, of_json = kafka.call("lag", kafka.group), kafka.call("lag", kafka.group, "--json")
 
     assert (plain.code, of_json.code, plain.fits) == (0, 0, True)
@@ -54,8 +54,8 @@ def test_lag_is_told_by_partition_and_in_sum(kafka, behind):
     ]
 
 
-def test_lag_names_the_member(kafka, behind):
-    """Who has a partition stands beside it."""
+def test_lag_names_the_member_of_a_partition(kafka, behind):
+    """The member that is assigned a partition is shown."""
     with kafka.member(behind):
         plain, of_json = kafka.call("lag", kafka.group), kafka.call("lag", kafka.group, "--json")
 
@@ -64,16 +64,16 @@ def test_lag_names_the_member(kafka, behind):
     assert plain.fits
 
 
-def test_what_is_lost_is_told(kafka, behind):
-    """What left the log unread is counted, in words and in numbers."""
+def test_lost_records_are_counted(kafka, behind):
+    """Records deleted from the log before they were read are counted."""
     kafka.server.delete_records(behind, {0: 4})
 
     assert "lost 2 records of the lag were deleted from the log" in kafka.call("lag", kafka.group).words
     assert kafka.call("lag", kafka.group, "--json").lines[0]["lost"] == 2
 
 
-def test_the_group_may_be_an_apps(kafka, behind, tmp_path, monkeypatch):
-    """--app says brokers and group; of several groups one has to be named; the environment may say it, too."""
+def test_group_comes_from_app_or_environment(kafka, behind, tmp_path, monkeypatch):
+    """--app provides brokers and group, unless it has several groups; the environment may provide the group."""
     (tmp_path / "shop_of_lag.py").write_text(APP.format(group=kafka.group, servers=kafka.bootstrap_servers))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(__import__("os").environ, "TAILRACE_BOOTSTRAP_SERVERS")
@@ -90,8 +90,8 @@ def test_the_group_may_be_an_apps(kafka, behind, tmp_path, monkeypatch):
     assert "shop_of_lag:audit has several groups: name one of one, two" in several.errors
 
 
-def test_it_is_watched_until_a_signal(kafka, behind):
-    """--watch measures again and again; SIGTERM ends it with 143, Ctrl-C with 130, without a word."""
+def test_watch_repeats_until_a_signal(kafka, behind):
+    """--watch repeats; SIGTERM exits with 143 and SIGINT with 130."""
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         arguments = ["lag", kafka.group, "--watch", "--interval", "0.05", "--json"]
         with subprocess.Popen(
@@ -110,16 +110,16 @@ def test_it_is_watched_until_a_signal(kafka, behind):
         assert all(json.loads(line) for line in rest.splitlines())
 
 
-def test_unknown_groups_and_other_kinds_are_refused(kafka):
-    """In one sentence, and in no time."""
+def test_an_unknown_group_is_an_error(kafka):
+    """An unknown group is an error without output on stdout."""
     done = kafka.call("lag", f"{kafka.group}-nowhere")
 
     assert (done.code, done.out) == (1, "")
     assert "there is no group" in done.errors
 
 
-def test_a_narrow_screen_keeps_what_tells_rows_apart():
-    """Names go on in the next line; of more partitions than there are lines, those with the greatest lag are drawn."""
+def test_names_are_wrapped_and_excess_partitions_are_summarized():
+    """Long names are wrapped; of partitions that do not fit, those with the greatest lag are drawn."""
     names = [f"{'a-long-name-of-a-topic-' * 4}{end}" for end in ("first", "second")]
     console = Console(width=80, height=24, file=io.StringIO())
     console.print(drawn(_COLUMNS, [[name, "0", "1,000", "2,000", "1,000", f"{name} at 10.0.0.1"] for name in names]))

@@ -1,4 +1,4 @@
-"""`tailrace offsets`: what a group has committed, shown, set anew, forgotten."""
+"""`tailrace offsets`: show, reset and delete committed offsets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOON_MS = 1_760_000_000_000
 
 @pytest.fixture
 def topic(kafka) -> str:
-    """Ten records in each of two partitions, a second apart, of which the group has committed 4 and 7."""
+    """Create two partitions of ten records, a second apart, with committed offsets 4 and 7."""
     name = kafka.topic(2)
     for partition in range(2):
         kafka.produce(name, *(b"%d" % n for n in range(10)), partition=partition, since_ms=NOON_MS)
@@ -26,8 +26,8 @@ def topic(kafka) -> str:
 # ---- show ----------------------------------------------------------------------------------------------------------
 
 
-def test_offsets_are_shown(kafka, topic):
-    """Each with what stands beside it; a group without any says so."""
+def test_show_prints_committed_offsets(kafka, topic):
+    """Committed offsets are printed with their metadata."""
     plain, of_json = kafka.call("offsets", "show", kafka.group), kafka.call("offsets", "show", kafka.group, "--json")
 
     assert (plain.code, plain.fits) == (0, True)
@@ -38,8 +38,8 @@ def test_offsets_are_shown(kafka, topic):
     ]
 
 
-def test_a_row_is_a_line_on_a_screen_and_whole_in_a_pipe(kafka, topic, monkeypatch):
-    """A text that is beside each offset is told once; one too long for the screen is cut, and for a pipe it is not."""
+def test_metadata_is_truncated_on_a_screen_and_complete_in_a_pipe(kafka, topic, monkeypatch):
+    """Equal metadata is printed once; long metadata is truncated on a screen and complete in a pipe."""
     text = f"spark query={'6c2c' * 10} batch=17"
     kafka.commit(topic, {0: 4, 1: 7}, text=text)
     same = kafka.call("offsets", "show", kafka.group)
@@ -56,8 +56,8 @@ def test_a_row_is_a_line_on_a_screen_and_whole_in_a_pipe(kafka, topic, monkeypat
     assert [line.rpartition("   ")[2] for line in pipe.out.splitlines()[1:3]] == ["mine", text]
 
 
-def test_a_group_without_offsets_has_none(kafka):
-    """A live member that never committed: that is told, and no error."""
+def test_a_group_without_committed_offsets_is_no_error(kafka):
+    """A live group without committed offsets is reported, not an error."""
     with kafka.member(kafka.topic()):
         assert "has no committed offsets" in kafka.call("offsets", "show", kafka.group).words
 
@@ -81,8 +81,8 @@ def test_a_group_without_offsets_has_none(kafka):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_offsets_are_set_only_when_that_is_asked_for(kafka, topic, arguments, new):
-    """Without --execute the plan is shown and nothing changes; with it others see the new offsets."""
+def test_offsets_are_reset_only_with_execute(kafka, topic, arguments, new):
+    """Without --execute only the plan is shown; with it the offsets are committed."""
     shown = kafka.call("offsets", "reset", kafka.group, "--topic", topic, *arguments)
     before = kafka.committed(topic)
     done = kafka.call("offsets", "reset", kafka.group, "--topic", topic, *arguments, "--execute", "--json")
@@ -96,8 +96,8 @@ def test_offsets_are_set_only_when_that_is_asked_for(kafka, topic, arguments, ne
     assert kafka.committed(topic) == new
 
 
-def test_what_was_taken_back_is_noted(kafka, topic):
-    """An offset outside of the log becomes its end, and the plan says so."""
+def test_a_target_after_the_end_is_moved_and_noted(kafka, topic):
+    """An offset after the end of the log becomes its end, and the plan notes it."""
     done = kafka.call("offsets", "reset", kafka.group, "--all-topics", "--to-offset", "99", "--execute")
 
     assert "99 is after the log: its end" in done.words
@@ -105,8 +105,8 @@ def test_what_was_taken_back_is_noted(kafka, topic):
     assert kafka.committed(topic) == {0: 10, 1: 10}
 
 
-def test_single_partitions_are_set(kafka, topic):
-    """TOPIC:P names them; the others stay."""
+def test_single_partitions_are_reset(kafka, topic):
+    """TOPIC:P resets only that partition."""
     done = kafka.call("offsets", "reset", kafka.group, "--topic", f"{topic}:1", "--to-earliest", "--execute")
 
     assert done.code == 0
@@ -114,8 +114,8 @@ def test_single_partitions_are_set(kafka, topic):
     assert kafka.committed(topic) == {0: 4, 1: 0}
 
 
-def test_live_members_are_named_and_keep_what_they_have(kafka, topic):
-    """The plan is shown and ends with 1, since it would be refused; to execute it is refused; both name the member."""
+def test_a_group_with_live_members_is_not_reset(kafka, topic):
+    """The plan exits with 1 and --execute is refused; both name the live member."""
     arguments = ["offsets", "reset", kafka.group, "--topic", topic, "--to-earliest"]
     with kafka.member(topic):
         shown, refused = kafka.call(*arguments), kafka.call(*arguments, "--execute")
@@ -130,8 +130,8 @@ def test_live_members_are_named_and_keep_what_they_have(kafka, topic):
     assert kafka.committed(topic) == {0: 0, 1: 0}
 
 
-def test_a_new_group_is_made(kafka, topic):
-    """One that is not there begins where it is told to; that it is new is said."""
+def test_reset_creates_a_new_group(kafka, topic):
+    """A group that does not exist is created with the target offsets."""
     group = f"{kafka.group}-new"
 
     done = kafka.call("offsets", "reset", group, "--topic", topic, "--to-offset", "3", "--execute")
@@ -162,8 +162,8 @@ def test_a_new_group_is_made(kafka, topic):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_reset_is_told(kafka, arguments, code, said):
-    """What is written wrongly ends with 2, what is not there with 1, in words, with nothing done."""
+def test_invalid_resets_change_nothing(kafka, arguments, code, said):
+    """Malformed arguments exit with 2, unknown names with 1, and nothing is changed."""
     done = kafka.call("offsets", "reset", kafka.group, *arguments, "--execute")
 
     assert (done.code, done.out) == (code, "")
@@ -174,8 +174,8 @@ def test_a_wrong_reset_is_told(kafka, arguments, code, said):
 # ---- delete --------------------------------------------------------------------------------------------------------
 
 
-def test_offsets_are_forgotten_when_that_is_asked_for(kafka, topic):
-    """Shown first, then gone, those that were named alone."""
+def test_offsets_are_deleted_only_with_execute(kafka, topic):
+    """Without --execute offsets are listed; with it only the named ones are deleted."""
     shown = kafka.call("offsets", "delete", kafka.group, "--topic", f"{topic}:1")
     before = kafka.committed(topic)
     done = kafka.call("offsets", "delete", kafka.group, "--topic", f"{topic}:1", "--execute")
@@ -188,8 +188,8 @@ def test_offsets_are_forgotten_when_that_is_asked_for(kafka, topic):
     assert "has no committed offsets of" in again.errors
 
 
-def test_what_a_live_member_reads_is_not_forgotten(kafka, topic):
-    """It is named, and its offsets stay."""
+def test_offsets_of_a_live_member_are_not_deleted(kafka, topic):
+    """The live member is named, and its offsets remain."""
     with kafka.member(topic):
         done = kafka.call("offsets", "delete", kafka.group, "--topic", topic, "--execute")
         assert kafka.committed(topic) == {0: 4, 1: 7}
@@ -218,13 +218,13 @@ def test_what_a_live_member_reads_is_not_forgotten(kafka, topic):
         ("P2W", 1_209_600),
     ],
 )
-def test_durations_are_read(text, seconds):
-    """As ISO 8601 has them, and as people write them."""
+def test_durations_are_parsed(text, seconds):
+    """ISO 8601 durations and short forms are parsed."""
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("action", [["reset", "--to-earliest"], ["delete"]])
-def test_an_illegal_topic_name_is_refused_before_the_broker_is_asked(action, capsys):
+def test_an_illegal_topic_name_is_a_usage_error_without_a_broker(action, capsys):
     """The error names the topic, although no broker listens at the address."""
     name, *target = action
     with pytest.raises(SystemExit, match="2"):
@@ -236,8 +236,8 @@ def test_an_illegal_topic_name_is_refused_before_the_broker_is_asked(action, cap
 @pytest.mark.parametrize(
     "text", ["", "P", "PT", "P1DT", "1", "h", "1x", "-1h", "1m1h", "P1H", "1 h", "one hour", "1e3s"]
 )
-def test_what_is_no_duration_is_refused(text):
-    """With examples of what is."""
+def test_malformed_durations_are_refused(text):
+    """The error has examples of durations."""
     with pytest.raises(argparse.ArgumentTypeError, match="PT1H"):
         parse_duration(text)
 
@@ -255,13 +255,13 @@ def test_what_is_no_duration_is_refused(text):
         ("2025-10-09T10:53:20+02:00", TailStart("time", NOON_MS)),
     ],
 )
-def test_starts_are_read(text, start):
-    """Ends, offsets, counts from the end, times and how long ago."""
+def test_starts_are_parsed(text, start):
+    """Ends, offsets, counts from the end, times and ages are parsed."""
     assert parse_start(text) == start
 
 
-def test_times_come_back():
-    """As they are written for people and for programs, in UTC; what is no time stays a number."""
+def test_times_are_formatted_in_utc():
+    """Times are formatted for people and programs; numbers out of range stay numbers."""
     assert (when(NOON_MS), iso(NOON_MS + 7)) == ("2025-10-09 08:53:20", "2025-10-09T08:53:20.007Z")
     assert parse_time(iso(NOON_MS + 7)) == NOON_MS + 7
     assert (when(-1), iso(1 << 60)) == ("-1 ms", f"{1 << 60} ms")

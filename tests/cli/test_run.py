@@ -1,4 +1,4 @@
-"""`tailrace run`: an app from a module, until SIGTERM."""
+"""`tailrace run`: an app of a module, until SIGTERM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def double(n: int) -> int:
 
 @pytest.fixture
 def shop(tmp_path, kafka_server):
-    """A folder with a module of an app, and its topic."""
+    """Create a folder with a module of an app, and its topics."""
     topic = f"t-{uuid.uuid4().hex[:12]}"
     for name in (topic, f"{topic}-out"):
         kafka_server.create_topic(name)
@@ -33,8 +33,8 @@ def shop(tmp_path, kafka_server):
     return tmp_path, topic
 
 
-def test_it_runs_until_sigterm(shop, kafka_server):
-    """It handles what is there; SIGTERM ends it with 0 and what is done is committed."""
+def test_run_handles_records_until_sigterm(shop, kafka_server):
+    """The app handles existing records; SIGTERM ends it with exit code 0."""
     folder, topic = shop
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
     producer.produce(topic, b"21")
@@ -72,8 +72,8 @@ def test_it_runs_until_sigterm(shop, kafka_server):
         (["json:x", "--set", "session_timeout_ms"], "is not an App"),
     ],
 )
-def test_what_is_no_app_is_told(arguments, said):
-    """One sentence on stderr, and exit code 1."""
+def test_an_invalid_app_is_one_line_and_exit_code_1(arguments, said):
+    """An argument that names no App is one line on stderr and exit code 1."""
     done = tailrace("run", *arguments)
 
     assert done.returncode == 1
@@ -91,8 +91,8 @@ def test_what_is_no_app_is_told(arguments, said):
         ("def (:", "SyntaxError: invalid syntax (broken.py, line 1)"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_told(tmp_path, arguments, code, text, said):
-    """One sentence with the error, its line and the way to the whole traceback."""
+def test_an_import_error_is_one_line_with_its_location(tmp_path, arguments, code, text, said):
+    """An error while the module is imported is one line with the error, its location and how to see the traceback."""
     (tmp_path / "broken.py").write_text(text)
     done = subprocess.run(
         [*COMMAND, *arguments, "broken:app"],
@@ -109,8 +109,8 @@ def test_a_module_that_cannot_be_imported_is_told(tmp_path, arguments, code, tex
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_settings_are_checked(shop):
-    """An option that does not exist, or does not parse, is told by name."""
+def test_unknown_options_of_set_are_refused(shop):
+    """An unknown option is refused with a similar name."""
     folder, _ = shop
     done = subprocess.run(
         [*COMMAND, "run", "shop:billing", "--set", "session_timeout=5"],
@@ -125,8 +125,8 @@ def test_settings_are_checked(shop):
     assert "session_timeout_ms" in done.stderr
 
 
-def test_a_wrong_port_is_told_after_the_first_round(shop):
-    """A warning names the address and the reason at once, while the start goes on trying; the end is a sentence."""
+def test_an_unreachable_broker_is_logged_while_start_retries(shop):
+    """A warning names address and reason at once while start retries; the end has no traceback."""
     folder, _ = shop
     with subprocess.Popen(
         [*COMMAND, "run", "shop:billing", "--set", "bootstrap_servers=127.0.0.1:1", "--set", "start_timeout_ms=120000"],

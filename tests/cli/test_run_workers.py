@@ -1,4 +1,4 @@
-"""`tailrace run --workers` and `--reload`: processes as a user starts them, and how they end."""
+"""`tailrace run --workers` and `--reload`: worker processes and how they end."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ DOES_NOT_END = """
 
 
 class Shop:
-    """A folder with a module of an app, its topic, and what the handlers have noted."""
+    """Folder with a module of an app, its topic, and the ledger of its handlers."""
 
     def __init__(self, folder: Path, servers: str, topic: str) -> None:
         self.folder, self.servers, self.topic = folder, servers, topic
@@ -84,7 +84,7 @@ class Shop:
         assert self._producer.flush(20) == 0
 
     def noted(self) -> list[tuple[int, int, int]]:
-        """Partition, offset and price of each."""
+        """Return partition, offset and price of each line of the ledger."""
         ledger = self.folder / "ledger"
         lines = ledger.read_text().splitlines() if ledger.exists() else []
         return [tuple(map(int, line.split())) for line in lines]
@@ -96,7 +96,7 @@ class Shop:
             time.sleep(0.02)
 
     def shared(self, members: int) -> None:
-        """Wait until the broker has so many members, each with its share."""
+        """Wait until the broker has this number of members with equal shares."""
         admin, deadline = AdminClient({"bootstrap.servers": self.servers}), time.monotonic() + 60
         while True:
             shares: list[int] = []
@@ -116,7 +116,7 @@ class Shop:
 
 
 class Pool:
-    """A running `tailrace run`."""
+    """Running `tailrace run`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -141,7 +141,7 @@ class Pool:
         raise AssertionError("\n".join(self.told))
 
     def end(self, number: signal.Signals) -> int:
-        """Its exit code after a signal."""
+        """Send a signal and return the exit code."""
         self.process.send_signal(number)
         code = self.process.wait(timeout=60)
         self._reading.join(timeout=30)
@@ -183,13 +183,13 @@ def running(shop: Shop, *arguments: str) -> Iterator[Pool]:
 
 
 def gone_within(processes: list[psutil.Process], seconds: float) -> bool:
-    """Whether none of them is left, nor a zombie."""
+    """Return True if no process is left after a time, not even as a zombie."""
     _, alive = psutil.wait_procs(processes, timeout=seconds)
     return not alive
 
 
 def test_sigterm_ends_all_workers_with_nothing_lost_and_nothing_repeated(shop):
-    """What is committed is what was handled, to the record; whoever comes next handles the rest, once."""
+    """Committed offsets match the handled records exactly; the next run handles the rest once."""
     shop.open(seconds=0.1)
 
     with running(shop, "--workers", "2") as pool:
@@ -216,7 +216,7 @@ def test_sigterm_ends_all_workers_with_nothing_lost_and_nothing_repeated(shop):
 
 
 def test_sigterm_while_the_second_worker_joins_repeats_nothing(shop):
-    """The group takes no commits in the middle of a rebalance: what was handled is committed when that is over."""
+    """The group accepts no commits during a rebalance: handled records are committed after it."""
     shop.open(seconds=0.05)
     with (shop.folder / "shop.py").open("a") as module:
         module.write(ONE_AFTER_THE_OTHER)
@@ -240,8 +240,8 @@ def test_sigterm_while_the_second_worker_joins_repeats_nothing(shop):
     assert set(Counter(shop.noted()).values()) == {1}
 
 
-def test_the_lines_of_workers_are_told_apart(shop):
-    """What a worker prints or logs has its number in front; what the parent logs has none."""
+def test_output_of_workers_has_their_number(shop):
+    """Lines of a worker begin with its number; lines of the parent do not."""
     shop.open()
     shop.produce(PARTITIONS)
 
@@ -257,8 +257,8 @@ def test_the_lines_of_workers_are_told_apart(shop):
     assert not any(line.startswith("worker ") for line in pool.told if "worker started" in line)
 
 
-def test_no_worker_outlives_a_parent_that_is_killed(shop):
-    """SIGKILL to the parent: the workers notice, finish what they have in hand, commit, and are gone."""
+def test_workers_end_when_the_parent_is_killed(shop):
+    """After SIGKILL to the parent, workers finish their records, commit and exit."""
     shop.open()
     shop.produce(40)
 
@@ -273,8 +273,8 @@ def test_no_worker_outlives_a_parent_that_is_killed(shop):
     assert shop.committed() == dict.fromkeys(range(PARTITIONS), 10)
 
 
-def test_a_second_signal_ends_all_at_once(shop):
-    """A handler that does not end holds the pool up to its deadline; a second signal does not wait for that."""
+def test_a_second_signal_stops_all_workers_at_once(shop):
+    """A handler that does not end delays the pool up to its deadline; a second signal does not wait."""
     (shop.folder / "shop.py").write_text(
         SHOP.format(topic=shop.topic, seconds=0).replace("    await asyncio.sleep(0)\n", DOES_NOT_END)
     )
@@ -295,8 +295,8 @@ def test_a_second_signal_ends_all_at_once(shop):
     assert gone
 
 
-def test_a_hanging_worker_is_killed_after_its_time(shop):
-    """A blocked event loop cannot end in good order; the pool ends all the same, soon after stop_timeout_ms."""
+def test_a_hanging_worker_is_killed_after_stop_timeout_ms(shop):
+    """A blocked event loop does not keep the pool from ending soon after stop_timeout_ms."""
     (shop.folder / "shop.py").write_text(
         SHOP.format(topic=shop.topic, seconds=0)
         .replace("stop_timeout_ms=20000", "stop_timeout_ms=500")
@@ -323,8 +323,8 @@ def test_a_hanging_worker_is_killed_after_its_time(shop):
         (["json:loads", "--workers", "2", "--set", "session_timeout=5"], "session_timeout_ms"),
     ],
 )
-def test_what_cannot_run_is_told_once(arguments, said):
-    """A mistake is one sentence and exit code 1, not a crash loop."""
+def test_an_invalid_app_or_option_is_one_error(arguments, said):
+    """A mistake is one error line and exit code 1, without restarts."""
     done = subprocess.run(
         [*COMMAND, "run", *arguments, "--log-level", "error"],
         env=environment(),
@@ -339,7 +339,7 @@ def test_what_cannot_run_is_told_once(arguments, said):
 
 
 def test_a_changed_source_file_restarts_the_workers(shop):
-    """--reload: what a handler does is what its file says now; a file that cannot be read waits for the next change."""
+    """With --reload, a changed file restarts the workers; a broken one waits for the next change."""
     shop.open()
     source = shop.folder / "shop.py"
 

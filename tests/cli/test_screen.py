@@ -1,4 +1,4 @@
-"""What is drawn on a terminal, and what is written where there is none."""
+"""Output on a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.commands import COMMAND, environment
 
 
 def on_a_terminal(*arguments: str) -> tuple[int, str]:
-    """The exit code, and all that a terminal of 80 columns is sent."""
+    """Run a command on a terminal of 80 columns; return its exit code and output."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment(TERM="xterm-256color")
@@ -30,8 +30,8 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
     return process.returncode, written.decode()
 
 
-def test_a_terminal_sees_how_far_it_is(kafka_server):
-    """On a terminal the replay and the reading are drawn as they go, and the bars are gone in the end."""
+def test_a_terminal_shows_transient_progress_bars(kafka_server):
+    """On a terminal, progress bars are drawn and removed at the end."""
     servers = kafka_server.bootstrap_servers
 
     code, written = on_a_terminal("demo", "--rate", "5000", "--limit", "5000", "--bootstrap-servers", servers)
@@ -47,11 +47,9 @@ def test_a_terminal_sees_how_far_it_is(kafka_server):
     ("number", "seconds", "text"),
     [(336_776, 0.85, "396,000"), (1_000, 1, "1,000"), (12, 8, "2"), (5, 0, "5,000,000,000")],
 )
-def test_rates_have_three_figures(number, seconds, text):
-    """No rate pretends to be more exact than it is."""
+def test_rates_have_three_significant_digits(number, seconds, text):
     assert per_second(number, seconds) == text
 
 
-def test_numbers_are_grouped():
-    """As people write them."""
+def test_numbers_have_separators():
     assert (count(336_776), megabytes(100_854_490), megabytes(1_234_567)) == ("336,776", "101 MB", "1.2 MB")

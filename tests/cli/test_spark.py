@@ -1,4 +1,4 @@
-"""`tailrace spark`: an app of a module on real Spark, from the command line."""
+"""`tailrace spark`: an app of a module on Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def double(n: int) -> int:
 
 @pytest.fixture
 def shop(tmp_path, kafka_server):
-    """A folder with a module of an app, and its topic with ten numbers."""
+    """Create a folder with a module of an app, and its topic with ten numbers."""
     topic = f"t-{uuid.uuid4().hex[:12]}"
     for name in (topic, f"{topic}-out"):
         kafka_server.create_topic(name, 2)
@@ -45,7 +45,7 @@ def produce(kafka_server, topic, numbers):
 
 
 def doubled(kafka_server, topic, count):
-    """What was published, so many of it."""
+    """Return ``count`` published values, sorted."""
     witness = Consumer(
         {"bootstrap.servers": kafka_server.bootstrap_servers, "group.id": "w", "auto.offset.reset": "earliest"}
     )
@@ -71,8 +71,8 @@ def spark(folder, *arguments):
     )
 
 
-def test_a_backfill_commits_for_the_live_app(shop, kafka_server):
-    """What is there is handled and committed, as `tailrace lag` says; what came later is left, or a handoff's."""
+def test_backfill_and_handoff_commit_to_the_group(shop, kafka_server):
+    """A backfill handles and commits existing records; a handoff handles later ones."""
     folder, topic = shop
 
     servers = ("--set", f"bootstrap_servers={kafka_server.bootstrap_servers}")
@@ -97,8 +97,8 @@ def test_a_backfill_commits_for_the_live_app(shop, kafka_server):
     assert doubled(kafka_server, topic, 2) == [20, 22]
 
 
-def test_a_stream_ends_on_sigterm(shop, kafka_server, tmp_path):
-    """It handles what comes until SIGTERM, and says how much that was."""
+def test_a_stream_runs_until_sigterm(shop, kafka_server, tmp_path):
+    """The stream handles records until SIGTERM, and prints their number."""
     folder, topic = shop
     command = [*COMMAND, "spark", "run", "shop:billing", "double", "--checkpoint", str(tmp_path / "checkpoint")]
     command += ["--set", f"bootstrap_servers={kafka_server.bootstrap_servers}", "--master", "local[2]"]
@@ -124,12 +124,12 @@ def test_a_stream_ends_on_sigterm(shop, kafka_server, tmp_path):
         (["run", "shop:billing"], "--checkpoint"),
         (["handoff", "shop:billing", "--max-lag", "0"], "must be a positive integer, not '0'"),
         (["backfill", "shop:billing", "--set", "group"], "must be NAME=VALUE, not 'group'"),
-        (["backfill", "shop:billing", "nohandler"], "this app has no handler 'nohandler' - it has double"),
-        (["handoff", "shop:billing", "nohandler"], "this app has no handler 'nohandler' - it has double"),
+        (["backfill", "shop:billing", "nohandler"], "the app has no handler 'nohandler' - its handlers are: double"),
+        (["handoff", "shop:billing", "nohandler"], "the app has no handler 'nohandler' - its handlers are: double"),
     ],
 )
-def test_mistakes_are_told(tmp_path, arguments, said):
-    """Wrong arguments end with exit code 2 and one sentence before Spark is started."""
+def test_usage_errors_exit_with_2_before_spark_starts(tmp_path, arguments, said):
+    """Wrong arguments exit with 2 before Spark starts."""
     (tmp_path / "shop.py").write_text(SHOP.format(topic="t"))
 
     done = spark(tmp_path, *arguments)

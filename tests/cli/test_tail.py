@@ -1,4 +1,4 @@
-"""`tailrace tail`: records of a topic, from anywhere in it, for people, programs and pipes."""
+"""`tailrace tail`: records of a topic as JSON, table or raw values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def record(value: bytes | None = b"", key: bytes | None = None, **more) -> Recor
 
 @pytest.fixture
 def topic(kafka) -> str:
-    """Ten records in each of two partitions, a second apart."""
+    """Create two partitions of ten records, a second apart."""
     name = kafka.topic(2)
     for partition in range(2):
         values = [b'{"n": %d, "of": {"partition": %d}}' % (n, partition) for n in range(10)]
@@ -36,7 +36,7 @@ def places(done) -> list[tuple[int, int]]:
 
 
 def tail(kafka, *arguments: str) -> subprocess.Popen[str]:
-    """One that follows, in a process of its own."""
+    """Start `tailrace tail` in its own process."""
     return subprocess.Popen(
         [*COMMAND, "tail", *arguments],
         stdout=subprocess.PIPE,
@@ -65,23 +65,23 @@ def tail(kafka, *arguments: str) -> subprocess.Popen[str]:
         ("latest", ()),
     ],
 )
-def test_it_begins_anywhere(kafka, topic, start, offsets):
-    """At an end, an offset, so many before the end, a time, how long ago; a time to come is the end."""
+def test_from_selects_the_start(kafka, topic, start, offsets):
+    """--from takes an end, an offset, a count before the end, a time or an age; a future time is the end."""
     done = kafka.call("tail", topic, "--from", start, "--no-follow")
 
     assert done.code == 0
     assert places(done) == [(partition, offset) for partition in range(2) for offset in offsets]
 
 
-def test_it_keeps_to_its_partitions_and_its_number(kafka, topic):
-    """--partition and --max bound what is printed."""
+def test_partition_and_max_limit_the_output(kafka, topic):
+    """--partition and --max limit what is printed."""
     done = kafka.call("tail", topic, "--from", "earliest", "--partition", "1", "--max", "4")
 
     assert places(done) == [(1, 0), (1, 1), (1, 2), (1, 3)]
 
 
-def test_records_are_whole(kafka):
-    """JSON stands in its line as it is, text as text, bytes in hex, and null is null; so do keys and headers."""
+def test_json_lines_are_complete(kafka):
+    """JSON values are embedded, text is text, bytes are hex, and null is null; so are keys and headers."""
     topic = kafka.topic()
     kafka.produce(topic, b'{"total": 1.10, "\xc3\xa9": [1]}', key=b"ann", headers=[("a", b"4bf9"), ("raw", b"\xff")])
     kafka.produce(topic, b"two\nlines", b"\x00\xff", None, since_ms=NOON_MS)
@@ -104,8 +104,8 @@ def test_records_are_whole(kafka):
     assert (null["value"], null["value_format"], null["key"]) == (None, "null", None)
 
 
-def test_a_table_fits_and_steers_no_terminal(kafka):
-    """Whatever is in the records, a row is a line of at most 80 columns; raw values are what they were."""
+def test_a_table_fits_80_columns_and_escapes_control_characters(kafka):
+    """A row is one line of at most 80 columns without control characters; raw values are unchanged."""
     topic = kafka.topic()
     kafka.produce(
         topic, b"x" * 500, b"a\x1b[31mb\nc", "日本語".encode() * 50, key="ключ".encode() * 20, since_ms=NOON_MS
@@ -120,8 +120,8 @@ def test_a_table_fits_and_steers_no_terminal(kafka):
     assert raw.out == "x" * 500 + "\n"
 
 
-def test_looking_leaves_nothing_behind(kafka, topic, monkeypatch):
-    """Whatever the environment says of a group, none is joined, made or committed for."""
+def test_tail_joins_no_group(kafka, topic, monkeypatch):
+    """Group options of the environment are ignored: no group is created."""
     monkeypatch.setitem(__import__("os").environ, "TAILRACE_GROUP_ID", kafka.group)
     monkeypatch.setitem(__import__("os").environ, "TAILRACE_ENABLE_AUTO_COMMIT", "true")
 
@@ -135,8 +135,8 @@ def test_looking_leaves_nothing_behind(kafka, topic, monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_it_follows_until_a_signal(kafka, number, code):
-    """What comes is printed as it comes; Ctrl-C and SIGTERM end it with whole lines and without a complaint."""
+def test_new_records_are_printed_until_a_signal(kafka, number, code):
+    """New records are printed as they arrive; SIGINT and SIGTERM end it with complete lines."""
     topic = kafka.topic()
     kafka.produce(topic, b"old")
     with tail(kafka, topic, "--from", "earliest") as process:
@@ -151,8 +151,8 @@ def test_it_follows_until_a_signal(kafka, number, code):
 
 
 @pytest.mark.parametrize("records", [1, 5_000], ids=["before the next write", "while it writes"])
-def test_it_ends_with_its_reader(kafka, records):
-    """`| head -1`: when nobody reads any more, it ends with 0, also where no record comes that it could write."""
+def test_a_closed_pipe_ends_it_with_0(kafka, records):
+    """When its reader closes the pipe, as `head -1` does, it exits with 0, even if no record arrives."""
     topic = kafka.topic()
     kafka.produce(topic, *(b"x" * 100 for _ in range(records)))
     with tail(kafka, topic, "--from", "earliest") as process:
@@ -166,8 +166,8 @@ def test_it_ends_with_its_reader(kafka, records):
 # ---- conditions ----------------------------------------------------------------------------------------------------
 
 
-def test_only_what_is_asked_for(kafka, topic):
-    """All conditions have to hold; they are asked of the key and of the fields of JSON."""
+def test_all_conditions_must_match(kafka, topic):
+    """--where on key and JSON fields; all conditions must match."""
     done = kafka.call("tail", topic, "--from", "0", "--no-follow", "--where", "key=ann", "--where", "of.partition=1")
     one = kafka.call("tail", topic, "--from", "0", "--where", "n=3", "--where", "key!=ann", "--max", "1")
 
@@ -208,30 +208,30 @@ VALUE = b'{"status": "paid", "n": 3, "ok": true, "none": null, "lines": [{"sku":
         ("status=a=b", False),
     ],
 )
-def test_a_condition_holds_or_not(condition, holds):
-    """Text is compared as text, numbers, true, false and null as JSON; what is not there equals nothing."""
+def test_conditions_compare_by_type(condition, holds):
+    """Strings are compared as text, other values as JSON; a missing field equals nothing."""
     one = record(VALUE, b"ann", headers=[("trace", b"4bf9"), ("none", None)])
 
     assert matcher([parse_condition(condition)])(one) is holds
 
 
-def test_what_is_no_json_has_no_fields():
-    """No condition on a field holds for other bytes, but for those that say what it is not."""
+def test_values_that_are_not_json_have_no_fields():
+    """Only != matches a field of a value that is not JSON."""
     for value in (None, b"", b"plain", b"\xff", b"[" * 10_000, b"17"):
         assert not matcher([parse_condition("a=1")])(record(value))
         assert matcher([parse_condition("a!=1")])(record(value))
 
 
-def test_json_that_nests_too_deep_is_written_as_text():
-    """It is written all the same, and ends no reading."""
+def test_json_that_is_nested_too_deeply_is_text():
+    """It does not end the command."""
     line = json.loads(writer_of("json")(record(b"[" * 10_000 + b"]" * 10_000)))
 
     assert line["value_format"] == "text"
 
 
 @pytest.mark.parametrize("text", ["", "x", "=1", "~"])
-def test_what_is_no_condition_is_refused(text):
-    """With examples of what is."""
+def test_malformed_conditions_are_refused(text):
+    """The error has an example of a condition."""
     with pytest.raises(argparse.ArgumentTypeError, match="key=ann"):
         parse_condition(text)
 
@@ -239,8 +239,8 @@ def test_what_is_no_condition_is_refused(text):
 # ---- what is refused -----------------------------------------------------------------------------------------------
 
 
-def test_a_topic_that_is_not_there_is_told(kafka, topic):
-    """With the name that was probably meant; the number of a partition, too."""
+def test_unknown_topics_and_partitions_are_errors(kafka, topic):
+    """A similar topic name is suggested; an unknown partition is named."""
     unknown = kafka.call("tail", f"{topic}x", "--max", "1")
     partition = kafka.call("tail", topic, "--partition", "2")
 
@@ -260,8 +260,8 @@ def test_a_topic_that_is_not_there_is_told(kafka, topic):
         (["orders", "--format", "xml"], "invalid choice"),
     ],
 )
-def test_a_wrong_call_is_told(kafka, arguments, said):
-    """It ends with 2 and says what is right."""
+def test_usage_errors_exit_with_2(kafka, arguments, said):
+    """A usage error exits with 2 and a hint."""
     done = kafka.call("tail", *arguments)
 
     assert (done.code, done.out) == (2, "")
