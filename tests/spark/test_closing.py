@@ -65,7 +65,7 @@ def test_a_batch_whose_app_does_not_close_is_not_committed(world):
     world.make_topic()
     world.produce([b"a"] * 5)
 
-    with pytest.raises(HandlerFailedError, match=r"failed to close what it opened.*the disk is full"):
+    with pytest.raises(HandlerFailedError, match=r"failed to stop, .*the disk is full"):
         world.pipeline(buffering(world, breaks=True)).backfill("keep")
 
     assert world.committed == {0: 0}

@@ -96,7 +96,7 @@ def test_a_second_backfill_is_refused_while_one_runs(world):
     pipeline, refused = world.pipeline(world.entering()), []
 
     def second() -> None:
-        with pytest.raises(ConsumerStateError, match=r"a backfill of .*enter for group .* wait for its end first") as e:
+        with pytest.raises(ConsumerStateError, match=r"a backfill of .*enter for group .* wait until it ends") as e:
             pipeline.backfill("enter", on_progress=lambda _: None)
         refused.append(e)
 

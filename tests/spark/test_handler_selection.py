@@ -65,6 +65,6 @@ def test_a_name_that_several_handlers_have_is_refused():
     app.handler("rides")(first)
     assert select_handlers(app, "handle", "g").topics == ("fares", "tips", "rides")
     declare("handle", "bills")
-    with pytest.raises(ConfigurationError, match=r"several handlers of this app are called 'handle': .* - give"):
+    with pytest.raises(ConfigurationError, match=r"several handlers of the app are named 'handle': .* - pass"):
         select_handlers(app, "handle", "g")
     assert select_handlers(app, first, "g").topics == ("fares", "tips", "rides")

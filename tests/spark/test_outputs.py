@@ -107,7 +107,7 @@ def test_a_result_of_another_kind_ends_the_batch_with_its_place(world):
     async def double(number: int) -> int:
         return 2**64 if number == 2 else 2 * number
 
-    with pytest.raises(HandlerFailedError, match=rf"{world.topic}\[0\] offset 1: .* not what its annotation says"):
+    with pytest.raises(HandlerFailedError, match=rf"{world.topic}\[0\] offset 1: .* does not match its annotation"):
         world.pipeline(app).backfill(double, sink=overwritten_folders(str(world.folder / "table")))
 
     assert world.committed == {0: 0}

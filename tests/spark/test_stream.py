@@ -109,7 +109,7 @@ def test_nothing_starts_beside_a_running_query(world):
     other, bare = world.pipeline(world.entering(), "other"), SparkPipeline(world.entering(), world.spark)
     for again in (pipeline.start, pipeline.backfill, other.start, other.backfill, bare.backfill):
         with pytest.raises(
-            ConsumerStateError, match=r"SparkQuery .*enter group=.* runs in this .* - stop\(\) it first"
+            ConsumerStateError, match=r"SparkQuery .*enter group=.* in this process - stop\(\) it first"
         ):
             again("enter")
     world.produce([b"b"])
@@ -269,5 +269,5 @@ def test_a_folder_of_something_else_is_refused(world):
     (world.folder / "checkpoint").mkdir()
     (world.folder / "checkpoint" / "offsets").mkdir()
 
-    with pytest.raises(ConfigurationError, match="something else"):
+    with pytest.raises(ConfigurationError, match="is not empty and not a pipeline's checkpoint"):
         world.pipeline(world.entering()).start("enter")

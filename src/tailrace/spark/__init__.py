@@ -1,4 +1,4 @@
-"""The same handlers on Spark: streaming, backfill, and the way to the live group and back.
+"""Handlers of an app on Apache Spark: streaming, backfill and handoff to the app.
 
 Needs the extra ``tailrace[spark]``.
 """

@@ -1,7 +1,7 @@
-"""Queries and backfills that run in this process.
+"""Registry of the queries and backfills of this process.
 
-One at a time runs for a group and a topic: two of them would handle the same records. Queries are stopped before their
-Spark session and before the process ends, so that the batch under way comes to its end and is committed.
+Only one may run per group and topic, since two would handle the same records. Queries are stopped before their Spark
+session and before the process exits, so that the current batch finishes and is committed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ActiveRun", "claim", "finish_ended", "release", "stop_queries_before
 
 
 class _Query(Protocol):
-    """A ``SparkQuery``, as far as it is ended here."""
+    """Interface of ``SparkQuery`` that this module needs to stop it."""
 
     @property
     def is_active(self) -> bool: ...
@@ -39,16 +39,16 @@ class _Query(Protocol):
 
 _lock = threading.Lock()
 _runs: list[ActiveRun] = []
-_with_hook: list[SparkSession] = []
-"""Sessions whose ``stop`` stops the queries first."""
+_hooked_sessions: list[SparkSession] = []
+"""Sessions whose ``stop`` stops their queries first."""
 
 
 @dataclass(eq=False)
 class ActiveRun:
-    """A query or a backfill.
+    """Running query or backfill.
 
     Attributes:
-        name: shown to the user who starts another one.
+        name: name in the error that refuses a second run.
         query: None for a backfill, and for a query that is not started yet.
     """
 
@@ -63,7 +63,7 @@ class ActiveRun:
         return self.query is None or self.query.is_active
 
     def overlaps(self, other: ActiveRun) -> bool:
-        """Return True if both are of one group and share a partition of one cluster."""
+        """Return True if both runs read the same partition of one cluster for the same group."""
         is_same = self.group_id == other.group_id and self.seen.cluster_id == other.seen.cluster_id
         return is_same and not self.seen.logs.keys().isdisjoint(other.seen.logs)
 
@@ -72,51 +72,49 @@ def claim(name: str, group_id: str, seen: ClusterState) -> ActiveRun:
     """Register a run until ``release``.
 
     Raises:
-        ConsumerStateError: another one of this group reads the same topics.
+        ConsumerStateError: another run of this group reads the same topics.
     """
     run = ActiveRun(name, group_id, seen)
     with _lock:
         for other in _runs:
             if other.is_active and run.overlaps(other):
-                how = "wait for its end" if other.query is None else "stop() it"
-                raise ConsumerStateError(
-                    f"{other.name} runs in this process already and reads the same topics - {how} first"
-                )
+                how = "wait until it ends" if other.query is None else "stop() it first"
+                raise ConsumerStateError(f"{other.name} already reads the same topics in this process - {how}")
         _runs.append(run)
     return run
 
 
 def release(run: ActiveRun) -> None:
-    """Forget a run; once is enough."""
+    """Remove a run from the registry; may be called again."""
     with _lock, contextlib.suppress(ValueError):
         _runs.remove(run)
 
 
 def finish_ended(group_id: str) -> None:
-    """Commit the last batch of queries that Spark has ended, before the group's offsets are read."""
+    """Commit the last batch of queries that Spark has ended; call it before reading the group's offsets."""
     for query in _queries():
         if query.group_id == group_id and not query.is_active:
             query.finish()
 
 
 def stop_queries_before(spark: SparkSession) -> None:
-    """Have the session's ``stop``, which ``with`` calls, and the end of the process stop the queries first."""
+    """Wrap the session's ``stop``, which ``with`` calls, so that it stops the session's queries first."""
     with _lock:
-        if any(one is spark for one in _with_hook):
+        if any(one is spark for one in _hooked_sessions):
             return
-        _with_hook.append(spark)
+        _hooked_sessions.append(spark)
     stop_session = spark.stop
 
     def stop() -> None:
         with _lock:
-            _with_hook[:] = [one for one in _with_hook if one is not spark]
+            _hooked_sessions[:] = [one for one in _hooked_sessions if one is not spark]
         spark.stop = stop_session  # type: ignore[method-assign]
-        with contextlib.ExitStack() as ending:
-            # Also when a query raises: it tells of its own end.
-            ending.callback(stop_session)
+        with contextlib.ExitStack() as stack:
+            # The session is stopped even if a query raises.
+            stack.callback(stop_session)
             for query in _queries():
                 if query.is_active and query.is_of(spark):
-                    ending.callback(query.stop)
+                    stack.callback(query.stop)
 
     spark.stop = stop  # type: ignore[method-assign]
 
@@ -128,7 +126,7 @@ def _queries() -> list[_Query]:
 
 @atexit.register
 def _stop_all() -> None:
-    with contextlib.ExitStack() as ending:
+    with contextlib.ExitStack() as stack:
         for query in _queries():
             if query.is_active:
-                ending.callback(query.stop)
+                stack.callback(query.stop)

@@ -1,7 +1,7 @@
-"""A backfill: what is there is worked off in bounded batches, and the group committed after each.
+"""Backfill: handles existing records in bounded batches and commits the group's offsets after each.
 
-Rule of this file: whoever is killed goes on where the group stands. Before a batch whose rows go to a sink is begun,
-its offsets are written down; begun again, it has the same ones and the same number.
+A killed backfill continues at the committed offsets. With a checkpoint, a batch is planned in it before it starts, so
+that its repetition has the same offsets and the same number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tailrace.records import TopicPartition
 from tailrace.spark.batches import BatchRunner
 from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState, Planned, key_of, partition_of
 from tailrace.spark.offsets.ranges import Offsets, left_between, next_ends, spark_assign, spark_json
-from tailrace.spark.offsets.resume import said_at_start, said_by_backfill
+from tailrace.spark.offsets.resume import backfill_metadata, start_metadata
 from tailrace.spark.offsets.start_offsets import StartOffsets
 from tailrace.spark.offsets.store import LogBounds, SparkOffsetStore
 from tailrace.spark.reports import BackfillProgress, BackfillReport, OnProgress
@@ -29,14 +29,14 @@ __all__ = ["Backfill"]
 
 @dataclass
 class Backfill:
-    """One run of it.
+    """One backfill.
 
     Attributes:
-        options: of Spark's Kafka source.
-        checkpoint: where batches are written down, if they are.
-        most: so many offsets in one batch.
-        overtaken: given the beginning and how far it has come, where to go on when retention has removed what is next;
-            None when it has not.
+        options: options of Spark's Kafka source.
+        checkpoint: checkpoint in which batches are planned, if any.
+        max_offsets: maximum number of offsets in a batch.
+        restart_after_loss: function that returns new start offsets if the next offsets were deleted from the log, and
+            None otherwise; its arguments are the previous start offsets and the current offsets.
     """
 
     spark: SparkSession
@@ -45,69 +45,69 @@ class Backfill:
     options: Mapping[str, str]
     checkpoint: Checkpoint | None
     state: PipelineState | None
-    most: int
-    overtaken: Callable[[StartOffsets, Offsets], StartOffsets | None]
+    max_offsets: int
+    restart_after_loss: Callable[[StartOffsets, Offsets], StartOffsets | None]
 
     def run(self, start_offsets: StartOffsets, ends: Offsets, on_progress: OnProgress) -> BackfillReport:
-        """Work off what lies between.
+        """Handle all records from ``start_offsets`` to ``ends``.
 
         Raises:
             GroupNotEmptyError: the group has live members.
-            CommitFailedError: somebody else has moved the group meanwhile.
-            OffsetOutOfRangeError: what was next was removed, and ``auto_offset_reset="none"``.
-            HandlerFailedError: a handler failed for good, and nothing says what else to do.
-            TailraceError: as a worker raises it.
+            CommitFailedError: the group's offsets were changed by another client.
+            OffsetOutOfRangeError: the next offsets were deleted from the log, and ``auto_offset_reset="none"``.
+            HandlerFailedError: a handler failed for good and its options end the run.
+            TailraceError: a worker failed.
         """
-        began_at, at, whole, count = self.store.now, dict(start_offsets.at), TaskMetrics(), 0
+        began_at, at, total_metrics, count = self.store.now, dict(start_offsets.at), TaskMetrics(), 0
         batches = self.batches.beginning_at(start_offsets.done)
         total = left_between(at, ends)
         self.store.watch_maps(start_offsets.done)
-        # Where nothing is committed the beginning is: the live app has to find the same one.
-        self.store.commit(start_offsets.commits(start_offsets.unsaid), said_at_start(), may_go_back=True)
+        # Start offsets without a commit are committed, so that the app would start at the same ones.
+        self.store.commit(start_offsets.commits(start_offsets.uncommitted), start_metadata(), may_go_back=True)
         on_progress(BackfillProgress(0, total, 0.0))
         while left_between(at, ends):
             batch_id, following = self._plan(at, ends, start_offsets.logs)
-            self.store.check_untouched()
+            self.store.check_unchanged()
             try:
-                tally = batches.run(self._read(at, following), batch_id)
+                metrics = batches.run(self._read(at, following), batch_id)
             except TailraceError:
                 raise
             except Exception:
-                again = self.overtaken(start_offsets, at)
-                if again is None:
+                restart = self.restart_after_loss(start_offsets, at)
+                if restart is None:
                     raise
-                moved = {one: offset for one, offset in again.at.items() if offset != at[one]}
-                self.store.watch_maps(again.done)
-                self.store.commit(again.commits(moved), said_at_start(), may_go_back=True)
-                start_offsets, at, batches = again, dict(again.at), self.batches.beginning_at(again.done)
+                moved = {one: offset for one, offset in restart.at.items() if offset != at[one]}
+                self.store.watch_maps(restart.done)
+                self.store.commit(restart.commits(moved), start_metadata(), may_go_back=True)
+                start_offsets, at, batches = restart, dict(restart.at), self.batches.beginning_at(restart.done)
                 ends = {one: min(offset, start_offsets.logs[one].end) for one, offset in ends.items()}
                 continue
-            self.store.commit(start_offsets.commits(following), said_by_backfill(batch_id))
-            self._forget_plan()
+            self.store.commit(start_offsets.commits(following), backfill_metadata(batch_id))
+            self._clear_plan()
             at, count = following, count + 1
-            whole += tally
+            total_metrics += metrics
             on_progress(BackfillProgress(total - left_between(at, ends), total, self.store.now - began_at))
         return BackfillReport(
-            records=whole.records,
-            failures=whole.failures,
-            dead_letters=whole.dead_letters,
+            records=total_metrics.records,
+            failures=total_metrics.failures,
+            dead_letters=total_metrics.dead_letters,
             duration_s=self.store.now - began_at,
             offsets=at,
-            passed=whole.passed,
+            passed=total_metrics.passed,
             lost=start_offsets.lost,
             batches=count,
         )
 
     def _plan(self, at: Offsets, ends: Offsets, logs: Mapping[TopicPartition, LogBounds]) -> tuple[int, Offsets]:
-        """The number and the ends of the next batch; those of one that was begun here before and is not committed."""
+        """Return number and end offsets of the next batch, or those of a planned batch that was not committed."""
         if self.state is None or self.checkpoint is None:
-            return 0, next_ends(at, ends, self.most)
+            return 0, next_ends(at, ends, self.max_offsets)
         planned = self.state.planned
         if planned is not None and planned.start == {key_of(one): offset for one, offset in at.items()}:
             end = {partition_of(one): offset for one, offset in planned.end.items()}
             if all(offset <= logs[one].end for one, offset in end.items()):
                 return self.state.number(planned.batch_id), end
-        following = next_ends(at, ends, self.most)
+        following = next_ends(at, ends, self.max_offsets)
         batch_id = self.state.next_batch_id
         self.state.next_batch_id += 1
         self.state.planned = Planned(
@@ -118,8 +118,8 @@ class Backfill:
         self.checkpoint.save(self.state)
         return self.state.number(batch_id), following
 
-    def _forget_plan(self) -> None:
-        """The batch is committed: whoever sets the group back to its beginning wants another one."""
+    def _clear_plan(self) -> None:
+        """Delete the plan of a committed batch: after a reset to its start, another batch must not reuse its number."""
         if self.state is not None and self.checkpoint is not None:
             self.state.planned = None
             self.checkpoint.save(self.state)

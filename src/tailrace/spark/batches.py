@@ -1,8 +1,8 @@
-"""One batch on Spark: read by Spark's own source, handled in its workers, counted, and given to a sink.
+"""One batch on Spark: read by Spark's Kafka source, handled by Python workers, counted and passed to a sink.
 
-Rule of this file: handlers run once a batch. Without a sink there is one job, whose rows are the workers' tallies; with
-one, the rows are kept until it has written them. What is lost with an executor is made again, so the tallies are looked
-at behind the sink, too.
+Handlers run once per batch. Without a sink there is one job, whose rows are the metrics of the tasks. With a sink, the
+rows are persisted until it has written them. Spark recomputes rows that are lost with an executor, so the metrics are
+checked again after the sink.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
 __all__ = ["BatchRunner", "Sink"]
 
 Sink: TypeAlias = "Callable[[DataFrame, int], object]"
-"""Writes the rows of one batch; the number is the batch's, and the same when the batch is handled again."""
+"""Function that writes the rows of a batch; its second argument is the number of the batch, stable on repetition."""
 
 
 _IS_RESULT = f"""
     CASE WHEN {COLUMN} IS NULL THEN true WHEN get_json_object({COLUMN}, '$.error') = '' THEN false
     ELSE raise_error({COLUMN}) END
 """
-"""A task that failed has no rows, and whoever writes them may not take that for all there are."""
+"""Raises in the sink's job if a task failed: its rows are missing, and the rest must not pass for a whole batch."""
 
 
 @dataclass(frozen=True)
 class BatchRunner:
-    """How batches are handled.
+    """Handles batches.
 
     Attributes:
-        kind: of what handlers return; None without a sink.
-        done: what the group had finished behind the offsets at which it is begun.
+        chosen: handlers to run.
+        kind: Spark type of the handlers' results; None without a sink.
+        done: offset maps of the partitions, for records finished after the start offsets.
     """
 
     chosen: SelectedHandlers
@@ -55,38 +56,38 @@ class BatchRunner:
     done: ShippedMaps = field(default_factory=lambda: ShippedMaps({}))
 
     def beginning_at(self, done: Mapping[TopicPartition, OffsetMap]) -> BatchRunner:
-        """The same, of which so much is done."""
+        """Return a copy with the offset maps of new start offsets."""
         return replace(self, done=ShippedMaps(done))
 
     def run(self, records: DataFrame, batch_id: int) -> TaskMetrics:
-        """Handle what Spark's Kafka source has read.
+        """Handle the records that Spark's Kafka source has read.
 
         Raises:
-            HandlerFailedError: a handler failed for good, and nothing says what else to do.
-            TailraceError: what ended a worker's task.
+            HandlerFailedError: a handler failed for good and its options end the run.
+            TailraceError: a task failed.
         """
-        # One text less for each record, on its way from Java.
+        # With one topic, its name is not sent from Java with every record.
         topic = None if self.chosen.patterns or len(self.chosen.topics) > 1 else self.chosen.topics[0]
         handle = handling(self.shipment, self.done, self.kind, topic, is_of_one=self.parallelism is None)
         rows = self._spread(records).selectExpr(*columns_for(topic)).mapInArrow(handle, columns_of(self.kind))
         if self.sink is None:
             return TaskMetrics.summed(row[COLUMN] for row in rows.collect())
-        kept = rows.persist()
+        persisted = rows.persist()
         try:
-            tally = _tally_of(kept)
+            metrics = _metrics_of(persisted)
             try:
-                self.sink(kept.filter(_IS_RESULT).drop(COLUMN), batch_id)
+                self.sink(persisted.filter(_IS_RESULT).drop(COLUMN), batch_id)
             except Exception:
-                _tally_of(kept)
+                _metrics_of(persisted)
                 raise
-            # Rows that were lost meanwhile, with their executor, were made by other runs of their tasks.
-            _tally_of(kept)
+            # Rows lost with an executor were recomputed by tasks that may have failed: raise their errors.
+            _metrics_of(persisted)
         finally:
-            kept.unpersist()
-        return tally
+            persisted.unpersist()
+        return metrics
 
     def _spread(self, records: DataFrame) -> DataFrame:
-        """Over as many tasks as are wanted, with what has to stay together in one, in order."""
+        """Repartition the records to ``parallelism`` tasks, keeping the handlers' order."""
         if self.parallelism is None:
             return records
         orders = {one.order_by for one in self.chosen.handlers}
@@ -96,5 +97,5 @@ class BatchRunner:
         return records.repartition(self.parallelism, *together).sortWithinPartitions("topic", "partition", "offset")
 
 
-def _tally_of(rows: DataFrame) -> TaskMetrics:
+def _metrics_of(rows: DataFrame) -> TaskMetrics:
     return TaskMetrics.summed(row[COLUMN] for row in rows.filter(f"{COLUMN} IS NOT NULL").select(COLUMN).collect())

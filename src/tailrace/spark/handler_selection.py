@@ -1,7 +1,7 @@
-"""Which handlers of an app run on Spark when a user names one, and which topics are read for them.
+"""Selection of the handlers that run on Spark, and of the topics that are read for them.
 
-Rule of this file: committing an offset says that the whole group is through with what lies below. So with a handler go
-all of its group that share a topic with it.
+A committed offset covers all handlers of the group, so the named handler runs together with all handlers of its group
+that share a topic with it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["SelectedHandlers", "select_handlers"]
 
 @dataclass(frozen=True)
 class SelectedHandlers:
-    """What runs.
+    """Handlers to run.
 
     Attributes:
-        name: the handler that was named.
-        numbers: the places of all that run, among those that the app has declared.
+        name: name of the handler that the user selected.
+        numbers: indices of all handlers to run among those that the app declares.
     """
 
     name: str
@@ -37,57 +37,60 @@ class SelectedHandlers:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether any of them cares for the order of records."""
+        """True if any of the handlers needs records in order."""
         return any(one.order_by != "none" for one in self.handlers)
 
 
 def select_handlers(
-    app: App, wanted: Callable[..., object] | str, group_id: str | None, there: Iterable[str] = ()
+    app: App, wanted: Callable[..., object] | str, group_id: str | None, matched_topics: Iterable[str] = ()
 ) -> SelectedHandlers:
-    """The handler, by itself or by its name, and those that go with it.
+    """Return the selected handler and the handlers of its group that share a topic with it.
 
     Args:
-        app: that declares it.
-        wanted: the decorated function, or its name.
-        group_id: of handlers that name none.
-        there: topics that its patterns match, once that is known: what two patterns share no text says.
+        app: app that declares the handler.
+        wanted: decorated function or its name.
+        group_id: group of handlers that name none.
+        matched_topics: existing topics that the handler's patterns match, once known; two patterns alone do not tell
+            whether they share a topic.
 
     Raises:
-        ConfigurationError: no handler has that name, or several have, it has no group, or is declared for several.
+        ConfigurationError: the name is unknown or ambiguous, or the handler has no group or several groups.
     """
     named = [one for one in app.declared if _is(one, wanted)]
     found = [one for one in named if one.name == wanted] or named
     if not found:
         names = ", ".join(sorted({one.name for one in app.declared})) or "none"
         shown = wanted if isinstance(wanted, str) else getattr(wanted, "__qualname__", wanted)
-        raise ConfigurationError(f"this app has no handler {shown!r} - it has {names}")
+        raise ConfigurationError(f"the app has no handler {shown!r} - its handlers are: {names}")
     if any(one.function is not found[0].function for one in found):
         names = " and ".join(f"{one.function.__module__}.{one.name}" for one in found)
         raise ConfigurationError(
-            f"several handlers of this app are called {wanted!r}: {names} - give the function itself"
+            f"several handlers of the app are named {wanted!r}: {names} - pass the function instead of its name"
         )
     groups = {one.group_id or group_id for one in found}
     group = groups.pop()
     if groups:
         raise ConfigurationError(
-            f"{found[0].name!r} is declared for several groups - give the pipeline an app with one of them"
+            f"handler {found[0].name!r} is declared for several groups - use an app that declares it for one group"
         )
     if group is None:
-        raise ConfigurationError(f"{found[0].name} has no group - say App(group_id='billing')")
+        raise ConfigurationError(f"handler {found[0].name!r} has no group - set one, such as App(group_id='billing')")
     topics = tuple(dict.fromkeys(topic for one in found for topic in one.topics))
-    read = (*topics, *there)
-    letters = settings_of(app).defaults.dead_letter
-    patterns = tuple(HandlerTopics(one, group, one.dead_letter or letters) for one in found if one.pattern is not None)
-    with_it = [
+    read_topics = (*topics, *matched_topics)
+    dead_letter = settings_of(app).defaults.dead_letter
+    patterns = tuple(
+        HandlerTopics(one, group, one.dead_letter or dead_letter) for one in found if one.pattern is not None
+    )
+    selected = [
         (number, one)
         for number, one in enumerate(app.declared)
-        if (one.group_id or group_id) == group and (one in found or _shares(one, read, patterns))
+        if (one.group_id or group_id) == group and (one in found or _shares_topic(one, read_topics, patterns))
     ]
     return SelectedHandlers(
         found[0].name,
         group,
-        tuple(one for _, one in with_it),
-        tuple(number for number, _ in with_it),
+        tuple(one for _, one in selected),
+        tuple(number for number, _ in selected),
         topics,
         patterns,
     )
@@ -99,7 +102,7 @@ def _is(handler: Handler, wanted: Callable[..., object] | str) -> bool:
     return handler.function is wanted or handler.function == wanted
 
 
-def _shares(handler: Handler, topics: Sequence[str], patterns: Sequence[Any]) -> bool:
+def _shares_topic(handler: Handler, topics: Sequence[str], patterns: Sequence[Any]) -> bool:
     return (
         any(topic in topics for topic in handler.topics)
         or any(handler.pattern is not None and handler.pattern.fullmatch(topic) for topic in topics)

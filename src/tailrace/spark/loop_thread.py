@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, for code that has none: a driver's calls, and Spark's Python workers.
+"""Event loop in a daemon thread, for synchronous callers: the driver and Spark's Python workers.
 
-Rule of this file: the thread is a daemon, so that a process may end without a word, as Spark's workers do. What ends
-the loop is told to whoever calls: nobody waits for a loop that turns no more.
+The thread is a daemon because Spark ends its workers without cleanup. If a task ends the loop, callers get an error
+instead of waiting forever.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["LoopThread"]
 
 ResultT = TypeVar("ResultT")
 
-_ENDING_S = 5.0
-_LOOK_S = 0.2
-"""So often a caller looks whether the loop still turns."""
+_JOIN_TIMEOUT_S = 5.0
+_POLL_INTERVAL_S = 0.2
+"""Interval at which a waiting caller checks that the loop still runs."""
 
 
 class LoopThread:
-    """Runs coroutines until it is closed.
+    """Event loop that runs coroutines of synchronous callers until it is closed.
 
-    It turns between two calls, too: connections are kept, and what has to be done in the background is done.
+    The loop also runs between calls, which keeps connections and background tasks alive.
 
     Attributes:
-        ended_by: what ended the loop instead of ``close``: a task has called ``sys.exit()``, or was interrupted.
+        ended_by: SystemExit or KeyboardInterrupt of a task that ended the loop; None otherwise.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,38 +42,38 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """What the coroutine returns, or raises; it is cancelled when the caller is interrupted.
+        """Run a coroutine in the loop and return its result; cancel it if the caller is interrupted.
 
-        How long that may take is the coroutine's to bound.
+        There is no timeout: the coroutine must bound its own waits.
 
         Raises:
-            TailraceError: the loop has ended, and what ended it.
+            TailraceError: the loop has ended; the message names the cause.
         """
-        if not self._turns():
+        if not self._is_running():
             coroutine.close()
-            raise self._over()
+            raise self._ended_error()
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
-            while self._turns() and not wait((future,), _LOOK_S).done:
+            while self._is_running() and not wait((future,), _POLL_INTERVAL_S).done:
                 pass
             return future.result(0)
         except BaseException as error:
-            # A loop that ends cancels what is left in it, and does not look at what came last.
-            if not self._turns() and isinstance(error, CancelledError | SystemExit | TimeoutError):
-                # What was open in the loop is closed when the caller goes on.
-                self._thread.join(_ENDING_S)
+            # A loop that ends cancels its tasks and ignores coroutines submitted last.
+            if not self._is_running() and isinstance(error, CancelledError | SystemExit | TimeoutError):
+                # Let the tasks of the loop clean up before the caller continues.
+                self._thread.join(_JOIN_TIMEOUT_S)
                 if not self._thread.is_alive():
                     coroutine.close()
-                raise self._over() from self.ended_by
+                raise self._ended_error() from self.ended_by
             future.cancel()
             raise
 
     def close(self) -> None:
-        """Cancel whatever still runs in the loop, and end it when that has ended."""
+        """Cancel all tasks of the loop and end it once they have ended."""
         if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it has just closed by itself
+            with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
                 self.loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join(_ENDING_S)
+            self._thread.join(_JOIN_TIMEOUT_S)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -81,8 +81,8 @@ class LoopThread:
         with asyncio.Runner(loop_factory=lambda: self.loop):
             self._run_until_ended(self._closing.wait())
             canceled: set[asyncio.Task[Any]] = set()
-            # Once each: a second cancellation would cut short how a task ends. And not before its first step: anyio
-            # wraps a coroutine in another one, which would end without awaiting it.
+            # Cancel each task once: a second cancellation would interrupt its cleanup. And not before its first step:
+            # anyio wraps a coroutine in another one, which would end without awaiting it.
             while running := asyncio.all_tasks(self.loop):
                 started = {task for task in running if not _is_new(task)}
                 for task in started - canceled:
@@ -91,18 +91,18 @@ class LoopThread:
                 self._run_until_ended(asyncio.wait(running) if started == running else asyncio.sleep(0))
 
     def _run_until_ended(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Run the loop until the coroutine returns, or one more task ends the loop by ``sys.exit()``."""
+        """Run the loop until the coroutine returns or a task raises SystemExit or KeyboardInterrupt."""
         try:
             self.loop.run_until_complete(coroutine)
         except (SystemExit, KeyboardInterrupt) as error:
             self.ended_by = self.ended_by or error
 
-    def _turns(self) -> bool:
+    def _is_running(self) -> bool:
         return self.ended_by is None and self._thread.is_alive()
 
-    def _over(self) -> TailraceError:
+    def _ended_error(self) -> TailraceError:
         by = "" if self.ended_by is None else f" by {type(self.ended_by).__name__}: {self.ended_by}"
-        return TailraceError(f"the event loop that this runs in was ended{by}")
+        return TailraceError(f"the event loop of thread {self._thread.name!r} was ended{by}")
 
 
 def _is_new(task: asyncio.Task[Any]) -> bool:

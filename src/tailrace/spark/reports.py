@@ -1,4 +1,4 @@
-"""What a backfill and a handoff have to say, while they run and at their end."""
+"""Progress and results of backfills and handoffs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TypeAlias
 
 from tailrace.records import TopicPartition
 
-__all__ = ["BackfillProgress", "BackfillReport", "OnProgress", "Standing", "shown"]
+__all__ = ["BackfillProgress", "BackfillReport", "OnProgress", "Standing", "progress_reporter"]
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillProgress:
-    """How far a backfill is, in offsets: some of them may never have had a record."""
+    """Progress of a backfill in offsets, some of which may hold no record."""
 
     done: int
     total: int
@@ -23,12 +23,12 @@ class BackfillProgress:
 
     @property
     def per_second(self) -> float:
-        """How many a second so far."""
+        """Mean number of offsets per second."""
         return self.done / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
     def left_s(self) -> float | None:
-        """How long it takes still, at this rate; None while there is none."""
+        """Estimated remaining time; None before the first offset."""
         return (self.total - self.done) / self.per_second if self.per_second else None
 
 
@@ -37,44 +37,44 @@ OnProgress: TypeAlias = Callable[[BackfillProgress], object]
 
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
-    """What a backfill did."""
+    """Result of a backfill."""
 
     records: int
-    """That handlers were given."""
+    """Number of records delivered to handlers."""
     failures: int
-    """Of these, that failed for good, or go on in a retry topic."""
+    """Number of these that failed for good or were written to a retry topic."""
     dead_letters: int
-    """Of these, that stand in the dead-letter topic."""
+    """Number of failures written to the dead-letter topic."""
     duration_s: float
     offsets: Mapping[TopicPartition, int] = field(repr=False)
-    """Where the group stands now: of each partition the next record."""
+    """Committed offsets after the backfill."""
     passed: int = 0
-    """Records that were not handled, as the group had finished them before."""
+    """Number of records skipped because the group had already finished them."""
     lost: int = 0
-    """Offsets that retention had removed before anybody read them."""
+    """Number of offsets deleted from the log before they were read."""
     batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a group stands, against its topics' ends."""
+    """Committed offsets of a group and end offsets of its topics."""
 
     group_id: str
     committed: Mapping[TopicPartition, int]
-    """Of each partition the next record; nothing where nothing is committed."""
+    """Committed offsets; partitions without one are missing."""
     ends: Mapping[TopicPartition, int] = field(repr=False)
     members: int
-    """How many are live."""
+    """Number of live members."""
 
     @property
     def lag(self) -> int:
-        """How many offsets from the one to the other; a partition of which nothing is committed has none."""
+        """Sum of end offsets minus committed offsets; partitions without a committed offset have no lag."""
         return sum(max(0, self.ends[one] - offset) for one, offset in self.committed.items() if one in self.ends)
 
 
 @contextmanager
-def shown(title: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Where progress is told: to ``on_progress``, or else on the terminal, if there is one and rich is installed."""
+def progress_reporter(title: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
+    """Yield ``on_progress``, or else a progress bar on stderr if that is a terminal and rich is installed."""
     if on_progress is not None:
         yield on_progress
         return

@@ -1,7 +1,6 @@
-"""Sinks that write a batch once, however often it is handled.
+"""Idempotent sinks: a batch that is handled again is not written twice.
 
-Rule of this file: only what is true. A folder of the batch's own is overwritten as a whole, and Delta passes over a
-version that it has seen from the same writer; all other sinks write what is handled again once more.
+A folder per batch is overwritten as a whole, and Delta skips a transaction version that it has from the same writer.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["delta_table", "overwritten_folders"]
 
 
 def overwritten_folders(place: str, file_format: str = "parquet") -> Sink:
-    """Files in a folder ``batch_id=...`` of each batch, which Spark reads as one table with that column."""
+    """Return a sink that overwrites a folder ``batch_id=...`` for each batch; Spark reads them as one table."""
 
     def write(rows: DataFrame, batch_id: int) -> None:
         rows.write.mode("overwrite").format(file_format).save(f"{place.rstrip('/')}/batch_id={batch_id}")
@@ -27,17 +26,16 @@ def overwritten_folders(place: str, file_format: str = "parquet") -> Sink:
 
 
 def delta_table(place: str, writer: str) -> Sink:
-    """Rows appended to a Delta table; a batch that it has is not appended again.
+    """Return a sink that appends each batch once to a Delta table.
 
     Args:
-        place: of the table.
-        writer: a name that no other pipeline writes to this table with.
+        place: path of the table.
+        writer: name of this writer, unique among the pipelines that write to the table.
     """
 
     def write(rows: DataFrame, batch_id: int) -> None:
-        # A new checkpoint may give the number of a batch that was written to one that goes further.
-        of = f"{writer} {batch_id.checkpoint}".rstrip() if isinstance(batch_id, BatchNumber) else writer
-        once = rows.write.format("delta").mode("append").option("txnAppId", of).option("txnVersion", batch_id)
-        once.save(place)
+        # A new checkpoint may reuse the number of a written batch for other offsets, so its id is part of the key.
+        app_id = f"{writer} {batch_id.checkpoint}".rstrip() if isinstance(batch_id, BatchNumber) else writer
+        rows.write.format("delta").mode("append").option("txnAppId", app_id).option("txnVersion", batch_id).save(place)
 
     return write

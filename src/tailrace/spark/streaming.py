@@ -1,8 +1,8 @@
-"""A pipeline on Structured Streaming: micro-batches, and the group committed behind Spark's own commits.
+"""Structured Streaming query: handles micro-batches and commits the group's offsets after Spark's own commits.
 
-Rule of this file: the group is committed when Spark's commit log has the batch, and never before: so what the group
-says is done is done, and at most one batch is handled again, whoever dies. Spark tells of it from a thread of its own;
-whatever was not told is found in the checkpoint, at the end and at the next start.
+Offsets are committed to the group only after Spark's commit log has the batch, so at most one batch is handled again
+after a crash. Spark's listener reports batches from its own thread; batches it has not reported are found in the
+checkpoint, at the end of the query and at the next start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailrace.spark.batches import BatchRunner
 from tailrace.spark.error_lines import line_of
 from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState
 from tailrace.spark.offsets.ranges import Offsets, offsets_of, spark_json
-from tailrace.spark.offsets.resume import Resumption, said_at_start, said_by_stream
+from tailrace.spark.offsets.resume import Resumption, start_metadata, stream_metadata
 from tailrace.spark.offsets.start_offsets import StartOffsets
 from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
 from tailrace.spark.worker.task_metrics import TaskMetrics
@@ -40,27 +40,27 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["SparkQuery", "Stage", "Trigger", "begin_stream", "trigger_of"]
+__all__ = ["SparkQuery", "Stage", "Trigger", "start_stream", "trigger_of"]
 
 Trigger: TypeAlias = str | Mapping[str, Any] | None
-"""``"5 seconds"``, ``"available_now"``, or what Spark's own ``trigger`` takes, by name."""
+"""Interval such as ``"5 seconds"``, ``"available_now"``, or the keyword arguments of Spark's ``trigger``."""
 
-_AGAIN_S = 600.0
-"""A query that has nothing to do commits again so often, lest the broker forget the group."""
+_RECOMMIT_S = 600.0
+"""Interval at which an idle query commits again, so that the broker does not expire the group's offsets."""
 
-_LOOK_S = 0.2
-_LEAST_S = 0.001
-"""Spark waits for a millisecond at least, and takes nothing less for a time."""
-_STANDS_MS = 10_000
+_POLL_INTERVAL_S = 0.2
+_MIN_WAIT_S = 0.001
+"""Shortest timeout that Spark accepts."""
+_SLEEP_MS = 10_000
 _GRACE_S = 20.0
-"""For the batch under way when a query is stopped: Kubernetes gives 30 s in all."""
+"""Default time for the current batch when a query is stopped; Kubernetes allows 30 s in all."""
 
 
 def trigger_of(trigger: Trigger) -> dict[str, Any]:
-    """As Spark's ``trigger`` takes it.
+    """Return the keyword arguments of Spark's ``trigger``.
 
     Raises:
-        ConfigurationError: it is one without batches, or without a bound to them.
+        ConfigurationError: the trigger has no batches, or unbounded ones.
     """
     if trigger is None:
         return {}
@@ -68,11 +68,11 @@ def trigger_of(trigger: Trigger) -> dict[str, Any]:
         return {"availableNow": True} if trigger in {"available_now", "availableNow"} else {"processingTime": trigger}
     if "once" in trigger:
         raise ConfigurationError(
-            "trigger 'once' makes one batch of all there is, whatever max_records_per_batch says - say 'available_now'"
+            "trigger 'once' reads all records in one batch and ignores max_records_per_batch - use 'available_now'"
         )
     if unknown := sorted(trigger.keys() - {"processingTime", "availableNow"}):
         raise ConfigurationError(
-            f"trigger {unknown[0]!r} has no batches, and handlers run in batches - say processingTime or availableNow"
+            f"trigger {unknown[0]!r} has no batches, which handlers need - use processingTime or availableNow"
         )
     return dict(trigger)
 
@@ -82,7 +82,7 @@ def trigger_of(trigger: Trigger) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a query stands on."""
+    """Dependencies of a query."""
 
     spark: SparkSession
     store: SparkOffsetStore
@@ -91,87 +91,88 @@ class Stage:
     state: PipelineState
     seen: ClusterState
     start_offsets: StartOffsets
-    goes: Resumption
+    resumed: Resumption
     config: ConsumerConfig
     observer: Observer
     run: ActiveRun
 
 
 class SparkQuery:
-    """A handler at work on a stream; made by ``SparkPipeline.start``.
+    """Running query, returned by ``SparkPipeline.start``.
 
     Attributes:
-        query: Spark's own.
-        counted: what became of records since the start.
+        query: Spark's ``StreamingQuery``.
+        counted: numbers of records since the start.
     """
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self.query: StreamingQuery = None  # type: ignore[assignment] # set before anybody has it
+        self.query: StreamingQuery = None  # type: ignore[assignment] # set by start_stream
         self.counted = TaskMetrics()
         self._failure: Exception | None = None
         self._lock = threading.Lock()
         self._committed: tuple[int, Offsets] = (-1, {})
-        """The last batch of which the group was told, and where it stands since."""
+        """Last batch committed to the group, and its end offsets."""
         self._committed_at = stage.store.now
-        self._through: tuple[int, Offsets] = (-1, {})
-        """The last batch of which Spark has told, and where it ends."""
-        self._is_over = False
-        self._is_asked = self._is_stopped = False
+        self._reported: tuple[int, Offsets] = (-1, {})
+        """Last batch that Spark has reported, and its end offsets."""
+        self._has_ended = False
+        self._is_stop_requested = self._is_stopped = False
         self._is_wanted = True
-        """False once the user has asked for its end."""
-        self._stands = threading.Event()
+        """False once the user has called ``stop``."""
+        self._is_parked = threading.Event()
+        """Set when Spark's thread sleeps instead of starting a batch."""
         self._listener: Any = None
         self.query_id = self.run_id = ""
-        """Spark's; empty before it was started for the first time, and before it is started."""
+        """Spark's ids; empty before the first start of the query, and before this start."""
 
     def __repr__(self) -> str:
         return f"<SparkQuery {self._stage.batches.chosen.name} group={self._stage.store.group_id}>"
 
     @property
     def is_active(self) -> bool:
-        """Whether it goes on."""
-        return not self._is_over and bool(self.query.isActive)
+        """True until the query has ended."""
+        return not self._has_ended and bool(self.query.isActive)
 
     @property
     def group_id(self) -> str:
-        """The group whose records it handles."""
+        """Group of the handler."""
         return self._stage.store.group_id
 
     def is_of(self, spark: SparkSession) -> bool:
-        """Return True if it ends with this session."""
+        """Return True if the query runs in this session."""
         return self._stage.spark.sparkContext is spark.sparkContext
 
     def finish(self) -> None:
-        """Commit the last batch and close the connections after Spark has ended the query; once is enough.
+        """Wait until Spark has ended the query, commit its last batch and close connections; may be called again.
 
-        Nothing is raised: ``await_termination`` and ``stop`` raise what has ended it.
+        Raises nothing: ``await_termination`` and ``stop`` raise the error that ended the query.
         """
         try:
             self.query.awaitTermination()
         except Exception as error:  # noqa: BLE001 - raised by await_termination
-            # A batch that a stop cuts short has an error of its own.
+            # After a stop this is the error of the interrupted batch.
             self._end(None if self._is_stopped else error)
         else:
             self._end()
 
     def await_termination(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; False when it has not in so many seconds, of which 0 only look.
+        """Wait until the query has ended; return False after ``timeout_s``, which may be 0.
 
         Raises:
-            GroupNotEmptyError: a live member of the group was there, or joined.
-            CommitFailedError: somebody else has moved the group meanwhile.
-            HandlerFailedError: a handler failed for good, and nothing says what else to do.
-            OffsetOutOfRangeError: what was still to read was removed, and ``auto_offset_reset="none"``.
+            GroupNotEmptyError: a live member joined the group.
+            CommitFailedError: the group's offsets were changed by another client.
+            HandlerFailedError: a handler failed for good and its options end the run.
+            OffsetOutOfRangeError: the next offsets were deleted from the log, and ``auto_offset_reset="none"``.
             UnknownTopicError: a topic was deleted.
-            BrokerConnectionError: no broker answered when the last batch was to be committed.
-            CorruptCheckpointError: the last batch is not committed, as the checkpoint does not say where it ends.
-            TailraceError: what was still to read was removed; the next start goes on by policy and counts what is lost.
-            StreamingQueryException: Spark's own.
+            BrokerConnectionError: no broker answered the commit of the last batch.
+            CorruptCheckpointError: the last batch is not committed because the checkpoint cannot be read.
+            TailraceError: the next offsets were deleted from the log; the next start applies ``auto_offset_reset``.
+            StreamingQueryException: Spark ended the query for another reason.
         """
-        wait_s = None if timeout_s is None else max(timeout_s, _LEAST_S)
+        wait_s = None if timeout_s is None else max(timeout_s, _MIN_WAIT_S)
         try:
-            # Spark gives None where it waits without an end.
+            # Spark returns None if called without a timeout.
             has_ended = (
                 self.query.awaitTermination() if wait_s is None else self.query.awaitTermination(cast("int", wait_s))
             )
@@ -186,62 +187,62 @@ class SparkQuery:
         return True
 
     def stop(self, *, grace_s: float = _GRACE_S) -> None:
-        """End the query, and commit what is done; a batch that is cut short is handled again by whoever goes on.
+        """Stop the query and commit finished batches; an interrupted batch is handled again by the next run.
 
         Args:
-            grace_s: seconds that the batch under way has to end; no other begins meanwhile. 0 cuts it short at once.
+            grace_s: seconds that the current batch has to finish; no other batch starts. 0 interrupts it at once.
 
         Raises:
-            GroupNotEmptyError: a live member has joined, and the last batch is not committed.
-            CommitFailedError: it was refused.
-            BrokerConnectionError: no broker answers, so that it is not committed; the next start does it.
-            HandlerFailedError, TailraceError, StreamingQueryException: what it had died of before, as
-                ``await_termination`` tells it.
+            GroupNotEmptyError: a live member has joined, so the last batch is not committed.
+            CommitFailedError: the commit of the last batch was rejected.
+            BrokerConnectionError: no broker answers; the next start commits the last batch.
+            HandlerFailedError, TailraceError, StreamingQueryException: the query had failed before, as in
+                ``await_termination``.
         """
         self._is_wanted = False
-        ends_at = self._stage.store.now + grace_s
-        self._is_asked = grace_s > 0
-        while self._stage.store.now < ends_at and self.is_active and self.query.status["isTriggerActive"]:
-            if self._stands.wait(_LOOK_S):
+        deadline = self._stage.store.now + grace_s
+        self._is_stop_requested = grace_s > 0
+        while self._stage.store.now < deadline and self.is_active and self.query.status["isTriggerActive"]:
+            if self._is_parked.wait(_POLL_INTERVAL_S):
                 break
-        # What comes of the stop itself is none of its errors.
-        died_of = None if self._is_stopped or self.is_active else self.query.exception()
+        # Errors that the stop itself causes are ignored.
+        earlier_error = None if self._is_stopped or self.is_active else self.query.exception()
         self._stop_spark()
-        self._end(died_of)
-        self._raise_from(died_of)
-        if died_of is not None:
-            raise died_of
+        self._end(earlier_error)
+        self._raise_from(earlier_error)
+        if earlier_error is not None:
+            raise earlier_error
 
     # ---- while it runs -----------------------------------------------------------------------------------------
 
     def handle(self, records: DataFrame, number: int) -> None:
-        """One micro-batch, as ``foreachBatch`` has it."""
+        """Handle one micro-batch; called by ``foreachBatch``."""
         try:
-            if self._is_asked:
-                self._stand()
+            if self._is_stop_requested:
+                self._park()
             self._raise_from(None)
-            self._stage.store.check_untouched()
+            self._stage.store.check_unchanged()
             state = self._stage.state
-            tally = self._stage.batches.run(records, state.number(state.first_batch_id + number))
+            metrics = self._stage.batches.run(records, state.number(state.first_batch_id + number))
         except Exception as error:
             self._fail(error)
             if self._is_stopped:
-                self._shorten(error)
+                self._drop_java_stack(error)
             raise
-        self.counted += tally
+        self.counted += metrics
 
-    def _stand(self) -> None:
-        """Wait to be stopped: in Java, in Spark's own thread, where its stop interrupts, and takes that for an end."""
-        inside: Any = self._stage.spark
-        self._stands.set()
-        inside._jvm.java.lang.Thread.sleep(_STANDS_MS)  # noqa: SLF001 - there is no other way into that thread
-        raise TailraceError("the query was asked to end, and is not stopped yet")
+    def _park(self) -> None:
+        """Sleep in Spark's Java thread until the stop interrupts it, which Spark treats as a normal end."""
+        spark: Any = self._stage.spark
+        self._is_parked.set()
+        spark._jvm.java.lang.Thread.sleep(_SLEEP_MS)  # noqa: SLF001 - Spark has no public access to that thread
+        raise TailraceError("the query was asked to stop, and Spark did not stop it in time - call stop() again")
 
-    def _shorten(self, error: Any) -> None:  # noqa: ANN401 - py4j is untyped
-        """Spark sees by a pattern in the text that it was stopped; in a long text Java's stack is too small for it."""
+    def _drop_java_stack(self, error: Any) -> None:  # noqa: ANN401 - py4j is untyped
+        """Remove the stack trace: Spark's regular expression for a stop overflows Java's stack on a long text."""
         if isinstance(error, import_module("py4j.protocol").Py4JJavaError):
-            inside: Any = self._stage.spark.sparkContext
-            java = inside._gateway  # noqa: SLF001 - as above
+            context: Any = self._stage.spark.sparkContext
+            java = context._gateway  # noqa: SLF001 - as above
             error.java_exception.setStackTrace(java.new_array(java.jvm.java.lang.StackTraceElement, 0))
 
     def _stop_spark(self) -> None:
@@ -249,53 +250,53 @@ class SparkQuery:
         self.query.stop()
 
     def progressed(self, number: int, ends: Offsets) -> None:
-        """Spark's commit log has this batch."""
+        """Commit a batch that Spark's commit log has."""
         with self._lock:
-            if not self._is_over and number > self._committed[0]:
-                self._through = number, ends
+            if not self._has_ended and number > self._committed[0]:
+                self._reported = number, ends
                 self._commit(number, ends)
 
     def idle(self) -> None:
-        """There is nothing to do: what no broker has taken is said once more, as no next batch may say it, too."""
+        """Retry a failed commit, which no later batch may replace, or renew the last one."""
         with self._lock:
-            is_behind = self._through[0] > self._committed[0]
-            if not self._is_over and (is_behind or self._stage.store.now - self._committed_at > _AGAIN_S):
-                self._commit(*(self._through if is_behind else self._committed))
+            is_pending = self._reported[0] > self._committed[0]
+            if not self._has_ended and (is_pending or self._stage.store.now - self._committed_at > _RECOMMIT_S):
+                self._commit(*(self._reported if is_pending else self._committed))
 
-    def tell_group(self, number: int, ends: Offsets, *, may_go_back: bool = False) -> None:
-        """Commit that a batch is through; -1 is the beginning.
+    def commit_batch(self, number: int, ends: Offsets, *, may_go_back: bool = False) -> None:
+        """Commit the end offsets of a batch to the group; number -1 commits the start offsets.
 
         Raises:
             TailraceError: as ``SparkOffsetStore.commit`` does.
         """
         state = self._stage.state
-        said = said_by_stream(self.query_id, state.first_batch_id + number) if number >= 0 else state.begun
-        self._stage.store.commit(self._stage.start_offsets.commits(ends), said, may_go_back=may_go_back)
+        text = stream_metadata(self.query_id, state.first_batch_id + number) if number >= 0 else state.begun
+        self._stage.store.commit(self._stage.start_offsets.commits(ends), text, may_go_back=may_go_back)
         self._committed, self._committed_at = (number, ends), self._stage.store.now
 
     def _commit(self, number: int, ends: Offsets) -> None:
         store, observer = self._stage.store, self._stage.observer
         try:
-            self.tell_group(number, ends)
+            self.commit_batch(number, ends)
         except BrokerConnectionError as error:
-            # The next batch's commit says it, too, if there is one.
-            observer.emit(CommitFailed(store.group_id, str(error), will_retry=not self._is_over))
-            if self._is_over:
+            # The commit of the next batch covers this one.
+            observer.emit(CommitFailed(store.group_id, str(error), will_retry=not self._has_ended))
+            if self._has_ended:
                 self._fail(error)
         except TailraceError as error:
             self._fail(error)
             observer.emit(CommitFailed(store.group_id, str(error), will_retry=False))
-            if not self._is_over:
-                # Not from Spark's own thread, which its end waits for.
+            if not self._has_ended:
+                # In another thread: stopping waits for Spark's own thread, which runs this.
                 threading.Thread(target=self._stop_spark, name="tailrace stop", daemon=True).start()
 
-    # ---- its end -----------------------------------------------------------------------------------------------
+    # ---- end ---------------------------------------------------------------------------------------------------
 
     def _end(self, error: Exception | None = None) -> None:
         with self._lock:
-            if self._is_over:
+            if self._has_ended:
                 return
-            self._is_over = True
+            self._has_ended = True
             stage = self._stage
             try:
                 self.unlisten()
@@ -303,7 +304,7 @@ class SparkQuery:
                 if last is not None and last > self._committed[0]:
                     self._commit_from_log(last)
                 if error is not None and not isinstance(self._failure, TailraceError):
-                    self._failure = self._overtaken() or self._session_stopped() or self._failure
+                    self._failure = self._offsets_lost() or self._session_stopped() or self._failure
             except Exception as found:  # noqa: BLE001 - raised by await_termination
                 self._fail(_uncommitted(found))
             finally:
@@ -315,12 +316,12 @@ class SparkQuery:
                 stage.observer.emit(SparkQueryFailed(stage.store.group_id, stage.batches.chosen.name, reason, failure))
 
     def _session_stopped(self) -> TailraceError | None:
-        """Return what ended it if its session was stopped: Spark's own error does not say so."""
+        """Return an error if the session was stopped: Spark's own error does not name that cause."""
         context: Any = self._stage.spark.sparkContext
         if context._jsc is not None and not context._jsc.sc().isStopped():  # noqa: SLF001 - Python has no other way
             return None
         return TailraceError(
-            "the Spark session was stopped while the query ran, and the batch under way is handled again - stop() the"
+            "the Spark session was stopped while the query ran, so the current batch will be handled again - stop() the"
             " query before the session"
         )
 
@@ -335,27 +336,27 @@ class SparkQuery:
         if ends is not None:
             self._commit(last, ends)
 
-    def _overtaken(self) -> TailraceError | None:
-        """What ended it when retention has removed what it was to read, or somebody its topic; else nothing."""
+    def _offsets_lost(self) -> TailraceError | None:
+        """Return an error if the next offsets were deleted from the log, or a topic was deleted."""
         _, ends = self._committed
         try:
             logs = self._stage.store.logs(ends)
         except UnknownTopicError as error:
             return error
         except TailraceError:
-            return None  # Spark's own error is told then
+            return None  # Spark's own error is raised then
         for one, offset in sorted(ends.items()):
             if not logs[one].begin <= offset <= logs[one].end:
                 if self._stage.config.begins_at == "none":
                     return OffsetOutOfRangeError(*one, offset)
                 return TailraceError(
-                    f"offset {offset} of {one} was removed before Spark had read it - start once more: it goes on by"
-                    " auto_offset_reset, and counts what is lost"
+                    f"offset {offset} of {one} was deleted from the log before Spark read it - start the query again:"
+                    " it continues by auto_offset_reset and counts the lost offsets"
                 )
         return None
 
     def _fail(self, error: Exception) -> None:
-        """The first of our own errors is told; Spark's may come of its end alone."""
+        """Keep the first error, but prefer a TailraceError: Spark's errors may be consequences of it."""
         if self._failure is None or (isinstance(error, TailraceError) and not isinstance(self._failure, TailraceError)):
             self._failure = error
 
@@ -364,19 +365,19 @@ class SparkQuery:
             raise self._failure from error
 
     def unlisten(self) -> None:
-        """Have it tell no more."""
+        """Remove the listener from Spark."""
         self._stage.spark.streams.removeListener(self._listener)
 
     def listen(self) -> None:
-        """Have Spark tell what it has committed."""
+        """Add a listener to Spark that reports committed batches."""
         from pyspark.sql.streaming.listener import StreamingQueryListener  # noqa: PLC0415 - an extra
 
         this = self
 
         class Listener(StreamingQueryListener):
-            """Spark's own callbacks."""
+            """Callbacks of Spark."""
 
-            def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's own
+            def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
                 pass
 
             def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401, N802
@@ -397,41 +398,41 @@ class SparkQuery:
 def _uncommitted(error: Exception) -> TailraceError:
     if isinstance(error, TailraceError):
         return error
-    made = TailraceError(
+    wrapped = TailraceError(
         f"the checkpoint cannot be read, so the last batch is not committed: {line_of(error) or error}"
-        " - the next start commits it"
+        " - start the query again, which commits it"
     )
-    made.__cause__ = error
-    return made
+    wrapped.__cause__ = error
+    return wrapped
 
 
-def begin_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> SparkQuery:
-    """Have Spark go on where the group stands.
+def start_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> SparkQuery:
+    """Start a query at the group's offsets.
 
     Args:
-        stage: what it stands on; the query closes the desk at its end.
-        options: of Spark's Kafka source.
-        trigger: when a micro-batch is begun.
+        stage: dependencies of the query, which closes the store at its end.
+        options: options of Spark's Kafka source.
+        trigger: trigger of micro-batches.
 
     Raises:
-        ConfigurationError: there is no such trigger.
+        ConfigurationError: the trigger is not valid.
         GroupNotEmptyError: the group has live members.
-        CommitFailedError: somebody else has moved the group since it was looked at.
+        CommitFailedError: the group's offsets were changed by another client.
     """
-    state, goes, start_offsets = stage.state, stage.goes, stage.start_offsets
+    state, resumed, start_offsets = stage.state, stage.resumed, stage.start_offsets
     query = SparkQuery(stage)
-    generation = state.generation if goes.is_same else state.generation + 1
+    generation = state.generation if resumed.continues else state.generation + 1
     writer = _writer(stage, options, trigger).foreachBatch(query.handle)
     writer = writer.option("checkpointLocation", stage.checkpoint.folder_of(generation))
     stage.store.watch_maps(start_offsets.done)
-    # From here on somebody else may see it.
-    if not goes.is_same:
-        state.begin(stage.seen.topics, start_offsets.at, said_at_start(uuid.uuid4().hex[:12]))
+    # Everything above can fail without effects on checkpoint and group.
+    if not resumed.continues:
+        state.begin(stage.seen.topics, start_offsets.at, start_metadata(uuid.uuid4().hex[:12]))
         stage.checkpoint.save(state)
-        query.tell_group(-1, start_offsets.at, may_go_back=True)
+        query.commit_batch(-1, start_offsets.at, may_go_back=True)
     else:
         query.query_id = stage.checkpoint.query_id(generation)
-        query.tell_group(-1 if goes.last is None else goes.last, goes.stands)
+        query.commit_batch(-1 if resumed.last is None else resumed.last, resumed.offsets)
     query.listen()
     try:
         query.query = writer.start()
@@ -442,21 +443,23 @@ def begin_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> 
     query.run_id = str(query.query.runId)
     stage.run.query = query
     stop_queries_before(stage.spark)
-    # Its end is committed and its connections are closed although nobody waits for it.
+    # Commits the last batch and closes connections even if the program never waits for the query.
     threading.Thread(target=query.finish, name="tailrace query", daemon=True).start()
     return query
 
 
 def _writer(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> DataStreamWriter:
-    """The stream, but for what becomes of it; what Spark does not understand is told here."""
+    """Return the configured stream writer, and refuse a trigger that Spark rejects."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
-    when, at = trigger_of(trigger), stage.start_offsets.at
+    arguments, at = trigger_of(trigger), stage.start_offsets.at
     reader = stage.spark.readStream.format("kafka").options(**options)
     reader = reader.option("subscribe", ",".join(sorted({one.topic for one in at})))
     writer = reader.option("startingOffsets", spark_json(at)).load().writeStream
     try:
-        return writer.trigger(**when) if when else writer
+        return writer.trigger(**arguments) if arguments else writer
     except (PySparkException, TypeError, ValueError) as error:
-        told = line_of(error) or error
-        raise ConfigurationError(f"trigger={trigger!r} will not do: {told} - say '5 seconds', for example") from error
+        reason = line_of(error) or error
+        raise ConfigurationError(
+            f"trigger={trigger!r} is not valid: {reason} - use an interval such as '5 seconds'"
+        ) from error

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from tailrace import ConfigurationError
 from tailrace.core.offset_map import OffsetMap, decode_metadata, encode_metadata
-from tailrace.spark.offsets.checkpoint import PipelineState, check_same
-from tailrace.spark.offsets.resume import next_number, said_at_start, said_by_backfill, said_by_stream
-from tailrace.spark.offsets.store import PartitionCommit, beside
+from tailrace.spark.offsets.checkpoint import PipelineState, check_matches
+from tailrace.spark.offsets.resume import backfill_metadata, next_number, start_metadata, stream_metadata
+from tailrace.spark.offsets.store import PartitionCommit, commit_metadata
 
 
 def test_numbers_go_on_over_streams_and_backfills():
     """The next number is above all that the checkpoint and the group's texts know; other texts say nothing."""
-    texts = [said_by_stream("0b4cf2ad", 12), said_by_backfill(13), said_at_start("a"), "", "spark", "mine batch=99"]
+    texts = [stream_metadata("0b4cf2ad", 12), backfill_metadata(13), start_metadata("a"), "", "spark", "mine batch=99"]
 
     assert next_number([4], texts) == 14
     assert next_number([20], texts) == 20
@@ -34,7 +34,7 @@ def test_a_map_goes_before_a_text(unfinished, said, limit, writer):
     """What is finished behind an offset is committed wherever it fits alone, and is told of where it does not."""
     done = None if unfinished is None else OffsetMap(0, 6_000, tuple(sorted(unfinished)))
 
-    envelope = beside(PartitionCommit(0, done), said, limit, writer)
+    envelope = commit_metadata(PartitionCommit(0, done), said, limit, writer)
 
     fits = done is None or not encode_metadata(done, "", limit).is_map_dropped
     found = decode_metadata(envelope.text, 0)
@@ -62,12 +62,12 @@ def test_a_checkpoint_of_another_cluster_or_app_is_refused():
     """One of another cluster, or of an app that reads nothing of the same, is named; topics may come and go."""
     mine = PipelineState("g", "h", cluster_id="c", topics={"t": "1", "u": "2"})
 
-    check_same("place", mine, "c", {"u": "9", "v": "3"})
-    check_same("place", PipelineState("g", "h"), "c", {"t": "1"})
-    check_same("place", mine, "", {"t": ""})
-    with pytest.raises(ConfigurationError, match="place is a checkpoint of the cluster c, and this one is d"):
-        check_same("place", mine, "d", {"t": "1"})
+    check_matches("place", mine, "c", {"u": "9", "v": "3"})
+    check_matches("place", PipelineState("g", "h"), "c", {"t": "1"})
+    check_matches("place", mine, "", {"t": ""})
+    with pytest.raises(ConfigurationError, match="place is a checkpoint of cluster c, and this is cluster d"):
+        check_matches("place", mine, "d", {"t": "1"})
     with pytest.raises(
         ConfigurationError, match="place is the checkpoint of an app that reads t, u, and this one reads v"
     ):
-        check_same("place", mine, "c", {"v": "3"})
+        check_matches("place", mine, "c", {"v": "3"})

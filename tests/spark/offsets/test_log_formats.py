@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_of_a_forgotten_group_is_refused(world):
     world.admin.delete_consumer_groups([world.group])[world.group].result(30)
 
     with pytest.raises(
-        CorruptCheckpointError, match=r"offsets/0 cannot be read.* set them by `tailrace offsets reset`"
+        CorruptCheckpointError, match=r"offsets/0 cannot be read.* set them with `tailrace offsets reset`"
     ):
         world.run_to_the_end()
 

@@ -93,7 +93,7 @@ def test_a_log_that_is_truncated_meanwhile_ends_the_backfill(world):
             world.produce([b"new"] * 30, partition=0)
 
     pipeline = world.pipeline(world.entering())
-    with pytest.raises(TailraceError, match=r"was truncated meanwhile: .* - start once more"):
+    with pytest.raises(TailraceError, match=r"was truncated: .* - start again"):
         pipeline.backfill("enter", max_records_per_batch=10, on_progress=truncate)
     assert sorted(world.ledger.lines()) == [(0, n) for n in range(10)]
     report = pipeline.backfill("enter")

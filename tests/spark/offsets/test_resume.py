@@ -19,18 +19,18 @@ from tailrace.observe.hooks import Observer
 from tailrace.spark.offsets.checkpoint import PipelineState, Written
 from tailrace.spark.offsets.resume import (
     Resumption,
+    backfill_metadata,
     next_number,
     resumption,
-    said_at_start,
-    said_by_backfill,
-    said_by_stream,
+    start_metadata,
+    stream_metadata,
 )
 from tailrace.spark.offsets.start_offsets import StartOffsets, start_offsets_after, start_offsets_of
 from tailrace.spark.offsets.store import ClusterState, LogBounds, PartitionCommit, SparkOffsetStore
 
 A, B = (TopicPartition("t", number) for number in range(2))
 Q = "0b4cf2ad-16c5-4d52-a3f2-3e5b6c7d8e9f"
-BEGUN = said_at_start("abc")
+BEGUN = start_metadata("abc")
 
 START = {A: 5, B: 0}
 ENDS = [{A: 10, B: 4}, {A: 20, B: 4}, {A: 30, B: 8}]
@@ -74,15 +74,15 @@ LAST = ENDS[-1]
 @pytest.mark.parametrize(
     ("what", "now"),
     [
-        (written(), seen(LAST, said_by_stream(Q, 9))),
+        (written(), seen(LAST, stream_metadata(Q, 9))),
         (written(), seen(LAST)),
-        (written(), seen(ENDS[1], said_by_stream(Q, 8))),
-        (written(), seen(ENDS[0], said_by_stream(Q, 7))),
+        (written(), seen(ENDS[1], stream_metadata(Q, 8))),
+        (written(), seen(ENDS[0], stream_metadata(Q, 7))),
         (written(), seen(START, BEGUN)),
         (written(), seen({})),
         (written(), seen({A: 30})),
-        (written(), seen({A: 20}, said_by_stream(Q, 8))),
-        (written(), seen(ENDS[0], said_by_stream(Q, 7), begin=8)),
+        (written(), seen({A: 20}, stream_metadata(Q, 8))),
+        (written(), seen(ENDS[0], stream_metadata(Q, 7), begin=8)),
         (written(begun=3, ends=[*ENDS, {A: 100, B: 8}]), seen(LAST)),
     ],
     ids=[
@@ -107,19 +107,19 @@ def test_a_checkpoint_goes_on_behind_its_last_batch(what, now):
     ("made", "what", "now"),
     [
         (PipelineState("g", "h"), written(0), seen(LAST)),
-        (state(), written(), seen({A: 31, B: 8}, said_by_stream(Q, 9))),
-        (state(), written(), seen({A: 20, B: 8}, said_by_stream(Q, 9))),
-        (state(), written(), seen(ENDS[1], said_by_stream("another", 8))),
-        (state(), written(), seen(ENDS[1], said_by_backfill(8))),
+        (state(), written(), seen({A: 31, B: 8}, stream_metadata(Q, 9))),
+        (state(), written(), seen({A: 20, B: 8}, stream_metadata(Q, 9))),
+        (state(), written(), seen(ENDS[1], stream_metadata("another", 8))),
+        (state(), written(), seen(ENDS[1], backfill_metadata(8))),
         (state(), written(), seen(ENDS[1])),
         (state(), written(), seen(START)),
-        (state(), written(), seen(START, said_at_start("another"))),
+        (state(), written(), seen(START, start_metadata("another"))),
         (state(), written(), seen({A: 0, B: 0})),
         (state(), written(), seen(LAST, end=29)),
         (state(), written(), seen(LAST, begin=9)),
         (state(), written(0), seen(START, BEGUN, begin=50)),
         (state(), written(begun=3, ends=[*ENDS, {A: 101, B: 8}]), seen(LAST)),
-        (state(), written(begun=3, ends=[*ENDS, {A: 40, B: 8}]), seen({A: 40, B: 8}, said_by_stream(Q, 10))),
+        (state(), written(begun=3, ends=[*ENDS, {A: 40, B: 8}]), seen({A: 40, B: 8}, stream_metadata(Q, 10))),
         (state(), written(ends=[]), seen(LAST)),
         (state(next_batch_id=11), written(), seen(LAST)),
         (state(), written(ends=[*ENDS[:2], {A: 30}]), seen(LAST)),
@@ -161,19 +161,19 @@ NEW = TopicPartition("t", 2)
 
 
 @pytest.mark.parametrize(
-    ("partition", "begin", "is_same"),
+    ("partition", "begin", "continues"),
     [(NEW, 0, True), (NEW, 40, False), (TopicPartition("u", 0), 0, False), (TopicPartition("u", 0), 40, False)],
     ids=["added to a topic", "added, and overtaken by retention", "of a new topic", "of a new topic, overtaken"],
 )
-def test_what_is_new_in_the_logs_begins_where_it_has_to(partition, begin, is_same):
+def test_what_is_new_in_the_logs_begins_where_it_has_to(partition, begin, continues):
     """Spark's checkpoint takes a partition that was added, from its first record; all else begins a new generation.
 
     What was handled is not handled again by that, also where the group was not told of the last batches.
     """
-    for stands in (seen(LAST, said_by_stream(Q, 9)), seen(ENDS[0], said_by_stream(Q, 7)), seen({})):
+    for stands in (seen(LAST, stream_metadata(Q, 9)), seen(ENDS[0], stream_metadata(Q, 7)), seen({})):
         goes = resumption(state(), written(), and_new(stands, partition, begin))
 
-        assert goes == (Resumption(True, LAST, 2) if is_same else Resumption(False, LAST))
+        assert goes == (Resumption(True, LAST, 2) if continues else Resumption(False, LAST))
     assert resumption(state(), written(), and_new(seen({A: 3, B: 8}), partition, begin)) == Resumption(False)
 
 
@@ -214,19 +214,19 @@ class Life:
             lambda number: {A: self.batches[number]},
         )
         goes = resumption(self.state, what, ClusterState("c", {"t": "id"}, {A: LogBounds(0, 10_000)}, found))
-        at = goes.stands.get(A, 0 if self.group is None else self.group[0])
+        at = goes.offsets.get(A, 0 if self.group is None else self.group[0])
 
         assert at == self.due
-        if not goes.is_same:
+        if not goes.continues:
             last = self.state.first_batch_id + len(self.batches)
             self.state.next_batch_id = next_number([self.state.next_batch_id, last], [])
-            self.state.begin({"t": "id"}, {A: at}, said_at_start(f"{self.query}"))
+            self.state.begin({"t": "id"}, {A: at}, start_metadata(f"{self.query}"))
             self.batches, self.query = [], self.query + 1
         self.tell()
 
     def tell(self) -> None:
         if self.state.generation:
-            text = said_by_stream(f"q{self.query}", self.state.first_batch_id + len(self.batches) - 1)
+            text = stream_metadata(f"q{self.query}", self.state.first_batch_id + len(self.batches) - 1)
             self.group = (self.due, text if self.batches else self.state.begun)
 
     def handle(self, count: int) -> None:
@@ -309,7 +309,9 @@ def test_nothing_is_said_to_be_lost_of_a_group_that_is_new():
 def test_a_partition_that_is_added_is_read_whole(stands):
     """Under "latest", too, as by a member of the group, while a topic that is new begins at its end."""
     other = TopicPartition("u", 0)
-    places, told = placed(and_new(seen({A: 40} if stands is None else {}, begin=30), other, 7), "latest", stands=stands)
+    places, told = placed(
+        and_new(seen({A: 40} if stands is None else {}, begin=30), other, 7), "latest", overrides=stands
+    )
 
     assert (places.at, places.lost, told.resets()) == ({A: 40, B: 30, other: 100}, 0, [])
 
@@ -332,7 +334,7 @@ def test_what_the_checkpoint_knows_counts_as_committed():
         "c", {"t": "id"}, {A: LogBounds(0, 100), B: LogBounds(0, 100)}, {A: GroupOffset(A, 10, None, text)}
     )
 
-    places, told = placed(now, "none", stands={A: 30, B: 8})
+    places, told = placed(now, "none", overrides={A: 30, B: 8})
 
     assert (places.at, places.lost) == ({A: 30, B: 8}, 0)
     assert places.done == {A: OffsetMap(30, 40, (35,))}

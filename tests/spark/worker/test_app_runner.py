@@ -47,9 +47,9 @@ def bench(monkeypatch) -> Iterator[worker._WorkerProcessState]:
     """A worker's process is this one, for once; what it has open is closed at the end."""
     log, made = logging.getLogger("tailrace"), worker._WorkerProcessState()
     before = list(log.handlers)
-    monkeypatch.setattr(worker, "_BENCH", made)
+    monkeypatch.setattr(worker, "_PROCESS", made)
     yield made
-    with made.turn():
+    with made.task():
         made.clear()
     made._timer.cancel()
     if made._thread is not None:
@@ -123,13 +123,13 @@ async def test_what_nobody_has_handled_is_not_said_to_be_done(app):
 
     work = AppRunner(app, shipment_of(app, "handle", has_sink=False))
     await work.start()
-    await work.take([], ShippedMaps({}))
+    await work.handle([], ShippedMaps({}))
     await app.stop()
 
     record = Record(TOPIC, 0, 0, None, b"", 0)
-    with pytest.raises(TailraceError, match="is not at work here"):
-        await work.take([(TopicPartition(TOPIC, 0), [record])], ShippedMaps({}))
-    with pytest.raises(TailraceError, match="is not at work here"):
+    with pytest.raises(TailraceError, match="does not run in this worker"):
+        await work.handle([(TopicPartition(TOPIC, 0), [record])], ShippedMaps({}))
+    with pytest.raises(TailraceError, match="does not run in this worker"):
         await work.finish()
 
 
@@ -144,7 +144,7 @@ async def test_what_was_finished_is_passed_over_in_any_order(app):
     work, place = AppRunner(app, shipment_of(app, "handle", has_sink=False)), TopicPartition(TOPIC, 0)
     await work.start()
     mixed = [Record(TOPIC, 0, offset, None, b"", 0) for offset in (17, 3, 12, 4, 19, 5, 0, 18)]
-    await work.take([(place, mixed)], ShippedMaps({place: OffsetMap(0, 15, (3, 12))}))
+    await work.handle([(place, mixed)], ShippedMaps({place: OffsetMap(0, 15, (3, 12))}))
     _, tally = await work.finish()
     await work.stop()
 
@@ -194,7 +194,7 @@ async def test_an_app_stays_open_from_task_to_task_and_is_closed_when_idle(app, 
     monkeypatch.setattr(worker, "_IDLE_S", 0.05)
     rows.append(await task(app, "handle", b"2"))
     async with asyncio.timeout(30):
-        while bench._work is not None:  # noqa: ASYNC110 - another thread closes it
+        while bench._runner is not None:  # noqa: ASYNC110 - another thread closes it
             await asyncio.sleep(0.01)
     rows.append(await task(app, "handle", b"3"))
 
@@ -235,7 +235,7 @@ async def test_a_task_whose_app_does_not_close_fails(app, bench):
     _, tally = await task(app, "handle", b"1")
 
     assert tally["error"] == "HandlerFailedError"
-    assert "failed to close what it opened" in tally["reason"]
+    assert "failed to stop, so the batch is not committed" in tally["reason"]
     assert "the disk is full" in tally["reason"]
 
 

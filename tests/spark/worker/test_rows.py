@@ -61,7 +61,7 @@ def test_a_handler_without_a_type_has_no_columns():
 
     async def handle(value: bytes): ...
 
-    with pytest.raises(ConfigurationError, match="says nothing of what it returns"):
+    with pytest.raises(ConfigurationError, match="has no return annotation"):
         result_type(handlers_of(handle))
 
 
@@ -92,13 +92,13 @@ class Level(enum.Enum):
     [
         (Node, "contains itself"),
         (Late, "cannot be resolved: name 'Money'"),
-        (enum.Enum, "is of no kind"),
+        (enum.Enum, "has no type"),
         (Fill, "with a field 'Offset', and sink= adds a column"),
-        (Twice, "'id' and 'ID' are one column"),
-        (Level, "is of several kinds"),
-        (list[Literal["a", 1]], "is of several kinds"),
-        (tuple[int, str], "is of several kinds"),
-        (dict[str, tuple[int, str]], "is of several kinds"),
+        (Twice, "'id' and 'ID', which Spark does not distinguish"),
+        (Level, "has several types"),
+        (list[Literal["a", 1]], "has several types"),
+        (tuple[int, str], "with several types"),
+        (dict[str, tuple[int, str]], "has several types"),
     ],
 )
 def test_a_type_that_no_row_could_have_is_refused(kind, why):
@@ -200,5 +200,5 @@ def test_a_result_that_is_no_row_is_told_with_its_place(kind, result):
     made = result_type(handlers_of(handle))
     places = [Record("t", 1, offset, None, b"", 0) for offset in (7, 8)]
 
-    with pytest.raises(HandlerFailedError, match=r"^t\[1\] offset 8: what the handler returned is not"):
+    with pytest.raises(HandlerFailedError, match=r"^t\[1\] offset 8: the handler's result does not match"):
         arrow_of(rows_of([(places[0], None), (places[1], result)], made), to_arrow_schema(columns_of(made)))

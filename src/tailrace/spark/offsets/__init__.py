@@ -1,1 +1,1 @@
-"""Offsets of a pipeline: group commits, checkpoint, start offsets, resumption."""
+"""Offsets of a pipeline: committed offsets, checkpoint, start offsets and resumption."""

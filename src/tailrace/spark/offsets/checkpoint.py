@@ -1,8 +1,8 @@
-"""The folder of a pipeline: whose it is, what was planned, and Spark's own checkpoint in a folder of each generation.
+"""Checkpoint folder of a pipeline: its state, and Spark's own checkpoint in a folder per generation.
 
-Rule of this file: read and written through Hadoop's file systems, as Spark does, so that it is where Spark's is. What a
-generation is: one run of Spark's own offsets from a beginning that the group had; where the group is moved meanwhile,
-the next one begins there.
+Files are read and written through Hadoop's file systems, so that they are on the same file system as Spark's. A
+generation is one uninterrupted sequence of Spark's offsets; if another client changes the group's offsets, the next
+generation starts there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "PipelineState",
     "Planned",
     "Written",
-    "check_same",
+    "check_matches",
     "ends_in_log",
     "key_of",
     "partition_of",
@@ -39,33 +39,33 @@ _FILE = "tailrace.json"
 _DRAFT = "tailrace.json.draft"
 _VERSION = re.compile(r"v\d+")
 _SOURCE = re.compile(r"^[^{]*:(?=\{)")
-"""Name of a source in format 2 of the offset log (Spark 4.2), where format 1 has its offsets alone."""
+"""Name of a source in format 2 of the offset log (Spark 4.2); format 1 has only its offsets."""
 
 
 class BatchNumber(int):
-    """The number of a batch, the same when the batch is handled again, and whose it is.
+    """Number of a batch, stable when the batch is handled again.
 
     Attributes:
-        checkpoint: the id of the one that gave it; another one may give the same number to another batch.
+        checkpoint: id of the checkpoint; another one may give the same number to another batch.
     """
 
     checkpoint: str
 
     def __new__(cls, number: int, checkpoint: str = "") -> Self:
-        """The number, as one of this checkpoint's."""
+        """Create a batch number of a checkpoint."""
         made = super().__new__(cls, number)
         made.checkpoint = checkpoint
         return made
 
 
 class _QueryMetadata(msgspec.Struct):
-    """File in which Spark keeps the id of a query."""
+    """Content of the file in which Spark keeps the id of a query."""
 
     id: str
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """A batch of a backfill that was begun."""
+    """Batch of a backfill that was planned and may have started."""
 
     batch_id: int
     start: dict[str, int]
@@ -73,56 +73,56 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 class PipelineState(msgspec.Struct):
-    """What stands in the folder."""
+    """State of a pipeline, stored in its checkpoint folder."""
 
     group_id: str
     handler: str
     id: str = ""
-    """Of the checkpoint, made with it."""
+    """Random id of the checkpoint."""
     cluster_id: str = ""
     topics: dict[str, str] = {}
-    """The id that each had when it was first read here, or when the generation began; empty where brokers have none."""
+    """Topic ids at the first read or at the start of the generation; empty if the brokers have none."""
     generation: int = 0
     start: dict[str, int] = {}
-    """Where the generation began, of each partition."""
+    """Start offsets of the generation by partition."""
     begun: str = ""
-    """The text that stood beside the group's offsets then."""
+    """Commit metadata of the start offsets."""
     first_batch_id: int = 0
-    """Of the generation; ids go on from one to the next, so that no sink sees one twice."""
+    """First batch id of the generation; ids continue across generations, so that no sink sees one twice."""
     next_batch_id: int = 0
-    """Of whatever comes after it."""
+    """First batch id after the generation."""
     planned: Planned | None = None
-    """The batch of a backfill that may not be through."""
+    """Batch of a backfill that may not be committed."""
 
     @property
     def has_backfilled(self) -> bool:
-        """Whether a backfill has begun a batch since the generation began: its number may be in sinks."""
+        """True if a backfill has started a batch since the generation started: sinks may have its number."""
         return self.next_batch_id > self.first_batch_id
 
     def number(self, batch_id: int) -> BatchNumber:
-        """As sinks are given it."""
+        """Return the batch number for sinks."""
         return BatchNumber(batch_id, self.id)
 
     def note(self, cluster_id: str, topics: Mapping[str, str]) -> None:
-        """What is read is of this cluster, and has these ids; a topic that is known keeps the one it had."""
+        """Record cluster id and topic ids, unless they are already known."""
         self.cluster_id, self.topics = self.cluster_id or cluster_id, {**topics, **self.topics}
 
-    def begin(self, topics: Mapping[str, str], at: Offsets, said: str) -> None:
-        """A new generation begins; what a backfill had begun is nobody's any more."""
+    def begin(self, topics: Mapping[str, str], at: Offsets, metadata: str) -> None:
+        """Start a new generation and drop a planned batch."""
         self.generation, self.first_batch_id, self.planned = self.generation + 1, self.next_batch_id, None
-        self.topics, self.begun = dict(topics), said
+        self.topics, self.begun = dict(topics), metadata
         self.start = {key_of(one): offset for one, offset in at.items()}
 
 
 @dataclass(frozen=True)
 class Written:
-    """What Spark has written down of a generation.
+    """Content of Spark's checkpoint of a generation.
 
     Attributes:
-        query_id: of its query; empty before the first run.
-        last: the last batch in the commit log; None before the first.
-        begun: the last that was begun.
-        ends_of: where a batch ends; None when nothing is kept of it.
+        query_id: id of the query; empty before the first run.
+        last: last batch in the commit log; None before the first.
+        begun: last batch in the offset log, started but maybe not committed.
+        ends_of: function that returns the end offsets of a batch; None if Spark keeps no entry of it.
     """
 
     query_id: str
@@ -132,24 +132,24 @@ class Written:
 
 
 class Checkpoint:
-    """The folder at a place.
+    """Checkpoint folder.
 
     Args:
-        spark: whose file systems it is on.
-        place: a path or URL.
+        spark: session whose file systems are used.
+        place: path or URL of the folder.
     """
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         self.place = place.rstrip("/")
-        inside: Any = spark
-        self._jvm = inside._jvm  # noqa: SLF001 - Spark has no other way to its file systems
-        self._hadoop = inside._jsc.hadoopConfiguration()  # noqa: SLF001 - nor to how they are set up
+        untyped: Any = spark
+        self._jvm = untyped._jvm  # noqa: SLF001 - Spark has no public access to Hadoop's file systems
+        self._hadoop = untyped._jsc.hadoopConfiguration()  # noqa: SLF001 - nor to their configuration
 
     def load(self, group_id: str, handler: str) -> PipelineState:
-        """What stands there; new where nothing does.
+        """Return the stored state, or a new one for an empty folder.
 
         Raises:
-            ConfigurationError: it is of another group or handler, or of something else than a pipeline.
+            ConfigurationError: the folder belongs to another group or handler, or is no pipeline's checkpoint.
         """
         found: PipelineState | None = None
         for name in (_FILE, _DRAFT):
@@ -160,38 +160,38 @@ class Checkpoint:
                 found = msgspec.json.decode(text, type=PipelineState)
                 break
             except msgspec.DecodeError:
-                continue  # torn when its writer was killed: the other one is whole
+                continue  # incomplete, as its writer was killed: the other copy is complete
         if found is None:
             if self._read(_FILE) is not None:
-                raise ConfigurationError(f"{self.place}/{_FILE} cannot be read - give another folder as checkpoint=")
+                raise ConfigurationError(f"{self.place}/{_FILE} cannot be read - use another folder as checkpoint=")
             if self._names(""):
                 raise ConfigurationError(
-                    f"{self.place} holds something else than a pipeline's checkpoint - give a folder of its own"
+                    f"{self.place} is not empty and not a pipeline's checkpoint - use another folder as checkpoint="
                 )
             return PipelineState(group_id, handler, uuid.uuid4().hex[:12])
         if (found.group_id, found.handler) != (group_id, handler):
             raise ConfigurationError(
                 f"{self.place} is the checkpoint of handler {found.handler!r} of group {found.group_id!r}, not of"
-                f" {handler!r} of {group_id!r} - give each a folder of its own; where to go on the group knows"
+                f" {handler!r} of {group_id!r} - use a separate folder; the run continues at the committed offsets"
             )
         return found
 
     def save(self, state: PipelineState) -> None:
-        """Have it stand there; one of two copies is whole, whenever the driver ends."""
+        """Store the state in two copies, one of which is complete even if the driver is killed."""
         text = msgspec.json.encode(state).decode()
         for name in (_DRAFT, _FILE):
             self._write(name, text)
 
     def folder_of(self, generation: int) -> str:
-        """Where Spark keeps its own checkpoint."""
+        """Return the folder of Spark's own checkpoint."""
         return f"{self.place}/generation-{generation}"
 
     def last_commit(self, generation: int) -> int | None:
-        """The last batch that Spark has seen through."""
+        """Return the last batch in Spark's commit log."""
         return max(self._numbers(generation, "commits"), default=None)
 
     def last_begun(self, generation: int) -> int | None:
-        """The last batch that Spark has begun."""
+        """Return the last batch in Spark's offset log."""
         return max(self._numbers(generation, "offsets"), default=None)
 
     def ends_of(self, generation: int, batch: int) -> Offsets | None:
@@ -242,8 +242,8 @@ class Checkpoint:
 
     def _corrupt(self, name: str, why: object) -> CorruptCheckpointError:
         return CorruptCheckpointError(
-            f"{self.place}/{name} cannot be read: {why} - start once more: a new generation of the checkpoint begins at"
-            " the group's committed offsets"
+            f"{self.place}/{name} cannot be read: {why} - start again: a new generation of the checkpoint starts at the"
+            " group's committed offsets"
         )
 
     # ---- files -------------------------------------------------------------------------------------------------
@@ -260,8 +260,8 @@ class Checkpoint:
                 raise
             version = self._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
             raise ConfigurationError(
-                f"Spark has no way to checkpoint={self.place!r}: {line} - other places than folders need jars in the"
-                f" session, as s3a:// needs spark.jars.packages=org.apache.hadoop:hadoop-aws:{version}"
+                f"Spark has no file system for checkpoint={self.place!r}: {line} - add its jars to the session, such as"
+                f" spark.jars.packages=org.apache.hadoop:hadoop-aws:{version} for s3a://"
             ) from error
 
     def _names(self, name: str) -> list[str]:
@@ -287,27 +287,27 @@ class Checkpoint:
             stream.close()
 
 
-def check_same(place: str, state: PipelineState, cluster_id: str, topics: Mapping[str, str]) -> None:
+def check_matches(place: str, state: PipelineState, cluster_id: str, topics: Mapping[str, str]) -> None:
     """Refuse a checkpoint of another cluster, or of an app that reads other topics.
 
     Args:
-        place: where it is.
-        state: what stands there.
-        cluster_id: of the cluster that is there now.
-        topics: that are read now.
+        place: path or URL of the checkpoint.
+        state: its state.
+        cluster_id: id of the connected cluster.
+        topics: topics to read.
 
     Raises:
-        ConfigurationError: naming what differs.
+        ConfigurationError: the cluster differs, or all topics differ.
     """
     if state.cluster_id and cluster_id and state.cluster_id != cluster_id:
         raise ConfigurationError(
-            f"{place} is a checkpoint of the cluster {state.cluster_id}, and this one is {cluster_id}"
-            " - give each a folder of its own"
+            f"{place} is a checkpoint of cluster {state.cluster_id}, and this is cluster {cluster_id}"
+            " - use a separate folder"
         )
     if state.topics and not state.topics.keys() & topics.keys():
         raise ConfigurationError(
             f"{place} is the checkpoint of an app that reads {', '.join(sorted(state.topics))}, and this one reads"
-            f" {', '.join(sorted(topics))} - give each a folder of its own; where to go on the group knows"
+            f" {', '.join(sorted(topics))} - use a separate folder; the run continues at the committed offsets"
         )
 
 
@@ -315,9 +315,9 @@ def ends_in_log(text: str) -> Offsets:
     """Return the end offsets in one entry of Spark's offset log, of format 1 or 2.
 
     Raises:
-        ValueError: the entry is cut off, or of another format.
+        ValueError: the entry is truncated or of another format.
     """
-    # A version, the batch's own metadata, and a line for each source, of which a pipeline has one.
+    # Lines: version, metadata of the batch, and one for each source, of which a pipeline has one.
     version, _, *sources = [*text.splitlines(), "", ""]
     if version not in {"v1", "v2"}:
         raise ValueError(f"its format is {version[:20]!r}, and only v1 and v2 are known")
@@ -325,11 +325,11 @@ def ends_in_log(text: str) -> Offsets:
 
 
 def key_of(partition: TopicPartition) -> str:
-    """A partition as the name of a field; topics have no slash."""
+    """Return the key of a partition in the state; topic names have no slash."""
     return f"{partition.topic}/{partition.partition}"
 
 
 def partition_of(key: str) -> TopicPartition:
-    """And back."""
+    """Return the partition of a key in the state."""
     topic, _, number = key.rpartition("/")
     return TopicPartition(topic, int(number))

@@ -1,7 +1,6 @@
-"""Which offsets are read on Spark, batch by batch, decided without asking anybody.
+"""Offset ranges of batches.
 
-Rule of this file: pure. An offset is that of the next record, as Kafka commits it and as Spark plans it: a range is
-from its start on, without its end.
+Pure. End offsets are exclusive, as in Kafka's commits and in Spark's plans.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from tailrace.records import TopicPartition
 __all__ = [
     "Offsets",
     "PartitionStart",
-    "beginning",
     "left_between",
     "next_ends",
     "offsets_of",
+    "partition_start",
     "spark_assign",
     "spark_json",
 ]
@@ -30,63 +29,66 @@ Offsets = dict[TopicPartition, int]
 
 @dataclass(frozen=True, slots=True)
 class PartitionStart:
-    """Where a partition is begun."""
+    """Start of reading in a partition."""
 
     offset: int
     done: OffsetMap | None = None
-    """What the group has finished behind it."""
+    """Offset map of records finished after the offset."""
     before: int | None = None
-    """What the group had committed, where the log has it no more."""
+    """Committed offset, if the log no longer has it."""
     lost: int | None = None
-    """So many offsets were removed before anybody read them; None where nobody knows."""
+    """Number of offsets deleted from the log before they were read; None if unknown."""
 
 
-def beginning(  # noqa: PLR0913 - all that it depends on
+def partition_start(  # noqa: PLR0913 - inputs of the decision
     partition: TopicPartition,
     *,
     committed: int | None,
     done: OffsetMap | None,
     since: int | None,
-    otherwise: int | None,
+    policy: int | None,
     begin: int,
     end: int,
 ) -> PartitionStart:
-    """Where to begin in a log from ``begin`` to ``end``: where the group stands, or else ``since``, or ``otherwise``.
+    """Return the start in a log from ``begin`` to ``end``: the committed offset, else ``since``, else ``policy``.
 
     Raises:
-        OffsetOutOfRangeError: nobody says where.
+        OffsetOutOfRangeError: there is no start, as ``auto_offset_reset="none"`` gives no ``policy``.
     """
     if committed is not None and begin <= committed <= end:
         return PartitionStart(committed, done)
     if committed is None and since is not None:
         return PartitionStart(min(max(since, begin), end))
-    if otherwise is None:
+    if policy is None:
         raise OffsetOutOfRangeError(*partition, committed)
-    after = min(max(otherwise, begin), end)
+    after = min(max(policy, begin), end)
     lost = None
     if committed is not None and committed <= after:
         lost = after - committed
     return PartitionStart(after, None, committed, lost)
 
 
-def next_ends(at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], most: int) -> Offsets:
-    """How far the next batch goes: ``most`` offsets in all, shared evenly by the partitions that have that many."""
+def next_ends(at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], max_offsets: int) -> Offsets:
+    """Return the end offsets of the next batch of at most ``max_offsets``, shared evenly among partitions.
+
+    Each partition that has offsets left gets at least one.
+    """
     left = {one: ends[one] - offset for one, offset in at.items() if ends.get(one, offset) > offset}
     shares: Offsets = {}
-    room = most
+    available = max_offsets
     for number, one in enumerate(sorted(left, key=lambda one: left[one])):
-        shares[one] = min(left[one], max(1, room // (len(left) - number)))
-        room -= shares[one]
+        shares[one] = min(left[one], max(1, available // (len(left) - number)))
+        available -= shares[one]
     return {one: offset + shares.get(one, 0) for one, offset in at.items()}
 
 
 def left_between(at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> int:
-    """How many offsets there are from one to the other."""
+    """Return the number of offsets from ``at`` to ``ends``."""
     return sum(max(0, ends.get(one, offset) - offset) for one, offset in at.items())
 
 
 def spark_json(offsets: Mapping[TopicPartition, int]) -> str:
-    """Offsets as Spark's Kafka source takes them."""
+    """Encode offsets as JSON for Spark's Kafka source."""
     topics: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         topics.setdefault(topic, {})[str(partition)] = offset
@@ -94,10 +96,10 @@ def spark_json(offsets: Mapping[TopicPartition, int]) -> str:
 
 
 def offsets_of(text: str) -> Offsets:
-    """And back.
+    """Decode offsets from the JSON of Spark's Kafka source.
 
     Raises:
-        ValueError: it is nothing that Spark writes.
+        ValueError: the text has another format.
     """
     try:
         return {
@@ -106,11 +108,11 @@ def offsets_of(text: str) -> Offsets:
             for number, offset in partitions.items()
         }
     except (AttributeError, TypeError) as error:
-        raise ValueError(f"these are no offsets of Kafka: {text[:200]}") from error
+        raise ValueError(f"not offsets of Spark's Kafka source: {text[:200]}") from error
 
 
 def spark_assign(partitions: Iterable[TopicPartition]) -> str:
-    """Partitions as Spark's option ``assign`` takes them."""
+    """Encode partitions as JSON for the option ``assign`` of Spark's Kafka source."""
     topics: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         topics.setdefault(topic, []).append(number)

@@ -1,4 +1,4 @@
-"""Where reading on Spark begins and ends, in each partition: asked of the group and of the logs."""
+"""Start and end offsets of a run on Spark, from the group's commits, the logs and the options."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from tailrace.errors import ConfigurationError
 from tailrace.observe.events import OffsetMapFound, OffsetMapIgnored, OffsetReset
 from tailrace.observe.hooks import Observer
 from tailrace.records import TopicPartition
-from tailrace.spark.offsets.ranges import Offsets, beginning
+from tailrace.spark.offsets.ranges import Offsets, partition_start
 from tailrace.spark.offsets.store import ClusterState, LogBounds, PartitionCommit, SparkOffsetStore, remaining
 
 __all__ = ["Moment", "Since", "StartOffsets", "Until", "ends_at", "start_offsets_after", "start_offsets_of"]
 
 Moment: TypeAlias = dt.datetime | int | Mapping[TopicPartition, int]
-"""A time, also as milliseconds since the epoch, or an offset of each partition."""
+"""Time, also as milliseconds since the epoch, or offsets by partition."""
 Since: TypeAlias = Literal["earliest"] | Moment | None
 Until: TypeAlias = Literal["now"] | Moment
 
 
 @dataclass(frozen=True)
 class StartOffsets:
-    """Where to begin.
+    """Start of a run.
 
     Attributes:
-        at: the next offset of each partition.
-        done: what is finished behind them.
-        found: what the group had committed, with the text beside it.
-        lost: how many offsets retention had removed before anybody read them.
-        logs: from where to where the logs went.
+        at: start offset of each partition.
+        done: offset maps of records finished after the start offsets.
+        found: committed offsets of the group, with their metadata.
+        lost: number of offsets deleted from the logs before they were read.
+        logs: bounds of the logs.
     """
 
     at: Offsets
@@ -44,44 +44,44 @@ class StartOffsets:
     logs: Mapping[TopicPartition, LogBounds]
 
     def commits(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionCommit]:
-        """What to commit when everything below ``offsets`` is done."""
+        """Return the commits for ``offsets``, with the rest of the offset maps."""
         return {one: PartitionCommit(offset, remaining(self.done.get(one), offset)) for one, offset in offsets.items()}
 
     @property
-    def unsaid(self) -> Offsets:
-        """Partitions that begin elsewhere than the group says, and where."""
+    def uncommitted(self) -> Offsets:
+        """Start offsets that differ from the committed offsets."""
         return {
             one: offset for one, offset in self.at.items() if one not in self.found or self.found[one].offset != offset
         }
 
 
-def start_offsets_of(  # noqa: PLR0913 - all that it depends on
+def start_offsets_of(  # noqa: PLR0913 - inputs of the decision
     store: SparkOffsetStore,
     seen: ClusterState,
     config: ConsumerConfig,
     observer: Observer,
     *,
     since: Since = None,
-    stands: Mapping[TopicPartition, int] | None = None,
+    overrides: Mapping[TopicPartition, int] | None = None,
 ) -> StartOffsets:
-    """Where the group stands, or where it begins when it stands nowhere.
+    """Return the committed offsets, or the start of partitions without one.
 
     Args:
-        store: asked where logs begin by time.
-        seen: what there is.
-        config: says where to begin else.
-        observer: told what was found, and what is lost.
-        since: where to begin in partitions of which the group has nothing.
-        stands: where it stands all the same, whatever it has committed.
+        store: source of offsets by time.
+        seen: state of cluster and group.
+        config: configuration with ``auto_offset_reset``.
+        observer: receiver of events about offset maps and resets.
+        since: start of partitions without a committed offset.
+        overrides: offsets that replace the committed ones.
 
     Raises:
-        OffsetOutOfRangeError: that is not in the log, and ``auto_offset_reset="none"``.
-        ConfigurationError: ``since`` names what is not there.
+        OffsetOutOfRangeError: a committed offset is not in the log, and ``auto_offset_reset="none"``.
+        ConfigurationError: ``since`` names an unknown partition.
     """
     logs, found = seen.logs, seen.found
-    offsets = {**{one: at.offset for one, at in found.items()}, **(stands or {})}
+    offsets = {**{one: at.offset for one, at in found.items()}, **(overrides or {})}
     topics = {one.topic for one in offsets}
-    wanted = _moment(store, since, logs.keys(), logs, "since")
+    wanted = _resolved(store, since, logs.keys(), logs, "since")
     policy = _by_policy(store, config.begins_at, logs)
     at: Offsets = {}
     done: dict[TopicPartition, OffsetMap] = {}
@@ -89,31 +89,31 @@ def start_offsets_of(  # noqa: PLR0913 - all that it depends on
     lost = 0
     for one in logs:
         known, problem = maps.get(one), problems.get(one)
-        # As a member of the group has it: what was added to a topic since is read whole.
+        # As in a member of the group: with "latest", a partition added to a known topic is read from its beginning.
         is_added = config.begins_at == "latest" and one.topic in topics and one not in offsets
-        begun = beginning(
+        start = partition_start(
             one,
             committed=offsets.get(one),
             done=None if known is None else remaining(known, offsets[one]),
             since=wanted.get(one),
-            otherwise=logs[one].begin if is_added else policy.get(one),
+            policy=logs[one].begin if is_added else policy.get(one),
             begin=logs[one].begin,
             end=logs[one].end,
         )
-        at[one] = begun.offset
-        lost += begun.lost or 0
-        if begun.done is not None:
-            done[one] = begun.done
-            observer.emit(OffsetMapFound(one, begun.offset, found[one].finished_beyond, found[one].said.writer))
+        at[one] = start.offset
+        lost += start.lost or 0
+        if start.done is not None:
+            done[one] = start.done
+            observer.emit(OffsetMapFound(one, start.offset, found[one].finished_beyond, found[one].said.writer))
         elif problem:
-            observer.emit(OffsetMapIgnored(one, begun.offset, problem))
-        if begun.before is not None:
-            observer.emit(OffsetReset(one, begun.before, begun.offset, str(config.begins_at), begun.lost))
+            observer.emit(OffsetMapIgnored(one, start.offset, problem))
+        if start.before is not None:
+            observer.emit(OffsetReset(one, start.before, start.offset, str(config.begins_at), start.lost))
     return StartOffsets(at, done, found, lost, logs)
 
 
 def _maps_of(seen: ClusterState) -> tuple[dict[TopicPartition, OffsetMap], dict[TopicPartition, str]]:
-    """Return the offset maps beside the group's commits, and why others are ignored."""
+    """Return the valid offset maps of the group's commits, and the reasons why others are ignored."""
     maps: dict[TopicPartition, OffsetMap] = {}
     problems: dict[TopicPartition, str] = {}
     for one in seen.logs.keys() & seen.found.keys():
@@ -137,29 +137,29 @@ def start_offsets_after(
     config: ConsumerConfig,
     observer: Observer,
 ) -> StartOffsets | None:
-    """Where to go on when retention has overtaken what was read from ``start_offsets`` to ``at``; None when it has not.
+    """Return new start offsets if the logs no longer have the offsets ``at``, which a run has reached; otherwise None.
 
     Raises:
-        OffsetOutOfRangeError: ``auto_offset_reset="none"``.
+        OffsetOutOfRangeError: the logs no longer have them, and ``auto_offset_reset="none"``.
     """
     logs = store.logs(start_offsets.logs.keys())
     if all(logs[one].begin <= offset <= logs[one].end for one, offset in at.items()):
         return None
     seen = ClusterState("", {}, logs, start_offsets.found, store.epoch_ends(start_offsets.found))
-    found = start_offsets_of(store, seen, config, observer, stands=at)
+    found = start_offsets_of(store, seen, config, observer, overrides=at)
     return replace(found, lost=start_offsets.lost + found.lost)
 
 
 def ends_at(store: SparkOffsetStore, start_offsets: StartOffsets, until: Until) -> Offsets:
-    """Where to end in each partition, never before its beginning; partitions that are not named are left as they are.
+    """Return the end offset of each partition, at least its start offset, which is also that of unnamed partitions.
 
     Raises:
-        ConfigurationError: ``until`` names what is not there.
+        ConfigurationError: ``until`` names an unknown partition.
     """
     if until == "now":
         wanted = {one: log.end for one, log in start_offsets.logs.items()}
     else:
-        wanted = _moment(store, until, list(start_offsets.at), start_offsets.logs, "until")
+        wanted = _resolved(store, until, list(start_offsets.at), start_offsets.logs, "until")
     return {
         one: max(offset, min(wanted.get(one, offset), start_offsets.logs[one].end))
         for one, offset in start_offsets.at.items()
@@ -167,7 +167,7 @@ def ends_at(store: SparkOffsetStore, start_offsets: StartOffsets, until: Until) 
 
 
 def _by_policy(store: SparkOffsetStore, policy: object, logs: Mapping[TopicPartition, LogBounds]) -> Offsets:
-    """Where ``auto_offset_reset`` begins; nowhere where it says ``"none"``."""
+    """Return the start offsets by ``auto_offset_reset``; empty for ``"none"``."""
     match policy:
         case "none":
             return {}
@@ -182,13 +182,13 @@ def _by_policy(store: SparkOffsetStore, policy: object, logs: Mapping[TopicParti
 
 
 def _since(store: SparkOffsetStore, moment: dt.datetime | int, logs: Mapping[TopicPartition, LogBounds]) -> Offsets:
-    """The first records that are not older; the end where there is none."""
+    """Return the offsets of the first records at or after a time, or the ends of logs without such a record."""
     time_ms = int(moment.timestamp() * 1000) if isinstance(moment, dt.datetime) else moment
     found = store.at(dict.fromkeys(logs, time_ms))
     return {one: logs[one].end if offset < 0 else offset for one, offset in found.items()}
 
 
-def _moment(
+def _resolved(
     store: SparkOffsetStore,
     moment: Since | Until,
     partitions: Collection[TopicPartition],
@@ -200,19 +200,19 @@ def _moment(
             return {}
         case "earliest":
             return {one: logs[one].begin for one in partitions}
-        case Mapping() if all(map(_is_a_place, moment, moment.values())):
+        case Mapping() if all(map(_is_partition_offset, moment, moment.values())):
             offsets = {TopicPartition(*one): offset for one, offset in moment.items()}
             if unknown := sorted(offsets.keys() - set(partitions)):
-                raise ConfigurationError(f"{name}= names {unknown[0]}, and the handler reads no such partition")
+                raise ConfigurationError(f"{name}= names {unknown[0]}, which the handler does not read")
             return offsets
         case dt.datetime(tzinfo=dt.tzinfo()) | int() if not isinstance(moment, bool):
             return _since(store, moment, logs)
         case _:
             raise ConfigurationError(
-                f"{name}={moment!r} will not do: give a datetime with a time zone, milliseconds since 1970, or offsets"
-                " by partition"
+                f"{name} must be a datetime with a time zone, milliseconds since 1970, or offsets by partition, not"
+                f" {moment!r}"
             )
 
 
-def _is_a_place(partition: object, offset: object) -> bool:
+def _is_partition_offset(partition: object, offset: object) -> bool:
     return isinstance(partition, tuple) and len(partition) == 2 and isinstance(offset, int)

@@ -1,8 +1,8 @@
-"""What the driver asks of Kafka, and commits there: the one place in which a pipeline speaks to brokers itself.
+"""All requests of the driver to Kafka: metadata, offsets and commits.
 
-Rule of this file: offsets are committed by a plain commit, as of no member, and never below what is committed already.
-So the broker itself refuses when a live member has joined. One that has come and gone shows in what the group has
-committed: where that is not what was seen or committed here before, nothing more is.
+Offsets are committed without a membership and never moved backward, so the coordinator rejects a commit while the group
+has a live member. A member that joined and left shows in the group's offsets: if they differ from those read or
+committed here last, nothing more is committed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tailrace.records import TopicPartition
 from tailrace.spark.loop_thread import LoopThread
 from tailrace.spark.offsets.ranges import Offsets
 
-__all__ = ["ClusterState", "LogBounds", "PartitionCommit", "SparkOffsetStore", "beside", "remaining"]
+__all__ = ["ClusterState", "LogBounds", "PartitionCommit", "SparkOffsetStore", "commit_metadata", "remaining"]
 
 _LIVE = {
     ErrorCode.UNKNOWN_MEMBER_ID,
@@ -59,13 +59,13 @@ _LIVE = {
     ErrorCode.STALE_MEMBER_EPOCH,
 }
 _WHAT = "running its handlers on Spark"
-_LEAST_FOR_TEXT = 256
-"""With less room for metadata nothing is said of who committed."""
+_MIN_LIMIT_FOR_TEXT = 256
+"""Smallest limit of metadata at which the commits carry a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """From where to where a partition's log goes."""
+    """First offset and end offset of a partition's log."""
 
     begin: int
     end: int
@@ -73,13 +73,13 @@ class LogBounds:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What brokers say before anything runs.
+    """State of cluster and group before a run.
 
     Attributes:
-        topics: the id of each that is read; empty where brokers have none.
-        logs: from where to where the log of each partition goes.
-        found: what the group has committed of them.
-        epoch_ends: where logs end the leader epochs of the offset maps among that.
+        topics: ids of the topics to read; empty if the brokers have none.
+        logs: bounds of the logs by partition.
+        found: committed offsets of the group.
+        epoch_ends: end offsets of the leader epochs of the offset maps in ``found``.
     """
 
     cluster_id: str
@@ -91,35 +91,35 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCommit:
-    """What to commit of one partition."""
+    """Commit of one partition."""
 
     offset: int
     done: OffsetMap | None = None
-    """What is finished behind it, which the next one to read has to know."""
+    """Offset map of records finished after the offset."""
 
 
 def remaining(done: OffsetMap | None, offset: int) -> OffsetMap | None:
-    """What a map still says from ``offset`` on."""
+    """Return the part of an offset map from ``offset`` on."""
     return None if done is None else done.from_offset(offset)
 
 
-def beside(commit: PartitionCommit, said: str, limit: int, writer: str) -> EncodedMetadata:
-    """The text beside a commit: what is finished behind it goes before who wrote it and what he says."""
-    said = said if limit >= _LEAST_FOR_TEXT else ""
-    for text, name in ((said, writer), ("", writer), ("", "")):
-        envelope = encode_metadata(commit.done, text, limit, writer=name)
-        if not envelope.is_map_dropped:
-            return envelope
-    return replace(encode_metadata(None, said, limit, writer=writer), is_map_dropped=True)
+def commit_metadata(commit: PartitionCommit, text: str, limit: int, writer: str) -> EncodedMetadata:
+    """Encode offset map, text and writer; if the limit is exceeded, drop first the text, then the writer."""
+    text = text if limit >= _MIN_LIMIT_FOR_TEXT else ""
+    for kept_text, kept_writer in ((text, writer), ("", writer), ("", "")):
+        encoded = encode_metadata(commit.done, kept_text, limit, writer=kept_writer)
+        if not encoded.is_map_dropped:
+            return encoded
+    return replace(encode_metadata(None, text, limit, writer=writer), is_map_dropped=True)
 
 
 class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
-    """One group's, for as long as a ``with`` lasts, or until it is closed.
+    """Committed offsets of one group, and the metadata and offsets of its topics.
 
     Args:
-        config: how to reach the brokers.
+        config: configuration of the connection.
         group_id: the group.
-        observer: told of commits.
+        observer: receiver of events about commits.
     """
 
     def __init__(self, config: ConsumerConfig, group_id: str, observer: Observer) -> None:
@@ -129,11 +129,11 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         self._cluster = Cluster(config, observer)
         self._timeout_s = config.default_api_timeout_ms / 1000
         self._is_open = True
-        self._turn = asyncio.Lock()
+        self._commit_lock = asyncio.Lock()
         self._known: dict[TopicPartition, set[tuple[int, str]]] = {}
-        """What was seen or committed here last, with its text; two where nobody knows whether a commit came through."""
+        """Offset and metadata read or committed last; two entries if the outcome of a commit is unknown."""
         self._topics: dict[str, UUID] = {}
-        """Those that were looked at, and their ids then."""
+        """Topic ids at the last call of ``cluster_state``."""
         self._maps: Mapping[TopicPartition, OffsetMap] = {}
         """Offset maps by which records are skipped."""
         try:
@@ -151,7 +151,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         self.close()
 
     def close(self) -> None:
-        """End connections and the thread; once is enough."""
+        """Close connections and the thread; may be called again."""
         if self._is_open:
             self._is_open = False
 
@@ -163,31 +163,31 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
 
     @property
     def now(self) -> float:
-        """Its clock, in seconds."""
+        """Monotonic time in seconds."""
         return self._thread.loop.time()
 
-    # ---- asking ------------------------------------------------------------------------------------------------
+    # ---- queries -----------------------------------------------------------------------------------------------
 
     def check_idle(self) -> None:
-        """Refuse a group that has live members.
+        """Check that the group has no live members.
 
         Raises:
-            GroupNotEmptyError: naming them.
+            GroupNotEmptyError: it has some; the message names them.
         """
         self._thread.call(self._check_idle())
 
-    def check_untouched(self) -> None:
-        """Refuse a group that has live members, or had some since it was looked at: all they did would be done again.
+    def check_unchanged(self) -> None:
+        """Check that the group has no live members and had none since ``committed``: their records would run twice.
 
         Raises:
-            GroupNotEmptyError: naming them.
-            CommitFailedError: the group was moved.
-            TailraceError: a topic was made anew, or records that an offset map covers were written again.
+            GroupNotEmptyError: the group has live members.
+            CommitFailedError: the group's offsets were changed by another client.
+            TailraceError: a topic was recreated, or a log was truncated below the records of an offset map.
         """
-        self._thread.call(self._check_untouched())
+        self._thread.call(self._check_unchanged())
 
-    def look(self, topics: Sequence[str], patterns: Sequence[Any]) -> ClusterState:
-        """What there is: partitions, how far their logs go, and where the group stands.
+    def cluster_state(self, topics: Sequence[str], patterns: Sequence[Any]) -> ClusterState:
+        """Return the partitions to read, the bounds of their logs, and the group's committed offsets.
 
         Raises:
             UnknownTopicError: a topic does not exist.
@@ -195,7 +195,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         partitions = self.partitions(topics, patterns)
         topology = self._cluster.topology
         ids = self._topics = {one.topic: topology.topic_id(one.topic) for one in partitions}
-        # The commits first: no log ends before what is committed of it already.
+        # The commits first, so that no committed offset is after the end of a log.
         found = self.committed(partitions)
         return ClusterState(
             topology.cluster_id or "",
@@ -206,7 +206,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         )
 
     def partitions(self, topics: Collection[str], patterns: Sequence[Any]) -> list[TopicPartition]:
-        """All partitions of the topics, and of those whose whole name a pattern matches.
+        """Return all partitions of the topics, and of those whose whole name a pattern matches.
 
         Raises:
             UnknownTopicError: a topic does not exist.
@@ -214,40 +214,40 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         return self._thread.call(self._partitions(topics, patterns))
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
-        """What the group has committed; from now on nobody else may move it."""
-        return self._thread.call(self._look_at_group(partitions))
+        """Return the group's committed offsets; later checks fail if another client changes them."""
+        return self._thread.call(self._read_committed(partitions))
 
     def logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogBounds]:
-        """Where the logs begin and end now; the end is that of the app's ``isolation_level``.
+        """Return the current bounds of the logs; the end depends on the app's ``isolation_level``.
 
         Raises:
-            UnknownTopicError: a topic does not exist any more.
+            UnknownTopicError: a topic no longer exists.
         """
-        # Else somebody to lead it would be waited for.
+        # Raises for a deleted topic; listing its offsets would wait for a leader.
         self.partitions({one.topic for one in partitions}, ())
         begins, ends = self.at(dict.fromkeys(partitions, EARLIEST)), self.at(dict.fromkeys(partitions, LATEST))
         return {one: LogBounds(begins[one], ends[one]) for one in partitions}
 
     def at(self, times: Mapping[TopicPartition, int]) -> Offsets:
-        """The first offsets at or after times; -1 where there is none."""
+        """Return the first offsets at or after the given times; -1 if there is none."""
         found = self._thread.call(list_offsets(self._cluster, times, timeout_s=self._timeout_s))
         return {one: listed.offset for one, listed in found.items()}
 
     def epoch_ends(self, found: Mapping[TopicPartition, GroupOffset]) -> Offsets:
-        """Return where logs end the leader epochs of the offset maps beside these commits.
+        """Return the end offsets of the leader epochs of the offset maps in these commits.
 
         Raises:
-            TailraceError: a leader cannot be asked.
+            TailraceError: a leader does not answer.
         """
         maps = {one: known for one, at in found.items() if (known := at.said.offset_map) is not None}
         return self._thread.call(self._epoch_ends(maps))
 
     def watch_maps(self, maps: Mapping[TopicPartition, OffsetMap]) -> None:
-        """Refuse to go on as soon as a log no longer has the records that its map covers."""
+        """Make later checks fail if a log no longer has the records that its offset map covers."""
         self._maps = maps
 
     def members(self) -> int:
-        """How many live members the group has."""
+        """Return the number of live members of the group."""
 
         async def count() -> int:
             try:
@@ -258,34 +258,34 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
 
         return self._thread.call(count())
 
-    # ---- changing ----------------------------------------------------------------------------------------------
+    # ---- changes -----------------------------------------------------------------------------------------------
 
-    def make_topics(self, handlers: Sequence[Handler], defaults: ResolvedOptions) -> None:
-        """Make the retry topics and dead letters that are missing, as the service does.
+    def create_topics(self, handlers: Sequence[Handler], defaults: ResolvedOptions) -> None:
+        """Create missing retry topics and dead-letter topics, as the app does.
 
         Raises:
-            BrokerError: a retry topic may not be made.
+            BrokerError: a retry topic cannot be created.
         """
         routes = Routes(self.group_id, [(one, defaults.of(one)) for one in handlers])
         self._thread.call(create_group_topics(self._config, routes, self._observer))
 
     def commit(
-        self, offsets: Mapping[TopicPartition, PartitionCommit], said: str, *, may_go_back: bool = False
+        self, offsets: Mapping[TopicPartition, PartitionCommit], text: str, *, may_go_back: bool = False
     ) -> None:
-        """Commit, but for partitions of which the group has committed more.
+        """Commit offsets, except below those that the group has already committed.
 
         Args:
-            offsets: what to commit.
-            said: the text beside it.
-            may_go_back: also where more is committed: the log was made anew, and has it not.
+            offsets: commits by partition.
+            text: text in the metadata of the commits.
+            may_go_back: commit lower offsets, too; for logs that no longer have the committed offset.
 
         Raises:
-            GroupNotEmptyError: somebody joined the group.
-            CommitFailedError: it was refused, or somebody else has moved the group.
-            TailraceError: a topic was made anew, or records that an offset map covers were written again.
+            GroupNotEmptyError: a member joined the group.
+            CommitFailedError: the commit was rejected, or the group's offsets were changed by another client.
+            TailraceError: a topic was recreated, or a log was truncated below the records of an offset map.
             BrokerConnectionError: the coordinator does not answer in time.
         """
-        self._thread.call(self._commit(offsets, said, may_go_back=may_go_back))
+        self._thread.call(self._commit(offsets, text, may_go_back=may_go_back))
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -296,15 +296,15 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
             return
         check_idle(group, _WHAT)
 
-    async def _check_untouched(self) -> None:
+    async def _check_unchanged(self) -> None:
         await self._check_idle()
         await self._check_logs()
-        async with self._turn:
+        async with self._commit_lock:
             if self._known:
                 self._check_known(await self._committed(self._known))
 
     async def _check_logs(self) -> None:
-        """What was made anew has other records at the offsets that are next, and Spark knows topics by name alone."""
+        """Check topic ids and leader epochs: Spark reads by topic name, and would read a recreated topic's records."""
         await partitions_of(self._cluster, self._topics, timeout_s=self._timeout_s)
         for name, known in self._topics.items():
             found = self._cluster.topology.topic_id(name)
@@ -313,15 +313,15 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         for partition, end in (await self._epoch_ends(self._maps)).items():
             if reason := self._maps[partition].contradiction_of_epoch(end):
                 raise TailraceError(
-                    f"{partition} was truncated meanwhile: {reason} - start once more, and what is there is handled"
+                    f"the log of {partition} was truncated: {reason} - start again to handle the records it has now"
                 )
 
     async def _epoch_ends(self, maps: Mapping[TopicPartition, OffsetMap]) -> Offsets:
         epochs = {one: known.leader_epoch for one, known in maps.items() if known.leader_epoch >= 0}
         return await epoch_end_offsets(self._cluster, epochs, timeout_s=self._timeout_s) if epochs else {}
 
-    async def _look_at_group(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
-        async with self._turn:
+    async def _read_committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+        async with self._commit_lock:
             found = await self._committed(partitions)
             self._known = {one: {(at.offset, at.metadata)} for one, at in found.items()}
             return found
@@ -332,12 +332,12 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         )
 
     def _check_known(self, found: Mapping[TopicPartition, GroupOffset]) -> None:
-        """What is absent was not moved, but forgotten."""
+        """Compare committed offsets with the known ones; a missing offset has expired and was not changed."""
         for one, known in self._known.items():
             if one in found and (found[one].offset, found[one].metadata) not in known:
                 raise CommitFailedError(
-                    f"somebody else has moved group {self.group_id!r}, which stands at {found[one].offset} in {one} now"
-                    " - start once more, and it goes on from there"
+                    f"another client committed offset {found[one].offset} of {one} for group {self.group_id!r}"
+                    " - start again to continue from there"
                 )
 
     async def _partitions(self, topics: Collection[str], patterns: Sequence[Any]) -> list[TopicPartition]:
@@ -353,14 +353,14 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
             raise UnknownTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {missing[0]!r}")
         return sorted(TopicPartition(name, number) for name, count in counts.items() for number in range(count))
 
-    async def _commit(self, offsets: Mapping[TopicPartition, PartitionCommit], said: str, *, may_go_back: bool) -> None:
+    async def _commit(self, offsets: Mapping[TopicPartition, PartitionCommit], text: str, *, may_go_back: bool) -> None:
         if offsets:
             await self._check_logs()
-            async with self._turn:
-                await self._commit_in_turn(offsets, said, may_go_back=may_go_back)
+            async with self._commit_lock:
+                await self._commit_locked(offsets, text, may_go_back=may_go_back)
 
-    async def _commit_in_turn(
-        self, offsets: Mapping[TopicPartition, PartitionCommit], said: str, *, may_go_back: bool
+    async def _commit_locked(
+        self, offsets: Mapping[TopicPartition, PartitionCommit], text: str, *, may_go_back: bool
     ) -> None:
         before = await self._committed(offsets.keys() | self._known.keys())
         self._check_known(before)
@@ -371,12 +371,12 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         }
         if not forward:
             return
-        texts = {one: self._text(one, commit, said) for one, commit in forward.items()}
+        metadata = {one: self._metadata(one, commit, text) for one, commit in forward.items()}
         for one, commit in forward.items():
-            self._known.setdefault(one, set()).add((commit.offset, texts[one]))
+            self._known.setdefault(one, set()).add((commit.offset, metadata[one]))
         what = f"committing offsets of group {self.group_id!r}"
         entries = [
-            CommitOffset(*one, commit.offset, metadata=texts[one], topic_id=self._topics.get(one.topic, NO_TOPIC_ID))
+            CommitOffset(*one, commit.offset, metadata=metadata[one], topic_id=self._topics.get(one.topic, NO_TOPIC_ID))
             for one, commit in forward.items()
         ]
         try:
@@ -386,27 +386,26 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         if _LIVE & set(codes.values()):
             await self._check_idle()
             raise CommitFailedError(
-                f"{what}: somebody joined the group and left it again meanwhile - start once more; the last batch"
-                " is handled again"
+                f"{what}: a member joined the group and left it again - start again; the last batch is handled again"
             )
         for one in forward:
             if code := codes[one]:
                 raise CommitFailedError(str(broker_error(code, f"{what}: {one}")))
-        self._known |= {one: {(commit.offset, texts[one])} for one, commit in forward.items()}
+        self._known |= {one: {(commit.offset, metadata[one])} for one, commit in forward.items()}
         self._maps = {one: known for one, known in self._maps.items() if one not in offsets or offsets[one].done}
         self._observer.emit(OffsetsCommitted(self.group_id, {one: commit.offset for one, commit in forward.items()}))
 
-    def _text(self, partition: TopicPartition, commit: PartitionCommit, said: str) -> str:
+    def _metadata(self, partition: TopicPartition, commit: PartitionCommit, text: str) -> str:
         limit = self._config.offset_metadata_max_bytes
-        envelope = beside(commit, said, limit, self._config.client_id)
-        if envelope.is_map_dropped:
+        encoded = commit_metadata(commit, text, limit, self._config.client_id)
+        if encoded.is_map_dropped:
             reason = f"it does not fit into offset_metadata_max_bytes={limit}"
             self._observer.emit(OffsetMapDropped(partition, commit.offset, reason))
-        return envelope.text
+        return encoded.text
 
 
 def _recreated(topic: str) -> TailraceError:
     return TailraceError(
-        f"topic {topic!r} was made anew meanwhile, and has other records where the old one was read to"
-        " - start once more, and it is read by auto_offset_reset"
+        f"topic {topic!r} was recreated, so its offsets belong to other records"
+        " - start again to read the new topic by auto_offset_reset"
     )

@@ -1,1 +1,1 @@
-"""SparkSession: connector, Java, options of the Kafka source."""
+"""Spark session: Kafka connector, Java, and options of the Kafka source."""

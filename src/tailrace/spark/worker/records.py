@@ -1,4 +1,4 @@
-"""Arrow's columns as records, and the columns of Spark's Kafka source that they are made of."""
+"""Conversion of Arrow batches of Spark's Kafka source to records."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ COLUMNS = (
     "unix_millis(timestamp) AS timestamp",
     "to_json(headers) AS headers",
 )
-"""As Spark selects them, in this order. Lists of structs go to Arrow so slowly, even where all are null, that reading
-takes three times as long; as text they cost next to nothing."""
+"""Columns that Spark selects, in this order. Headers are JSON: Spark converts lists of structs to Arrow so slowly, even
+if all are null, that reading takes three times as long."""
 
 
 class _Header(msgspec.Struct):
-    """One of a record's, as Spark writes JSON: bytes in base 64, and no word of what is null."""
+    """Header in Spark's JSON: bytes are base64, and null values are omitted."""
 
     key: str
     value: bytes | None = None
@@ -36,17 +36,17 @@ _decode = msgspec.json.Decoder(list[_Header]).decode
 
 
 def columns_for(topic: str | None) -> tuple[str, ...]:
-    """The columns of records that are all of one topic, or of several when there is none."""
+    """Return the columns to select; without the topic if all records are of ``topic``."""
     return COLUMNS if topic is None else COLUMNS[1:]
 
 
 def slices_of(batch: Any, topic: str | None, *, is_of_one: bool) -> Iterator[tuple[TopicPartition, list[Record]]]:  # noqa: ANN401 - Arrow
-    """The records of an Arrow batch, in order, by partition.
+    """Yield the records of an Arrow batch in runs of one partition, in order.
 
     Args:
-        batch: a RecordBatch of ``columns_for(topic)``.
-        topic: of all of them; None where a column says it.
-        is_of_one: all of it is of one partition, as where no shuffle came between.
+        batch: RecordBatch with ``columns_for(topic)``.
+        topic: topic of all records; None if it is a column.
+        is_of_one: True if all records are of one partition, as without a shuffle.
     """
     if not batch.num_rows:
         return

@@ -1,6 +1,6 @@
-"""What handlers return, as rows of a DataFrame: the type from the return annotation, the values from each result.
+"""Conversion of handlers' results to rows of a DataFrame.
 
-Rule of this file: the type is read once, in the driver, and what has none in Spark is refused there.
+The driver derives the Spark type from the return annotation, and refuses annotations without one.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ if TYPE_CHECKING:
 
 __all__ = ["arrow_of", "columns_of", "result_type", "rows_of"]
 
-_Read: TypeAlias = Callable[[Any], Any]
-"""Makes of a value what Arrow takes."""
+_Converter: TypeAlias = Callable[[Any], Any]
+"""Function that converts a value to one that Arrow accepts."""
 
-_PLACE = ("topic", "partition", "offset")
-"""The columns that say which record a row came from."""
+_POSITION = ("topic", "partition", "offset")
+"""Columns with the position of the record that a row came from."""
 _VALUE = "value"
-"""The one column of a result that has no fields."""
+"""Column of a result without fields."""
 
-_UNFIT = (AttributeError, OverflowError, TypeError, ValueError)
-"""What is raised here, and by pyarrow, whose own errors are of these kinds."""
+_CONVERSION_ERRORS = (AttributeError, OverflowError, TypeError, ValueError)
+"""Errors of conversion, here and in pyarrow, whose own errors derive from these."""
 
 
 def result_type(handlers: Sequence[Handler]) -> DataType:
-    """What handlers return, as Spark has it: a struct where it has fields.
+    """Return the Spark type of the handlers' results, a struct if they have fields.
 
     Raises:
-        ConfigurationError: the annotation is missing, says nothing of the columns, or is another for each handler.
+        ConfigurationError: the annotation is missing, has no Spark type, or differs between handlers.
     """
     kinds = [_returned(one) for one in handlers]
     if any(one is not kinds[0] and one != kinds[0] for one in kinds):
         raise ConfigurationError(
-            f"sink= writes one kind of rows, and {' and '.join(one.name for one in handlers)} return different ones"
+            f"sink= needs one result type, and {' and '.join(one.name for one in handlers)} return different ones"
+            " - annotate them with the same type"
         )
     where, kind = f"handler {handlers[0].name}", kinds[0]
     try:
@@ -62,150 +63,154 @@ def result_type(handlers: Sequence[Handler]) -> DataType:
         raise ConfigurationError(f"{where} returns {described(kind)}, which cannot be resolved: {error}") from error
     except RecursionError as error:
         raise ConfigurationError(
-            f"{where} returns {described(kind)}, which contains itself, and Spark has no such column"
+            f"{where} returns {described(kind)}, which contains itself, and Spark has no recursive types"
+            " - return a type without recursion"
         ) from error
-    if taken := [name for name in fields or () if name.lower() in {*_PLACE, COLUMN}]:
+    if taken := [name for name in fields or () if name.lower() in {*_POSITION, COLUMN}]:
         raise ConfigurationError(
             f"{where} returns {described(kind)} with a field {taken[0]!r}, and sink= adds a column of that name"
-            " that says which record a row came from - call the field something else"
+            " - rename the field"
         )
     seen: dict[str, str] = {}
     for name in fields or ():
         if (other := seen.setdefault(name.lower(), name)) != name:
-            raise ConfigurationError(f"{where}: {other!r} and {name!r} are one column to Spark - rename one of them")
+            raise ConfigurationError(
+                f"{where} returns fields {other!r} and {name!r}, which Spark does not distinguish - rename one of them"
+            )
     return made
 
 
 def columns_of(kind: DataType | None) -> StructType:
-    """The columns of a task's rows: of a result, of where it came from, of the tally.
+    """Return the columns of a task's rows: those of the result, the position of the record, and the metrics.
 
     Args:
-        kind: of results; None where nobody wants them.
+        kind: Spark type of results; None without a sink.
     """
     from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType  # noqa: PLC0415 - an extra
 
-    tally = StructField(COLUMN, StringType())
+    metrics = StructField(COLUMN, StringType())
     if kind is None:
-        return StructType([tally])
+        return StructType([metrics])
     own = kind.fields if isinstance(kind, StructType) else [StructField(_VALUE, kind)]
-    place = [StructField("topic", StringType()), StructField("partition", IntegerType())]
-    return StructType([*own, *place, StructField("offset", LongType()), tally])
+    position = [StructField("topic", StringType()), StructField("partition", IntegerType())]
+    return StructType([*own, *position, StructField("offset", LongType()), metrics])
 
 
 def rows_of(results: Iterable[tuple[Record, object]], kind: DataType) -> list[dict[str, Any]]:
-    """One row for each result, several for a list of them, none for None.
+    """Return one row for each result, several for a list of results, none for None.
 
     Args:
-        results: what was returned, and for which record.
-        kind: of each, as ``result_type`` gives it.
+        results: records and the results for them.
+        kind: Spark type from ``result_type``.
 
     Raises:
-        HandlerFailedError: a result is not what the annotation says.
+        HandlerFailedError: a result does not match the annotation.
     """
-    read, rows = _row_reader(kind), []
+    convert, rows = _row_converter(kind), []
     for record, result in results:
         for one in results_in(result):
             if one is None:
                 continue
             try:
-                row = read(one)
-            except _UNFIT as error:
-                raise _refusal(TopicPartition(record.topic, record.partition), record.offset, error) from error
+                row = convert(one)
+            except _CONVERSION_ERRORS as error:
+                raise _mismatch(TopicPartition(record.topic, record.partition), record.offset, error) from error
             row["topic"], row["partition"], row["offset"] = record.topic, record.partition, record.offset
             rows.append(row)
     return rows
 
 
 def arrow_of(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:  # noqa: ANN401 - pyarrow is untyped
-    """The rows as one batch of Arrow's.
+    """Return the rows as an Arrow batch.
 
     Raises:
-        HandlerFailedError: a value has no room in its column, as it is not what the annotation says.
+        HandlerFailedError: a value does not match its column, and so the annotation.
     """
     pa: Any = import_module("pyarrow")  # an extra
     try:
         return pa.RecordBatch.from_pylist(rows, schema=schema)
-    except _UNFIT:
+    except _CONVERSION_ERRORS:
         for row in rows:
             try:
                 pa.RecordBatch.from_pylist([row], schema=schema)
-            except _UNFIT as error:
-                raise _refusal(TopicPartition(row["topic"], row["partition"]), row["offset"], error) from error
+            except _CONVERSION_ERRORS as error:
+                raise _mismatch(TopicPartition(row["topic"], row["partition"]), row["offset"], error) from error
         raise
 
 
-def _refusal(partition: TopicPartition, offset: int, error: Exception) -> HandlerFailedError:
+def _mismatch(partition: TopicPartition, offset: int, error: Exception) -> HandlerFailedError:
     return HandlerFailedError(
-        f"{partition} offset {offset}: what the handler returned is not what its annotation says: {error}"
+        f"{partition} offset {offset}: the handler's result does not match its annotation: {error}"
+        " - fix the annotation or the result"
     )
 
 
 # ---- values ----------------------------------------------------------------------------------------------------
 
 
-def _row_reader(kind: DataType) -> _Read:
-    """What makes a row of a result: its fields, or all of it as the one column."""
+def _row_converter(kind: DataType) -> _Converter:
+    """Return a converter from a result to a row, with one column if the result has no fields."""
     from pyspark.sql.types import StructType  # noqa: PLC0415 - an extra
 
     if isinstance(kind, StructType):
-        return _struct_reader(kind)
-    read = _reader(kind)
-    return lambda result: {_VALUE: read(result)}
+        return _struct_converter(kind)
+    convert = _converter(kind)
+    return lambda result: {_VALUE: convert(result)}
 
 
-def _reader(kind: DataType) -> _Read:
-    """What makes of a value what Arrow takes for this type; the type says what it is, and not how it looks."""
+def _converter(kind: DataType) -> _Converter:
+    """Return a converter for a Spark type, chosen by the type and not by the value."""
     from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415 - an extra
 
     if isinstance(kind, StructType):
-        read: _Read = _struct_reader(kind)
+        convert: _Converter = _struct_converter(kind)
     elif isinstance(kind, ArrayType):
-        read = _array_reader(_reader(kind.elementType))
+        convert = _array_converter(_converter(kind.elementType))
     elif isinstance(kind, MapType):
-        read = _map_reader(_reader(kind.keyType), _reader(kind.valueType))
+        convert = _map_converter(_converter(kind.keyType), _converter(kind.valueType))
     else:
         return _plain
-    return lambda value: None if value is None else read(value)
+    return lambda value: None if value is None else convert(value)
 
 
 def _plain(value: object) -> object:
     return value.value if isinstance(value, enum.Enum) else value
 
 
-def _struct_reader(kind: StructType) -> _Read:
-    fields = [(one.name, _reader(one.dataType)) for one in kind.fields]
+def _struct_converter(kind: StructType) -> _Converter:
+    fields = [(one.name, _converter(one.dataType)) for one in kind.fields]
 
-    def read(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever a handler returns
+    def convert(value: Any) -> dict[str, Any]:  # noqa: ANN401 - any result of a handler
         if isinstance(value, Mapping):
-            return {name: of(value.get(name)) for name, of in fields}
+            return {name: convert_field(value.get(name)) for name, convert_field in fields}
         attributes = _attributes(type(value))
         if attributes is None:
-            raise TypeError(f"it is {type(value).__name__}")
-        return {name: of(getattr(value, attributes.get(name, name))) for name, of in fields}
+            raise TypeError(f"its type is {type(value).__name__}")
+        return {name: convert_field(getattr(value, attributes.get(name, name))) for name, convert_field in fields}
 
-    return read
+    return convert
 
 
-def _array_reader(of: _Read) -> _Read:
-    def read(value: object) -> list[Any]:
+def _array_converter(convert_item: _Converter) -> _Converter:
+    def convert(value: object) -> list[Any]:
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            raise TypeError(f"{value!r:.80} is no list")
-        return [of(one) for one in value]
+            raise TypeError(f"{value!r:.80} is not a list")
+        return [convert_item(one) for one in value]
 
-    return read
+    return convert
 
 
-def _map_reader(key: _Read, of: _Read) -> _Read:
-    def read(value: object) -> list[tuple[Any, Any]]:
+def _map_converter(convert_key: _Converter, convert_value: _Converter) -> _Converter:
+    def convert(value: object) -> list[tuple[Any, Any]]:
         if not isinstance(value, Mapping):
-            raise TypeError(f"{value!r:.80} is no mapping")
-        return [(key(name), of(one)) for name, one in value.items()]
+            raise TypeError(f"{value!r:.80} is not a mapping")
+        return [(convert_key(name), convert_value(one)) for name, one in value.items()]
 
-    return read
+    return convert
 
 
 def _attributes(kind: type) -> Mapping[str, str] | None:
-    """What fields are called where columns are called otherwise; None where there are no fields."""
+    """Return attribute names by column name, where they differ; None for a type without fields."""
     if issubclass(kind, msgspec.Struct):
         return dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
     return {} if hasattr(kind, "model_fields") or dataclasses.is_dataclass(kind) else None
@@ -218,8 +223,8 @@ def _returned(handler: Handler) -> Any:  # noqa: ANN401 - a type
     where = f"handler {handler.name}"
     if handler.batch is not None:
         raise ConfigurationError(
-            f"{where} is one of batches, and sink= wants to know which record a row came from"
-            " - write from the handler, or make it one of single records"
+            f"{where} is a batch handler, and sink= needs one record for each row"
+            " - write from the handler, or declare it with @app.handler"
         )
     function = handler.function if hasattr(handler.function, "__annotations__") else type(handler.function).__call__
     try:
@@ -231,20 +236,23 @@ def _returned(handler: Handler) -> Any:  # noqa: ANN401 - a type
         first, *others = typing.get_args(kind)
         if any(one not in {first, Ellipsis} for one in others):
             raise ConfigurationError(
-                f"{where} returns {described(kind)}, which is of several kinds, and rows are of one"
+                f"{where} returns {described(kind)} with several types, and sink= needs rows of one type"
+                " - return a list of one type"
             )
         kind, _ = split_none(first)
     if kind is None or kind is type(None) or kind is Any:
         raise ConfigurationError(
-            f"{where} says nothing of what it returns, and sink= makes columns of that - annotate it, such as `-> Fare`"
+            f"{where} has no return annotation, from which sink= derives the columns - add one, such as `-> Fare`"
         )
     if kind is Message or typing.get_origin(kind) in {Union, types.UnionType}:
-        raise ConfigurationError(f"{where} returns {described(kind)}, of which sink= can make no columns")
+        raise ConfigurationError(
+            f"{where} returns {described(kind)}, which has no columns for sink= - return a struct or a single type"
+        )
     return kind
 
 
 def _fields(kind: Any) -> dict[str, Any] | None:  # noqa: ANN401 - a type
-    """The fields of a type that has some."""
+    """Return the fields of a type by column name; None for a type without fields."""
     if not isinstance(kind, type):
         return None
     if issubclass(kind, msgspec.Struct):
@@ -266,14 +274,16 @@ def _struct(fields: Mapping[str, Any], where: str) -> StructType:
 
 
 def _of_all(kinds: Iterable[Any], where: str) -> DataType:
-    """What several types are alike."""
+    """Return the common Spark type of several types."""
     found = [_type(one, where) for one in kinds]
     if not found or any(one != found[0] for one in found):
-        raise ConfigurationError(f"{where} is of {'several kinds' if found else 'no kind'}, and a column is of one")
+        raise ConfigurationError(
+            f"{where} has {'several types' if found else 'no type'}, and a column has exactly one - annotate it so"
+        )
     return found[0]
 
 
-def _type(annotation: Any, where: str) -> DataType:  # noqa: ANN401, PLR0911 - a type, and one way out for each kind
+def _type(annotation: Any, where: str) -> DataType:  # noqa: ANN401, PLR0911 - a type, and a return for each kind
     from pyspark.sql import types as spark  # noqa: PLC0415 - an extra
 
     kind, _ = split_none(annotation)
@@ -302,5 +312,7 @@ def _type(annotation: Any, where: str) -> DataType:  # noqa: ANN401, PLR0911 - a
     }
     found = scalars.get(kind)
     if found is None:
-        raise ConfigurationError(f"{where} is {described(kind)}, for which Spark has no type that sink= knows")
+        raise ConfigurationError(
+            f"{where} is {described(kind)}, which sink= cannot convert to a Spark type - use another type, such as str"
+        )
     return found

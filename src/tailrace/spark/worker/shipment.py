@@ -1,6 +1,6 @@
-"""An app on its way to Spark's Python workers: by the place where they can import it, or as a whole by cloudpickle.
+"""Serialization of an app for Spark's Python workers: its import path if it has one, otherwise a pickle.
 
-Rule of this file: what cannot be sent is told in the driver, with the name of the variable that is in the way.
+The driver refuses an app that cannot be sent, and names the variable that prevents it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tailrace.spark.worker.structs import differences, meta_reduction, struct_re
 
 __all__ = ["Shipment", "pack", "place_of", "unpacked"]
 
-_STAYING = frozenset(
+_NOT_SENT = frozenset(
     {
         "group_error_reactions",
         "group_instance_id",
@@ -41,35 +41,35 @@ _STAYING = frozenset(
         "rebalance_listener",
     }
 )
-"""Options of members of a group, which a worker is none; hooks are the app's own, wherever it comes from."""
+"""Options that are not sent: those of group members, and hooks, which belong to the app object."""
 _DEPTH = 6
-"""So many functions deep somebody looks for what is in the way."""
+"""Maximum depth of functions in the search for a variable that cannot be pickled."""
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """What a worker needs to run handlers."""
+    """Serialized app and selection of its handlers."""
 
     place: str | None
-    """Where to import the app."""
+    """Import path of the app, such as ``shop:billing``."""
     pickled: bytes = field(repr=False)
-    """The app itself, where it cannot be imported; options and overrides, always."""
+    """Options and overrides, and the app itself if it has no import path."""
     numbers: tuple[int, ...]
-    """Of the handlers to run, among those that the app declares."""
+    """Indices of the handlers to run among those that the app declares."""
     names: tuple[str, ...]
-    """Of the same."""
+    """Names of the handlers to run."""
     group_id: str
     topics: tuple[str, ...]
     has_sink: bool
     path: tuple[str, ...]
-    """Where the driver imports from; only what is there on the worker's machine counts."""
+    """``sys.path`` of the driver; folders that the worker's machine lacks have no effect."""
 
 
 def pack(app: App, place: str | None, chosen: SelectedHandlers, config: ConsumerConfig, *, has_sink: bool) -> Shipment:
-    """The app, ready to be sent.
+    """Serialize an app.
 
     Raises:
-        ConfigurationError: something of it cannot be pickled, or not be found by the worker; it says what.
+        ConfigurationError: a part of it cannot be pickled or imported by a worker; the message names it.
     """
     options, overrides = _options(config), settings_of(app).overrides
     if place is not None:
@@ -78,7 +78,7 @@ def pack(app: App, place: str | None, chosen: SelectedHandlers, config: Consumer
         whole = (None if place is not None else app, options, dict(overrides))
         _, structs = _dumped(whole)
         _check_structs(structs)
-        # A class before those derived from it: made as the base of one that it refers to, it would make that one twice.
+        # Base classes first: a base created while a derived class is created would create that class twice.
         pickled = _dumps((sorted(structs, key=lambda one: len(one.__mro__)), whole))
     except ConfigurationError:
         raise
@@ -97,10 +97,10 @@ def pack(app: App, place: str | None, chosen: SelectedHandlers, config: Consumer
 
 
 def unpacked(shipment: Shipment) -> App:
-    """The app, in a worker.
+    """Restore the app in a worker.
 
     Raises:
-        ConfigurationError: it cannot be imported there, or is another one.
+        ConfigurationError: the worker cannot import the app, or has another version of it.
     """
     from pyspark import cloudpickle  # noqa: PLC0415 - an extra
 
@@ -108,18 +108,18 @@ def unpacked(shipment: Shipment) -> App:
     try:
         _, (app, options, overrides) = cloudpickle.loads(shipment.pickled)
         if shipment.place is not None:
-            # By itself first: what it says is another thing here than where somebody calls a command.
+            # Import the module first, so that an ImportError is reported here and not by load_app.
             import_module(check_place(shipment.place)[0])
             app = load_app(shipment.place)
     except ImportError as error:
         raise ConfigurationError(
-            f"Spark's workers cannot import what {shipment.place or 'the app'} needs ({error})"
-            " - install it there, or send it along with spark.submit.pyFiles"
+            f"Spark's workers cannot import {shipment.place or 'the modules of the app'} ({error})"
+            " - install it there, or send it with spark.submit.pyFiles"
         ) from error
     names = tuple(app.declared[number].name for number in shipment.numbers if number < len(app.declared))
     if names != shipment.names:
         raise ConfigurationError(
-            f"the workers have another app than the driver: {', '.join(names) or 'nothing'} instead of"
+            f"the workers have another version of the app: handlers {', '.join(names) or '(none)'} instead of"
             f" {', '.join(shipment.names)} - install the same version everywhere"
         )
     app.configure(**options)
@@ -129,7 +129,7 @@ def unpacked(shipment: Shipment) -> App:
 
 
 def place_of(app: App) -> str | None:
-    """``module:name`` of an app that is a global of a module with handlers of it; None where there is none."""
+    """Return the import path ``module:name`` of an app that is a global of an importable module, or None."""
     homes = dict.fromkeys(getattr(one.function, "__module__", "") for one in app.declared)
     for name in [*homes, *sys.modules]:
         module = sys.modules.get(name)
@@ -142,35 +142,35 @@ def place_of(app: App) -> str | None:
 
 
 def _is_importable(module: types.ModuleType) -> bool:
-    """Whether it came from a file below a place that imports look at."""
+    """Return True if the module was imported from a file below ``sys.path``."""
     spec = getattr(module, "__spec__", None)
     if spec is None or not spec.origin:
         return False
     parts = spec.name.split(".")
     endings = ("/".join(parts) + ".py", "/".join(parts) + "/__init__.py")
-    # Where Python was started without a program, the folder it was started in has no name there.
-    start_offsets = [(place or str(Path.cwd())).rstrip("/") for place in sys.path]
-    return any(spec.origin in {f"{place}/{end}" for end in endings} for place in start_offsets)
+    # An empty entry is the current directory.
+    folders = [(folder or str(Path.cwd())).rstrip("/") for folder in sys.path]
+    return any(spec.origin in {f"{folder}/{end}" for end in endings} for folder in folders)
 
 
 def _options(config: ConsumerConfig) -> dict[str, Any]:
-    """All options as the driver has resolved them: a worker's environment and the app's module may say others."""
-    is_of_brokers = config.group_protocol == "consumer"
+    """Return all options as resolved in the driver: the worker's environment and the app's module may differ."""
+    is_kip848 = config.group_protocol == "consumer"
     return {
         one.name: getattr(config, one.name)
         for one in dataclasses.fields(config)
-        # Where the broker decides something, nobody may say it.
-        if one.name not in _STAYING and not (is_of_brokers and one.metadata["classic"])
+        # Options that the broker decides under KIP-848 must not be set.
+        if one.name not in _NOT_SENT and not (is_kip848 and one.metadata["classic"])
     }
 
 
 def _check_overrides(overrides: Overrides) -> None:
-    """Of an app that a worker imports: it has to find each provider there, the very one that ``Depends`` names."""
+    """Check that workers can import the provider of each override: it must be the object that ``Depends`` names."""
     for provider in overrides:
-        if not hasattr(provider, "__qualname__") or _goes_by_value(provider):
+        if not hasattr(provider, "__qualname__") or _is_pickled_by_value(provider):
             raise ConfigurationError(
-                f"override({_called(provider)}, ...) does not reach Spark's workers, which import the app and find no"
-                " such provider there - make it a function of a module"
+                f"override({_qualified_name(provider)}, ...) has no effect in Spark's workers, which cannot import that"
+                " provider - define it as a function of a module"
             )
 
 
@@ -182,28 +182,28 @@ def _dumps(what: object) -> bytes:
 
 
 def _dumped(what: object) -> tuple[bytes, list[type[msgspec.Struct]]]:
-    """Return the pickled bytes, and the Struct classes that are sent as a whole among them."""
+    """Return the pickle, and the Struct classes that it contains by value."""
     from pyspark import cloudpickle  # noqa: PLC0415 - an extra
 
     cloudpickles: Any = cloudpickle.Pickler
 
     class Pickler(cloudpickles):  # type: ignore[misc] # untyped
-        """cloudpickle's, for functions whose annotations are text and for Structs of a script or a notebook."""
+        """Pickler for functions with annotations as strings, and for Structs of a script or a notebook."""
 
         def __init__(self, out: io.BytesIO) -> None:
             cloudpickles.__init__(self, out)
             self.structs: dict[type[msgspec.Struct], None] = {}
 
-        def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
+        def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - signature of pickle
             if isinstance(obj, App):
                 make, arguments, state, *_ = cast("tuple[Any, ...]", obj.__reduce_ex__(4))
                 return make, arguments, {**state, "_options": {"hooks": obj.options.get("hooks", ())}}
-            if isinstance(obj, types.FunctionType) and _goes_by_value(obj):
-                with _resolved(obj):
+            if isinstance(obj, types.FunctionType) and _is_pickled_by_value(obj):
+                with _resolved_annotations(obj):
                     return cloudpickles.reducer_override(self, obj)
             if isinstance(obj, msgspec.Meta):
                 return meta_reduction(obj)
-            if isinstance(obj, type) and issubclass(obj, msgspec.Struct) and _goes_by_value(obj):
+            if isinstance(obj, type) and issubclass(obj, msgspec.Struct) and _is_pickled_by_value(obj):
                 self.structs[obj] = None
                 return struct_reduction(obj)
             return cloudpickles.reducer_override(self, obj)
@@ -215,27 +215,27 @@ def _dumped(what: object) -> tuple[bytes, list[type[msgspec.Struct]]]:
 
 
 def _check_structs(kinds: Sequence[type[msgspec.Struct]]) -> None:
-    """Refuse a Struct class that would arrive in the workers as another one than it is here.
+    """Check that each Struct class is the same after a round trip through pickle.
 
     Raises:
-        ConfigurationError: naming the class, and what differs.
+        ConfigurationError: a class differs; the message names the differences.
     """
     from pyspark import cloudpickle  # noqa: PLC0415 - an extra
 
     for kind in kinds:
         try:
             differing = ", ".join(differences(kind, cloudpickle.loads(_dumps(kind))))
-        except Exception as error:  # noqa: BLE001 - whatever the class raises while it is made again
+        except Exception as error:  # noqa: BLE001 - any error of the class while it is created
             differing = f"{type(error).__name__}: {error}"
         if differing:
             raise ConfigurationError(
-                f"{kind.__qualname__} cannot be sent to Spark's workers as it is ({differing})"
-                " - put it into a module that they can import"
+                f"{kind.__qualname__} cannot be sent to Spark's workers unchanged ({differing})"
+                " - move it to a module that they can import"
             )
 
 
-def _goes_by_value(thing: Any) -> bool:  # noqa: ANN401 - a function or a class
-    """As cloudpickle decides: what no import would find."""
+def _is_pickled_by_value(thing: Any) -> bool:  # noqa: ANN401 - a function or a class
+    """Return True if cloudpickle sends the object by value because no import would find it."""
     found: Any = sys.modules.get(thing.__module__)
     if thing.__module__ == "__main__" or found is None:
         return True
@@ -244,8 +244,8 @@ def _goes_by_value(thing: Any) -> bool:  # noqa: ANN401 - a function or a class
     return found is not thing
 
 
-class _resolved:  # noqa: N801 - used as a function
-    """Annotations of a function as types for a moment: the names in their texts are not sent along."""
+class _resolved_annotations:  # noqa: N801 - used as a function
+    """Replaces annotations that are strings by types within a block: a pickle lacks the names in those strings."""
 
     def __init__(self, function: types.FunctionType) -> None:
         self._function, self._before = function, dict(function.__annotations__)
@@ -258,13 +258,13 @@ class _resolved:  # noqa: N801 - used as a function
                     self._function, localns=dict(local), include_extras=True
                 )
             except NameError:
-                return  # whoever reads the signature says it better
+                return  # reading the signature in the worker raises a better error
 
     def __exit__(self, *_: object) -> None:
         self._function.__annotations__ = self._before
 
 
-# ---- what is in the way ----------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------
 
 
 def _refusal(app: App, chosen: SelectedHandlers, options: Mapping[str, Any], error: Exception) -> ConfigurationError:
@@ -272,7 +272,7 @@ def _refusal(app: App, chosen: SelectedHandlers, options: Mapping[str, Any], err
     what = "the app" if found is None else found
     return ConfigurationError(
         f"{what} cannot be sent to Spark's workers ({type(error).__name__}: {error})"
-        " - open it there, by Depends(..., scope='app'), or put the app into a module that they can import"
+        " - open it in the worker with Depends(..., scope='app'), or move the app to a module that they can import"
     )
 
 
@@ -289,30 +289,30 @@ def _culprits(app: App, chosen: SelectedHandlers, options: Mapping[str, Any]) ->
         yield from _used_by(str(getattr(hook, "__qualname__", hook)), hook)
     for provider, replacement in settings_of(app).overrides.items():
         if not _can_be_sent(replacement):
-            yield f"what is called instead of {_called(provider)}"
+            yield f"the override of {_qualified_name(provider)}"
     hooks: Any = app.options.get("hooks", ())
     yield from (f"the hook {one!r:.80}" for one in hooks if not _can_be_sent(one))
 
 
-def _used_by(who: str, function: Callable[..., Any]) -> Iterator[str]:
-    for name, value in _named(function):
-        if (way := _way_to(name, value, _DEPTH)) is not None:
-            yield f"{who} uses the variable {way}, which"
+def _used_by(user: str, function: Callable[..., Any]) -> Iterator[str]:
+    for name, value in _references(function):
+        if (variable := _unpicklable(name, value, _DEPTH)) is not None:
+            yield f"{user} uses the variable {variable}, which"
 
 
-def _way_to(name: str, value: object, depth: int) -> str | None:
-    """The name of what is in the way, through the functions that use it; None where nothing is."""
+def _unpicklable(name: str, value: object, depth: int) -> str | None:
+    """Return the variable that cannot be pickled, and the functions that lead to it; None if there is none."""
     if isinstance(value, App) or _can_be_sent(value):
         return None
     if depth and isinstance(value, types.FunctionType):
-        for inner, used in _named(value):
-            if (way := _way_to(inner, used, depth - 1)) is not None:
-                return f"{way} (by way of {name})"
+        for inner, used in _references(value):
+            if (variable := _unpicklable(inner, used, depth - 1)) is not None:
+                return f"{variable} (through {name})"
     return f"{name!r} ({type(value).__module__}.{type(value).__qualname__})"
 
 
-def _named(function: Callable[..., Any]) -> Iterator[tuple[str, object]]:
-    """What a function uses by name: variables around it, globals, defaults, and providers."""
+def _references(function: Callable[..., Any]) -> Iterator[tuple[str, object]]:
+    """Yield names and values that a function uses: nonlocals, globals, defaults and providers."""
     bare = inspect.unwrap(function)
     if not isinstance(bare, types.FunctionType):
         bare = getattr(bare, "__func__", None) or type(bare).__call__
@@ -328,13 +328,13 @@ def _named(function: Callable[..., Any]) -> Iterator[tuple[str, object]]:
                 yield name, extra.provider
 
 
-def _called(function: Callable[..., Any]) -> str:
+def _qualified_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", f"{function!r:.80}")
 
 
 def _can_be_sent(value: object) -> bool:
     try:
         _dumps(value)
-    except Exception:  # noqa: BLE001 - whatever pickling raises
+    except Exception:  # noqa: BLE001 - any error of pickling
         return False
     return True

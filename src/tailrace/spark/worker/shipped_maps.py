@@ -1,6 +1,6 @@
-"""Offset maps on their way to the tasks: a decoded one takes up to half a megabyte, the same as text a few bytes.
+"""Offset maps sent to tasks as encoded text: a decoded map takes up to half a megabyte, its text often a few bytes.
 
-Each task carries those of all partitions, since Spark sends every task of a job the same function, and decodes its own.
+Spark sends the same function to all tasks of a job, so each task has the maps of all partitions and decodes its own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["ShippedMaps"]
 
 
 class ShippedMaps:
-    """Offset maps as text; each is decoded when it is asked for, and kept for as long as the task.
+    """Encoded offset maps, each decoded on first use and kept for the task.
 
-    A map above the limit of the ones that are read is left out, and its records are handled again, as they would be by
-    a member of the group.
+    A map that exceeds the limit for decoding is left out, and its records are handled again, as by a member of the
+    group.
     """
 
     def __init__(self, maps: Mapping[TopicPartition, OffsetMap]) -> None:

@@ -1,7 +1,7 @@
-"""``msgspec.Struct`` classes of a script or a notebook, which no import finds, on their way to Spark's workers.
+"""Pickling of ``msgspec.Struct`` classes of a script or a notebook, which workers cannot import.
 
-A class is made anew by its own metaclass, since its fields live in C: first its name, bases, options and fields, then
-all that may refer to the class itself, such as methods with ``super()`` and annotations of a recursive class.
+The metaclass creates the class again, since its fields are stored in C: first name, bases, options and fields, then
+everything that may refer to the class itself, such as methods with ``super()`` and recursive annotations.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _CONSTRAINTS = tuple(inspect.signature(msgspec.Meta).parameters)
 
 
 def struct_reduction(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
-    """Return what pickle needs to make the class again, as ``__reduce__`` does.
+    """Return the reduction of a Struct class for pickle, as ``__reduce__`` does.
 
     Raises:
-        ConfigurationError: an annotation names something that is not to be found.
+        ConfigurationError: a name in an annotation cannot be resolved.
     """
     annotations = _own_annotations(kind)
     own = [name for name in kind.__struct_fields__ if name in annotations]
@@ -59,12 +59,12 @@ def struct_reduction(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
 
 
 def meta_reduction(meta: msgspec.Meta) -> tuple[Any, ...]:
-    """Return what pickle needs to make the constraints of an annotation again."""
+    """Return the reduction of the constraints of an annotation for pickle."""
     return _make_meta, ({name: value for name in _CONSTRAINTS if (value := getattr(meta, name)) is not None},)
 
 
 def differences(before: type[msgspec.Struct], after: type[msgspec.Struct]) -> list[str]:
-    """Return the attributes in which a class that was made again differs from the original."""
+    """Return the attributes in which a restored class differs from the original."""
     one, other = _shape(before), _shape(after)
     return [name for name in one if one[name] != other[name]]
 
@@ -76,7 +76,7 @@ def _make_meta(constraints: Mapping[str, Any]) -> msgspec.Meta:
     return msgspec.Meta(**constraints)
 
 
-def _make(  # noqa: PLR0913, PLR0917 - what pickle sends
+def _make(  # noqa: PLR0913, PLR0917 - arguments of the reduction
     metaclass: type,
     name: str,
     bases: tuple[Any, ...],
@@ -93,7 +93,7 @@ def _make(  # noqa: PLR0913, PLR0917 - what pickle sends
 
 
 def _forwarding() -> Callable[[Any], None]:
-    """Return a ``__post_init__`` that calls one that is set later: a Struct looks for it only when it is made."""
+    """Return a ``__post_init__`` that calls one set later: msgspec looks for it only when the class is created."""
 
     def post_init(self: Any) -> None:  # noqa: ANN401 - of any Struct
         post_init.__dict__["real"](self)
@@ -115,7 +115,7 @@ def _complete(kind: Any, state: tuple[Mapping[str, Any], Mapping[str, Any]]) -> 
 
 
 def _own_annotations(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the annotations of the class itself as types: the names in their texts are not sent along."""
+    """Return the class's own annotations as types: a pickle lacks the names in annotations that are strings."""
     namespace = {"__annotations__": dict(inspect.get_annotations(kind)), "__module__": kind.__module__}
     try:
         return typing.get_type_hints(
@@ -124,7 +124,7 @@ def _own_annotations(kind: type[msgspec.Struct]) -> dict[str, Any]:
     except NameError as error:
         raise ConfigurationError(
             f"{kind.__qualname__} cannot be sent to Spark's workers: the name {error.name!r} of an annotation cannot be"
-            " resolved - define it at the top of the module, or put the class into a module that they can import"
+            " resolved - define it at the top of the module, or move the class to a module that they can import"
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""What a worker did, in numbers, on its way back to the driver: one row of text behind those of a task.
+"""Metrics of a task, returned to the driver in the last row of the task.
 
-Rule of this file: what a task has to say is a row, since a row counts once, however often Spark ran the task. An error
-that would come again is a row, too: raised, it would have Spark run the task again, and all that it had done.
+A row counts once, however often Spark ran the task; an accumulator would not. Permanent errors are returned in a row,
+too: if they were raised, Spark would run the task and its side effects again.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from tailrace import errors
 from tailrace.errors import DeadLetterError, HandlerFailedError, TailraceError
 from tailrace.observe.events import Event, RecordDeadLettered, RecordDelayed, RecordSkipped, RecordUnmatched
 
-__all__ = ["COLUMN", "FailureCounter", "TaskMetrics", "is_told"]
+__all__ = ["COLUMN", "FailureCounter", "TaskMetrics", "is_permanent"]
 
 COLUMN = "_tailrace"
-"""Its name; no row of a handler has anything in it."""
+"""Column of the metrics, null in rows of results."""
 
-_TOLD = ("ConfigurationError", "DeadLetterError", "DecodeError", "HandlerFailedError", "PublishTooLargeError")
+_PERMANENT = ("ConfigurationError", "DeadLetterError", "DecodeError", "HandlerFailedError", "PublishTooLargeError")
 
 
 @dataclass
 class TaskMetrics:
-    """What became of records."""
+    """Numbers of records by outcome."""
 
     records: int = 0
-    """That handlers were given."""
+    """Number of records delivered to handlers."""
     passed: int = 0
-    """That somebody had finished before: the map beside the group's offset says so."""
+    """Number of records skipped because the group's offset map lists them as finished."""
     dead_letters: int = 0
     skipped: int = 0
     delayed: int = 0
-    """That went to a retry topic."""
+    """Number of records written to a retry topic."""
     error: str = ""
-    """The class of what ended the task."""
+    """Name of the class of the error that ended the task."""
     reason: str = ""
 
     @property
     def failures(self) -> int:
-        """Records whose handler failed for good, or for now."""
+        """Number of records that failed, for good or until a retry."""
         return self.dead_letters + self.skipped + self.delayed
 
     def __add__(self, other: TaskMetrics) -> TaskMetrics:
@@ -53,55 +53,55 @@ class TaskMetrics:
         )
 
     def to_text(self) -> str:
-        """As a row has it."""
+        """Encode the metrics for a row."""
         return json.dumps(asdict(self))
 
     @classmethod
     def summed(cls, texts: Iterable[str]) -> TaskMetrics:
-        """All rows together.
+        """Return the sum of the metrics of all rows.
 
         Raises:
-            TailraceError: what ended a task.
+            TailraceError: a task failed.
         """
-        whole = cls()
+        total = cls()
         for text in texts:
             one = cls(**json.loads(text))
             if one.error:
-                raise _raised(one.error, one.reason)
-            whole += one
-        return whole
+                raise _error_of(one.error, one.reason)
+            total += one
+        return total
 
 
 class FailureCounter:
-    """A hook: counts what failed, and says where, so that what failed after all gives no rows."""
+    """Hook that counts failures and keeps the positions of failed records, whose results are dropped."""
 
     def __init__(self) -> None:
-        self.tally = TaskMetrics()
+        self.metrics = TaskMetrics()
         self.failed: set[tuple[str, int, int]] = set()
 
     def on_event(self, event: Event) -> None:
-        """Take note."""
+        """Count an event."""
         match event:
             case RecordDeadLettered():
-                self.tally.dead_letters += 1
+                self.metrics.dead_letters += 1
             case RecordSkipped():
-                self.tally.skipped += 1
+                self.metrics.skipped += 1
             case RecordDelayed():
-                self.tally.delayed += 1
+                self.metrics.delayed += 1
             case RecordUnmatched():
-                self.tally.skipped += 1
+                self.metrics.skipped += 1
                 return
             case _:
                 return
         self.failed.add((*event.partition, event.offset))
 
 
-def is_told(error: BaseException) -> bool:
-    """Whether an error is a row: to run the task again would not help."""
-    return isinstance(error, HandlerFailedError | DeadLetterError) or type(error).__name__ in _TOLD
+def is_permanent(error: BaseException) -> bool:
+    """Return True if running the task again would not help."""
+    return isinstance(error, HandlerFailedError | DeadLetterError) or type(error).__name__ in _PERMANENT
 
 
-def _raised(name: str, reason: str) -> TailraceError:
-    kind = getattr(errors, name) if name in _TOLD else TailraceError
-    made: TailraceError = kind(reason)
-    return made
+def _error_of(name: str, reason: str) -> TailraceError:
+    kind = getattr(errors, name) if name in _PERMANENT else TailraceError
+    error: TailraceError = kind(reason)
+    return error

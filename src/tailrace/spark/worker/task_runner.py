@@ -1,8 +1,8 @@
-"""What runs in Spark's Python workers: Arrow batches in, rows out.
+"""Function that runs in Spark's Python workers: Arrow batches in, rows out.
 
-Rule of this file: one event loop and one app at work for each worker's process, kept from task to task. An app whose
-end runs its user's code is closed at the end of each task, before the batch is committed. Spark ends its workers
-without a word, so other apps are closed when there was nothing to do for a while, and on the signals that end them.
+A worker process keeps one event loop and one running app from task to task. An app whose stop runs user code is stopped
+at the end of each task, before the batch is committed. Spark ends its workers without cleanup, so other apps are
+stopped after an idle time and on the signals that end a worker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tailrace.spark.worker.records import slices_of
 from tailrace.spark.worker.rows import arrow_of, columns_of, rows_of
 from tailrace.spark.worker.shipment import Shipment, unpacked
 from tailrace.spark.worker.shipped_maps import ShippedMaps
-from tailrace.spark.worker.task_metrics import COLUMN, TaskMetrics, is_told
+from tailrace.spark.worker.task_metrics import COLUMN, TaskMetrics, is_permanent
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -35,21 +35,21 @@ __all__ = ["handling", "run_task"]
 ResultT = TypeVar("ResultT")
 
 _IDLE_S = 30.0
-"""Before Spark ends a worker that has nothing to do, which is after a minute."""
-_STOPPING_S = 10.0
+"""Idle time after which the app is stopped; Spark ends an idle worker after a minute."""
+_STOP_TIMEOUT_S = 10.0
 
 
 def handling(
     shipment: Shipment, done: ShippedMaps, kind: DataType | None, topic: str | None, *, is_of_one: bool
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """What ``mapInArrow`` is given.
+    """Return the function for ``mapInArrow``.
 
     Args:
-        shipment: the app.
-        done: what of each partition was finished before.
-        kind: of what handlers return; None where nobody wants it.
-        topic: that all records are of; None where a column says it.
-        is_of_one: each task reads one partition.
+        shipment: serialized app.
+        done: offset maps of the partitions.
+        kind: Spark type of the handlers' results; None without a sink.
+        topic: topic of all records; None if it is a column.
+        is_of_one: True if each task reads one partition.
     """
 
     def handle(batches: Iterable[Any]) -> Iterator[Any]:
@@ -58,7 +58,7 @@ def handling(
     return handle
 
 
-def run_task(  # noqa: PLR0913 - what is sent along
+def run_task(  # noqa: PLR0913 - arguments sent with the task
     shipment: Shipment,
     done: ShippedMaps,
     kind: DataType | None,
@@ -67,57 +67,57 @@ def run_task(  # noqa: PLR0913 - what is sent along
     *,
     is_of_one: bool,
 ) -> Iterator[Any]:
-    """Handle what one task has, and say what became of it in its last row.
+    """Handle the records of one task; yield the results, and last a row with the metrics.
 
     Raises:
         BrokerConnectionError: no broker answers; Spark may run the task again.
     """
     schema = _arrow_schema(columns_of(kind))
-    with _BENCH.turn():
+    with _PROCESS.task():
         try:
-            work = _BENCH.work_for(shipment)
+            runner = _PROCESS.runner_for(shipment)
             for batch in batches:
-                results = _BENCH.call(work.take(slices_of(batch, topic, is_of_one=is_of_one), done))
+                results = _PROCESS.call(runner.handle(slices_of(batch, topic, is_of_one=is_of_one), done))
                 if results and kind is not None:
                     yield arrow_of(rows_of(results, kind), schema)
-            results, tally = _BENCH.call(work.finish())
-            _BENCH.close_user_code()
+            results, metrics = _PROCESS.call(runner.finish())
+            _PROCESS.close_user_code()
             rows = [] if kind is None else rows_of(results, kind)
-            last = arrow_of([*rows, {COLUMN: tally.to_text()}], schema)
+            last = arrow_of([*rows, {COLUMN: metrics.to_text()}], schema)
         except Exception as error:
-            _BENCH.clear()
-            if not is_told(error):
+            _PROCESS.clear()
+            if not is_permanent(error):
                 raise
             last = arrow_of([{COLUMN: TaskMetrics(error=type(error).__name__, reason=str(error)).to_text()}], schema)
         except GeneratorExit:
-            # Whoever reads has gone, and what is under way is of no use any more.
-            _BENCH.clear()
+            # Spark reads no further: drop the records in flight.
+            _PROCESS.clear()
             raise
     yield last
 
 
 def _arrow_schema(columns: StructType) -> Any:  # noqa: ANN401 - pyarrow is untyped
-    """The columns as Arrow has them; times are instants, and one without a zone is taken as UTC."""
+    """Return the Arrow schema of Spark columns; times without a zone are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - an extra
 
-    # Older ones have instants in UTC unasked, and know no such argument.
-    asks = "timezone" in inspect.signature(to_arrow_schema).parameters
-    return to_arrow_schema(columns, timezone="UTC") if asks else to_arrow_schema(columns)
+    # Older versions always use UTC and lack the argument.
+    has_timezone = "timezone" in inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(columns, timezone="UTC") if has_timezone else to_arrow_schema(columns)
 
 
 class _WorkerProcessState:
-    """Where a worker's process has its loop, and the app that is at work there."""
+    """Event loop and running app of a worker process."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._thread: LoopThread | None = None
-        self._work: AppRunner | None = None
-        self._of: Shipment | None = None
+        self._runner: AppRunner | None = None
+        self._shipment: Shipment | None = None
         self._timer: threading.Timer | None = None
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """One task's; what is open then stays so for the next one, if it comes soon."""
+    def task(self) -> Iterator[None]:
+        """Lock the state for one task; afterwards the app stays open for the next task until the idle time is over."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -128,29 +128,29 @@ class _WorkerProcessState:
                 self._timer.daemon = True
                 self._timer.start()
 
-    def work_for(self, shipment: Shipment) -> AppRunner:
-        """The app of this shipment at work; another one that was is closed.
+    def runner_for(self, shipment: Shipment) -> AppRunner:
+        """Return the running app of the shipment, after stopping another one.
 
         Raises:
             TailraceError: as ``App.start`` does.
         """
-        if self._work is not None and self._of == shipment:
-            return self._work
+        if self._runner is not None and self._shipment == shipment:
+            return self._runner
         self.clear()
         if self._thread is None:
             _prepare_process(self)
         if self._thread is None or self._thread.ended_by is not None:
             self._thread = LoopThread("tailrace")
-        work = AppRunner(unpacked(shipment), shipment)
-        self.call(work.start())
-        self._work, self._of = work, shipment
-        return work
+        runner = AppRunner(unpacked(shipment), shipment)
+        self.call(runner.start())
+        self._runner, self._shipment = runner, shipment
+        return runner
 
     def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run it in the loop.
+        """Run a coroutine in the loop.
 
         Raises:
-            HandlerFailedError: something that the app runs there has ended the loop.
+            HandlerFailedError: a task of the app ended the loop.
         """
         assert self._thread is not None
         try:
@@ -160,41 +160,41 @@ class _WorkerProcessState:
             if by is None:
                 raise
             raise HandlerFailedError(
-                f"what the app runs ended the event loop of Spark's worker: {type(by).__name__}: {by}"
-                " - to end the query, raise an error with on_failure='stop'"
+                f"the app ended the event loop of Spark's worker: {type(by).__name__}: {by}"
+                " - to end the query, raise an error in a handler with on_failure='stop'"
             ) from error
 
     def close_user_code(self) -> None:
-        """Close an app that runs its user's code at its end, since that may write what the batch's commit covers.
+        """Stop an app whose stop runs user code, which may write results that the commit of the batch covers.
 
         Raises:
-            HandlerFailedError: it does not close.
+            HandlerFailedError: the stop failed.
             BrokerConnectionError: no broker answers; Spark may run the task again.
         """
-        work = self._work
-        if work is None or not work.closes:
+        runner = self._runner
+        if runner is None or not runner.closes:
             return
-        self._work = self._of = None
+        self._runner = self._shipment = None
         try:
-            self.call(work.stop())
+            self.call(runner.stop())
         except (BrokerConnectionError, HandlerFailedError):
             raise
         except TailraceError as error:
             raise HandlerFailedError(
-                f"the app failed to close what it opened, so its batch is not committed: {error}"
+                f"the app failed to stop, so the batch is not committed: {error} - fix on_stop or the providers"
             ) from error
 
     def clear(self) -> None:
-        """Close what is open."""
-        work, self._work, self._of = self._work, None, None
-        if work is None:
+        """Stop the running app, if any, ignoring its errors."""
+        runner, self._runner, self._shipment = self._runner, None, None
+        if runner is None:
             return
 
         async def stop() -> None:
-            async with asyncio.timeout(_STOPPING_S):
-                await work.stop()
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await runner.stop()
 
-        # What ended it was told when it did; here it is only put away.
+        # An error that ended the app was reported before.
         with contextlib.suppress(TailraceError, TimeoutError):
             self.call(stop())
 
@@ -208,20 +208,20 @@ class _WorkerProcessState:
                 self._lock.release()
 
 
-_BENCH = _WorkerProcessState()
+_PROCESS = _WorkerProcessState()
 
 
-def _prepare_process(bench: _WorkerProcessState) -> None:
-    """Of a worker of Spark's: warnings go to the executor's log, and whoever ends it has things closed first."""
+def _prepare_process(process: _WorkerProcessState) -> None:
+    """Log warnings to the executor's log, and stop the app on the signals that end the process."""
     log = logging.getLogger("tailrace")
     if all(isinstance(one, logging.NullHandler) for one in log.handlers):
-        said = logging.StreamHandler()
-        said.setLevel(logging.WARNING)
-        said.setFormatter(logging.Formatter("%(asctime)s %(levelname)s tailrace: %(message)s"))
-        log.addHandler(said)
+        handler = logging.StreamHandler()
+        handler.setLevel(logging.WARNING)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s tailrace: %(message)s"))
+        log.addHandler(handler)
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        bench.clear()
+        process.clear()
         os._exit(0)
 
     if threading.current_thread() is threading.main_thread():
