@@ -26,12 +26,12 @@ batches: list[int] = []
 
 @app.handler(TOPIC)
 async def double(number: int) -> int:
-    """What is written."""
+    """Return the row to write."""
     return 2 * number
 
 
 def failing(rows: pyspark.sql.DataFrame, batch_id: int) -> None:
-    """Write, and fail before anybody knows."""
+    """Write the batch, and fail before Spark learns of it."""
     delta_table(f"{FOLDER}/table", "doubling")(rows, batch_id)
     batches.append(batch_id)
     if len(batches) in {1, 3}:

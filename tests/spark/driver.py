@@ -23,14 +23,14 @@ files: dict[int, int] = {}
 
 
 def executor() -> int:
-    """The JVM that a worker belongs to: the parent of the daemon that made it."""
+    """Return the process id of the executor's JVM, the grandparent of a worker."""
     daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
     return int(daemon.rpartition(")")[2].split()[1])
 
 
 @app.handler(TOPIC)
 async def enter(record: Record) -> None:
-    """Write it down; somewhere in the second batch something happens, once."""
+    """Write to the ledger; at one offset of the second batch ``HOW`` happens, once."""
     if record.offset == int(AT) and not Path(FOLDER, "happened").exists():  # noqa: ASYNC240 - once
         Path(FOLDER, "happened").touch()  # noqa: ASYNC240
         if HOW == "kill-executor":

@@ -22,7 +22,7 @@ app = App(bootstrap_servers=BROKER, group_id=GROUP)
 
 
 def buffer() -> Iterator[list[str]]:
-    """Records that are written when the app is closed."""
+    """Provide a buffer that is written when the app is closed."""
     kept: list[str] = []
     Path(FOLDER, f"opened-{uuid.uuid4().hex}").touch()
     yield kept
@@ -31,13 +31,13 @@ def buffer() -> Iterator[list[str]]:
 
 @app.on_stop
 def stopped() -> None:
-    """Leave a trace."""
+    """Record that the app was stopped."""
     Path(FOLDER, f"stopped-{uuid.uuid4().hex}").touch()
 
 
 @app.handler(TOPIC)
 async def enter(record: Record, kept: Annotated[list[str], Depends(buffer, scope="app")]) -> None:
-    """Keep it; the second batch waits until the driver is about to end."""
+    """Buffer the value; the second batch waits until the driver is about to end."""
     if record.offset == 15:
         Path(FOLDER, "inside").touch()  # noqa: ASYNC240 - once
         while not Path(FOLDER, "ending").exists():  # noqa: ASYNC110, ASYNC240 - another process says so

@@ -1,4 +1,4 @@
-"""Backfills: what is there, from where the group stands, in batches, with the group committed after each."""
+"""Backfills: existing records in batches, with a commit after each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 
 def told():
-    """A hook that keeps what it is told here; workers have one of their own, as its class goes along."""
+    """Return a hook that keeps the events of the driver; workers get copies, as its class is pickled."""
 
     class Told:
         def __init__(self) -> None:
@@ -28,8 +28,8 @@ def told():
     return Told()
 
 
-def test_each_record_is_handled_once_and_the_group_committed_after_each_batch(world):
-    """A backfill hands each record to the handler once, in batches of bounded size, and leaves the group at the end."""
+def test_each_record_is_handled_once_with_a_commit_after_each_batch(world):
+    """Batches are bounded, and the committed offsets reach the end."""
     world.make_topic(2)
     world.produce((b"%d" % n for n in range(5_000)), keys=(b"%d" % n for n in range(5_000)))
     seen = []
@@ -45,8 +45,8 @@ def test_each_record_is_handled_once_and_the_group_committed_after_each_batch(wo
     assert {one.total for one in seen} == {5_000}
 
 
-def test_a_backfill_goes_on_where_the_group_stands(world):
-    """A second backfill handles what came since the first, whatever ``since`` says, and a third nothing."""
+def test_a_backfill_continues_at_the_committed_offsets(world):
+    """A second backfill handles later records, whatever ``since`` says, and a third none."""
     world.make_topic()
     world.produce([b"a"] * 30)
     pipeline = world.pipeline(world.entering())
@@ -60,8 +60,8 @@ def test_a_backfill_goes_on_where_the_group_stands(world):
     assert pipeline.standing("enter").lag == 0
 
 
-def test_since_and_until_bound_it(world):
-    """Offsets and times say where a new group begins and where a backfill ends."""
+def test_since_and_until_bound_a_backfill(world):
+    """Offsets and times bound the backfill of a new group."""
     world.make_topic()
     world.produce([b"a"] * 20)
     pipeline = world.pipeline(world.entering())
@@ -75,8 +75,8 @@ def test_since_and_until_bound_it(world):
     assert world.committed == {0: 9}
 
 
-def test_what_the_live_group_finished_out_of_order_is_not_handled_again(world):
-    """The map beside the live group's offset is honoured: only what it left unfinished is handled on Spark."""
+def test_records_finished_by_the_app_are_skipped(world):
+    """The group's offset map is used: only unfinished records are handled on Spark."""
     world.make_topic()
     world.produce(b"%d" % n for n in range(100))
     live, done, others = world.app(stop_timeout_ms=2_000), set(), asyncio.Event()
@@ -102,8 +102,8 @@ def test_what_the_live_group_finished_out_of_order_is_not_handled_again(world):
     assert world.committed == {0: 105}
 
 
-def test_what_retention_removed_is_counted(world):
-    """Offsets that are gone are told as an event and counted in the report; the policy says where to go on."""
+def test_deleted_offsets_are_counted(world):
+    """Deleted offsets are reported in an event and in the report; auto_offset_reset decides the start."""
     world.make_topic()
     world.produce([b"a"] * 20)
     world.commit(4)
@@ -121,8 +121,8 @@ def test_what_retention_removed_is_counted(world):
     assert sorted(world.ledger.lines()) == [(0, offset) for offset in range(15, 20)]
 
 
-def test_a_handler_that_fails_for_good_stops_it_before_the_commit(world):
-    """Without dead letters a failure is a HandlerFailedError of ours, and the group stays where it was."""
+def test_a_permanent_failure_ends_the_backfill_without_a_commit(world):
+    """Without dead letters it raises HandlerFailedError, and the committed offsets stay."""
     world.make_topic()
     world.produce([b"1", b"nonsense", b"3"])
     app = world.app()
@@ -138,7 +138,7 @@ def test_a_handler_that_fails_for_good_stops_it_before_the_commit(world):
 
 
 def test_skipped_records_are_counted(world):
-    """``on_failure="skip"`` goes on, and the report counts what failed."""
+    """``on_failure="skip"`` continues, and the report counts the failures."""
     world.make_topic()
     world.produce([b"1", b"nonsense", b"3"])
     app = world.app(on_failure="skip")
@@ -153,8 +153,8 @@ def test_skipped_records_are_counted(world):
     assert world.committed == {0: 3}
 
 
-def test_two_members_go_on_exactly_where_spark_ended(world):
-    """200,000 records, half of them produced while Spark works off the rest: each is handled once, by Spark or live."""
+def test_members_continue_exactly_where_spark_ended(world):
+    """Of 200,000 records, half of them produced during the backfill, each is handled once."""
     half = 100_000
     world.make_topic(4)
     keys = [b"%d" % n for n in range(half)]

@@ -1,4 +1,4 @@
-"""What cannot be run is refused before anything runs, with what to do instead."""
+"""Invalid apps, options and arguments are refused before anything runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def packed(app: App, name: str) -> Any:
 
 
 def test_a_variable_that_cannot_be_sent_is_named():
-    """A handler that uses what cannot be pickled is refused with the handler's name and the variable's."""
+    """A handler that uses a variable that cannot be pickled is refused; the error names both."""
     the_lock = threading.Lock()
 
     async def handle(value: bytes) -> None:
@@ -55,7 +55,7 @@ def test_a_variable_that_cannot_be_sent_is_named():
         packed(app_with(handle), "handle")
 
 
-def test_what_a_called_function_uses_is_named_too():
+def test_a_variable_of_a_called_function_is_named():
     """The variable is found through the functions that the handler calls."""
     the_lock = threading.Lock()
 
@@ -70,8 +70,8 @@ def test_what_a_called_function_uses_is_named_too():
         packed(app_with(handle), "handle")
 
 
-def test_an_app_of_a_script_arrives_with_its_types():
-    """Structs and annotations of functions that no import would find are the same in the worker."""
+def test_types_of_a_script_are_restored():
+    """Structs and annotations of functions without an import path are the same in the worker."""
 
     class Order(msgspec.Struct, tag="order", frozen=True):
         total: int
@@ -94,8 +94,8 @@ def test_an_app_of_a_script_arrives_with_its_types():
     assert arrived.options["bootstrap_servers"] == ("localhost:9",)
 
 
-def test_a_module_that_workers_lack_is_told():
-    """Where an executor cannot import the app's module, the error says how it gets there, and names the module."""
+def test_a_module_that_workers_lack_is_named():
+    """The error names the module and how to send it."""
 
     async def handle(value: bytes) -> None: ...
 
@@ -124,7 +124,7 @@ async def charge(value: bytes, bank: Annotated[str, Depends(open_bank)]) -> None
 
 @pytest.fixture
 def shop(monkeypatch, tmp_path):
-    """A module with an app, as the driver has imported it; called, it is what a worker's process imports."""
+    """Create a module with an app; call the fixture to import it again, as a worker does."""
     (tmp_path / "shop_that_is_sent.py").write_text(SHOP)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -144,8 +144,8 @@ def shipped(app: App) -> Any:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_workers_have_what_the_driver_has(shop, monkeypatch, protocol):
-    """Overrides, options that were set back to defaults, and the driver's environment reach an app of a module."""
+def test_workers_get_options_and_overrides_of_the_driver(shop, monkeypatch, protocol):
+    """Overrides, options reset to defaults, and the driver's environment reach an app of a module."""
     monkeypatch.setenv("TAILRACE_BOOTSTRAP_SERVERS", "driver:1")
     here = shop()
     here.billing.configure(security_protocol="PLAINTEXT", group_protocol=protocol)
@@ -163,8 +163,8 @@ def test_workers_have_what_the_driver_has(shop, monkeypatch, protocol):
     assert (config.security_protocol, config.bootstrap_servers, config.check_crcs) == ("PLAINTEXT", ("driver:1",), True)
 
 
-def test_an_override_that_workers_would_not_find_is_refused(shop):
-    """A provider that no import finds would be another one in the worker; and what cannot be sent is named."""
+def test_an_override_without_import_path_is_refused(shop):
+    """A worker could not import the provider; a replacement that cannot be pickled is named."""
     the_lock = threading.Lock()
     here, other = shop(), shop()
 
@@ -181,8 +181,8 @@ def test_an_override_that_workers_would_not_find_is_refused(shop):
         shipped(other.billing)
 
 
-def test_the_drivers_own_folder_is_looked_at_too(monkeypatch, tmp_path):
-    """What the driver imports from the folder that it was started in is looked for there by workers on its machine."""
+def test_the_current_directory_is_sent_as_a_path(monkeypatch, tmp_path):
+    """An empty entry of sys.path is sent as the current directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
 
@@ -192,8 +192,8 @@ def test_the_drivers_own_folder_is_looked_at_too(monkeypatch, tmp_path):
     assert "" not in packed(app_with(handle), "handle").path
 
 
-def test_an_app_of_a_module_is_imported_where_python_was_started_without_a_program(shop, monkeypatch, tmp_path):
-    """As in a notebook: the folder that it was started in has no name among the places of imports there."""
+def test_an_app_of_a_module_is_found_in_a_notebook(shop, monkeypatch, tmp_path):
+    """In a notebook the current directory is an empty entry of sys.path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *(one for one in sys.path if one != str(tmp_path))])
 
@@ -203,8 +203,7 @@ def test_an_app_of_a_module_is_imported_where_python_was_started_without_a_progr
 # ---- which handler ---------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_handler_is_told_which_there_are():
-    """A name that is none is refused with those that are."""
+def test_an_unknown_handler_is_refused_with_the_known_names():
 
     async def charge(value: bytes) -> None:
         pass
@@ -214,7 +213,7 @@ def test_an_unknown_handler_is_told_which_there_are():
 
 
 def test_a_spark_connect_session_is_refused():
-    """Such a session lacks what a pipeline needs, and one sentence says so."""
+    """It gives no access to what a pipeline needs."""
     session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
 
     with pytest.raises(ConfigurationError, match="Spark Connect"):
@@ -223,8 +222,8 @@ def test_a_spark_connect_session_is_refused():
 
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(180)
-def test_a_place_that_spark_has_no_way_to_is_told(spark):
-    """A checkpoint on a file system without jars is refused in one sentence, with what to give to the session."""
+def test_a_checkpoint_on_an_unknown_file_system_is_refused(spark):
+    """The error names the package that the session needs."""
 
     async def charge(value: bytes) -> None: ...
 
@@ -248,8 +247,8 @@ def test_a_place_that_spark_has_no_way_to_is_told(spark):
         ),
     ],
 )
-def test_an_error_of_sparks_is_one_line(text, line):
-    """Stacks of Java's are left out, and of a trace of Python's the line that says what it was is kept."""
+def test_errors_of_spark_are_one_line(text, line):
+    """Stack traces of Java are left out; the last line of a Python traceback is kept."""
     assert line_of(PySparkException(text)) == line
     assert line_of(ValueError(text)) is None
 
@@ -257,8 +256,8 @@ def test_an_error_of_sparks_is_one_line(text, line):
 # ---- options of the source -------------------------------------------------------------------------------------
 
 
-def test_options_become_those_of_java():
-    """SASL and TLS have their counterparts; a password with quotes stays one."""
+def test_options_are_translated_to_java():
+    """SASL and TLS options have counterparts; quotes in a password are escaped."""
     options = source_options(
         resolve(
             {
@@ -284,7 +283,7 @@ def test_options_become_those_of_java():
 
 
 def test_a_token_provider_has_no_counterpart_in_java():
-    """What only Python has is refused, with the way that Java has."""
+    """It is refused, with the option that Java needs."""
 
     async def token() -> str:
         return "it"
@@ -302,8 +301,8 @@ def test_a_token_provider_has_no_counterpart_in_java():
         source_options(config, {})
 
 
-def test_what_breaks_the_order_is_refused():
-    """Splitting a partition over tasks needs a handler that keeps no order."""
+def test_options_that_split_partitions_are_refused():
+    """They are accepted only if the handler needs no order."""
     check_source_options({"minPartitions": "8"}, keeps_order=False)
 
     with pytest.raises(ConfigurationError, match='order_by="none"'):
@@ -312,7 +311,7 @@ def test_what_breaks_the_order_is_refused():
 
 @pytest.mark.parametrize("said", ["true", "True"])
 def test_speculation_is_refused(said):
-    """Two runs of a task at once keep no order, however a Python program has written it."""
+    """Two runs of a task at once break the order; any spelling of true counts."""
     session: Any = SimpleNamespace(_jsc=None, conf=SimpleNamespace(get=lambda _name, _default: said))
 
     async def charge(value: bytes) -> None: ...
@@ -331,14 +330,14 @@ def test_speculation_is_refused(said):
         "endingOffsetsByTimestamp",
     ],
 )
-def test_where_to_read_is_not_for_options_to_say(name):
-    """Of all that says where Spark begins or ends, what the pipeline says would not count: each is refused by name."""
+def test_options_for_the_range_are_refused(name):
+    """Each option for the range to read is refused by name."""
     with pytest.raises(ConfigurationError, match=f"'{name}' cannot be set: the pipeline sets it"):
         check_source_options({name: "1"}, keeps_order=False)
 
 
 def test_a_trigger_without_batches_is_refused():
-    """Handlers run in micro-batches with a bound; what has none is refused."""
+    """Handlers need bounded micro-batches."""
     assert trigger_of("5 seconds") == {"processingTime": "5 seconds"}
     assert trigger_of("available_now") == {"availableNow": True}
 
@@ -351,8 +350,8 @@ def test_a_trigger_without_batches_is_refused():
 # ---- offsets ---------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_shared_evenly():
-    """A batch has as many offsets as it may; small partitions are read whole, the others share the rest."""
+def test_a_batch_is_shared_evenly_among_partitions():
+    """Small partitions are read completely; the others share the rest."""
     at, ends = {A: 0, B: 10, C: 5}, {A: 1_000, B: 20, C: 1_005}
 
     following = next_ends(at, ends, 100)
@@ -374,21 +373,21 @@ def test_a_batch_is_shared_evenly():
         (200, None, 10, 10, None),
     ],
 )
-def test_the_group_says_where_to_begin(committed, since, policy, offset, lost):
-    """Where it stands, else ``since``, else by policy; what was removed before it was read is counted."""
+def test_start_is_committed_offset_then_since_then_policy(committed, since, policy, offset, lost):
+    """Offsets deleted from the log before they were read are counted."""
     begun = partition_start(A, committed=committed, done=None, since=since, policy=policy, begin=10, end=100)
 
     assert (begun.offset, begun.lost) == (offset, lost)
 
 
-def test_nowhere_to_begin_is_an_error():
+def test_no_start_offset_is_an_error():
     """Without a policy there is no guess."""
     with pytest.raises(OffsetOutOfRangeError):
         partition_start(A, committed=None, done=None, since=None, policy=None, begin=0, end=1)
 
 
-def test_a_map_goes_on_behind_a_later_offset():
-    """What a map says is kept as long as there is something left of it."""
+def test_an_offset_map_is_kept_from_a_later_offset_on():
+    """The rest of a map is kept while it has finished records."""
     done = OffsetMap(10, 40, (10, 20, 30))
 
     assert remaining(done, 20) == OffsetMap(20, 40, (20, 30))
@@ -397,7 +396,7 @@ def test_a_map_goes_on_behind_a_later_offset():
 
 
 @pytest.mark.parametrize("until", [dt.datetime(2026, 1, 1), "then", True, {"t": 5}, {A: "5"}])  # noqa: DTZ001 - wrong
-def test_a_moment_that_says_no_instant_is_refused(until):
-    """A time without a zone would be another one on each machine; it is refused, as all that is no time is."""
+def test_times_without_a_zone_are_refused(until):
+    """A time without a zone differs between machines."""
     with pytest.raises(ConfigurationError, match=r"^until must be a datetime with a time zone, .* not "):
         ends_at(None, StartOffsets({}, {}, {}, 0, {}), until)

@@ -1,4 +1,4 @@
-"""What changes beside a stream or a backfill: the group, its logs, brokers that do not answer; and the way back."""
+"""Changes during a stream or a backfill: group, logs and brokers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 
 class Told:
-    """A hook that keeps what it is told; it stays with the driver."""
+    """Hook that keeps events; it stays with the driver."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -42,13 +42,13 @@ class Told:
 
 
 def remove_before(world, offset: int) -> None:
-    """As retention does."""
+    """Delete records as retention does."""
     removed = world.admin.delete_records([ConfluentTopicPartition(world.topic, 0, offset)])
     next(iter(removed.values())).result(20)
 
 
-def test_a_stream_honours_the_live_groups_map(world):
-    """What the live group finished out of order is not handled again by a stream, in whichever batch it comes."""
+def test_a_stream_skips_records_finished_by_the_app(world):
+    """Records in the group's offset map are not handled again, in whichever batch they are."""
     world.make_topic()
     world.produce(b"%d" % n for n in range(20))
     with SparkOffsetStore(resolve(world.app().options), world.group, Observer()) as desk:
@@ -63,8 +63,8 @@ def test_a_stream_honours_the_live_groups_map(world):
     assert world.committed == {0: 20}
 
 
-def test_a_stream_goes_on_behind_what_retention_removed(world):
-    """It ends with where that was, the next start counts what is lost, and the one after that knows it all."""
+def test_deleted_offsets_end_a_stream_and_are_counted_by_the_next(world):
+    """The error names the offset, the next start counts the lost offsets, and a third start none."""
     world.make_topic()
     for _ in range(4):
         world.produce([b"a"] * 5)
@@ -95,8 +95,8 @@ def test_a_stream_goes_on_behind_what_retention_removed(world):
     assert world.committed == {0: 20}
 
 
-def test_a_group_that_the_broker_forgot_is_told_again(world, monkeypatch):
-    """An idle stream commits now and then; and where the group has nothing, the checkpoint knows what was handled."""
+def test_an_idle_stream_renews_commits_and_expired_ones_are_restored(world, monkeypatch):
+    """Without committed offsets the checkpoint has the position."""
     monkeypatch.setattr(streaming, "_RECOMMIT_S", 0.0)
     world.spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
     world.make_topic()
@@ -117,8 +117,8 @@ def test_a_group_that_the_broker_forgot_is_told_again(world, monkeypatch):
     assert world.committed == {0: 10}
 
 
-def test_who_moves_the_group_meanwhile_ends_the_query(world):
-    """Whoever came and went between two batches is not overrun: nothing of his is handled, and he is followed then."""
+def test_a_commit_by_another_client_ends_the_query(world):
+    """No further batch is handled, and the next start continues at the other client's offset."""
     world.make_topic()
     world.produce([b"a"] * 10)
     query = world.pipeline(world.entering()).start("enter")
@@ -135,8 +135,8 @@ def test_who_moves_the_group_meanwhile_ends_the_query(world):
     assert world.ledger.counts() == {(0, n): 2 if 8 <= n < 10 else 1 for n in range(15)}
 
 
-def test_who_moves_the_group_meanwhile_ends_the_backfill(world):
-    """Between two batches of a backfill it is the same: what is next is not handled from where the group is no more."""
+def test_a_commit_by_another_client_ends_the_backfill(world):
+    """The same between two batches of a backfill."""
     world.make_topic()
     world.produce([b"a"] * 20)
 
@@ -151,8 +151,8 @@ def test_who_moves_the_group_meanwhile_ends_the_backfill(world):
     assert world.ledger.counts() == {(0, n): 1 for n in range(10)}
 
 
-def test_commits_that_fail_are_made_good(world, monkeypatch):
-    """A query whose last commit nobody answers says so at its end; the next start commits what was through by then."""
+def test_the_next_start_commits_what_a_query_could_not(world, monkeypatch):
+    """A query whose last commit failed raises an error at its end."""
     world.make_topic()
     world.produce([b"a"] * 20)
     told, commit = Told(), SparkOffsetStore.commit
@@ -183,8 +183,8 @@ def test_commits_that_fail_are_made_good(world, monkeypatch):
     assert world.ledger.counts() == {(0, n): 1 for n in range(20)}
 
 
-def test_a_commit_that_failed_is_made_good_though_nothing_comes(world, monkeypatch):
-    """A stream that has nothing to do says what no broker had taken: nobody waits for another batch."""
+def test_an_idle_stream_retries_a_failed_commit(world, monkeypatch):
+    """It does not wait for another batch."""
     world.spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
     world.make_topic()
     world.produce([b"a"] * 10)
@@ -208,8 +208,8 @@ def test_a_commit_that_failed_is_made_good_though_nothing_comes(world, monkeypat
     assert world.ledger.counts() == {(0, n): 1 for n in range(10)}
 
 
-def test_numbers_are_given_once(world):
-    """A batch that was done, or left by a backfill, gives its number to no other: sinks would pass that over."""
+def test_batch_numbers_are_unique(world):
+    """A number of a committed or abandoned batch is not reused: sinks would skip the rows."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(4)])
     app, written = world.app(), []
@@ -235,8 +235,8 @@ def test_numbers_are_given_once(world):
     assert world.committed == {0: 5}
 
 
-def test_a_backfill_goes_on_behind_what_retention_removed(world):
-    """While it runs, too: by policy, with what was lost told and counted, and no record handled twice for it."""
+def test_a_backfill_continues_after_deleted_offsets(world):
+    """Also while it runs: by auto_offset_reset, with the loss reported, and no record handled twice."""
     world.make_topic()
     world.produce([b"a"] * 30)
     told = Told()
@@ -255,8 +255,8 @@ def test_a_backfill_goes_on_behind_what_retention_removed(world):
     assert world.committed == {0: 30}
 
 
-def test_a_topic_that_is_deleted_ends_the_stream(world):
-    """It is named at once: nobody waits for a leader of what is not there."""
+def test_a_deleted_topic_ends_the_stream(world):
+    """The error names it at once, without waiting for a leader."""
     world.make_topic()
     world.produce([b"a"] * 10)
     query = world.pipeline(world.entering()).start("enter")
@@ -267,8 +267,8 @@ def test_a_topic_that_is_deleted_ends_the_stream(world):
         query.await_termination(120)
 
 
-def test_a_topic_that_is_made_anew_ends_the_backfill(world):
-    """Its records are other ones where the old topic was read to: none is passed over, the next backfill has all."""
+def test_a_recreated_topic_ends_the_backfill(world):
+    """The next backfill handles all records of the new topic."""
     topic = world.make_topic()
     world.produce([b"a"] * 20)
 
@@ -287,8 +287,8 @@ def test_a_topic_that_is_made_anew_ends_the_backfill(world):
     assert world.committed == {0: 30}
 
 
-def test_a_handoff_goes_on_until_little_is_left(world):
-    """It backfills again what came meanwhile, until what is left is the live app's; which handles each of it once."""
+def test_a_handoff_repeats_until_the_lag_is_small(world):
+    """The app handles the rest, each record once."""
     world.make_topic()
     world.produce([b"a"] * 30)
     more = [b"b"] * 20, [b"c"] * 5
@@ -311,8 +311,8 @@ def test_a_handoff_goes_on_until_little_is_left(world):
     assert world.ledger.counts() == {(0, n): 1 for n in range(55)}
 
 
-def test_a_handoff_takes_a_partition_that_is_added(world):
-    """One that comes between two rounds is read from its first record, though all that was there began at its end."""
+def test_a_handoff_reads_an_added_partition_from_its_beginning(world):
+    """Also if the other partitions started at their ends."""
     world.make_topic()
     world.produce([b"a"] * 3)
 
@@ -329,8 +329,8 @@ def test_a_handoff_takes_a_partition_that_is_added(world):
     assert world.committed == {0: 3, 1: 5}
 
 
-def test_what_spark_does_not_understand_is_told_before_anything_is_committed(world):
-    """A trigger that is none, a session without the connector, an option that hides what is lost, no topic at all."""
+def test_invalid_arguments_commit_nothing(world):
+    """A wrong trigger, a session without the connector, a refused option, and no matching topic."""
     world.make_topic()
     world.produce([b"a"])
     pipeline = world.pipeline(world.entering())
@@ -355,8 +355,8 @@ def test_what_spark_does_not_understand_is_told_before_anything_is_committed(wor
     assert not (world.folder / "checkpoint").exists()
 
 
-def test_what_is_configured_behind_the_pipelines_making_counts(world):
-    """As it does for an app that is made and not started: brokers and group are those that it has by then."""
+def test_options_set_after_the_pipeline_was_created_apply(world):
+    """As in an app that is not started: brokers and group are those at the start of the run."""
     world.make_topic()
     world.produce([b"a"] * 3)
     app = world.entering(group_id=None)
@@ -369,8 +369,8 @@ def test_what_is_configured_behind_the_pipelines_making_counts(world):
     assert world.committed == {0: 3}
 
 
-def test_a_handler_may_name_its_group(world):
-    """Of an app without one: where it has committed nothing it begins as a member of that group does."""
+def test_a_handlers_own_group_is_used(world):
+    """Without committed offsets it starts as a member of that group does."""
     world.make_topic()
     world.produce([b"a"] * 3)
 

@@ -1,4 +1,4 @@
-"""Dependencies and hooks that write at their end: nothing of it is missing from what the group has committed."""
+"""Dependencies and hooks that write when they are closed, before the commit."""
 
 import os
 import uuid
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 
 def buffering(world, *, breaks: bool = False) -> App:
-    """An app that keeps what it was given in memory, and writes it when it is closed."""
+    """Return an app that buffers values and writes them when it is closed."""
     app, folder = world.app(), str(world.folder)
 
     def buffer() -> Iterator[list[str]]:
@@ -42,8 +42,8 @@ def flushed(world) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", ["backfill", "stream"])
-def test_what_flushes_at_its_end_has_all_that_is_committed(world, engine):
-    """When a backfill returns, or a stream has ended, all that was opened is closed, and holds each record once."""
+def test_committed_records_are_flushed(world, engine):
+    """After a backfill or a stream everything is closed and has each record once."""
     world.make_topic(2)
     for partition in range(2):
         world.produce([b"a"] * 50, partition=partition)
@@ -60,8 +60,8 @@ def test_what_flushes_at_its_end_has_all_that_is_committed(world, engine):
     assert opened == stopped > 0
 
 
-def test_a_batch_whose_app_does_not_close_is_not_committed(world):
-    """The error at the end ends the backfill, and the records are handled again by whoever goes on."""
+def test_an_error_at_the_stop_of_the_app_prevents_the_commit(world):
+    """The error ends the backfill, and the next run handles the records again."""
     world.make_topic()
     world.produce([b"a"] * 5)
 

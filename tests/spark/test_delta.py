@@ -1,4 +1,4 @@
-"""Delta, on real Spark in a process of its own, as its jars have to be there when Spark starts."""
+"""Delta sink, on Spark in its own process, since its jars must be present when Spark starts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from tests.support.commands import environment
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow, pytest.mark.timeout(280)]
 
 
-def test_delta_has_a_batch_once(world):
-    """A batch that was written, and is handled again because nobody knew, stands in the table once.
-
-    Where the checkpoint was deleted meanwhile it stands there twice, but nothing of what comes with it is missing.
-    """
+def test_delta_has_each_batch_once(world):
+    """A repeated batch is in the table once; with a deleted checkpoint twice, but no row is missing."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(50)])
     driver, arguments = Path(__file__).with_name("delta_driver.py"), (world.group, world.topic, str(world.folder))

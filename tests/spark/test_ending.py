@@ -1,4 +1,4 @@
-"""The end of a session, of a driver, and of a query that nobody waits for: nothing lost, nothing left open."""
+"""Ends of sessions, drivers and queries: no batch is lost, no connection is left open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DRIVER = Path(__file__).with_name("ending_driver.py")
 
 
 def ended(world, how: str) -> subprocess.CompletedProcess[str]:
-    """A driver that ends this way in the second of its batches of ten."""
+    """Run a driver that ends in its second batch of ten records."""
     world.make_topic()
     world.produce([b"a"] * 40)
     arguments = [world.server.bootstrap_servers, world.group, world.topic, str(world.folder), how]
@@ -41,10 +41,8 @@ def flushed(world) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("stop", 0), ("raise", 1), ("exit", 5), ("none", 0)])
-def test_a_session_that_ends_lets_the_batch_under_way_end_first(world, how, code):
-    """spark.stop(), an error or sys.exit() within ``with``, and the end of the script alike: the batch is committed,
-    and what flushes at its end has all of it.
-    """
+def test_the_current_batch_ends_before_the_session(world, how, code):
+    """For spark.stop(), an error, sys.exit() and the end of the script, the batch is flushed and committed."""
     driver = ended(world, how)
 
     assert driver.returncode == code, driver.stderr
@@ -55,8 +53,8 @@ def test_a_session_that_ends_lets_the_batch_under_way_end_first(world, how, code
 
 
 @pytest.mark.slow
-def test_a_context_stopped_under_a_query_is_named(world):
-    """The user reads that the session was stopped, connections are closed, and the batch comes again."""
+def test_a_stopped_spark_context_is_named_in_the_error(world):
+    """Connections are closed, and the batch is handled again."""
     driver = ended(world, "context")
 
     assert "the Spark session was stopped while the query ran" in driver.stdout, driver.stderr
@@ -65,8 +63,8 @@ def test_a_context_stopped_under_a_query_is_named(world):
     assert flushed(world) == list(range(10))
 
 
-def test_a_query_that_nobody_waits_for_tells_its_end(world):
-    """A query that fails emits an event at ERROR and closes its connections, although its user never asks for it."""
+def test_a_failed_query_emits_an_event_without_await_termination(world):
+    """It emits an event at ERROR and closes its connections."""
     world.make_topic()
     world.produce([b"a"] * 10)
     events = EventRecorder()
@@ -90,7 +88,7 @@ def test_a_query_that_nobody_waits_for_tells_its_end(world):
 
 
 def test_a_second_backfill_is_refused_while_one_runs(world):
-    """Of two backfills in threads the second is refused by name, and no record is handled twice."""
+    """The error names the first one, and no record is handled twice."""
     world.make_topic()
     world.produce([b"a"] * 40)
     pipeline, refused = world.pipeline(world.entering()), []

@@ -1,4 +1,4 @@
-"""What of an app runs on Spark is what the service would run, and reads what it would read."""
+"""Selection of handlers and topics, as in the app."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tailrace.spark.offsets.store import PartitionCommit, SparkOffsetStore
     ("topic", "is_read"),
     [("orders", True), ("orders.g.dead", False), ("failed-orders", False), ("orders.g.replay", False)],
 )
-def test_a_pattern_takes_no_letters(topic, is_read):
-    """As in the service: or what fails on Spark would be handled there again, for ever."""
+def test_a_pattern_does_not_match_dead_letter_topics(topic, is_read):
+    """Otherwise failures would be handled again forever."""
     app = App(group_id="g", dead_letter="failed-{topic}")
 
     @app.handler(pattern="ord.*|failed-.*|orders[.]g.*")
@@ -30,8 +30,8 @@ def test_a_pattern_takes_no_letters(topic, is_read):
 
 
 @pytest.mark.parametrize("excludes", [True, False])
-def test_a_pattern_passes_over_kafkas_own_topics(kafka_server, excludes):
-    """As in the service, unless ``exclude_internal_topics=False`` says that they are wanted."""
+def test_a_pattern_does_not_match_internal_topics(kafka_server, excludes):
+    """Unless ``exclude_internal_topics=False``."""
     topic, group = f"t-{uuid.uuid4().hex[:12]}", f"g-{uuid.uuid4().hex[:12]}"
     kafka_server.create_topic(topic, 1)
     app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, exclude_internal_topics=excludes)
@@ -47,8 +47,8 @@ def test_a_pattern_passes_over_kafkas_own_topics(kafka_server, excludes):
     assert found == ({topic} if excludes else {topic, "__consumer_offsets"})
 
 
-def test_a_name_that_several_handlers_have_is_refused():
-    """Who names one handler gets no other with it; a whole name goes before a part of one."""
+def test_an_ambiguous_name_is_refused():
+    """A full name has priority over a part of one."""
     app = App(group_id="g")
 
     def declare(name: str, *topics: str):

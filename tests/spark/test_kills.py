@@ -1,4 +1,4 @@
-"""Drivers and executors that are killed, separate executors, and a machine without any Java of its own."""
+"""Killed drivers, executors and workers; separate executors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WAIT_S = 150
 def started(
     world, *, how: str, master: str = "local[2]", hides_java: bool = False, batch: int = 1_000, at: int = 700
 ) -> subprocess.Popen:
-    """A driver in a process of its own, with batches of so many records; ``how`` happens at an offset."""
+    """Start a driver in its own process, in which ``how`` happens at an offset."""
     variables = without_java(environment(), world.folder) if hides_java else environment()
     names = [world.server.bootstrap_servers, world.group, world.topic, str(world.folder)]
     arguments = [*names, master, how, str(batch), str(at)]
@@ -33,7 +33,7 @@ def started(
 
 
 def until_gone(pids: list[int]) -> None:
-    """Wait until the processes have ended, as the workers of a driver that is gone do."""
+    """Wait until the processes have ended, as workers do when their driver is gone."""
     waiting = threading.Event()
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -44,7 +44,7 @@ def until_gone(pids: list[int]) -> None:
 
 
 def killed_in_its_second_batch(world, how: str, **options) -> dict[int, int]:
-    """A driver that hangs in its second batch and is killed there; gives what is committed then."""
+    """Kill a driver in its second batch and return the committed offsets."""
     driver = started(world, how=how, **options)
     waiting = threading.Event()
     for _ in range(_WAIT_S * 10):
@@ -59,10 +59,8 @@ def killed_in_its_second_batch(world, how: str, **options) -> dict[int, int]:
     return world.committed
 
 
-def test_a_driver_killed_in_mid_batch_loses_nothing(world):
-    """200,000 records, half of them produced meanwhile, and SIGKILL of the driver: the next one goes on where the group
-    stands, two members go on behind it, and repeats are of the killed batch alone.
-    """
+def test_a_killed_backfill_repeats_only_its_last_batch(world):
+    """Of 200,000 records, half of them produced meanwhile, none is lost; the next backfill and members continue."""
     half, batch = 100_000, 40_000
     world.make_topic(4)
     keys = [b"%d" % n for n in range(half)]
@@ -87,8 +85,8 @@ def test_a_driver_killed_in_mid_batch_loses_nothing(world):
     assert all(committed[p] <= n for p, n in repeated)
 
 
-def test_a_streams_driver_killed_in_mid_batch_loses_nothing(world):
-    """The next one takes up the checkpoint: the killed batch is handled again as it was, and nothing else."""
+def test_a_killed_stream_repeats_only_its_last_batch(world):
+    """The next stream continues the checkpoint with the same batch."""
     world.make_topic(2)
     world.produce([b"a"] * 1_500, partition=0)
     world.produce([b"b"] * 1_500, partition=1)
@@ -108,7 +106,7 @@ def test_a_streams_driver_killed_in_mid_batch_loses_nothing(world):
 
 
 def test_a_crashed_python_worker_does_not_end_the_query(world):
-    """In the session that comes by default, on this machine, the task of the worker that crashed runs again."""
+    """In the default session the task of the crashed worker runs again."""
     world.make_topic()
     world.produce([b"a"] * 1_500)
 
@@ -122,8 +120,8 @@ def test_a_crashed_python_worker_does_not_end_the_query(world):
     assert world.committed == {0: 1_500}
 
 
-def test_a_killed_executor_is_made_good_by_the_other(world):
-    """On separate executors a task whose executor is killed runs again; the rest of it is as on one machine."""
+def test_tasks_of_a_killed_executor_run_again(world):
+    """On separate executors a task whose executor is killed runs on another one."""
     world.make_topic(2)
     world.produce([b"a"] * 1_500, partition=0)
     world.produce([b"b"] * 1_500, partition=1)

@@ -1,4 +1,4 @@
-"""The event loop of a driver and of a worker: what runs in it comes to its end, whatever ends the loop."""
+"""Event loop in a thread: tasks end properly, whatever ends the loop."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def leave() -> None:
     sys.exit("the config is missing")
 
 
-def test_close_waits_for_what_ends_after_sys_exit(loop_thread, monkeypatch):
-    """Closing a loop that sys.exit() has ended does not cut short how its tasks end."""
+def test_close_waits_for_cleanup_after_sys_exit(loop_thread, monkeypatch):
+    """Closing a loop that sys.exit() has ended does not interrupt the cleanup of its tasks."""
     began, ended, may_end = threading.Event(), [], asyncio.Event()
 
     async def work() -> None:
@@ -62,8 +62,8 @@ def test_close_waits_for_what_ends_after_sys_exit(loop_thread, monkeypatch):
     assert future.done()
 
 
-def test_a_second_sys_exit_cuts_short_no_other_task(loop_thread):
-    """Tasks end in good order although one of them calls sys.exit() while it is canceled, and the caller waits."""
+def test_a_second_sys_exit_interrupts_no_cleanup(loop_thread):
+    """Tasks end properly although one calls sys.exit() while it is canceled, and the caller waits."""
     ended, has_left = [], asyncio.Event()
 
     async def work() -> None:
@@ -92,8 +92,8 @@ def test_a_second_sys_exit_cuts_short_no_other_task(loop_thread):
     assert ended == ["work"]
 
 
-def test_a_task_that_has_not_started_is_awaited_when_another_ends_the_loop():
-    """A loop that ends by sys.exit() leaves no coroutine of a task group unawaited, which Python would warn of."""
+def test_tasks_that_have_not_started_are_awaited():
+    """After sys.exit() no coroutine of a task group is left unawaited, which Python would warn of."""
 
     async def ends() -> None:
         sys.exit("no more")

@@ -1,4 +1,4 @@
-"""What comes out of handlers on Spark: records, dead letters, rows; and what they are given."""
+"""Output of handlers on Spark: records, dead letters and rows."""
 
 import asyncio
 import importlib
@@ -17,8 +17,8 @@ from tailrace.spark.worker.shipment import place_of
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 
-def test_results_and_dead_letters_go_to_kafka(world):
-    """What a handler returns is published with the trace's headers, and what fails stands among the dead letters."""
+def test_results_and_dead_letters_are_published(world):
+    """Results carry the trace headers, and failures are dead letters."""
     world.make_topic(2)
     out, dead = world.make_topic(name=f"{world.group}-out"), f"{world.topic}.{world.group}.dead"
     world.produce(
@@ -45,8 +45,8 @@ def test_results_and_dead_letters_go_to_kafka(world):
     assert said.headers == (("traceparent", b"00-1-2-3"), ("mine", b"\xff\x00"), ("none", None))
 
 
-def test_what_waits_in_a_retry_topic_is_the_live_apps(world):
-    """A record that failed on Spark stands in the retry topic, and the live app handles it, wherever else it begins."""
+def test_records_of_a_retry_topic_are_left_to_the_app(world):
+    """The app handles a record that failed on Spark, wherever else it starts."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(5)])
     app, healed = world.app(auto_offset_reset="latest", auto_commit_interval_ms=200), world.folder / "healed"
@@ -75,8 +75,8 @@ def test_what_waits_in_a_retry_topic_is_the_live_apps(world):
 
 @pytest.mark.parametrize("chosen", ["true", "value > 3"])
 @pytest.mark.slow
-def test_what_fails_when_it_is_run_again_for_the_sink_fails_the_batch(world, chosen):
-    """Where the kept rows are lost, tasks run again for the sink; an error of theirs ends the batch uncommitted."""
+def test_a_failure_of_a_recomputed_task_fails_the_batch(world, chosen):
+    """If persisted rows are lost, tasks run again for the sink; their errors prevent the commit."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(10)])
     app, seen, table = world.app(retry=Retry(attempts=1), on_failure="stop"), world.folder / "seen", world.folder / "t"
@@ -97,8 +97,8 @@ def test_what_fails_when_it_is_run_again_for_the_sink_fails_the_batch(world, cho
     assert world.committed == {0: 0}
 
 
-def test_a_result_of_another_kind_ends_the_batch_with_its_place(world):
-    """What has no room in the column that the annotation made is an error of the handler's, told with the record."""
+def test_a_result_of_another_type_ends_the_batch(world):
+    """The error names the record."""
     world.make_topic()
     world.produce([b"1", b"2", b"3"])
     app = world.app()
@@ -113,8 +113,8 @@ def test_a_result_of_another_kind_ends_the_batch_with_its_place(world):
     assert world.committed == {0: 0}
 
 
-def test_rows_are_written_once_though_the_batch_is_handled_again(world):
-    """A sink is given typed rows with their origin, and the same number when the batch is handled again."""
+def test_a_repeated_batch_has_the_same_number(world):
+    """The sink gets typed rows with their position, and writes them once."""
 
     class Fare(msgspec.Struct):
         cents: int
@@ -154,8 +154,8 @@ def test_rows_are_written_once_though_the_batch_is_handled_again(world):
     assert len({(row.partition, row.offset) for row in rows}) == len(wanted)
 
 
-def test_a_dependency_is_opened_once_a_worker(world):
-    """What has the app's scope and no end is opened once in each of Spark's Python workers, for all its tasks."""
+def test_a_dependency_is_opened_once_per_worker(world):
+    """An app-scoped dependency without cleanup is opened once for all tasks of a worker."""
     world.make_topic(4)
     world.produce([b"%d" % n for n in range(400)], keys=[b"%d" % n for n in range(400)])
     folder, app = world.folder / "opened", world.app()
@@ -178,8 +178,8 @@ def test_a_dependency_is_opened_once_a_worker(world):
     assert {file.read_text() for file in folder.iterdir()} == {"opened\n"}
 
 
-def test_a_key_keeps_its_order_over_many_tasks(world):
-    """With ``parallelism`` the records of a key are handled by one task, in order, while others run beside them."""
+def test_parallelism_keeps_the_order_of_a_key(world):
+    """Records of a key are handled by one task, in order."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(600)], keys=[b"%d" % (n % 7) for n in range(600)])
     app, folder = world.app(), world.folder / "order"
@@ -201,11 +201,8 @@ def test_a_key_keeps_its_order_over_many_tasks(world):
 
 
 @pytest.mark.parametrize("is_by_name", [True, False], ids=["names", "patterns"])
-def test_handlers_of_one_topic_go_together(world, is_by_name):
-    """The group's offset speaks for all its handlers: those that share the topic run with the one that is named.
-
-    So do those whose patterns have nothing in common but a topic that is there.
-    """
+def test_handlers_that_share_a_topic_run_together(world, is_by_name):
+    """The group's offset covers them all, also if only patterns share an existing topic."""
     topic = world.make_topic()
     world.produce([b"%d" % n for n in range(10)])
     out, handlers = world.make_topic(name=f"{world.group}-both"), Handlers()
@@ -228,8 +225,8 @@ def test_handlers_of_one_topic_go_together(world, is_by_name):
     assert [one.value() for one in world.read(out)] == [b"odd %d" % n if n % 2 else b"even %d" % n for n in range(10)]
 
 
-def test_plain_functions_and_batches_run_too(world):
-    """A plain function runs in threads, a batch handler is given many records at once and waits for no more."""
+def test_plain_functions_and_batch_handlers_run(world):
+    """A plain function runs in threads; a batch handler does not wait for more records."""
     world.make_topic()
     second = world.make_topic(name=f"{world.group}-second")
     world.produce([b"%d" % n for n in range(25)])
@@ -253,8 +250,8 @@ def test_plain_functions_and_batches_run_too(world):
     assert names == {*(f"plain-{n}" for n in range(25)), "batch-0-10", "batch-10-10", "batch-20-5"}
 
 
-def test_an_app_of_a_module_is_the_one_that_its_handlers_use(world, monkeypatch):
-    """An app that can be imported is imported in the workers, so that its handlers may publish with it."""
+def test_an_importable_app_is_imported_by_workers(world, monkeypatch):
+    """Its handlers may publish with the app of the module."""
     world.make_topic()
     out, name = world.make_topic(name=f"{world.group}-module"), f"shop_{world.topic.replace('-', '_')}"
     world.produce([b"%d" % n for n in range(5)])

@@ -1,4 +1,4 @@
-"""Streams: micro-batches, the group committed behind Spark's own commits, and who wins when they differ."""
+"""Streams: micro-batches and commits to the group after Spark's own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 
 class Live:
-    """A live member of the group in a thread of its own, from when it is ready to the end of a ``with``."""
+    """Live member of the group in a thread, for the duration of a ``with`` block."""
 
     def __init__(self, app: App) -> None:
         self._app, self._loop = app, asyncio.new_event_loop()
@@ -54,8 +54,8 @@ class Live:
         self._thread.join(60)
 
 
-def test_the_lag_falls_with_each_micro_batch(world):
-    """The broker's own view of the group moves while the query runs, and ends at the end of the topic."""
+def test_each_micro_batch_is_committed_to_the_group(world):
+    """The committed offsets on the broker advance while the query runs."""
     world.make_topic(2)
     world.produce((b"%d" % n for n in range(4_000)), keys=(b"%d" % n for n in range(4_000)))
     seen, folder = [0], world.folder
@@ -78,11 +78,8 @@ def test_the_lag_falls_with_each_micro_batch(world):
     assert world.ledger.counts() == {(p, n): 1 for p, end in world.ends.items() for n in range(end)}
 
 
-def test_a_stop_cuts_no_batch(world):
-    """The batch under way comes to its end and no other is begun, though there is more: all that was handled counts.
-
-    Who only looks whether it has ended leaves it at work.
-    """
+def test_stop_lets_the_current_batch_finish(world):
+    """No other batch starts, and all handled records are committed; await_termination(0) only polls."""
     world.make_topic()
     world.produce([b"a"] * 1_000, keys=map(str.encode, map(str, range(1_000))))
 
@@ -98,8 +95,8 @@ def test_a_stop_cuts_no_batch(world):
     assert world.ledger.counts() == {(0, n): 1 for n in range(world.committed[0])}
 
 
-def test_nothing_starts_beside_a_running_query(world):
-    """A second start or a backfill is refused from whatever checkpoint, and the first query handles what comes."""
+def test_a_second_query_or_backfill_is_refused(world):
+    """Whatever its checkpoint; the first query continues."""
     world.make_topic()
     world.produce([b"a"])
     pipeline = world.pipeline(world.entering())
@@ -120,8 +117,8 @@ def test_nothing_starts_beside_a_running_query(world):
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_live_member_is_refused(world, protocol):
-    """While a member of the group is live, whichever protocol it speaks, nothing of it is handled on Spark."""
+def test_a_group_with_a_live_member_is_refused(world, protocol):
+    """In either group protocol no record is handled on Spark."""
     world.make_topic()
     world.produce([b"a"])
     pipeline = world.pipeline(world.entering())
@@ -141,7 +138,7 @@ def test_a_live_member_is_refused(world, protocol):
 
 
 def test_a_member_that_joins_within_a_batch_ends_the_query(world):
-    """The commit of the batch is refused then, the query ends with who is there, and the group was not moved by it."""
+    """The commit of the batch is rejected; the error names the member, and the offsets stay."""
     world.make_topic()
     world.produce([b"a"] * 3)
     begun, go_on = world.folder / "begun", world.folder / "go-on"
@@ -169,8 +166,8 @@ def test_a_member_that_joins_within_a_batch_ends_the_query(world):
     assert world.committed == {0: 0}
 
 
-def test_a_handler_that_fails_for_good_ends_the_query(world):
-    """Its error is one of ours, and the batch is not committed."""
+def test_a_permanent_failure_ends_the_query(world):
+    """It raises HandlerFailedError, and the batch is not committed."""
     world.make_topic()
     world.produce([b"1", b"nonsense"])
     app = world.app()
@@ -186,8 +183,8 @@ def test_a_handler_that_fails_for_good_ends_the_query(world):
     assert world.committed == {0: 0}
 
 
-def test_a_stop_tells_what_the_query_died_of(world):
-    """Who looks after a query by stop() alone is told what ended it before, also where that is a sink's own error."""
+def test_stop_raises_the_error_that_ended_the_query(world):
+    """Also an error of a sink."""
     world.make_topic()
     world.produce([b"1"])
     app = world.app()
@@ -207,8 +204,8 @@ def test_a_stop_tells_what_the_query_died_of(world):
     assert world.committed == {0: 0}
 
 
-def test_a_deleted_checkpoint_costs_nothing(world):
-    """Without its checkpoint a query goes on where the group stands: nothing is lost, nothing is handled again."""
+def test_a_deleted_checkpoint_loses_and_repeats_nothing(world):
+    """Without its checkpoint a query continues at the committed offsets."""
     world.make_topic()
     world.produce([b"a"] * 10)
     world.run_to_the_end()
@@ -221,8 +218,8 @@ def test_a_deleted_checkpoint_costs_nothing(world):
     assert world.committed == {0: 15}
 
 
-def test_where_the_group_was_moved_it_wins(world):
-    """Who sets the group's offsets anew, back or forward, is followed: Spark's checkpoint begins anew from there."""
+def test_a_reset_group_is_followed(world):
+    """Offsets reset backward or forward start a new generation of the checkpoint."""
     world.make_topic()
     world.produce([b"a"] * 10)
     world.run_to_the_end()
@@ -234,8 +231,8 @@ def test_where_the_group_was_moved_it_wins(world):
     assert world.committed == {0: 10}
 
 
-def test_a_driver_that_died_before_the_commit_is_made_good(world):
-    """What Spark's commit log has and the group has not is committed at the start, and not handled again."""
+def test_the_next_start_commits_batches_of_sparks_commit_log(world):
+    """They are not handled again."""
     world.make_topic()
     world.produce([b"a"] * 10)
     world.run_to_the_end()
@@ -253,7 +250,7 @@ def test_a_driver_that_died_before_the_commit_is_made_good(world):
 
 
 def test_a_checkpoint_of_another_group_is_refused(world):
-    """A folder is one handler's of one group, and says whose when another comes."""
+    """The error names the handler and group of the checkpoint."""
     world.make_topic()
     world.produce([b"a"])
     world.run_to_the_end()
@@ -263,8 +260,8 @@ def test_a_checkpoint_of_another_group_is_refused(world):
         world.pipeline(other).start("enter")
 
 
-def test_a_folder_of_something_else_is_refused(world):
-    """What is no pipeline's is not written into."""
+def test_a_folder_with_other_files_is_refused(world):
+    """Nothing is written to it."""
     world.make_topic()
     (world.folder / "checkpoint").mkdir()
     (world.folder / "checkpoint" / "offsets").mkdir()

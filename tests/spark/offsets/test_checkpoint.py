@@ -1,4 +1,4 @@
-"""What numbers and names say: of a batch, beside a commit, of a checkpoint."""
+"""Batch numbers, commit metadata and checks of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tailrace.spark.offsets.resume import backfill_metadata, next_number, start_
 from tailrace.spark.offsets.store import PartitionCommit, commit_metadata
 
 
-def test_numbers_go_on_over_streams_and_backfills():
-    """The next number is above all that the checkpoint and the group's texts know; other texts say nothing."""
+def test_batch_numbers_continue_across_streams_and_backfills():
+    """The next number is above those of the checkpoint and of the commit metadata; other texts are ignored."""
     texts = [stream_metadata("0b4cf2ad", 12), backfill_metadata(13), start_metadata("a"), "", "spark", "mine batch=99"]
 
     assert next_number([4], texts) == 14
@@ -30,8 +30,8 @@ def test_numbers_go_on_over_streams_and_backfills():
     st.integers(0, 4_096),
     st.text(max_size=30),
 )
-def test_a_map_goes_before_a_text(unfinished, said, limit, writer):
-    """What is finished behind an offset is committed wherever it fits alone, and is told of where it does not."""
+def test_an_offset_map_has_priority_over_the_text(unfinished, said, limit, writer):
+    """The map is committed whenever it fits alone, and reported as dropped otherwise."""
     done = None if unfinished is None else OffsetMap(0, 6_000, tuple(sorted(unfinished)))
 
     envelope = commit_metadata(PartitionCommit(0, done), said, limit, writer)
@@ -46,8 +46,8 @@ def test_a_map_goes_before_a_text(unfinished, said, limit, writer):
         assert found.user_text == ""
 
 
-def test_a_number_knows_its_checkpoint():
-    """It is a number like any other, also where a sink sends it to workers, and says which checkpoint gave it."""
+def test_a_batch_number_keeps_its_checkpoint_when_pickled():
+    """It is an int that carries the id of its checkpoint."""
     number = PipelineState("g", "h", "abc").number(7)
     sent = pickle.loads(pickle.dumps(number))
 
@@ -59,7 +59,7 @@ def test_a_number_knows_its_checkpoint():
 
 
 def test_a_checkpoint_of_another_cluster_or_app_is_refused():
-    """One of another cluster, or of an app that reads nothing of the same, is named; topics may come and go."""
+    """Another cluster, or an app without a common topic, is refused; single topics may change."""
     mine = PipelineState("g", "h", cluster_id="c", topics={"t": "1", "u": "2"})
 
     check_matches("place", mine, "c", {"u": "9", "v": "3"})

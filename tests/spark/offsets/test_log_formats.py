@@ -1,4 +1,4 @@
-"""Offset logs of Spark's checkpoint in each format, and one that nobody can read."""
+"""Offset logs of Spark's checkpoint in both formats, and unreadable ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 @pytest.mark.parametrize("version", ["1", "2"])
 @pytest.mark.slow
 def test_a_stream_continues_from_either_format_of_the_offset_log(world, version):
-    """A stopped stream continues after its last batch, in the same generation, whatever format Spark writes."""
+    """A stopped stream continues after its last batch, in the same generation, in either format."""
     name = "spark.sql.streaming.offsetLog.formatVersion"
     world.make_topic(2)
     world.produce([b"a"] * 5, partition=0)
@@ -40,26 +40,25 @@ def test_a_stream_continues_from_either_format_of_the_offset_log(world, version)
     ],
 )
 def test_both_formats_of_the_offset_log_are_read(text):
-    """Format 2 puts a source's number or name before its offsets."""
+    """Format 2 has the number or name of a source before its offsets."""
     assert ends_in_log(text) == {TopicPartition("t", 0): 5, TopicPartition("t", 1): 7}
 
 
 @pytest.mark.parametrize("text", ["", "v1", "v1\n{}", "v1\n{}\n-", "v1\n{}\n{", 'v3\n{}\n{"t":{"0":5}}', "v1\n{}\n[1]"])
-def test_an_entry_that_is_cut_off_or_unknown_is_refused(text):
-    """Nothing is guessed from a torn file or a later format."""
+def test_truncated_or_unknown_entries_are_refused(text):
     with pytest.raises(ValueError, match=r"."):
         ends_in_log(text)
 
 
 class Events(list):
-    """A hook that keeps all events."""
+    """Hook that keeps all events."""
 
     on_event = list.append
 
 
 @pytest.mark.parametrize(("file", "content"), [("offsets/1", "v1\n{}\n"), ("commits/1", ""), ("metadata", "{")])
-def test_a_damaged_checkpoint_begins_a_new_generation_at_the_groups_offsets(world, file, content):
-    """The damage is one event, and the stream continues after the last committed record, wherever the damage is."""
+def test_an_unreadable_checkpoint_starts_a_new_generation(world, file, content):
+    """An event reports the damage, and the stream continues at the committed offsets."""
     world.make_topic()
     for value in (b"a", b"b"):
         world.produce([value] * 5)
@@ -75,8 +74,8 @@ def test_a_damaged_checkpoint_begins_a_new_generation_at_the_groups_offsets(worl
     assert world.committed == {0: 15}
 
 
-def test_a_damaged_checkpoint_of_a_forgotten_group_is_refused(world):
-    """Where neither knows how far the group has come, no record is skipped or repeated by a guess."""
+def test_an_unreadable_checkpoint_without_commits_is_refused(world):
+    """Without committed offsets, a guess would skip or repeat records."""
     world.make_topic()
     world.produce([b"a"] * 5)
     world.run_to_the_end()
@@ -92,7 +91,7 @@ def test_a_damaged_checkpoint_of_a_forgotten_group_is_refused(world):
 
 
 def damage(world, file: str, content: str) -> None:
-    """Write other content into a file of the checkpoint, as a writer that was cut off leaves it."""
+    """Replace a file of the checkpoint with truncated content."""
     path = world.folder / "checkpoint" / "generation-1" / file
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     path.write_text(content)

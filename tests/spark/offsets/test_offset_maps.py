@@ -1,4 +1,4 @@
-"""Offset maps of a group on Spark, when the log below them is another one than they were made of."""
+"""Offset maps of a group on Spark after a log was truncated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 @pytest.fixture(scope="module")
 def mortal_server() -> Iterator[KafkaServer]:
-    """A broker of these tests' own, which they may kill."""
+    """Start a broker that the tests of this module may kill."""
     with KafkaServer() as started:
         yield started
 
@@ -34,13 +34,13 @@ def world(spark, mortal_server, tmp_path) -> World:
 
 
 def commit(world: World, offset: int, known: OffsetMap) -> None:
-    """Commit an offset map, as the live group does."""
+    """Commit an offset map as the app does."""
     with SparkOffsetStore(resolve(world.app().options), world.group, Observer()) as store:
         store.commit({TopicPartition(world.topic, 0): PartitionCommit(offset, known)}, "")
 
 
 def cut_log(folder: Path, offset: int) -> None:
-    """Leave a partition's log with the records below `offset`, where a batch must begin."""
+    """Truncate a partition's log to the records below `offset`, which must be the start of a batch."""
     log = folder / f"{0:020}.log"
     data, end = log.read_bytes(), 0
     while True:
@@ -54,8 +54,8 @@ def cut_log(folder: Path, offset: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["backfill", "stream"])
-def test_a_map_older_than_the_records_skips_none_of_them(world, engine):
-    """Records that a later leader wrote over a truncated end are handled, although the map covers their offsets."""
+def test_records_written_after_a_truncation_are_not_skipped(world, engine):
+    """Records of a later leader are handled, although the map covers their offsets."""
     world.make_topic()
     world.produce(b"%d" % n for n in range(10))
     world.server.restart()
@@ -77,8 +77,8 @@ def test_a_map_older_than_the_records_skips_none_of_them(world, engine):
 
 
 @pytest.mark.slow
-def test_a_log_that_is_truncated_meanwhile_ends_the_backfill(world):
-    """Records written again under the map are not skipped: the backfill ends, and the next one handles them."""
+def test_a_truncation_during_a_backfill_ends_it(world):
+    """Records written again below the map are handled by the next backfill."""
     world.make_topic()
     for batch in range(4):
         world.produce([b"old"] * 10, partition=0)

@@ -1,4 +1,4 @@
-"""Where a stream or a backfill goes on, decided without brokers or Spark: by example, and by lives of a group."""
+"""Decisions where a stream or a backfill resumes, without brokers and Spark: examples and a model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def written(batches: int = 3, begun: int | None = None, ends: list[dict[TopicPar
 
 
 def and_new(now: ClusterState, partition: TopicPartition, begin: int) -> ClusterState:
-    """The same, with a partition that nobody has read."""
+    """Return the state with a partition that was not read before."""
     return replace(
         now, topics={partition.topic: "new", **now.topics}, logs={**now.logs, partition: LogBounds(begin, 100)}
     )
@@ -98,8 +98,8 @@ LAST = ENDS[-1]
         "with a batch under way",
     ],
 )
-def test_a_checkpoint_goes_on_behind_its_last_batch(what, now):
-    """Where the group stands at the end of one of its batches, or nowhere, nothing is handled again."""
+def test_a_checkpoint_continues_after_its_last_batch(what, now):
+    """If the group's offsets are the end of one of its batches, or missing, nothing is handled again."""
     assert resumption(state(), what, now) == Resumption(True, LAST, 2)
 
 
@@ -146,13 +146,13 @@ def test_a_checkpoint_goes_on_behind_its_last_batch(what, now):
         "a topic is gone",
     ],
 )
-def test_a_new_generation_begins_where_the_group_stands(made, what, now):
-    """Whoever worked for the group or moved it is followed, and what the logs do not have is not waited for."""
+def test_changed_offsets_start_a_new_generation(made, what, now):
+    """If another client changed the offsets, or the logs lack the next ones, a new generation starts."""
     assert resumption(made, what, now) == Resumption(False)
 
 
-def test_what_is_forgotten_of_a_generation_that_ends_is_where_it_began():
-    """Partitions of which the group has nothing stand where the checkpoint says, also when the others were moved."""
+def test_expired_offsets_come_from_the_checkpoint():
+    """Partitions without a commit start where the checkpoint says, even if other offsets were changed."""
     assert resumption(state(), written(), seen({A: 3})) == Resumption(False, {B: 8})
     assert resumption(state(next_batch_id=11), written(), seen({})) == Resumption(False, LAST)
 
@@ -165,11 +165,8 @@ NEW = TopicPartition("t", 2)
     [(NEW, 0, True), (NEW, 40, False), (TopicPartition("u", 0), 0, False), (TopicPartition("u", 0), 40, False)],
     ids=["added to a topic", "added, and overtaken by retention", "of a new topic", "of a new topic, overtaken"],
 )
-def test_what_is_new_in_the_logs_begins_where_it_has_to(partition, begin, continues):
-    """Spark's checkpoint takes a partition that was added, from its first record; all else begins a new generation.
-
-    What was handled is not handled again by that, also where the group was not told of the last batches.
-    """
+def test_new_partitions_continue_or_start_a_generation(partition, begin, continues):
+    """Spark's checkpoint accepts an added partition that starts at offset 0; otherwise a generation starts."""
     for stands in (seen(LAST, stream_metadata(Q, 9)), seen(ENDS[0], stream_metadata(Q, 7)), seen({})):
         goes = resumption(state(), written(), and_new(stands, partition, begin))
 
@@ -178,13 +175,13 @@ def test_what_is_new_in_the_logs_begins_where_it_has_to(partition, begin, contin
 
 
 @pytest.mark.parametrize("topic_id", ["another", ""])
-def test_a_topic_that_was_made_anew_is_another(topic_id):
-    """A checkpoint says nothing of a topic with another id, or with none: its first records are not passed over."""
+def test_a_recreated_topic_is_not_taken_from_the_checkpoint(topic_id):
+    """Offsets of a topic with another id, or without one, are ignored."""
     assert resumption(state(), written(), seen({}, topic_id=topic_id)) == Resumption(False)
 
 
-def test_a_generation_without_batches_goes_on_where_it_began():
-    """Nothing was handled: where the group is as it was then, or forgotten, it is begun once more."""
+def test_a_generation_without_batches_continues_at_its_start():
+    """If the group's offsets are unchanged or missing, the same generation continues."""
     assert resumption(state(), written(0), seen(START, BEGUN)) == Resumption(True, START)
     assert resumption(state(), written(0), seen({})) == Resumption(True, START)
     assert resumption(state(), written(0), seen({A: 5, B: 1}, BEGUN)) == Resumption(False)
@@ -195,7 +192,7 @@ def test_a_generation_without_batches_goes_on_where_it_began():
 
 @dataclass
 class Life:
-    """A stream of one partition, its group, and where all that was decided leads to."""
+    """Model of a stream of one partition and its group."""
 
     state: PipelineState = field(default_factory=lambda: PipelineState("g", "h"))
     batches: list[int] = field(default_factory=list)
@@ -235,7 +232,7 @@ class Life:
             self.batches.append(self.due)
 
     def live(self, count: int) -> None:
-        """The live app goes on where the group stands."""
+        """Let the app handle records from the committed offset on."""
         at = 0 if self.group is None else self.group[0]
         self.group, self.due = (at + count, ""), at + count
 
@@ -243,7 +240,7 @@ class Life:
         self.group, self.due = (offset, ""), offset
 
     def forget(self) -> None:
-        """The broker does, of a group that Spark has left."""
+        """Let the committed offsets expire on the broker."""
         if self.state.generation and self.group is not None and self.group[1]:
             self.group = None
 
@@ -260,8 +257,8 @@ STEPS = st.one_of(
 @example([("start",), ("handle", 9), ("tell",), ("set_to", 0), ("start",)])
 @example([("start",), ("handle", 9), ("handle", 9), ("handle", 9), ("start",)])
 @example([("set_to", 5), ("start",), ("handle", 9), ("set_to", 5), ("start",)])
-def test_whatever_happens_it_goes_on_where_it_should(steps):
-    """Drivers that die untold, live members, resets, brokers that forget: each start begins exactly where it has to."""
+def test_each_start_resumes_at_the_right_offset(steps):
+    """Model: drivers that die before a commit, live members, resets and expired offsets."""
     life = Life()
     is_running = False
     for name, *arguments in steps:
@@ -296,8 +293,8 @@ def placed(now: ClusterState, policy: str = "earliest", **more: Any) -> tuple[St
     return start_offsets_of(NOBODY, now, config, Observer((told,)), **more), told
 
 
-def test_nothing_is_said_to_be_lost_of_a_group_that_is_new():
-    """Where nothing was committed the policy says where to begin, and there is nothing to warn of."""
+def test_a_new_group_loses_nothing():
+    """Without committed offsets auto_offset_reset decides, and no loss is reported."""
     places, told = placed(seen({}, begin=30))
     late, _ = placed(seen({}, begin=30), "latest")
 
@@ -306,8 +303,8 @@ def test_nothing_is_said_to_be_lost_of_a_group_that_is_new():
 
 
 @pytest.mark.parametrize("stands", [None, {A: 40}])
-def test_a_partition_that_is_added_is_read_whole(stands):
-    """Under "latest", too, as by a member of the group, while a topic that is new begins at its end."""
+def test_an_added_partition_is_read_from_its_beginning(stands):
+    """Also with "latest", as in a member of the group; a new topic starts at its end."""
     other = TopicPartition("u", 0)
     places, told = placed(
         and_new(seen({A: 40} if stands is None else {}, begin=30), other, 7), "latest", overrides=stands
@@ -316,8 +313,8 @@ def test_a_partition_that_is_added_is_read_whole(stands):
     assert (places.at, places.lost, told.resets()) == ({A: 40, B: 30, other: 100}, 0, [])
 
 
-def test_what_is_lost_is_counted_and_told():
-    """Offsets that the group had before it and that are gone are counted, of each partition."""
+def test_lost_offsets_are_counted_and_reported():
+    """Committed offsets that were deleted from the log are counted for each partition."""
     places, told = placed(seen({A: 4, B: 40}, begin=30))
 
     assert (places.at, places.lost) == ({A: 30, B: 40}, 26)
@@ -326,8 +323,8 @@ def test_what_is_lost_is_counted_and_told():
         placed(seen({A: 4, B: 40}, begin=30), "none")
 
 
-def test_what_the_checkpoint_knows_counts_as_committed():
-    """Where it knows better nobody looks at the policy, and of the group's map there is what is left."""
+def test_offsets_of_the_checkpoint_override_commits():
+    """auto_offset_reset is ignored for them, and the rest of the group's offset map applies."""
     done = OffsetMap(10, 40, (10, 20, 35))
     text = encode_metadata(done, "", 4_096).text
     now = ClusterState(
@@ -343,8 +340,8 @@ def test_what_the_checkpoint_knows_counts_as_committed():
 
 
 @pytest.mark.parametrize("wrong", [OffsetMap(10, 1 << 62, (10,)), OffsetMap(10, 40, (10,), topic_id=UUID(int=7))])
-def test_a_map_of_another_log_is_dropped_and_told(wrong):
-    """A forged one that goes beyond the end, and one of a topic that was recreated, skip no record on Spark either."""
+def test_a_map_of_another_log_is_ignored(wrong):
+    """A map that exceeds the end of the log, or is of a recreated topic, skips no record, and is reported."""
     text = encode_metadata(wrong, "", 4_096).text
     now = ClusterState("c", {"t": str(UUID(int=8))}, {A: LogBounds(0, 100)}, {A: GroupOffset(A, 10, None, text)})
 
@@ -355,8 +352,8 @@ def test_a_map_of_another_log_is_dropped_and_told(wrong):
 
 
 @pytest.mark.parametrize(("end", "is_kept"), [(100, True), (40, True), (39, False), (-1, False), (None, True)])
-def test_a_map_whose_records_were_written_again_is_dropped_and_told(end, is_kept):
-    """Where the log ends the map's leader epoch within it, or has no such epoch, a later leader's records are there."""
+def test_a_map_of_a_truncated_epoch_is_ignored(end, is_kept):
+    """If the log ends the map's leader epoch before its records, later records are not skipped."""
     text = encode_metadata(OffsetMap(10, 40, (10,), leader_epoch=3), "", 4_096).text
     ends = {} if end is None else {A: end}
     now = ClusterState("c", {"t": ""}, {A: LogBounds(0, 100)}, {A: GroupOffset(A, 10, None, text)}, ends)
@@ -367,8 +364,8 @@ def test_a_map_whose_records_were_written_again_is_dropped_and_told(end, is_kept
     assert [type(one) for one in told.events] == [OffsetMapFound if is_kept else OffsetMapIgnored]
 
 
-def test_retention_that_overtakes_is_followed_by_policy():
-    """While the logs have what is next nothing changes; else it goes on by policy, with all that is lost counted."""
+def test_offsets_deleted_during_a_run_are_reset_by_policy():
+    """Nothing changes while the log has the next offsets; otherwise all lost offsets are counted."""
     before, told = placed(seen({A: 4, B: 40}, begin=10))
     config = resolve({"bootstrap_servers": "b:1", "group_id": "g"})
 

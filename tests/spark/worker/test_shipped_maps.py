@@ -1,4 +1,4 @@
-"""Offset maps that tasks are sent: small on their way, and whole when they are read."""
+"""Offset maps sent to tasks as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORGED = encode_metadata(OffsetMap(0, 32_000 * _GAP, range(0, 32_000 * _GAP - 1
 
 
 def sent(app: App, maps: dict[TopicPartition, OffsetMap]) -> bytes:
-    """What Spark sends every task."""
+    """Return the object after pickling, as Spark sends it to a task."""
     chosen = select_handlers(app, "enter", "g")
     shipment = pack(app, None, chosen, resolve(app.options), has_sink=False)
     batches = BatchRunner(chosen, shipment, None, None, None).beginning_at(maps)
@@ -34,8 +34,8 @@ def app_of_one_handler() -> App:
     return app
 
 
-def test_a_forged_map_stays_small_on_its_way():
-    """Maps of twenty partitions, of a few bytes each beside the group's offsets, take a few bytes each in a task."""
+def test_a_large_map_is_sent_as_its_short_text():
+    """Twenty maps of a few bytes of text take a few bytes each in a task."""
     maps = {}
     for number in range(20):
         known = decode_metadata(_FORGED, 0).offset_map
@@ -49,8 +49,8 @@ def test_a_forged_map_stays_small_on_its_way():
     assert len(sent(app, maps)) - len(sent(app, {})) < 20 * (len(_FORGED) + 100)
 
 
-def test_a_task_reads_the_maps_that_it_asks_for():
-    """The offsets of its own partition are as they were; no other partition's map is decoded."""
+def test_a_task_decodes_only_its_own_maps():
+    """The map of its partition is unchanged; other maps are not decoded."""
     maps = {TopicPartition("t", number): OffsetMap(number, 20, (number, 15)) for number in range(3)}
     batches = BatchRunner(None, None, None, None, None).beginning_at(maps)  # type: ignore[arg-type]
     done = cloudpickle.loads(cloudpickle.dumps(batches.done))

@@ -1,4 +1,4 @@
-"""Struct classes of a script or a notebook, sent to a process that can import neither."""
+"""Pickling of Struct classes of a script to a process that cannot import them."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ print(asyncio.run(handle(order)))
 
 
 @pytest.mark.parametrize("future", ["", "from __future__ import annotations"], ids=["types", "text"])
-def test_structs_of_a_script_arrive_whole(tmp_path, future):
-    """Bases, class variables, super(), __post_init__, renamed, generic and recursive fields are the same there."""
+def test_structs_of_a_script_are_restored_completely(tmp_path, future):
+    """Bases, class variables, super(), __post_init__, renamed, generic and recursive fields are the same."""
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT.format(future=future))
     there = tmp_path / "there"
@@ -161,8 +161,8 @@ def said_by(script: Path, *arguments: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_a_struct_that_cannot_be_made_again_is_refused_by_name():
-    """A class whose base asks for options at its definition is named before the first record."""
+def test_a_struct_that_cannot_be_restored_is_refused():
+    """A class whose base requires options at its definition is named before the first record."""
 
     class Registered(msgspec.Struct):
         def __init_subclass__(cls, **options: object) -> None:
