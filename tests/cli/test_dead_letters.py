@@ -160,7 +160,7 @@ def call(world, monkeypatch, capsys) -> Callable[..., Done]:
     monkeypatch.setattr("os.environ", environment(TAILRACE_BOOTSTRAP_SERVERS=world.bootstrap_servers))
 
     def run(action: str, *arguments: str, topic: str | None = None) -> Done:
-        # In a thread of its own, as it runs an event loop of its own: pytest-asyncio's is not to be disturbed.
+        # In a thread: the command runs its own event loop, beside that of pytest-asyncio.
         with ThreadPoolExecutor(1) as thread:
             try:
                 code = thread.submit(main, ["dead-letters", action, topic or world.dead, *arguments]).result()
@@ -287,7 +287,7 @@ def test_list_ends_at_the_end_of_the_topic_at_its_start(world, call):
         assert fed.wait(30)
         counts = [sum(one["count"] for one in call("list", "--json").lines) for _ in range(3)]
         fed.clear()
-        assert fed.wait(30)  # it goes on
+        assert fed.wait(30)  # the writer still runs
     finally:
         stop.set()
         feeding.join()
@@ -632,7 +632,7 @@ def test_rejected_records_are_named_with_their_offsets(world, call, kafka_server
 
 def test_a_replay_topic_that_cannot_be_created_is_an_error(world, call, kafka_server):
     """The error has the broker's reason and the next step, and nothing is sent."""
-    kafka_server.create_topic(world.replay.replace(".", "_"))  # which the broker takes for the same
+    kafka_server.create_topic(world.replay.replace(".", "_"))  # names that differ only in "." and "_" collide
     world.write(world.letter(1))
 
     done = call("replay", "--all", "--execute")

@@ -100,7 +100,7 @@ class Shop:
         admin, deadline = AdminClient({"bootstrap.servers": self.servers}), time.monotonic() + 60
         while True:
             shares: list[int] = []
-            with suppress(KafkaException):  # the coordinator of a group that is not there yet
+            with suppress(KafkaException):  # the group does not exist yet
                 found = admin.describe_consumer_groups([self.topic])[self.topic].result(20)
                 shares = [len(one.assignment.topic_partitions) for one in found.members]
             if shares == [PARTITIONS // members] * members and found.state == ConsumerGroupState.STABLE:
@@ -221,7 +221,7 @@ def test_sigterm_while_the_second_worker_joins_repeats_nothing(shop):
     with (shop.folder / "shop.py").open("a") as module:
         module.write(ONE_AFTER_THE_OTHER)
     shop.produce(400)
-    # A worker that was stopped without a good-bye is waited for so long at the next start.
+    # The next start waits this long for a member that did not leave the group.
     arguments = ("--workers", "2", "--set", "session_timeout_ms=6000")
 
     with running(shop, *arguments) as pool:
@@ -351,7 +351,7 @@ def test_a_changed_source_file_restarts_the_workers(shop):
         source.write_text("billing = None\n")
         pool.until("is not an App")
         source.write_text(good.replace("PRICE = 1", "PRICE = 2"))
-        os.utime(source, (time.time() + 5, time.time() + 5))  # the compiled file has seconds only
+        os.utime(source, (time.time() + 5, time.time() + 5))  # .pyc files store the time in seconds
         pool.until("group joined")
         shop.produce(PARTITIONS)
         shop.until(2 * PARTITIONS)

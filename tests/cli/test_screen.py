@@ -24,7 +24,7 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
         while True:
             try:
                 written += os.read(ours, 65_536)
-            except OSError:  # Linux's end of a terminal
+            except OSError:  # end of the pseudoterminal on Linux
                 break
         os.close(ours)
     return process.returncode, written.decode()

@@ -93,7 +93,7 @@ def test_backfill_and_handoff_commit_to_the_group(shop, kafka_server):
         f"lag of group {topic}: 0 records",
         "the app can take over, run: tailrace run shop:billing",
     ]
-    # The witness goes on where it was.
+    # The group of the reader continues at its committed offset.
     assert doubled(kafka_server, topic, 2) == [20, 22]
 
 

@@ -1,7 +1,7 @@
-"""One Spark session for all tests of this folder, and a ledger that workers write: files, one for each process.
+"""Spark session shared by the tests of this folder, and a ledger that workers write.
 
-``TAILRACE_TEST_SPARK_MASTER`` says where it runs, such as ``local-cluster[2,1,1024]``: executors of their own. It runs
-on the JRE that comes as a wheel, whatever Java the machine has; the drivers that tests start run on the machine's.
+``TAILRACE_TEST_SPARK_MASTER`` sets the master, such as ``local-cluster[2,1,1024]`` for separate executors. The session
+runs on the JRE of the wheel, whatever Java is installed; drivers started by tests use the installed Java.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ def spark(tmp_path_factory):
 
 
 class Ledger:
-    """Where handlers write which records they were given, whichever process they are in."""
+    """Folder in which handlers of all processes log their records, one file for each process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
 
     def lines(self) -> list[tuple[int, int]]:
-        """Partition and offset of each time a record was handled, by process in order."""
+        """Return partition and offset of each handled record, in order by process."""
         files = sorted(self.folder.iterdir())
         return [tuple(map(int, line.split())) for file in files for line in file.read_text().splitlines()]
 
     def counts(self) -> Counter[tuple[int, int]]:
-        """How often each was handled."""
+        """Return how often each record was handled."""
         return Counter(self.lines())
 
     @property
     def pids(self) -> list[int]:
-        """The processes that handled any."""
+        """Ids of the processes that handled records."""
         return [int(file.name) for file in self.folder.iterdir()]
 
 
 class World:
-    """A topic and a group of a test's own, the ledger, and the broker's own view by librdkafka."""
+    """Topic, group and ledger of a test, and the state of the broker seen by librdkafka."""
 
     def __init__(self, spark, server, folder: Path) -> None:
         self.spark, self.server, self.folder = spark, server, folder
@@ -71,7 +71,7 @@ class World:
         self.topic, self.partitions = "", 0
 
     def make_topic(self, partitions: int = 1, name: str = "") -> str:
-        """A new topic, which is the test's from now on unless it has a name."""
+        """Create a topic; without a name it becomes the topic of the test."""
         made = name or f"t-{uuid.uuid4().hex[:12]}"
         self.server.create_topic(made, partitions)
         if not name:
@@ -82,11 +82,11 @@ class World:
         self.witness.produce(self.topic, values, **options)
 
     def app(self, **options) -> App:
-        """An app of the test's group, without handlers."""
+        """Return an app of the test's group without handlers."""
         return App(**{"bootstrap_servers": self.server.bootstrap_servers, "group_id": self.group, **options})
 
     def entering(self, *, first=None, declared=None, named=None, **options) -> App:
-        """One with a handler, ``enter``, that awaits ``first`` and then writes into the ledger."""
+        """Return an app with a handler ``enter`` that awaits ``first`` and then writes to the ledger."""
         app, folder, files = self.app(**options), str(self.ledger.folder), {}
 
         async def enter(record: Record) -> None:
@@ -101,7 +101,7 @@ class World:
         return app
 
     def go_on_live(self, members: int = 2) -> None:
-        """As many members of the group, without Spark, until all that there is now is committed."""
+        """Run members of the group, without Spark, until all current records are committed."""
         ends = self.ends
 
         async def live() -> None:
@@ -110,20 +110,20 @@ class World:
                 for app in apps:
                     await running.enter_async_context(app)
                 await asyncio.gather(*(app.wait_ready() for app in apps))
-                # It is the broker's own view that is looked at.
+                # Polls the broker: no event reports another client's view.
                 while await self.witness.committed(self.group, self.topic, self.partitions) != ends:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
 
         asyncio.run(asyncio.wait_for(live(), 120))
 
     def run_to_the_end(self, checkpoint: str = "checkpoint", **options) -> None:
-        """What is there, as a stream that ends by itself."""
+        """Handle existing records in a stream that ends by itself."""
         query = self.pipeline(self.entering(**options), checkpoint).start("enter", trigger="available_now")
         assert query.await_termination(120)
 
     @staticmethod
     def until(happened: Callable[[], object]) -> None:
-        """Wait for what others do: Spark, a worker's process, the broker."""
+        """Wait for an event in Spark, a worker process or the broker."""
         waiting, give_up_at = threading.Event(), time.monotonic() + 120
         while not happened():
             assert time.monotonic() < give_up_at, "it did not happen"
@@ -136,25 +136,25 @@ class World:
 
     @property
     def committed(self) -> dict[int, int]:
-        """What the group has committed of the topic."""
+        """Committed offsets of the group by partition."""
         return asyncio.run(self.witness.committed(self.group, self.topic, self.partitions))
 
     @property
     def ends(self) -> dict[int, int]:
-        """Where the topic ends."""
+        """End offsets of the topic by partition."""
         return asyncio.run(self.witness.ends(self.topic, self.partitions))
 
     @property
     def metadata(self) -> str:
-        """The text beside the offset of the first partition."""
+        """Commit metadata of the first partition."""
         return asyncio.run(self.witness.metadata(self.group, self.topic))
 
     def commit(self, offset: int, metadata: str = "") -> None:
-        """Commit of the first partition, as another client does."""
+        """Commit an offset of the first partition with another client."""
         asyncio.run(self.witness.commit(self.group, self.topic, offset, metadata))
 
     def read(self, topic: str, partitions: int = 1) -> list:
-        """All records that a topic has now."""
+        """Read all records of a topic."""
         ends = asyncio.run(self.witness.ends(topic, partitions))
         reader = Consumer({"bootstrap.servers": self.server.bootstrap_servers, "group.id": "reader"})
         reader.assign([TopicPartition(topic, number, 0) for number in range(partitions)])

@@ -1,7 +1,7 @@
-"""A session with Delta, which is a process of its own: python delta_driver.py BROKER GROUP TOPIC FOLDER.
+"""Driver with Delta, run in its own process: python delta_driver.py BROKER GROUP TOPIC FOLDER.
 
-Of a backfill each batch is written, fails then, and is handled again: the first by the same program, the second by one
-whose checkpoint is gone, which makes a longer one of it.
+Two batches of a backfill are written and then fail. The first is repeated with its checkpoint; the second after the
+checkpoint was deleted, as a longer batch.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ if __name__ == "__main__":
         "spark.jars": ",".join(map(str, class_path(DELTA))),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        # Of what Delta reads its own log with there would be 50 and 200.
+        # Defaults for Delta's reading of its own log are 50 and 200.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.shuffle.partitions": "2",
     }
     with spark_session(app, master="local[2]", **settings) as spark:
         pipeline = SparkPipeline(app, spark, checkpoint=f"{FOLDER}/checkpoint")
         for until in (30, 40):
-            # The first time both fail: of the second one the first batch is that of the first one.
+            # Both rounds fail once; the second round repeats the batch of the first one.
             with contextlib.suppress(OSError):
                 pipeline.backfill(double, sink=failing, until={TopicPartition(TOPIC, 0): until})
         shutil.rmtree(f"{FOLDER}/checkpoint")

@@ -1,8 +1,8 @@
-"""A driver of its own, for tests that kill it or its executors.
+"""Driver in its own process, for tests that kill it or its executors.
 
     python driver.py BROKER GROUP TOPIC FOLDER MASTER HOW BATCH AT
 
-Its app stands in the script itself, as in many jobs, so that all of it has to be sent to the workers.
+The app is defined in the script, as in many jobs, so that it is sent to the workers by value.
 """
 
 from __future__ import annotations

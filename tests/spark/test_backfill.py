@@ -164,7 +164,7 @@ def test_members_continue_exactly_where_spark_ended(world):
 
     report = world.pipeline(world.entering()).backfill("enter", max_records_per_batch=40_000)
     producing.join(120)
-    # However fast producing was, some came when Spark had ended.
+    # Some records must be produced after Spark has ended.
     world.produce(keys[-1_000:], keys=keys[-1_000:])
     world.go_on_live()
 

@@ -75,7 +75,7 @@ def test_deleted_offsets_end_a_stream_and_are_counted_by_the_next(world):
         while not go_on.exists():  # noqa: ASYNC110 - another process says so
             await asyncio.sleep(0.05)
 
-    # Java's client reads one batch of the producer's ahead, whatever it is told.
+    # The Java client always reads one producer batch ahead.
     options = {"maxOffsetsPerTrigger": "5", "kafka.max.partition.fetch.bytes": "1"}
     query = world.pipeline(world.entering(first=wait)).start("enter", options=options)
     world.until(begun.exists)

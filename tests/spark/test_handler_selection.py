@@ -40,9 +40,9 @@ def test_a_pattern_does_not_match_internal_topics(kafka_server, excludes):
     async def handle(value: bytes) -> None: ...
 
     patterns = select_handlers(app, handle, group).patterns
-    with SparkOffsetStore(resolve(app.options), group, Observer()) as desk:
-        desk.commit({TopicPartition(topic, 0): PartitionCommit(0)}, "")  # or the broker has no such topic yet
-        found = {one.topic for one in desk.partitions((), patterns)}
+    with SparkOffsetStore(resolve(app.options), group, Observer()) as store:
+        store.commit({TopicPartition(topic, 0): PartitionCommit(0)}, "")  # creates __consumer_offsets
+        found = {one.topic for one in store.partitions((), patterns)}
 
     assert found == ({topic} if excludes else {topic, "__consumer_offsets"})
 

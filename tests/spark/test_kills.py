@@ -48,7 +48,7 @@ def killed_in_its_second_batch(world, how: str, **options) -> dict[int, int]:
     driver = started(world, how=how, **options)
     waiting = threading.Event()
     for _ in range(_WAIT_S * 10):
-        # A stream commits when Spark tells of the batch, which may be when it is in the next one.
+        # A stream commits when Spark reports the batch, maybe during the next one.
         if driver.poll() is not None or ((world.folder / "happened").exists() and sum(world.committed.values()) > 0):
             break
         waiting.wait(0.1)
@@ -71,7 +71,7 @@ def test_a_killed_backfill_repeats_only_its_last_batch(world):
     committed = killed_in_its_second_batch(world, "hang", hides_java=True, batch=batch, at=12_000)
     report = world.pipeline(world.entering(), "another").backfill("enter", max_records_per_batch=batch)
     producing.join(120)
-    # However fast producing was, some came when Spark had ended.
+    # Some records must be produced after Spark has ended.
     world.produce(keys[-1_000:], keys=keys[-1_000:])
     world.go_on_live()
 

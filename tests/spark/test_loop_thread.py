@@ -103,7 +103,7 @@ def test_tasks_that_have_not_started_are_awaited():
             tasks.start_soon(anyio.sleep_forever)
 
     async def side_by_side() -> None:
-        # The second one ends the loop between the spawning of the task and its first step.
+        # The second call ends the loop after the task is created and before its first step.
         await asyncio.wait({asyncio.create_task(spawns()), asyncio.create_task(ends())})
 
     with warnings.catch_warnings(record=True) as warned:

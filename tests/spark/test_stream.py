@@ -61,7 +61,7 @@ def test_each_micro_batch_is_committed_to_the_group(world):
     seen, folder = [0], world.folder
 
     async def wait(record: Record) -> None:
-        # Of every other batch the first records wait until the batches before it have been seen.
+        # The first records of every other batch wait until the commits of earlier batches were observed.
         while not (folder / f"seen-{record.offset // 500}").exists():  # noqa: ASYNC110 - another process says so
             await asyncio.sleep(0.02)
 

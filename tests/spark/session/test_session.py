@@ -99,7 +99,7 @@ def test_spark_submit_without_the_connector_is_an_error(monkeypatch):
     """The hint is an option of spark-submit, since spark_session() cannot add jars to a running Java."""
     assert "spark_session()" in way_to_connector("4.3.0")
 
-    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "12345")  # as spark-submit sets it
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "12345")  # set by spark-submit
 
     told = way_to_connector("4.3.0")
     assert "spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0" in told

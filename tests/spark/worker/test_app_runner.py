@@ -90,7 +90,7 @@ async def task(app: App, name: str, *values: bytes) -> tuple[list[int], dict[str
     """Run one task; return the values of its rows and its metrics."""
     shipment, kind = shipment_of(app, name), result_type(select_handlers(app, name, app.options["group_id"]).handlers)
     async with asyncio.timeout(60):
-        # A thread that is not the main one leaves the signals of this process alone.
+        # Signal handlers are installed only in the main thread.
         parts = await asyncio.to_thread(
             lambda: list(worker.run_task(shipment, ShippedMaps({}), kind, TOPIC, [batch(values)], is_of_one=True))
         )

@@ -79,7 +79,7 @@ async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) ->
 
 
 def _offset_as_json(group_id: str, one: GroupOffset) -> dict[str, object]:
-    said = one.said
+    metadata = one.said
     return {
         "group": group_id,
         "topic": one.partition.topic,
@@ -87,9 +87,9 @@ def _offset_as_json(group_id: str, one: GroupOffset) -> dict[str, object]:
         "offset": one.offset,
         "leader_epoch": one.leader_epoch,
         "finished_beyond": one.finished_beyond,
-        "text": said.user_text,
-        "writer": said.writer,
-        "problem": said.problem,
+        "text": metadata.user_text,
+        "writer": metadata.writer,
+        "problem": metadata.problem,
     }
 
 
