@@ -51,8 +51,8 @@ def test_a_stream_skips_records_finished_by_the_app(world):
     """Records in the group's offset map are not handled again, in whichever batch they are."""
     world.make_topic()
     world.produce(b"%d" % n for n in range(20))
-    with SparkOffsetStore(resolve(world.app().options), world.group, Observer()) as desk:
-        desk.commit({TopicPartition(world.topic, 0): PartitionCommit(3, OffsetMap(3, 15, (3, 7, 12)))}, "")
+    with SparkOffsetStore(resolve(world.app().options), world.group, Observer()) as store:
+        store.commit({TopicPartition(world.topic, 0): PartitionCommit(3, OffsetMap(3, 15, (3, 7, 12)))}, "")
 
     query = world.pipeline(world.entering()).start(
         "enter", trigger="available_now", options={"maxOffsetsPerTrigger": "6"}
@@ -161,10 +161,10 @@ def test_the_next_start_commits_what_a_query_could_not(world, monkeypatch):
         if record.offset >= 15:
             await asyncio.Event().wait()
 
-    def only_begins(desk, offsets, said: str, **more: bool) -> None:
+    def only_begins(store, offsets, said: str, **more: bool) -> None:
         if not said.startswith("spark begins"):
             raise BrokerConnectionError("nobody answers")
-        commit(desk, offsets, said, **more)
+        commit(store, offsets, said, **more)
 
     monkeypatch.setattr(SparkOffsetStore, "commit", only_begins)
     app = world.entering(first=hang, hooks=(told,))
@@ -190,11 +190,11 @@ def test_an_idle_stream_retries_a_failed_commit(world, monkeypatch):
     world.produce([b"a"] * 10)
     failed, commit = [], SparkOffsetStore.commit
 
-    def fail_once(desk, offsets, said: str, **more: bool) -> None:
+    def fail_once(store, offsets, said: str, **more: bool) -> None:
         if not said.startswith("spark begins") and not failed:
             failed.append(said)
             raise BrokerConnectionError("nobody answers")
-        commit(desk, offsets, said, **more)
+        commit(store, offsets, said, **more)
 
     monkeypatch.setattr(SparkOffsetStore, "commit", fail_once)
     try:

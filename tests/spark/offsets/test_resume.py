@@ -369,7 +369,7 @@ def test_offsets_deleted_during_a_run_are_reset_by_policy():
     before, told = placed(seen({A: 4, B: 40}, begin=10))
     config = resolve({"bootstrap_servers": "b:1", "group_id": "g"})
 
-    class Desk:
+    class FakeStore:
         begin = 10
 
         def logs(self, partitions: Any) -> dict[TopicPartition, LogBounds]:
@@ -378,11 +378,11 @@ def test_offsets_deleted_during_a_run_are_reset_by_policy():
         def epoch_ends(self, _found: Any) -> dict[TopicPartition, int]:
             return {}
 
-    desk = cast("SparkOffsetStore", Desk())
+    store = cast("SparkOffsetStore", FakeStore())
     at = {A: 20, B: 60}
-    same = start_offsets_after(desk, before, at, config, Observer((told,)))
-    Desk.begin = 50
-    after = start_offsets_after(desk, before, at, config, Observer((told,)))
+    same = start_offsets_after(store, before, at, config, Observer((told,)))
+    FakeStore.begin = 50
+    after = start_offsets_after(store, before, at, config, Observer((told,)))
 
     assert before.lost == 6
     assert same is None
@@ -391,7 +391,7 @@ def test_offsets_deleted_during_a_run_are_reset_by_policy():
     assert told.resets()[1:] == [(A, 20, 50, 30)]
     with pytest.raises(OffsetOutOfRangeError):
         start_offsets_after(
-            desk,
+            store,
             before,
             at,
             resolve({"bootstrap_servers": "b:1", "group_id": "g", "auto_offset_reset": "none"}),
