@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import datetime as dt
 import itertools
 import re
 import sys
 import textwrap
+import types
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +46,9 @@ The names in Java, librdkafka and aiokafka are listed where they differ from our
 """
 
 
+WORDS = {int: "integer", str: "string", bool: "boolean", re.Pattern[str]: "pattern", dt.timedelta: "timedelta"}
+
+
 class Option(NamedTuple):
     """One option, as documented and as declared."""
 
@@ -52,6 +58,7 @@ class Option(NamedTuple):
     """Paragraphs of the text, without the facts."""
     facts: str
     default: str
+    kind: str
     marks: list[str]
     elsewhere: str
     span: tuple[int, int]
@@ -63,11 +70,32 @@ class Row(NamedTuple):
 
     default: object
     metadata: Mapping[str, Any]
+    kind: str
 
 
 def rows_of(*kinds: Any) -> dict[str, Row]:  # noqa: ANN401 - dataclasses
     """Return the rows of dataclasses."""
-    return {field.name: Row(field.default, field.metadata) for kind in kinds for field in dataclasses.fields(kind)}
+    return {
+        field.name: Row(field.default, field.metadata, words_for(typing.get_type_hints(kind)[field.name]))
+        for kind in kinds
+        for field in dataclasses.fields(kind)
+    }
+
+
+def words_for(hint: Any) -> str:  # noqa: ANN401 - any type of an option
+    """Return the type of an option, or its valid values."""
+    members, origin = typing.get_args(hint), typing.get_origin(hint)
+    if origin is typing.Literal:
+        return ", ".join(f'`"{one}"`' for one in members)
+    if origin in {typing.Union, types.UnionType}:
+        return ", ".join(dict.fromkeys(words_for(one) for one in members if one is not type(None)))
+    if origin is tuple and members[1:] == (Ellipsis,):
+        return f"several of {words_for(members[0])}"
+    if origin is tuple:
+        return "host and port"
+    if origin is Callable:
+        return "function"
+    return WORDS.get(hint) or ("mapping" if origin is Mapping else hint.__name__)
 
 
 def options_of(path: Path, kind: str, rows: Mapping[str, Row]) -> Iterator[Option]:
@@ -107,7 +135,7 @@ def described(name: str, section: str, text: list[str], row: Row, span: tuple[in
     ]
     elsewhere = "; ".join(names)
     facts = " ".join(filter(None, [f"Default: {default}.{range_}", *rest, f"{elsewhere}." if elsewhere else ""]))
-    return Option(name, section, text, facts, default + range_.rstrip("."), marks, elsewhere, span)
+    return Option(name, section, text, facts, default + range_.rstrip("."), row.kind, marks, elsewhere, span)
 
 
 def dotted(client: str, name: str) -> str:
@@ -160,12 +188,12 @@ def with_list(path: Path, first: str, options: list[Option], *, indent: int, not
 
 def table(options: list[Option]) -> str:
     """Return a row for each option."""
-    rows = ["| option | default | meaning | elsewhere |", "|---|---|---|---|"]
+    rows = ["| option | type | default | meaning | elsewhere |", "|---|---|---|---|---|"]
     for one in options:
         text = " ".join([*one.text, *(f"*{mark}*" for mark in one.marks)]).replace("``", "`").replace("|", r"\|")
         default, _, least = one.default.partition(" Minimum: ")
         bound = f", at least {least.partition('.')[0]}" if least else ""
-        rows.append(f"| `{one.name}` | `{default.rstrip('.')}`{bound} | {text} | {one.elsewhere} |")
+        rows.append(f"| `{one.name}` | {one.kind} | `{default.rstrip('.')}`{bound} | {text} | {one.elsewhere} |")
     return "\n".join(rows)
 
 

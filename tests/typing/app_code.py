@@ -15,9 +15,11 @@ from fastapi import FastAPI
 import tailrace
 from tailrace import (
     App,
+    Batch,
     ConfigurationError,
     ConsumerOptions,
     Depends,
+    HandlerOptions,
     Handlers,
     Header,
     Key,
@@ -76,6 +78,18 @@ billing.configure(heartbeat_interval_ms=1_000)
 billing.configure(heartbeat_ms=1_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
+def new_handlers(**options: Unpack[HandlerOptions]) -> Handlers:
+    made = Handlers()
+    made.handler("orders", **options)(print)
+    return made
+
+
+new_handlers(order_by="key", retry=Retry(topic_delays_ms=[5_000], allow_reordering=True))
+new_handlers(oder_by="key")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+Retry(topic_delays_ms=["5s"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+Batch(max_records="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def new_app(**options: Unpack[ConsumerOptions]) -> App:
     return App(on_failure="skip", **options)
 
@@ -109,6 +123,34 @@ async def charge(
 def store(record: Record) -> list[Message]:
     return [Message(record.value, key=record.key, headers=record.headers)]
 
+
+def timed(call: Callable[[Record], Awaitable[object]]) -> Callable[[Record], Awaitable[object]]:
+    return call
+
+
+def timed_batch(call: Callable[[list[Record]], Awaitable[object]]) -> Callable[[list[Record]], Awaitable[object]]:
+    return call
+
+
+class Upper:
+    def decode(self, data: bytes, annotation: Any, record: Record) -> object:
+        return annotation(data.upper() + record.topic.encode())
+
+    def encode(self, value: Any) -> bytes:
+        return bytes(value)
+
+
+@billing.handler("clicks", batch=Batch(max_records=500, max_bytes=1_000_000), middleware=[timed_batch], codec=Upper())
+async def store_many(values: list[bytes]) -> int:
+    return len(values)
+
+
+billing.handler("t", middleware=[timed])(store)
+billing.batch_handler("t", max_records=5, middleware=[timed_batch])(store_many)
+billing.batch_handler("t", middleware=[timed])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+billing.batch_handler("t", max_record=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+billing.handler("t", batch=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+billing.handler("t", codec=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 handlers = Handlers()
 

@@ -17,6 +17,7 @@ from tailrace import (
     RecordStream,
     TopicPartition,
 )
+from tailrace.observe.events import Event
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 
@@ -37,6 +38,10 @@ def nothing(_consumer: Consumer, _before: object, _after: object) -> None: ...
 def too_few(_consumer: Consumer) -> None: ...
 
 
+class Hook:
+    def on_event(self, event: Event) -> None: ...
+
+
 class Listener:
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None: ...
 
@@ -50,6 +55,8 @@ Consumer(
     auto_offset_reset="earliest",
     post_rebalance_callback=stored,
     rebalance_listener=Listener(),
+    hooks=[Hook()],
+    group_error_reactions={14: "retry", 27: lambda _code: "rejoin"},
     sasl_oauth_token_provider=token,
 )
 Consumer(pattern="orders[.].*", post_rebalance_callback=nothing, partition_assignment_strategy=("range", "sticky"))
@@ -60,6 +67,9 @@ Consumer("orders", auto_offset_reset="newest")  # type: ignore[arg-type]  # pyri
 Consumer("orders", max_poll_interval=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 Consumer("orders", session_timeout_ms=5.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 Consumer("orders", post_rebalance_callback=too_few)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Consumer("orders", rebalance_listener=Hook())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Consumer("orders", hooks=[Listener()])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+Consumer("orders", partition_assignment_strategy="fair")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 Consumer("orders", sasl_oauth_token_provider="t")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -196,6 +206,11 @@ async def offsets(consumer: Consumer, place: TopicPartition) -> None:
     await consumer.seek(place, "5")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     await consumer.end_offsets("orders")  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     consumer.pause([place])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await consumer.assign("orders", ("orders", 0), ("orders", 0, 5), ("orders", 1, "latest"), {"orders": [0, 1]})
+    await consumer.assign({place: 5}, [place], {("orders", 0): dt.timedelta(hours=1)}, at="earliest")
+    await consumer.assign("orders", at=dt.datetime.now(dt.UTC))
+    await consumer.assign(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await consumer.assign("orders", at="newest")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     async with consumer as same:
         assert_type(same, Consumer)
 

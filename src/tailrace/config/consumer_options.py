@@ -302,10 +302,11 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: "read_uncommitted". Can be changed by ``reconfigure``.
     """
     max_queued_records: int
-    """Maximum number of decoded records that are not finished or not delivered.
+    """Maximum number of decoded records that wait to be delivered.
 
-    Records that wait to be delivered; in an app, records that wait for handlers; with ``ack="manual"``, records that
-    are delivered and not acknowledged.
+    In an app, of records that wait for handlers. With ``ack="manual"``, delivered records count until they are
+    acknowledged: a consumer with as many of them delivers no more, and leaves the group after ``max_poll_interval_ms``
+    without an acknowledgement.
 
     Default: 2_000. Minimum: 1. Can be changed by ``reconfigure``. librdkafka: queued.min.messages.
     """

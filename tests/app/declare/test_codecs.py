@@ -207,8 +207,8 @@ def test_text_in_a_union_is_of_json():
         (bytes | dict, "by `bytes` or `bytes | None` alone"),
         (bytearray, "by `bytes`"),
         (Annotated[bytes, msgspec.Meta(max_length=3)], "by `bytes`"),
-        (Annotated[str, "a name"], "'a name' is no marker"),
-        (Annotated[str, "a name"] | None, "'a name' is no marker"),
+        (Annotated[str, "a name"], "'a name' is not a marker"),
+        (Annotated[str, "a name"] | None, "'a name' is not a marker"),
     ],
 )
 def test_a_type_that_json_has_not_is_refused_at_start(annotation, words):

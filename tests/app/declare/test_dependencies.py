@@ -457,13 +457,13 @@ def cached() -> object:
 @pytest.mark.parametrize(
     ("provider", "scope", "words"),
     [
-        (Bank(), "record", r"parameter 'given': \S+Bank.* is no provider - write Depends\(provider\), the function"),
-        (plain, "session", "parameter 'given': scope='session' will not do - it is 'record' or 'app'"),
-        (of_one_record, "app", "provider .*of_one_record: parameter 'whole' asks for a record.* scope='record'"),
-        (with_key, "app", "provider .*with_key: parameter 'key' asks for a record"),
-        (with_header, "app", "provider .*with_header: parameter 'trace' asks for a record"),
-        (on_record_scope, "app", "parameter 'bank': .*open_bank is opened for each record, and .* the same scope"),
-        (with_value, "record", "parameter 'order' of a provider is not filled in - mark it with .*Depends"),
+        (Bank(), "record", r"parameter 'given': \S+Bank.* is not a provider - write Depends\(provider\), with"),
+        (plain, "session", "parameter 'given': scope must be 'record' or 'app', not 'session'"),
+        (of_one_record, "app", "provider .*of_one_record: parameter 'whole' needs a record.* scope='record'"),
+        (with_key, "app", "provider .*with_key: parameter 'key' needs a record"),
+        (with_header, "app", "provider .*with_header: parameter 'trace' needs a record"),
+        (on_record_scope, "app", "parameter 'bank': .*open_bank has scope='record', and .* the same scope"),
+        (with_value, "record", "parameter 'order' of a provider has no argument - mark it with .*Depends"),
         (there, "record", r"providers need each other in a circle: \S+there -> \S+back -> \S+there"),
         (itself, "record", r"in a circle: \S+itself -> \S+itself"),
         (of_nowhere, "record", "provider .*of_nowhere: parameter 'order': the name 'Nowhere' .* cannot be resolved"),
@@ -484,7 +484,7 @@ def test_a_provider_that_cannot_be_is_refused(provider, scope, words):
 
 def test_an_override_that_cannot_be_called_is_refused():
     """An override is a provider, not what it gives."""
-    with pytest.raises(ConfigurationError, match=r"\S+Bank overrides \S+open_bank and cannot be called"):
+    with pytest.raises(ConfigurationError, match=r"\S+Bank overrides \S+open_bank and is not callable"):
         prepare(refund, CODEC, overrides={open_bank: Bank()})
 
 
@@ -508,5 +508,7 @@ async def test_providers_of_a_batch_have_no_record():
 
     async def handler(values: list[bytes], key: Annotated[str, Depends(with_key)]) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="with_key: parameter 'key' asks for one record, and a batch has many"):
+    with pytest.raises(
+        ConfigurationError, match="with_key: parameter 'key' needs a single record, and a batch has many"
+    ):
         prepare(handler, CODEC, is_batch=True)

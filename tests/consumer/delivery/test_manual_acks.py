@@ -8,7 +8,7 @@ import random
 import pytest
 from confluent_kafka import Producer
 
-from tailrace import ConsumerStateError, TopicPartition
+from tailrace import ConsumerStateError, RebalanceError, TopicPartition
 from tailrace.observe.events import DrainTimedOut, GroupJoined, PartitionsRevoked, RebalanceStarted
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
@@ -251,3 +251,53 @@ async def test_ack_lets_a_rebalance_continue(new_topic, by_hand, new_consumer, w
             assert first.ack(record) or events.of(PartitionsRevoked)
             await events.wait_for(PartitionsRevoked, timeout_s=10)
             await first.stop()
+
+
+async def test_unacknowledged_records_are_bounded(new_topic, by_hand, witness):
+    """At most max_queued_records are delivered and unacknowledged; each acknowledgement makes room for one."""
+    topic = new_topic(2)
+    witness.produce(topic, (b"%d" % n for n in range(60)))
+
+    async with by_hand(topic, max_queued_records=20) as consumer:
+        taken = await take(consumer, 20)
+        assert await consumer.getmany(max_records=50, timeout_ms=500) == []
+        assert await consumer.getone(timeout_ms=0) is None
+
+        waiting = asyncio.create_task(consumer.getone())
+        await asyncio.sleep(0)
+        consumer.ack(taken[7])
+        taken.append(await asyncio.wait_for(waiting, 20))
+        batch = asyncio.create_task(anext(consumer.batches(max_records=50, max_wait_ms=100)))
+        await asyncio.sleep(0)
+        for record in taken[:5]:
+            consumer.ack(record)
+        taken += await asyncio.wait_for(batch, 20)
+        assert 21 < len(taken) <= 26
+
+
+async def test_a_seek_frees_the_room_of_unacknowledged_records(new_topic, by_hand, witness):
+    """Records delivered before a seek do not count: they cannot be acknowledged any more."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(30)))
+
+    async with by_hand(topic, max_queued_records=20) as consumer:
+        before = await take(consumer, 20)
+        waiting = asyncio.create_task(consumer.getone())
+        await asyncio.sleep(0)
+        await consumer.seek(TopicPartition(topic, 0), 10)
+
+        assert (await asyncio.wait_for(waiting, 20)).offset == 10
+        assert not consumer.ack(before[10])
+
+
+async def test_a_reader_that_waits_for_acknowledgements_leaves_the_group(new_topic, by_hand, witness):
+    """A call that waits since nothing is acknowledged raises after max_poll_interval_ms; the next one joins again."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(30)))
+
+    async with by_hand(topic, max_queued_records=10, max_poll_interval_ms=1_000, **QUICK) as consumer:
+        before = await take(consumer, 10)
+        with pytest.raises(RebalanceError, match="max_poll_interval_ms"):
+            await asyncio.wait_for(consumer.getone(), 20)
+        assert not consumer.ack(before[0])
+        assert (await asyncio.wait_for(consumer.getone(), 20)).offset == 0

@@ -1,7 +1,4 @@
-"""Annotations, looked at without any library that decodes them.
-
-Rule of this file: questions about types; whether a type will do is for the codec to say.
-"""
+"""Inspection of type annotations, without regard to what a codec accepts."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ __all__ = ["described", "metadata", "parts", "resolved", "split_none"]
 
 
 def resolved(annotation: object, namespace: dict[str, Any], where: str) -> object:
-    """An annotation as the type it means; text is evaluated among the names of its module.
+    """Return the type of an annotation; a string is evaluated in the namespace of its module.
 
     Raises:
-        ConfigurationError: naming the name that is not there.
+        ConfigurationError: Names what cannot be resolved.
     """
     carrier = types.SimpleNamespace(__annotations__={"it": annotation})
     try:
@@ -38,9 +35,9 @@ def resolved(annotation: object, namespace: dict[str, Any], where: str) -> objec
 
 
 def split_none(annotation: object) -> tuple[object, bool]:
-    """What is left of a type without ``| None``, and whether it was there.
+    """Return a type without ``| None``, and True if it had that.
 
-    Names of types (``NewType``, ``type X = ...``) are looked through.
+    Names of types (``NewType``, ``type X = ...``) are resolved.
     """
     bare = annotation
     while (under := getattr(bare, "__supertype__", None) or _alias(bare)) is not None:
@@ -52,23 +49,23 @@ def split_none(annotation: object) -> tuple[object, bool]:
         return bare, bare is None or bare is type(None)
     members = typing.get_args(bare)
     others = tuple(one for one in members if one is not type(None))
-    # With one left, the name of a type may be behind it once more.
+    # A single member may be the name of a type, which has to be resolved as well.
     left = split_none(others[0])[0] if len(others) == 1 else Union[others]  # noqa: UP007 - not known when written
     return left, len(others) < len(members)
 
 
 def metadata(annotation: object) -> tuple[object, ...]:
-    """What stands behind the type in ``Annotated[...]``; nothing for other types."""
+    """Return the metadata of ``Annotated[...]``; empty for other types."""
     return typing.get_args(annotation)[1:] if typing.get_origin(annotation) is Annotated else ()
 
 
 def parts(annotation: object) -> Iterator[object]:
-    """The type and every type and marker written within it, but not what its classes are made of."""
+    """Yield a type and every type and marker written in it, but not the fields of its classes."""
     waiting, seen = [annotation], list[object]()
     while waiting:
         part = waiting.pop()
         if any(part is one for one in seen):
-            continue  # a type that is made of itself
+            continue  # a recursive type
         seen.append(part)
         yield part
         waiting += typing.get_args(part)
@@ -77,10 +74,10 @@ def parts(annotation: object) -> Iterator[object]:
 
 
 def described(annotation: object) -> str:
-    """A type in the words of whoever wrote it: ``shop.Order | None``."""
+    """Return a type as it is written: ``shop.Order | None``."""
     return "None" if annotation is None else inspect.formatannotation(annotation)
 
 
 def _alias(annotation: object) -> object:
-    """What ``type X = ...`` stands for; None for anything else."""
+    """Return the type that ``type X = ...`` names; None for other types."""
     return getattr(annotation, "__value__", None) if type(annotation).__name__ == "TypeAliasType" else None

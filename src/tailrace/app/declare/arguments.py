@@ -1,7 +1,4 @@
-"""The arguments of a call: one reader a parameter, put together once.
-
-Rule of this file: readers are asked in the order of the parameters, and nothing else happens for a call.
-"""
+"""Binding of a call's arguments: one reader for each parameter, called in order."""
 
 from __future__ import annotations
 
@@ -16,24 +13,24 @@ __all__ = ["NOTHING_OPENED", "Arguments", "Bind", "Binding", "DependencyKey", "O
 
 DependencyKey: TypeAlias = tuple[int | str, ...]
 Opened: TypeAlias = Mapping[DependencyKey, object]
-"""What providers gave, by ``Dependency.key``."""
+"""Values of open providers, by ``Dependency.key``."""
 NOTHING_OPENED: Opened = types.MappingProxyType({})
 
 Reader: TypeAlias = Callable[[Any, Opened], object]
-"""Gives one argument, of a record (or a batch of them) and what is open."""
+"""Returns one argument for a record, or a batch, and open providers."""
 Arguments: TypeAlias = tuple[list[object], dict[str, object]]
-"""As in ``function(*args, **kwargs)``."""
+"""Positional and keyword arguments of a call."""
 Bind: TypeAlias = Callable[[Any, Opened], Arguments]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binding:
-    """What gives the arguments of a call.
+    """Readers of the arguments of a call.
 
     Attributes:
-        positional: readers, in order.
-        by_keyword: names and readers of those that go by name.
-        bind: all of them asked.
+        positional: Readers of positional parameters, in order.
+        by_keyword: Names and readers of keyword-only parameters.
+        bind: Calls all readers.
     """
 
     positional: tuple[Reader, ...]
@@ -42,7 +39,7 @@ class Binding:
 
 
 def binding(parameters: Sequence[Parameter], readers: Sequence[Reader]) -> Binding:
-    """The binding of ``parameters``, each with its reader."""
+    """Return the binding of parameters and their readers."""
     both = list(zip(parameters, readers, strict=True))
     positional = tuple(reader for parameter, reader in both if not parameter.by_keyword)
     by_keyword = tuple((parameter.name, reader) for parameter, reader in both if parameter.by_keyword)

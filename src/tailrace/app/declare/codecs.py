@@ -49,16 +49,17 @@ class _OfAnyTopic:
 
 
 class JsonCodec:
-    """JSON by msgspec, and by pydantic where a type is pydantic's; ``bytes`` are as they are, ``str`` is UTF-8.
+    """Codec for JSON, by msgspec, and by pydantic for its types.
 
-    So is what they are encoded to. Within anything else, a union too, text is JSON's.
+    ``bytes`` are passed unchanged and ``str`` is UTF-8, in both directions. Within other types, unions included, both
+    are JSON.
     """
 
     def decoder(self, annotation: Any, /) -> Decode:  # noqa: ANN401
-        """A function of bytes that gives such a value, or raises.
+        """Return a decoder of a type.
 
         Raises:
-            TypeError: neither msgspec nor pydantic takes this type, or it would not mean what it says.
+            TypeError: Neither msgspec nor pydantic supports the type, or decodes it to something else.
         """
         bare, _ = split_none(annotation)
         if bare is bytes:
@@ -72,10 +73,10 @@ class JsonCodec:
         return msgspec.json.Decoder(kind).decode
 
     def encode(self, value: Any, /) -> bytes:  # noqa: ANN401
-        """A value as ``decoder`` of its type reads it.
+        """Encode a value.
 
         Raises:
-            TypeError: there is no JSON for such a value.
+            TypeError: The value has no JSON form.
         """
         if isinstance(value, bytes):
             return value
@@ -89,10 +90,10 @@ class JsonCodec:
 
 
 def text_decoder(annotation: Any) -> Decode:  # noqa: ANN401
-    """The decoder of a key or a header: what has a text (numbers, dates, UUIDs, enums) is read from it, else JSON.
+    """Return the decoder of a key or header: of text for numbers, dates, UUIDs and enums, else of JSON.
 
     Raises:
-        TypeError: the type is none that can be read.
+        TypeError: The type is not supported.
     """
     bare, _ = split_none(annotation)
     if bare is bytes or bare is str or is_of_pydantic(bare):
@@ -111,7 +112,7 @@ def _as_it_is(data: bytes) -> bytes:
     return data
 
 
-# ---- what msgspec takes --------------------------------------------------------------------------------------------
+# ---- types of msgspec --------------------------------------------------------------------------------------------
 
 _TEXTS = (
     msgspec.inspect.IntType
@@ -131,15 +132,15 @@ _RAW = msgspec.inspect.BytesType | msgspec.inspect.ByteArrayType | msgspec.inspe
 
 
 def check(annotation: Any) -> None:  # noqa: ANN401
-    """Refuse what msgspec would find out with the first record, or read as something else than it says.
+    """Refuse a type that msgspec refuses with the first record only, or decodes to something else.
 
     Raises:
-        TypeError: saying what is wrong with it.
+        TypeError: The type is not supported.
     """
     for one in (extra for part in parts(annotation) for extra in metadata(part)):
         if not isinstance(one, msgspec.Meta):
             raise TypeError(
-                f"{one!r} is no marker - Annotated knows Key, Header('name'), Depends(provider) and msgspec.Meta"
+                f"{one!r} is not a marker - Annotated supports Key, Header('name'), Depends(provider) and msgspec.Meta"
             )
     info = msgspec.inspect.type_info(annotation)
     alternatives = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
@@ -157,7 +158,7 @@ def _instead_of(kind: type) -> str:
 
 
 def _within(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
-    """The type and all that it is made of, each once."""
+    """Yield a type and the types of its parts, each once."""
     waiting: list[object] = [info]
     seen: set[int] = set()
     while waiting:
@@ -181,7 +182,7 @@ def _has_text(info: msgspec.inspect.Type) -> bool:
 
 
 def is_of_pydantic(annotation: object) -> bool:
-    """Whether a type has models of pydantic in it, or is annotated in its words."""
+    """Return True if a type contains pydantic models, or metadata of pydantic."""
     return any(
         hasattr(part, "__pydantic_validator__")
         if isinstance(part, type)
@@ -206,7 +207,7 @@ def _pydantic_encoded(value: Any) -> bytes:  # noqa: ANN401
 
 
 def _part_for_json(value: Any) -> object:  # noqa: ANN401
-    """What msgspec does not know, within what it knows."""
+    """Return a JSON form of a value that msgspec does not know."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     raise TypeError(f"there is no JSON for {described(type(value))}")

@@ -1,7 +1,7 @@
-"""Providers: what each needs, in which order they are opened, and that all of them are closed.
+"""Providers of handlers: what they need, the order in which they are opened, and their closing.
 
-Rule of this file: the plan is made at start and refuses what cannot be; opening follows it. A provider is opened once
-a scope, however many need it, and closed after all that do.
+The plan is made at start. A provider is opened once in a scope, however many parameters need it, and closed after all
+of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tailrace.errors import ConfigurationError, ConsumerStateError
 __all__ = ["Dependency", "DependencyPlan", "Overrides", "open_dependencies", "open_into"]
 
 Overrides: TypeAlias = Mapping[Callable[..., object], Callable[..., object]]
-"""Providers, and what is called instead of each; told apart by identity."""
+"""Providers, and what is called instead of each; compared by identity."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +44,11 @@ class Dependency:
     """A provider, ready to be opened.
 
     Attributes:
-        key: what it gave stands under this; the same for every handler that names the provider in this scope.
-        name: what it is called in errors.
-        declared: the provider that ``Depends`` names, whatever takes its place.
-        closes: True for a generator, whose end closes what it gave.
-        open: opens it, for a record (None in the scope of the app) and with what it needs open already.
+        key: Key of its value; the same for every handler that names the provider in this scope.
+        name: Name of the provider in errors.
+        declared: Provider that ``Depends`` names, even if it is overridden.
+        closes: True for a generator.
+        open: Opens it for a record (None in the scope of the app), given the open providers that it needs.
     """
 
     key: DependencyKey
@@ -60,16 +60,16 @@ class Dependency:
 
 
 class DependencyPlan:
-    """The providers that one handler needs, and those that they need, in the order in which they are opened.
+    """Providers that a handler needs, directly and indirectly, in the order in which they are opened.
 
     Args:
-        where: the handler, as errors name it.
-        overrides: what takes the place of a provider.
-        is_batch: its calls have no one record to look at.
-        codec: decodes keys, if they are its.
+        where: Name of the handler in errors.
+        overrides: Replacements of providers.
+        is_batch: True for a handler of batches.
+        codec: Codec that may decode keys.
 
     Attributes:
-        fetching: reader of the codec, where it may have to fetch something before a key is decoded.
+        fetching: Reader of the codec, if it may fetch something before a key is decoded.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class DependencyPlan:
         self._overrides = {_identity(provider): instead for provider, instead in overrides.items()}
         self._found: dict[DependencyKey, Dependency] = {}
         self._path: dict[DependencyKey, str] = {}
-        """Those whose needs are being looked at, outermost first."""
+        """Providers whose parameters are being resolved, outermost first."""
 
     def of_scope(self, scope: Scope) -> tuple[Dependency, ...]:
-        """Those of one scope, each behind what it needs."""
+        """Return the providers of a scope, each after those that it needs."""
         return tuple(one for one in self._found.values() if one.scope == scope)
 
     def reader(self, parameter: Parameter, where: str, scope: Scope = "record") -> Reader:
-        """What gives ``parameter`` of something that lives as long as ``scope``.
+        """Return the reader of a parameter of a function that is called in ``scope``.
 
         Raises:
-            ConfigurationError: it asks for what is not there for so long, or its provider will not do.
+            ConfigurationError: The parameter needs something that the scope does not have, or its provider is invalid.
         """
         asks, of = parameter.asks, f"{where}: parameter {parameter.name!r}"
         match asks:
@@ -101,14 +101,16 @@ class DependencyPlan:
             case Provided(depends):
                 return _of_opened(self._dependency(depends, of, where, scope))
             case Value():
-                raise ConfigurationError(f"{of} is a value, and a provider is given none")
+                raise ConfigurationError(f"{of} is a value, which providers do not get")
             case _ if scope == "app":
                 raise ConfigurationError(
-                    f"{of} asks for a record, and there is none when what has scope='app' is opened"
-                    " - open it with scope='record', or take this in the handler"
+                    f"{of} needs a record, which a provider with scope='app' does not have"
+                    " - use scope='record', or take it in the handler"
                 )
             case _ if self._is_batch:
-                raise ConfigurationError(f"{of} asks for one record, and a batch has many - take `list[Record]` first")
+                raise ConfigurationError(
+                    f"{of} needs a single record, and a batch has many - take `list[Record]` first"
+                )
             case WholeRecord():
                 return lambda record, _opened: record
             case OfKey() if self._of_keys is not None and split_none(asks.annotation)[0] is not bytes:
@@ -121,14 +123,14 @@ class DependencyPlan:
         declared, scope = depends.provider, depends.scope
         if not callable(declared):
             raise ConfigurationError(
-                f"{of}: {declared!r} is no provider - write Depends(provider), the function itself and not its result"
+                f"{of}: {declared!r} is not a provider - write Depends(provider), with the function and not its result"
             )
         if scope not in ("record", "app"):
-            raise ConfigurationError(f"{of}: scope={scope!r} will not do - it is 'record' or 'app'")
+            raise ConfigurationError(f"{of}: scope must be 'record' or 'app', not {scope!r}")
         if user_scope == "app" and scope != "app":
             raise ConfigurationError(
-                f"{of}: {name_of(declared)} is opened for each record, and {user} once for all (scope='app')"
-                " - give both the same scope"
+                f"{of}: {name_of(declared)} has scope='record', and {user}, which needs it, has scope='app'"
+                " - use the same scope for both"
             )
         key = (*_identity(declared), scope)
         if key in self._path:
@@ -145,7 +147,7 @@ class DependencyPlan:
         name = name_of(provider)
         where = f"{self._where}: provider {name}"
         if not callable(provider):
-            raise ConfigurationError(f"{where} overrides {name_of(declared)} and cannot be called - give a provider")
+            raise ConfigurationError(f"{where} overrides {name_of(declared)} and is not callable - pass a provider")
         parameters = read_signature(provider, where, is_provider=True)
         bind = binding(parameters, [self.reader(one, where, scope) for one in parameters]).bind
         kind = kind_of(provider, where)
@@ -157,14 +159,14 @@ class DependencyPlan:
 async def open_dependencies(
     dependencies: Iterable[Dependency], subject: object = None, opened: Opened = NOTHING_OPENED
 ) -> AsyncIterator[Opened]:
-    """Open providers, those that stand twice once, and close them in reverse, also when one does not open.
+    """Open providers, each once, and close them in reverse order, even if one fails to open.
 
-    What a generator does not catch of the body's error goes on to the next; what closing raises is raised.
+    As with nested ``with`` blocks, a generator may catch the error of the body.
 
     Args:
-        dependencies: each behind what it needs, as ``Prepared`` has them.
-        subject: the record, or the batch; None in the scope of the app.
-        opened: what is open already.
+        dependencies: Providers, each after those that it needs.
+        subject: Record or batch; None in the scope of the app.
+        opened: Providers that are open already.
     """
     async with AsyncExitStack() as stack:
         yield await open_into(stack, dependencies, subject, opened)
@@ -173,7 +175,7 @@ async def open_dependencies(
 async def open_into(
     stack: AsyncExitStack, dependencies: Iterable[Dependency], subject: object, opened: Opened
 ) -> Opened:
-    """Open providers; closing them is the stack's. Gives all that is open then."""
+    """Open providers on a stack; return all that are open."""
     everything = dict(opened)
     for one in dependencies:
         if one.key not in everything:
@@ -184,7 +186,7 @@ async def open_into(
 def _opening(
     provider: Callable[..., Any], kind: FunctionKind, bind: Bind, where: str
 ) -> Callable[[AsyncExitStack, Any, Opened], Any]:
-    """How a provider of this kind is opened."""
+    """Return a function that opens a provider of this kind."""
     manager: Callable[..., Any] = provider
     if kind is FunctionKind.GENERATOR:
         manager = contextmanager(provider)
@@ -220,7 +222,7 @@ def _of_opened(dependency: Dependency) -> Reader:
 
 
 def _identity(provider: object) -> tuple[int, ...]:
-    """The same for the same object, and for the same method of the same object."""
+    """Return the identity of a function, or of a method of an object."""
     if isinstance(provider, types.MethodType):
         return id(provider.__self__), id(provider.__func__)
     return (id(provider),)

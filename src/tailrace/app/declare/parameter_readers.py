@@ -1,6 +1,6 @@
-"""What a record gives to one parameter: its value, its key, a header, each decoded, or a DecodeError.
+"""Readers of a record's value, key and headers for the parameters of a handler.
 
-Rule of this file: everything that can be known at start is known there; what is left runs once a record.
+They are made at start, so that as little as possible runs for each record.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _DecodeOfTopic: TypeAlias = Callable[[str, bytes], object]
 
 @dataclass(frozen=True, slots=True)
 class ValueReader:
-    """How the value of a record becomes the one that a handler takes.
+    """Reader of the value of a record for the parameter of a handler.
 
     Attributes:
-        decode: of the bytes alone, null ones too; it may raise anything. None where the codec needs the record or its
-            topic.
-        is_bytes: whether it leaves bytes as they are.
-        is_nullable: whether it takes null values.
-        read: of the record. What it raises is a DecodeError, or what a codec could not reach.
-        error: the DecodeError for what ``decode`` raised.
-        fetching: reader of the codec, where it may have to fetch something before ``read``.
+        decode: Decodes the bytes, or None for a null value; may raise any exception. None if the codec needs the record
+            or its topic.
+        is_bytes: True if bytes are passed unchanged.
+        is_nullable: True if null values are accepted.
+        read: Returns the argument for a record. Raises DecodeError, or the OSError of a codec.
+        error: Returns the DecodeError for an exception of ``decode``.
+        fetching: Reader of the codec, if it may fetch something before ``read``.
     """
 
     decode: Decode | None
@@ -50,12 +50,12 @@ class ValueReader:
 def value_reader(
     annotation: object, codec: AnyCodec, where: str, name: str, *, checks_topic: bool = True
 ) -> ValueReader:
-    """How the value of a record becomes an ``annotation``, for the parameter ``name`` of the handler ``where``.
+    """Return the reader of values of type ``annotation``, for the parameter ``name`` of the handler ``where``.
 
-    With ``checks_topic=False`` a codec decodes by the bytes alone, whatever the topic.
+    With ``checks_topic=False``, a codec decodes by the bytes alone, whatever the topic.
 
     Raises:
-        ConfigurationError: the codec does not take it.
+        ConfigurationError: The codec does not support the type.
     """
     bare, is_nullable = split_none(annotation)
 
@@ -78,7 +78,7 @@ def value_reader(
         if is_nullable:
             decode = _letting_null_through(decode)
         elif type(codec) is not JsonCodec:
-            decode = _refusing_null(decode)  # ours does so without being asked
+            decode = _refusing_null(decode)  # JsonCodec refuses null itself
     else:
         read = _by_record(codec, annotation, failure, is_nullable=is_nullable)
         return ValueReader(None, is_bytes=False, is_nullable=is_nullable, read=read, error=failure)
@@ -95,12 +95,12 @@ def value_reader(
 def part_reader(
     asks: OfKey | OfHeader, where: str, name: str, reader: TopicReader | None = None
 ) -> Callable[[Record], object]:
-    """How the key or a header becomes what the parameter ``name`` takes; what it raises is a DecodeError.
+    """Return the reader of a key or header for the parameter ``name``; it raises DecodeError.
 
-    ``reader`` decodes it; without one it is read as text.
+    ``reader`` decodes the bytes; without one they are text.
 
     Raises:
-        ConfigurationError: its type is none that can be read.
+        ConfigurationError: The type is not supported.
     """
     annotation = asks.annotation
     decode = _made(_text_of_any_topic if reader is None else reader.decoder, annotation, where, name)
@@ -128,7 +128,7 @@ def part_reader(
 
 
 def place_of(record: Record) -> str:
-    """Where a record is, as errors begin."""
+    """Return the partition and offset of a record, for errors."""
     return f"{record.topic_partition} at offset {record.offset}"
 
 
@@ -153,10 +153,10 @@ def _not_null(data: bytes | None) -> bytes:
 
 
 def _refusing_null(decode: Decode) -> Decode:
-    def decode_what_there_is(data: bytes | None) -> object:
+    def decode_not_null(data: bytes | None) -> object:
         return decode(_not_null(data))
 
-    return decode_what_there_is
+    return decode_not_null
 
 
 def _by_record(
@@ -233,11 +233,11 @@ def _last_header(wanted: str) -> Callable[[Record], bytes | None]:
     return find
 
 
-# ---- words for what went wrong -------------------------------------------------------------------------------------
+# ---- error messages -------------------------------------------------------------------------------------
 
 
 def _reason(error: Exception) -> str:
-    """What a decoder says was wrong, with no more of the payload than anyone wants in a log."""
+    """Return the message of a decoder, without more than a few characters of the payload."""
     errors = getattr(error, "errors", None)
     if type(error).__module__.startswith("pydantic_core") and callable(errors):
         first, *others = errors(include_input=False, include_url=False, include_context=False)
@@ -245,7 +245,7 @@ def _reason(error: Exception) -> str:
         more = f" (and {len(others)} more)" if others else ""
         return _cut(f"{where}: {first['msg']}" if where else first["msg"]) + more
     text = _text(error)
-    # msgspec's path has the names of a type's fields, and none of the payload's.
+    # The path of msgspec contains names of the type's fields, and nothing of the payload.
     head, at, path = text.rpartition(" - at `$")
     return f"{_cut(head)}{at}{_cut(path)}" if at else _cut(text)
 

@@ -1,6 +1,6 @@
-"""What a parameter of a handler asks for: the markers that users write, and what a signature is read into.
+"""Markers of handler parameters, and the sources of their arguments.
 
-Rule of this file: values only. ``signature`` finds them, ``readers`` and ``dependencies`` fill them in.
+``signature`` reads them from a function; ``parameter_readers`` and ``dependencies`` provide the arguments.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Scope: TypeAlias = Literal["record", "app"]
 
 
 class Key:
-    """Marks the parameter that takes the record's key: ``customer: Annotated[str, Key]``.
+    """Marker of the parameter for the record's key: ``customer: Annotated[str, Key]``.
 
-    ``bytes`` are as they are, ``str`` is UTF-8, numbers, dates and the like are read from text, the rest is JSON.
-    A record without a key needs ``| None`` or a default.
+    ``bytes`` are passed unchanged, ``str`` is UTF-8, numbers, dates and the like are parsed from text, the rest is
+    JSON. A record without a key needs ``| None`` or a default.
     """
 
     __slots__ = ()
@@ -39,10 +39,10 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Marks the parameter that takes a header: ``trace: Annotated[str | None, Header("trace-id")]``.
+    """Marker of the parameter for a header: ``trace: Annotated[str | None, Header("trace-id")]``.
 
-    Types are those of ``Key``. Of several headers of one name it is the last, and one that is null is as one that
-    is absent: it needs ``| None`` or a default.
+    Types are those of ``Key``. Of several headers with the name, the last one counts. A null header counts as absent:
+    it needs ``| None`` or a default.
     """
 
     name: str
@@ -50,19 +50,20 @@ class Header:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Depends:
-    """Marks the parameter that a provider gives: ``bank: Annotated[Bank, Depends(open_bank, scope="app")]``.
+    """Marker of the parameter for a dependency: ``bank: Annotated[Bank, Depends(open_bank, scope="app")]``.
 
     Attributes:
-        provider: a function, an async function, a generator, an async generator, or a class. What a generator has
-            behind its ``yield`` closes what it gave. A plain one runs on the event loop, so it must not block.
-        scope: ``"record"`` opens it for each call of the handler; ``"app"`` once, at start, for all of them.
+        provider: Function, async function, generator, async generator or class that returns the argument. The code
+            after the ``yield`` of a generator closes the dependency. A sync provider runs on the event loop and must
+            not block.
+        scope: ``"record"`` opens the dependency for each call of the handler, ``"app"`` once at start.
     """
 
     provider: Callable[..., object]
     scope: Scope = "record"
 
 
-# ---- what a signature is read into ---------------------------------------------------------------------------------
+# ---- sources of arguments ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class WholeRecord:
-    """The record as the broker stored it."""
+    """The record, not decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfKey:
-    """The record's key; ``default`` is ``inspect.Parameter.empty`` without one."""
+    """The record's key; ``default`` is ``inspect.Parameter.empty`` if there is none."""
 
     annotation: object
     default: object
@@ -87,7 +88,7 @@ class OfKey:
 
 @dataclass(frozen=True, slots=True)
 class OfHeader:
-    """One of the record's headers."""
+    """A header of the record."""
 
     name: str
     annotation: object
@@ -96,14 +97,14 @@ class OfHeader:
 
 @dataclass(frozen=True, slots=True)
 class Provided:
-    """What a provider gives."""
+    """The value of a provider."""
 
     depends: Depends
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A positional parameter that is left at its default, though one behind it is not."""
+    """The default of a positional parameter that is followed by others."""
 
     value: object
 
@@ -113,7 +114,7 @@ Asks: TypeAlias = Value | WholeRecord | OfKey | OfHeader | Provided | Constant
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter, what it asks for, and how it is passed."""
+    """Parameter of a function, and the source of its argument."""
 
     name: str
     asks: Asks

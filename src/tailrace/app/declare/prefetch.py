@@ -1,6 +1,6 @@
-"""What is fetched before a record is decoded, by codecs that need something from elsewhere, such as schemas.
+"""Fetches of codecs before records are decoded, such as of schemas.
 
-Rule of this file: a look without a wait says whether anything is missing; nothing is awaited for a record that has all.
+Nothing is awaited for a record that needs no fetch.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ __all__ = ["Prefetch", "ahead_of", "ahead_of_each"]
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """What comes before a record, or a batch, is decoded.
+    """Fetch before a record, or a batch, is decoded.
 
     Attributes:
-        lacks: whether something is missing.
-        fetch: gets it. Raises what could not be reached.
+        lacks: Returns True if a fetch is needed.
+        fetch: Fetches. Raises the error of the fetch.
     """
 
     lacks: Callable[[Any], bool]
     fetch: Callable[[Any], Awaitable[None]]
 
     def then(self, call: Callable[[Any], Awaitable[object]]) -> Callable[[Any], Awaitable[object]]:
-        """``call``, behind what is missing."""
+        """Return ``call`` preceded by the fetch."""
 
-        async def call_when_all_is_there(subject: object) -> object:
+        async def call_after_fetch(subject: object) -> object:
             if self.lacks(subject):
                 await self.fetch(subject)
             return await call(subject)
 
-        return call_when_all_is_there
+        return call_after_fetch
 
     @asynccontextmanager
     async def before(
         self, subject: object, opened: AbstractAsyncContextManager[Opened, bool | None]
     ) -> AsyncIterator[Opened]:
-        """``opened``, behind what is missing."""
+        """Enter ``opened`` after the fetch."""
         if self.lacks(subject):
             await self.fetch(subject)
         async with opened as everything:
@@ -51,7 +51,7 @@ class Prefetch:
 
 
 def ahead_of(of_value: TopicReader | None, of_key: TopicReader | None) -> Prefetch | None:
-    """What comes before a record's value, its key or both are decoded; None where nothing is ever missing."""
+    """Return the fetch for a record's value, key or both; None if no fetch is ever needed."""
     if of_value is None and of_key is None:
         return None
 
@@ -69,7 +69,7 @@ def ahead_of(of_value: TopicReader | None, of_key: TopicReader | None) -> Prefet
 
 
 def ahead_of_each(ahead: Prefetch) -> Prefetch:
-    """The same of a batch."""
+    """Return the fetch for a batch."""
 
     def any_lacks(records: Sequence[Record]) -> bool:
         return any(map(ahead.lacks, records))

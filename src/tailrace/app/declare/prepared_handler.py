@@ -163,12 +163,12 @@ def _call(
         return call
     lacks, fetch = ahead.lacks, ahead.fetch
 
-    async def call_when_all_is_there(unit: object, opened: Opened = NOTHING_OPENED, /) -> object:
+    async def call_after_fetch(unit: object, opened: Opened = NOTHING_OPENED, /) -> object:
         if lacks(unit):
             await fetch(unit)
         return await call(unit, opened)
 
-    return call_when_all_is_there
+    return call_after_fetch
 
 
 def _call_without_prefetch(

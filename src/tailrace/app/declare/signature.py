@@ -1,7 +1,6 @@
-"""A signature, read once: which parameter asks for what, and what kind of function it is.
+"""Reader of the signatures of handlers and providers.
 
-Rule of this file: no record and no codec is known here. What will not do is refused in words that name the function,
-the parameter, and what to write instead.
+Errors name the function, the parameter, and what to write instead.
 """
 
 from __future__ import annotations
@@ -39,21 +38,21 @@ _Marker: TypeAlias = Key | Header | Depends
 
 
 def returns_nothing(function: Callable[..., object]) -> bool:
-    """Whether its annotation says that it returns nothing."""
+    """Return True if a function is annotated to return None."""
     annotation = inspect.signature(function).return_annotation
     return annotation is None or annotation == "None"
 
 
 def read_signature(function: Callable[..., object], where: str, *, is_provider: bool = False) -> tuple[Parameter, ...]:
-    """The parameters to fill in, in order; those that a partial has filled in already are left to it.
+    """Return the parameters that need an argument, in order, without those that a partial fills in.
 
     Args:
-        function: a function, method, partial, class or callable object.
-        where: what it is called in errors.
-        is_provider: whether it takes no value, and may take any number of things (none of which it gets).
+        function: Function, method, partial, class or callable object.
+        where: Name of the function in errors.
+        is_provider: True if the function takes no value, and may have ``*args`` and ``**kwargs``, which stay empty.
 
     Raises:
-        ConfigurationError: the signature asks for what no record has.
+        ConfigurationError: A parameter has no source for its argument.
     """
     try:
         signature = inspect.signature(function)
@@ -68,7 +67,7 @@ def read_signature(function: Callable[..., object], where: str, *, is_provider: 
         if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
             if is_provider:
                 continue
-            raise ConfigurationError(f"{of} takes whatever there is - name what it takes, with {_MARKING}")
+            raise ConfigurationError(f"{of} takes any arguments - replace it by parameters marked with {_MARKING}")
         if one.name in filled_in:
             continue
         asks = _asks(one, namespace, of, may_stay=is_provider and one.default is not _EMPTY)
@@ -83,7 +82,7 @@ def read_signature(function: Callable[..., object], where: str, *, is_provider: 
 
 
 def _asks(parameter: inspect.Parameter, namespace: dict[str, Any], of: str, *, may_stay: bool) -> Asks:
-    """What one parameter asks for; one without a marker asks for the value."""
+    """Return the source of a parameter's argument; without a marker, it is the value."""
     default = parameter.default
     if _is_marker(default):
         raise ConfigurationError(f"{of} has a marker as its default - write it into the annotation: {_MARKING}")
@@ -93,16 +92,16 @@ def _asks(parameter: inspect.Parameter, namespace: dict[str, Any], of: str, *, m
         annotation = resolved(parameter.annotation, namespace, of)
     except ConfigurationError:
         if may_stay and "Annotated" not in str(parameter.annotation):
-            return Constant(default)  # of a library's class, say; its types are its own business
+            return Constant(default)  # such as a parameter of a library's class
         raise
     extras = metadata(annotation)
     marks = [one for one in extras if _is_marker(one)]
     if len(marks) > 1:
-        raise ConfigurationError(f"{of} has more than one marker - a parameter takes one thing")
+        raise ConfigurationError(f"{of} has more than one marker - a parameter takes one")
     if not marks:
         if any(map(_is_marker, parts(annotation))):
             raise ConfigurationError(
-                f"{of}: {described(annotation)} has a marker within - write it outermost: Annotated[T | None, marker]"
+                f"{of}: {described(annotation)} has a nested marker - write it outermost: Annotated[T | None, marker]"
             )
         bare = typing.get_args(annotation)[0] if extras else annotation
         return WholeRecord() if bare is Record else Value(annotation)
@@ -119,33 +118,33 @@ def _marked(marker: object, annotation: object, default: object, of: str) -> Ask
             return OfHeader(name, annotation, default)
         case Header() | type() if marker is not Key:
             instead = "Depends(provider)" if marker is Depends else "Header('name')"
-            raise ConfigurationError(f"{of}: its marker does not say enough - write Annotated[T, {instead}]")
+            raise ConfigurationError(f"{of}: its marker is incomplete - write Annotated[T, {instead}]")
         case _:
             return OfKey(annotation, default)
 
 
 def _check_value(of: str, parameter: inspect.Parameter, other: str | None, *, is_provider: bool) -> None:
-    """Whether a parameter without a marker may be the value."""
+    """Refuse a parameter without a marker that cannot be the value."""
     if is_provider:
-        raise ConfigurationError(f"{of} of a provider is not filled in - mark it with {_MARKING}, or give it a default")
+        raise ConfigurationError(f"{of} of a provider has no argument - mark it with {_MARKING}, or give it a default")
     if other is not None:
         raise ConfigurationError(
             f"{of} is a second value beside {other!r}, and a record has one - mark it with {_MARKING}"
         )
     if parameter.annotation is _EMPTY:
-        instead = f"annotate it, as in `{parameter.name}: bytes`, or `Any` for whatever JSON there is"
+        instead = f"annotate it, as in `{parameter.name}: bytes`, or `Any` for any JSON"
         if parameter.name == "self":
-            instead = "give the method of an object, not of its class"
-        raise ConfigurationError(f"{of} does not say what it takes - {instead}")
+            instead = "pass the method of an object, not of its class"
+        raise ConfigurationError(f"{of} has no annotation - {instead}")
     if parameter.default is not _EMPTY:
         raise ConfigurationError(
             f"{of} is the value, which every record has - leave its default out, write `| None` for null values,"
-            " or make it keyword-only if it shall stay at its default"
+            " or make it keyword-only to keep its default"
         )
 
 
 def _needed(found: list[Parameter]) -> tuple[Parameter, ...]:
-    """Without those that may stay at their defaults: by keyword any, of the positional those with nothing behind."""
+    """Remove parameters that keep their defaults: keyword-only ones, and the last positional ones."""
     positional = [one for one in found if not one.by_keyword]
     while positional and isinstance(positional[-1].asks, Constant):
         positional.pop()
@@ -156,7 +155,7 @@ def _is_marker(one: object) -> bool:
     return isinstance(one, _Marker) or any(one is bare for bare in (Key, Header, Depends))
 
 
-# ---- what is behind partials, methods, objects, classes --------------------------------------------------------------
+# ---- partials, methods, objects, classes --------------------------------------------------------------
 
 
 def _filled_in(function: object) -> set[str]:
@@ -168,7 +167,7 @@ def _filled_in(function: object) -> set[str]:
 
 
 def _namespace(function: Callable[..., object]) -> dict[str, Any]:
-    """The names among which its annotations were written."""
+    """Return the namespace of a function's annotations."""
     called: Any = called_by(function)
     if isinstance(called, type) and inspect.isfunction(init := getattr(called, "__init__", None)):
         called = init

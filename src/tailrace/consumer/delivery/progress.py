@@ -101,6 +101,12 @@ class DeliveryProgress:
         # By object, since a seek may deliver the same offset again.
         records.update(zip(offsets, lease.records, strict=True))
 
+    @property
+    def unacknowledged(self) -> int:
+        """Number of delivered records that ``ack="manual"`` has not finished; 0 with ``ack="auto"``."""
+        held = () if self._unacknowledged is None else self._unacknowledged.values()
+        return sum(len(records) for progress, records in held if not progress.is_over)
+
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
         """Return the slice and its records that were not taken, to deliver them again; None if there are none."""
         found, given_back = self._current, self.polled.give_back()

@@ -82,6 +82,8 @@ class Reader:
         self._slice_size = FIRST_SLICE
         self._slice_began_at = self._turn_began_at = self._loop.time()
         self._is_waiting = False
+        self._waits_for_ack = False
+        """True if as many records are unacknowledged (``ack="manual"``) as may be delivered."""
         self._errors: deque[TailraceError] = deque()
         self._end: TailraceError | None = None
         self.on_change: Callable[[], None] = lambda: None
@@ -252,7 +254,11 @@ class Reader:
         self._check(among)
         is_readable = self._slice_reader.is_readable
         is_wanted = is_readable if among is None else lambda one: one in among and is_readable(one)
-        found = self._next_slice(is_wanted, lambda _: min(count, self.max_queued_records))
+        room = self.max_queued_records - self.delivery.unacknowledged
+        self._waits_for_ack = room <= 0
+        if self._waits_for_ack:
+            return False
+        found = self._next_slice(is_wanted, lambda _: min(count, room))
         if found is None:
             return False
         self.delivery.begin(found)
@@ -281,7 +287,7 @@ class Reader:
     def acknowledge(self, record: AnyRecord) -> bool:
         """Finish ``record`` as ``DeliveryProgress.acknowledge`` does; return False if it is not in flight."""
         was_in_flight = self.delivery.acknowledge(record)
-        if was_in_flight and self.maps.is_holding:
+        if was_in_flight and (self.maps.is_holding or self._waits_for_ack):
             self._news.set()
         return was_in_flight
 
@@ -325,6 +331,8 @@ class Reader:
         for partition in gone:
             self._buffer.drop(partition)
         self._on_room()
+        if self._waits_for_ack:
+            self._news.set()
 
     def report(self, error: TailraceError) -> None:
         """Raise ``error`` in the next polling call."""
@@ -356,7 +364,7 @@ class Reader:
     @property
     def awaits_poll(self) -> bool:
         """True if the user has records in flight or waiting, and does not wait for one."""
-        if self._is_waiting:
+        if self._is_waiting and not self._waits_for_ack:
             return False
         waits = any(
             self._buffer.holds(p.partition) and self._slice_reader.is_readable(p.partition) for p in self._positions
