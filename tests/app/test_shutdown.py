@@ -186,7 +186,7 @@ async def test_a_handler_does_not_stop_its_own_app(kind):
     async with TestApp(app) as kafka:
         await kafka.send("orders", b"0")
 
-        assert raised == ["stop() in a handler would wait for itself - let another task call it"]
+        assert raised == ["a handler cannot call stop(), which waits for the handler - call it from another task"]
         assert kafka.committed("orders") == 1
 
 

@@ -264,6 +264,14 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
 
     Default: "auto". librdkafka: enable.auto.offset.store.
     """
+    max_unacknowledged_records: int
+    """Maximum number of delivered records that ``ack="manual"`` has not acknowledged.
+
+    A call waits for an acknowledgement when there are as many; after ``max_poll_interval_ms`` without one, it raises
+    and the member leaves the group.
+
+    Default: 20_000. Minimum: 1. Can be changed by ``reconfigure``.
+    """
     reset_offset_on_start: bool
     """Ignore committed offsets once and start at ``auto_offset_reset``.
 
@@ -304,9 +312,7 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     max_queued_records: int
     """Maximum number of decoded records that wait to be delivered.
 
-    In an app, of records that wait for handlers. With ``ack="manual"``, delivered records count until they are
-    acknowledged: a consumer with as many of them delivers no more, and leaves the group after ``max_poll_interval_ms``
-    without an acknowledgement.
+    In an app, of records that wait for handlers.
 
     Default: 2_000. Minimum: 1. Can be changed by ``reconfigure``. librdkafka: queued.min.messages.
     """

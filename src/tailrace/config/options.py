@@ -192,6 +192,7 @@ class ConsumerConfig:
     auto_commit_interval_ms: int | None = _option(5_000, at_least=1)
     auto_commit_every_records: int | None = _option(None, at_least=1)
     ack: Ack = _option("auto")
+    max_unacknowledged_records: int = _option(20_000, at_least=1, live=True)
     reset_offset_on_start: bool = _option(False)
     offset_commit_callback: OffsetCommitCallback | None = _option(None, as_is=True)
     offset_commit_max_retries: int | None = _option(None, at_least=0)

@@ -56,6 +56,7 @@ class Components:
             OffsetMapWatch(observer, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id),
             is_acked_by_hand=config.ack == "manual",
             max_queued_records=config.max_queued_records,
+            max_unacknowledged_records=config.max_unacknowledged_records,
             on_room=self._room_made,
             gaps=None if config.allow_offset_gaps else OffsetGaps(),
         )
@@ -105,6 +106,7 @@ class Components:
         self.policy.reset = start_by_policy(config.begins_at)
         self.buffer.max_bytes = config.max_buffered_bytes
         self.reader.max_queued_records = config.max_queued_records
+        self.reader.max_unacknowledged_records = config.max_unacknowledged_records
         self.fetcher.reconfigure(config)
         self.offset_resetter.reconfigure(config)
         self.positions_changed()

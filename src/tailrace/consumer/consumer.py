@@ -120,6 +120,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         auto_commit_interval_ms=5_000: Time in milliseconds between automatic commits; None for none by time.
         auto_commit_every_records=None: Number of finished records after which they are committed as well.
         ack="auto": "auto" finishes a record when the next is read, "manual" on ack(record).
+        max_unacknowledged_records=20_000: Maximum number of delivered records that ack="manual" has not acknowledged.
         reset_offset_on_start=False: Ignore committed offsets once and start at auto_offset_reset.
         offset_commit_callback=None: Called after each commit with (offsets, error); sync or async.
         offset_commit_max_retries=None: Maximum number of retries of a commit; None for as many as its time allows.

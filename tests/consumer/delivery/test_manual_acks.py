@@ -254,11 +254,11 @@ async def test_ack_lets_a_rebalance_continue(new_topic, by_hand, new_consumer, w
 
 
 async def test_unacknowledged_records_are_bounded(new_topic, by_hand, witness):
-    """At most max_queued_records are delivered and unacknowledged; each acknowledgement makes room for one."""
+    """At most max_unacknowledged_records are delivered and unacknowledged; each acknowledgement makes room for one."""
     topic = new_topic(2)
     witness.produce(topic, (b"%d" % n for n in range(60)))
 
-    async with by_hand(topic, max_queued_records=20) as consumer:
+    async with by_hand(topic, max_unacknowledged_records=20) as consumer:
         taken = await take(consumer, 20)
         assert await consumer.getmany(max_records=50, timeout_ms=500) == []
         assert await consumer.getone(timeout_ms=0) is None
@@ -280,7 +280,7 @@ async def test_a_seek_frees_the_room_of_unacknowledged_records(new_topic, by_han
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
-    async with by_hand(topic, max_queued_records=20) as consumer:
+    async with by_hand(topic, max_unacknowledged_records=20) as consumer:
         before = await take(consumer, 20)
         waiting = asyncio.create_task(consumer.getone())
         await asyncio.sleep(0)
@@ -295,7 +295,7 @@ async def test_a_reader_that_waits_for_acknowledgements_leaves_the_group(new_top
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
-    async with by_hand(topic, max_queued_records=10, max_poll_interval_ms=1_000, **QUICK) as consumer:
+    async with by_hand(topic, max_unacknowledged_records=10, max_poll_interval_ms=1_000, **QUICK) as consumer:
         before = await take(consumer, 10)
         with pytest.raises(RebalanceError, match="max_poll_interval_ms"):
             await asyncio.wait_for(consumer.getone(), 20)

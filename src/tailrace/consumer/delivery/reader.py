@@ -60,6 +60,7 @@ class Reader:
         *,
         is_acked_by_hand: bool,
         max_queued_records: int,
+        max_unacknowledged_records: int,
         on_room: Callable[[], None],
         gaps: OffsetGaps | None = None,
     ) -> None:
@@ -78,6 +79,7 @@ class Reader:
         )
         self._buffered_counts = BufferedCounts(positions, buffer, self._slice_reader)
         self.max_queued_records = max_queued_records
+        self.max_unacknowledged_records = max_unacknowledged_records
         self._loop = asyncio.get_running_loop()
         self._slice_size = FIRST_SLICE
         self._slice_began_at = self._turn_began_at = self._loop.time()
@@ -254,7 +256,7 @@ class Reader:
         self._check(among)
         is_readable = self._slice_reader.is_readable
         is_wanted = is_readable if among is None else lambda one: one in among and is_readable(one)
-        room = self.max_queued_records - self.delivery.unacknowledged
+        room = min(self.max_queued_records, self.max_unacknowledged_records - self.delivery.unacknowledged)
         self._waits_for_ack = room <= 0
         if self._waits_for_ack:
             return False
