@@ -242,6 +242,19 @@ async def test_a_position_out_of_range_is_reset_by_policy(
     assert (told.before, told.after, told.lost, told.policy) == (10, goes_on, lost, reset)
 
 
+async def test_a_seek_in_any_turn_after_the_assignment_counts(stamped, new_consumer):
+    """Also in the turn of the event loop in which the look-up of the start offset begins."""
+    place = TopicPartition(stamped(10), 0)
+
+    for turns in range(8):
+        async with new_consumer(auto_offset_reset="earliest") as consumer:
+            await consumer.assign(place)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await consumer.seek(place, 5)
+            assert (await consumer.getone()).offset == 5
+
+
 async def test_a_position_out_of_range_raises_with_policy_none(stamped, new_consumer, witness, group, kafka_server):
     """The error names partition and offset; it is raised again, also by position(), until a seek."""
     topic = stamped()

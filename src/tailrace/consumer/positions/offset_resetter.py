@@ -115,7 +115,8 @@ class OffsetResetter:
 
     async def _look_up(self, leader_id: int, waiting: list[Position]) -> None:
         """List offsets at one leader until the starts are known; after a failure, pause before the next attempt."""
-        searches = {position.partition: _Search(position) for position in waiting}
+        # A seek may have set a position since this task was started.
+        searches = {position.partition: _Search(position) for position in waiting if position.reset_to is not None}
         refused: list[BrokerError] = []
         is_answered, is_found = True, False
         while is_answered and not refused and (wanted := _questions(searches)):
