@@ -33,7 +33,7 @@ class SharedCluster:
         ConfigurationError: an option is unknown, mistyped, or contradicts another.
     """
 
-    def __init__(self, **options: Unpack[ConsumerOptions]) -> None:
+    def __init__(self, **options: Unpack[ConsumerOptions[Any, Any]]) -> None:
         self.options: dict[str, Any] = dict(options)
         check_names(self.options)
         resolve(self.options)

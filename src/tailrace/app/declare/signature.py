@@ -94,6 +94,11 @@ def _asks(parameter: inspect.Parameter, namespace: dict[str, Any], of: str, *, m
         if may_stay and "Annotated" not in str(parameter.annotation):
             return Constant(default)  # such as a parameter of a library's class
         raise
+    if any(typing.get_origin(part) is Record for part in parts(annotation)):
+        raise ConfigurationError(
+            f"{of}: write `Record` without types - a handler's record has bytes; a parameter annotated with the type"
+            " takes the decoded value, one with `Annotated[T, Key]` the key"
+        )
     extras = metadata(annotation)
     marks = [one for one in extras if _is_marker(one)]
     if len(marks) > 1:
