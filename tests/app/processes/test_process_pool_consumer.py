@@ -440,8 +440,8 @@ async def test_an_unknown_topic_fails_the_start(new_pool):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"workers": 0}, "workers=0"),
-        ({"partitions_per_worker": 0}, "partitions_per_worker=0"),
+        ({"workers": 0}, "workers must be a positive integer, not 0"),
+        ({"partitions_per_worker": 0}, "partitions_per_worker must be a positive integer, not 0"),
         ({"layout": "both"}, "layout must be 'group' or 'assigned', not 'both'"),
         ({"layout": "group", "group_id": None}, "needs a group_id"),
         ({"post_rebalance_callback": lambda *_: None}, "post_rebalance_callback"),
@@ -458,7 +458,7 @@ def test_invalid_arguments_are_refused(new_pool, options, said):
 
 async def test_a_group_instance_id_without_worker_is_refused(new_pool, new_topic):
     """Without {worker}, the processes would fence each other."""
-    with pytest.raises(ConfigurationError, match=r"put \{worker\} into it"):
+    with pytest.raises(ConfigurationError, match=r"add \{worker\} to it"):
         await new_pool(new_topic(2), workers=2, layout="group", group_instance_id="a").start()
 
 

@@ -186,7 +186,7 @@ async def test_a_group_instance_id_without_worker_is_refused(new_shop, new_topic
     shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=new_topic()))
 
     async with asyncio.timeout(60):
-        with pytest.raises(ConfigurationError, match=r"put \{worker\} into it"):
+        with pytest.raises(ConfigurationError, match=r"add \{worker\} to it"):
             await WorkerPool(shop.place, workers=2, group_instance_id="billing").start()
 
 
@@ -341,8 +341,8 @@ def test_an_error_of_an_unknown_class_is_reported_as_text():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"workers": 0}, "workers=0"),
-        ({"workers": True}, "workers=True"),
+        ({"workers": 0}, "workers must be a positive integer, not 0"),
+        ({"workers": True}, "workers must be a positive integer, not True"),
         ({"workers": 1, "sesion_timeout_ms": 1}, "session_timeout_ms"),
         ({"workers": 1, "post_rebalance_callback": lambda *_: None}, "cannot be sent to another process"),
     ],
@@ -375,7 +375,7 @@ async def test_a_transactional_id_without_worker_is_refused(new_shop):
     options = 'group_id="g", bootstrap_servers="127.0.0.1:1", delivery="exactly_once", transactional_id="{hostname}"'
     shop = new_shop(f"from tailrace import App\n\napp = App({options})\n")
 
-    with pytest.raises(ConfigurationError, match=r"put \{worker\} into it"):
+    with pytest.raises(ConfigurationError, match=r"add \{worker\} to it"):
         async with WorkerPool(shop.place, workers=2):
             pass
 
