@@ -201,7 +201,7 @@ def test_tasks_are_created_in_known_modules(modules):
         "tailrace/app/closing.py": {"ensure_future"},
         "tailrace/app/dispatch/workers.py": {"create_task"},
         "tailrace/consumer/supervisor.py": {"create_task", "ensure_future"},
-        "tailrace/producer/producer.py": {"create_task"},
+        "tailrace/producer/runtime.py": {"create_task"},
         "tailrace/runner.py": {"ensure_future"},
     }
     wrong = []

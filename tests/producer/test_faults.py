@@ -136,7 +136,7 @@ async def test_closing_fails_what_is_not_acknowledged_in_time(proxied, proxied_t
         await held.took_place()
         async with asyncio.timeout(5):
             await producer.close(0.2)
-        with pytest.raises(PublishError, match="closed before"):
+        with pytest.raises(PublishError, match="the producer was closed"):
             await publishing
 
 
@@ -149,7 +149,7 @@ async def test_closing_fails_what_waits_for_metadata(proxied):
         await held.took_place()
         async with asyncio.timeout(5):
             await producer.close()
-            with pytest.raises(PublishError, match="closed before"):
+            with pytest.raises(PublishError, match="the producer was closed"):
                 await publishing
 
 

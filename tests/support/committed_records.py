@@ -12,7 +12,6 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, IsolationLev
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tailrace.config import resolve
-from tailrace.core.producer.events import Flush
 from tailrace.producer.transactional.producer import TransactionalProducer
 from tailrace.testing import KafkaServer
 
@@ -44,12 +43,8 @@ class CommittedRecords:
         return TransactionalProducer(resolved, transactional_id=name or f"x-{uuid.uuid4().hex[:12]}", **options)
 
     async def flush(self, producer: TransactionalProducer) -> None:
-        """Send the pending records while the transaction is open."""
-        async with producer._turn():
-            for filled in producer._outbox.close_all():
-                producer._tell(filled)
-            producer._tell(Flush(10.0))
-            await producer._drive()
+        """Wait until all records of the open transaction are stored."""
+        await producer._running.sender.flush()
 
     async def committed(self, topic: str) -> list:
         """Return all committed records by partition and offset, after waiting for open transactions."""

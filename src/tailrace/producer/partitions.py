@@ -34,10 +34,6 @@ class PartitionResolver:
         self._topics: dict[str, _Partitions] = {}
         self._lookups: dict[str, _Lookup] = {}
 
-    def knows(self, topic: str) -> bool:
-        """Return True if a record was published to the topic before."""
-        return topic in self._topics
-
     def known_place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition | None:
         """Return the partition of a record; None if metadata has to be fetched first."""
         named, known = self._topics.get(topic), self._cluster.topology.topics.get(topic)
@@ -68,10 +64,6 @@ class PartitionResolver:
     def move_on(self, topic: str | None = None) -> None:
         """Choose another partition for records without a key from now on; in all topics if None."""
         self._partitioner.move_on(topic)
-
-    def close(self) -> None:
-        """Have no topic in the metadata any more."""
-        self._cluster.unwatch(self)
 
     async def _found(self, topic: str, partition: int | None) -> Mapping[int, Leadership]:
         """Look a topic up, once for all calls that wait for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import random
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -12,13 +13,12 @@ from typing import Self
 from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter, Compression
 from tailrace.config import ConsumerConfig
 from tailrace.core.backoff import Backoff
-from tailrace.core.producer.accumulator import ProducerSettings
+from tailrace.core.producer.accumulator import ProducerSettings, RecordAccumulator
 from tailrace.errors import BrokerError, ConfigurationError, ConsumerStateError, PublishError
-from tailrace.net.cluster import Cluster
 from tailrace.producer.partitions import PartitionResolver
-from tailrace.producer.publisher import Published, check_topic_name
+from tailrace.producer.publisher import Published
 from tailrace.producer.record_sender import RecordSender
-from tailrace.records import TopicPartition
+from tailrace.producer.runtime import ProducerRuntime, cluster_of
 
 __all__ = ["Producer"]
 
@@ -70,7 +70,7 @@ class Producer:
             Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms),
         )
         self._new_content = partial(BatchWriter, max_batch_bytes, compression, is_transactional=False)
-        self._running: _Running | None = None
+        self._running: ProducerRuntime | None = None
 
     def __repr__(self) -> str:
         state = "not started" if self._running is None else repr(self._running.sender)
@@ -91,10 +91,11 @@ class Producer:
             raise ConsumerStateError("this producer is started already")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.start_timeout_ms / 1000
-        cluster = Cluster(self._config)
+        cluster = cluster_of(self._config)
         try:
             await cluster.reach(deadline - loop.time())
-            sender = RecordSender(cluster, self._settings, self._new_content)
+            accumulator = RecordAccumulator(self._settings, self._new_content, random.random)
+            sender = RecordSender(cluster, accumulator, self._settings)
             await sender.initialize(max(deadline - loop.time(), 1.0))
         except BaseException as error:
             cluster.close()
@@ -103,7 +104,8 @@ class Producer:
             raise
         # A topic that does not exist is given up as early as a request that gets no answer.
         lookup_timeout_s = min(self._timeout_s, self._config.request_timeout_ms / 1000)
-        self._running = _Running(cluster, sender, PartitionResolver(cluster, lookup_timeout_s))
+        resolver = PartitionResolver(cluster, lookup_timeout_s)
+        self._running = ProducerRuntime(cluster, sender, resolver, self._timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Wait until everything is acknowledged, ``stop_timeout_ms`` at most, and close the connections.
@@ -185,7 +187,7 @@ class Producer:
         deadline = loop.time() + self._timeout_s
         place = running.resolver.known_place_of(topic, key, partition)
         if place is None:
-            place = await self._place_of(running, topic, key, partition)
+            place = await running.place_of(topic, key, partition)
         future: asyncio.Future[Published] = loop.create_future()
         await running.sender.append(place, key, value, headers, timestamp_ms, future, deadline)
         return future
@@ -203,7 +205,7 @@ class Producer:
         running = self._started()
         if running.sender.refused is not None:
             raise copy.copy(running.sender.refused)
-        place = await self._place_of(running, topic, None, partition)
+        place = await running.place_of(topic, None, partition)
         for key, value in records:
             await running.sender.append(place, key, value, (), None, None, running.loop.time() + self._timeout_s)
 
@@ -220,58 +222,7 @@ class Producer:
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _started(self) -> _Running:
+    def _started(self) -> ProducerRuntime:
         if self._running is None:
             raise ConsumerStateError("this producer is not started - use it in an `async with`")
         return self._running
-
-    async def _place_of(
-        self, running: _Running, topic: str, key: bytes | None, partition: int | None
-    ) -> TopicPartition:
-        check_topic_name(topic)
-        limit = asyncio.timeout(self._timeout_s)
-        running.lookups.add(limit)
-        try:
-            async with limit:
-                return await running.resolver.place_of(topic, key, partition)
-        except TimeoutError:
-            if running.is_closed:
-                raise PublishError(f"{topic}: the producer was closed before the record was sent") from None
-            raise PublishError(f"{topic}: no metadata within {self._timeout_s:.0f} s") from None
-        finally:
-            running.lookups.discard(limit)
-
-
-class _Running:
-    """Parts of a producer from its start until it is closed.
-
-    Attributes:
-        lookups: limits of the calls that wait for metadata.
-        is_closed: True once the connections are closed.
-    """
-
-    def __init__(self, cluster: Cluster, sender: RecordSender, resolver: PartitionResolver) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.cluster, self.sender, self.resolver = cluster, sender, resolver
-        self.lookups: set[asyncio.Timeout] = set()
-        self.is_closed = False
-        sender.on_batch = self.resolver.move_on
-        self._task = asyncio.create_task(sender.run(), name="tailrace producer")
-
-    async def flushed(self) -> None:
-        """Wait until everything is delivered or has failed."""
-        if not self._task.done():
-            await self.sender.flush()
-
-    async def end(self) -> None:
-        """Fail what is undelivered and close the connections."""
-        self._task.cancel()
-        self.is_closed = True
-        for limit in self.lookups:
-            limit.reschedule(self.loop.time())
-        try:
-            await asyncio.wait({self._task})
-        finally:
-            self.cluster.close()
-        if not self._task.cancelled():
-            self._task.exception()

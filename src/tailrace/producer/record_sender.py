@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import NamedTuple, NoReturn, cast
 
 from tailrace.batches.batch_writer import BatchWriter
@@ -55,18 +54,28 @@ class RecordSender:
 
     Args:
         cluster: brokers to write to.
+        accumulator: undelivered records.
         settings: limits.
-        new_content: returns an empty batch.
+        transactional_id: id of a transactional producer; None for an idempotent one.
 
     Attributes:
+        on_batch: called with the topic of each batch that is sent or full.
+        on_turn: called after answers and new batches.
         refused: first error of a record without a future; None if there is none.
+        ended_by: error of records that are appended after the end; None before it.
     """
 
-    def __init__(self, cluster: Cluster, settings: ProducerSettings, new_content: Callable[[], BatchWriter]) -> None:
-        self._cluster, self._settings = cluster, settings
+    def __init__(
+        self,
+        cluster: Cluster,
+        accumulator: RecordAccumulator,
+        settings: ProducerSettings,
+        transactional_id: str | None = None,
+    ) -> None:
+        self._cluster, self._settings, self._accumulator = cluster, settings, accumulator
+        self._transactional_id = transactional_id
         self._loop = asyncio.get_running_loop()
-        self._accumulator = RecordAccumulator(settings, new_content, random.random)
-        self._refresher = MetadataRefresher(cluster, self._wake)
+        self._refresher = MetadataRefresher(cluster, self.wake)
         self._request_timeout_s = cluster.config.request_timeout_ms / 1000
         self._refused_pause_s = 1.2 * cluster.config.reconnect_backoff_max_ms / 1000
         self._connections: dict[int, Connection] = {}
@@ -74,10 +83,12 @@ class RecordSender:
         self._flushes: list[tuple[float, asyncio.Future[None]]] = []
         self._wanted: asyncio.Future[None] = self._loop.create_future()
         self._tasks = asyncio.TaskGroup()
-        self._is_renewing = self._is_over = False
-        self._ended_by: TailraceError = PublishError("the producer was closed")
+        self._writes: set[asyncio.Task[None]] = set()
+        self._is_renewing = False
         self.on_batch: Callable[[str], None] = lambda _topic: None
+        self.on_turn: Callable[[], None] = lambda: None
         self.refused: TailraceError | None = None
+        self.ended_by: TailraceError | None = None
 
     def __repr__(self) -> str:
         return f"<RecordSender {self._accumulator!r}>"
@@ -95,17 +106,23 @@ class RecordSender:
             self._new_producer_id, timeout_s=timeout_s, what="requesting a producer id"
         )
 
-    async def run(self) -> None:
-        """Send records until cancelled; what is undelivered then fails."""
+    @property
+    def is_empty(self) -> bool:
+        """True if no record is undelivered."""
+        return self._accumulator.is_empty and not self._waiting
+
+    async def run(self, *beside: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Send records until canceled, and run ``beside`` as long; records that are undelivered then fail."""
         try:
             async with self._tasks:
-                self._tasks.create_task(self._keep_metadata())
+                for function in (self._keep_metadata, *beside):
+                    self._tasks.create_task(function())
                 await self._send_forever()
         except Exception as error:
-            self._ended_by = PublishError(f"the producer has failed: {error!r} - start another")
+            self._end(PublishError(f"the producer has failed: {error!r} - start another"))
             raise
         finally:
-            self._end()
+            self._end(PublishError("the producer was closed"))
 
     async def flush(self) -> None:
         """Wait until every record that was appended before has an outcome."""
@@ -114,8 +131,19 @@ class RecordSender:
         self._flushes.append((self._loop.time(), flushed))
         self._accumulator.is_flushing = True
         self._complete_flushes()
-        self._wake()
+        self.wake()
         await flushed
+
+    async def discard(self, error: TailraceError, timeout_s: float = 0) -> None:
+        """Fail all records, and wait until no request is in flight; requests without an answer are given up."""
+        self._fail_waiting(error)
+        self._report(self._accumulator.fail_all(error))
+        if self._writes and timeout_s:
+            await asyncio.wait(self._writes, timeout=timeout_s)
+        for write in self._writes:
+            write.cancel()
+        if self._writes:
+            await asyncio.wait(self._writes)
 
     # ---- records -----------------------------------------------------------------------------------------------
 
@@ -134,8 +162,8 @@ class RecordSender:
         Raises:
             PublishError: the record cannot be encoded, or there was no memory for it before ``deadline``.
         """
-        if self._is_over:
-            raise copy.copy(self._ended_by)
+        if self.ended_by is not None:
+            raise copy.copy(self.ended_by)
         if self._waiting or self._accumulator.is_full:
             await self._wait_for_memory(
                 _WaitingRecord((place, key, value, headers, timestamp_ms), ticket, deadline, self._loop.create_future())
@@ -148,7 +176,7 @@ class RecordSender:
         except MalformedMessageError as error:
             _refuse_malformed(place, error)
         if appended is not Appended.JOINED:
-            self._wake()
+            self.wake()
             if appended is Appended.FILLED:
                 self.on_batch(place.topic)
                 # Lets the full batch be sent while the caller makes the next one.
@@ -156,7 +184,7 @@ class RecordSender:
 
     async def _wait_for_memory(self, waiting: _WaitingRecord) -> None:
         self._waiting.append(waiting)
-        self._wake()
+        self.wake()
         try:
             async with asyncio.timeout_at(waiting.deadline):
                 await waiting.admitted
@@ -193,20 +221,24 @@ class RecordSender:
             for leader, batches in accumulator.take(now, self._leader_of, self._most_requests):
                 for batch in batches:
                     self.on_batch(batch.partition.topic)
-                self._tasks.create_task(self._write(leader, batches))
+                write = self._tasks.create_task(self._write(leader, batches))
+                self._writes.add(write)
+                write.add_done_callback(self._writes.discard)
             if accumulator.needs_leaders:
                 accumulator.needs_leaders = False
                 self._refresher.ask()
             if accumulator.needs_producer_id and not self._is_renewing:
                 self._is_renewing = True
                 self._tasks.create_task(self._renew_producer_id())
-            due_at = accumulator.next_deadline()
-            timer = None if due_at is None else loop.call_at(due_at, self._wake)
+            self.on_turn()
+            due_at = accumulator.next_deadline(now)
+            timer = None if due_at is None else loop.call_at(due_at, self.wake)
             await self._wanted
             if timer is not None:
                 timer.cancel()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Send what may be sent now."""
         if not self._wanted.done():
             self._wanted.set_result(None)
 
@@ -229,7 +261,7 @@ class RecordSender:
             await asyncio.sleep(self._refused_pause_s)
         finally:
             self._accumulator.request_ended(leader)
-        self._wake()
+        self.wake()
 
     async def _exchange(self, leader: int, batches: list[PendingBatch]) -> list[Outcome]:
         was_sent = False
@@ -237,7 +269,7 @@ class RecordSender:
             connection = await self._cluster.broker(leader).connection_for(_RECORDS)
             self._connections[leader] = connection
             request = ProduceRequest(
-                None,
+                self._transactional_id,
                 _ALL_REPLICAS,
                 round(self._request_timeout_s * 1000),
                 tuple(RecordsToProduce(*batch.partition, _content(batch)) for batch in batches),
@@ -245,6 +277,9 @@ class RecordSender:
             was_sent = True
             answer = await connection.send(request, self._request_timeout_s)
         except _LASTING:
+            raise
+        except asyncio.CancelledError:
+            self._lost(batches, "given up", was_sent=was_sent)
             raise
         except TailraceError as error:
             return self._lost(batches, str(error), was_sent=was_sent)
@@ -286,6 +321,9 @@ class RecordSender:
                     self.refused = self.refused or outcome.error
                 elif not ticket.done():
                     ticket.set_exception(copy.copy(outcome.error))
+                    if self._transactional_id is not None:
+                        # Marked as retrieved: the call that ends the transaction raises it, too.
+                        ticket.exception()
         if outcomes:
             self._admit()
             self._complete_flushes()
@@ -300,16 +338,23 @@ class RecordSender:
         self._flushes = [one for one in self._flushes if not one[1].done()]
         self._accumulator.is_flushing = bool(self._flushes)
 
-    def _end(self) -> None:
-        self._is_over = True
-        unknown = PublishError(f"{self._ended_by} before the record was acknowledged; it may still arrive")
-        self._report(self._accumulator.fail_all(unknown))
+    def _end(self, cause: TailraceError) -> None:
+        if self.ended_by is not None:
+            return
+        self.ended_by = cause
+        self._report(
+            self._accumulator.fail_all(PublishError(f"{cause}; the record was not acknowledged, and may be stored"))
+        )
+        self._fail_waiting(PublishError(f"{cause}; the record was not sent"))
+        for _, flushed in self._flushes:
+            if not flushed.done():
+                flushed.set_exception(copy.copy(cause))
+
+    def _fail_waiting(self, error: TailraceError) -> None:
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.admitted.done():
-                waiting.admitted.set_exception(PublishError(f"{self._ended_by} before the record was sent"))
-        for _, flushed in self._flushes:
-            flushed.cancel()
+                waiting.admitted.set_exception(copy.copy(error))
 
     # ---- metadata and producer id ------------------------------------------------------------------------------
 
@@ -329,7 +374,7 @@ class RecordSender:
             await asyncio.sleep(self._settings.backoff.longest_s)
         finally:
             self._is_renewing = False
-        self._wake()
+        self.wake()
 
     async def _new_producer_id(self) -> ProducerId:
         answer = await self._cluster.send_to_any(InitProducerIdRequest(None, _NO_TRANSACTION_MS))

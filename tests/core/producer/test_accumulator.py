@@ -99,7 +99,7 @@ def test_a_batch_that_is_not_full_waits_for_linger():
     bench = Bench(linger_s=2.0)
     bench.append(1)
     assert bench.take() == []
-    assert bench.accumulator.next_deadline() == 102.0
+    assert bench.accumulator.next_deadline(bench.now) == 102.0
     bench.now = 102.0
     (batch,) = bench.take()
     bench.answer(batch)

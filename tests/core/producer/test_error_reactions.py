@@ -1,4 +1,4 @@
-"""What each error code means to a transaction, by request."""
+"""Reactions of a transactional producer to error codes, by request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from tailrace.error_codes import RETRIABLE, ErrorCode
 from tailrace.errors import CommitFailedError, FencedMemberError, PublishError, PublishTooLargeError
 
 EVENTS = {
-    TransactionReaction.DONE: type(None),
     TransactionReaction.RETRY_SOON: TryAgain,
     TransactionReaction.RETRY: TryAgain,
     TransactionReaction.LOOK_UP: Moved,
@@ -87,16 +86,7 @@ CASES = [
         (TransactionRequestKind.ADD_PARTITIONS, TransactionRequestKind.PRODUCE),
         TransactionReaction.ABORT,
     ),
-    (ErrorCode.DUPLICATE_SEQUENCE_NUMBER, (TransactionRequestKind.PRODUCE,), TransactionReaction.DONE),
     (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT_AND_RENEW),
-    (ErrorCode.NOT_LEADER_OR_FOLLOWER, (TransactionRequestKind.PRODUCE,), TransactionReaction.LOOK_UP),
-    (ErrorCode.LEADER_NOT_AVAILABLE, (TransactionRequestKind.PRODUCE,), TransactionReaction.LOOK_UP),
-    (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, (TransactionRequestKind.PRODUCE,), TransactionReaction.LOOK_UP),
-    (ErrorCode.KAFKA_STORAGE_ERROR, (TransactionRequestKind.PRODUCE,), TransactionReaction.LOOK_UP),
-    (ErrorCode.NOT_ENOUGH_REPLICAS, (TransactionRequestKind.PRODUCE,), TransactionReaction.RETRY),
-    (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, (TransactionRequestKind.PRODUCE,), TransactionReaction.RETRY),
-    (ErrorCode.REQUEST_TIMED_OUT, (TransactionRequestKind.PRODUCE,), TransactionReaction.RETRY),
-    (ErrorCode.CORRUPT_MESSAGE, (TransactionRequestKind.PRODUCE,), TransactionReaction.RETRY),
     (ErrorCode.MESSAGE_TOO_LARGE, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT),
     (ErrorCode.INVALID_RECORD, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT),
     (ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT),
@@ -114,7 +104,7 @@ CASES = [
         (TransactionRequestKind.FIND, TransactionRequestKind.ADD_OFFSETS, TransactionRequestKind.COMMIT_OFFSETS),
         TransactionReaction.ABORT,
     ),
-    # A number that nobody knows.
+    # An unknown code.
     (999, (TransactionRequestKind.ADD_PARTITIONS, TransactionRequestKind.PRODUCE), TransactionReaction.ABORT),
     (
         999,
@@ -130,14 +120,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("code", "asked", "reaction"), CASES)
-def test_what_is_done_about_it(code, asked, reaction):
-    """The codes that transactions live with, one by one."""
+def test_reactions_to_codes_of_transactions(code, asked, reaction):
+    """The codes that occur in transactions, one by one."""
     assert {REACTIONS.reaction_to(code, one) for one in asked} == {reaction}
 
 
 @pytest.mark.parametrize("asked", TransactionRequestKind)
-def test_what_may_heal_is_tried_again(asked):
-    """No code of which Kafka says that another try may help ends a producer or a transaction."""
+def test_retriable_codes_are_retried(asked):
+    """No code that Kafka defines as retriable ends a producer or a transaction."""
     gives_up = {
         TransactionReaction.ABORT,
         TransactionReaction.ABORT_AND_RENEW,
@@ -151,7 +141,7 @@ def test_what_may_heal_is_tried_again(asked):
 
 @pytest.mark.parametrize("asked", TransactionRequestKind)
 def test_each_reaction_is_an_event(asked):
-    """A code becomes the event of its reaction, with the request and Kafka's name of the code in its words."""
+    """A code becomes the event of its reaction; the message has the request and Kafka's name of the code."""
     assert event_of(ErrorCode.NONE, asked) is None
     for code in (*ErrorCode, 999):
         if code == ErrorCode.NONE:
@@ -169,11 +159,11 @@ def test_each_reaction_is_an_event(asked):
 
 
 @pytest.mark.parametrize("asked", TransactionRequestKind)
-def test_each_event_may_happen_where_it_is_asked(asked):
-    """Whatever a broker answers, the machine knows what to do in every state in which that is asked."""
+def test_each_event_has_a_transition_where_it_occurs(asked):
+    """Whatever a broker answers, the table has a transition for every state in which the request is sent."""
     states = {
         TransactionRequestKind.FIND: transactions.ASKING,
-        TransactionRequestKind.INIT: (transactions.ProducerState.UNINITIALISED,),
+        TransactionRequestKind.INIT: (transactions.ProducerState.UNINITIALIZED,),
         TransactionRequestKind.ADD_PARTITIONS: transactions.OPEN,
         TransactionRequestKind.PRODUCE: transactions.OPEN,
         TransactionRequestKind.ADD_OFFSETS: (transactions.ProducerState.COMMITTING,),
@@ -187,8 +177,8 @@ def test_each_event_may_happen_where_it_is_asked(asked):
     ] == []
 
 
-def test_who_was_left_behind_is_told_so():
-    """Offsets that are another's to commit are a CommitFailedError; a place that was taken is a FencedMemberError."""
+def test_a_member_that_the_group_left_behind_gets_a_typed_error():
+    """CommitFailedError after a rebalance, FencedMemberError after another member joined with the same instance id."""
     left_behind = error_of(ErrorCode.ILLEGAL_GENERATION, TransactionRequestKind.COMMIT_OFFSETS)
     replaced = error_of(ErrorCode.FENCED_INSTANCE_ID, TransactionRequestKind.COMMIT_OFFSETS)
 
@@ -198,8 +188,8 @@ def test_who_was_left_behind_is_told_so():
     assert "(FENCED_INSTANCE_ID, code 82)" in str(replaced)
 
 
-def test_what_was_refused_is_told_with_what_follows():
-    """A refusal names what it is about, the request, the code, and whether the next transaction may be better."""
+def test_a_refusal_says_what_follows():
+    """The error names the partition, the request, the code, and whether the producer can go on."""
     aborted = error_of(ErrorCode.MESSAGE_TOO_LARGE, TransactionRequestKind.PRODUCE, "orders[0]")
     over = error_of(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TransactionRequestKind.INIT)
 
@@ -210,8 +200,8 @@ def test_what_was_refused_is_told_with_what_follows():
     assert str(over).endswith("- this producer cannot go on")
 
 
-def test_the_worst_decides():
-    """Of several troubles the one that leaves least room does; of none, none."""
+def test_the_worst_trouble_decides():
+    """Of several troubles the gravest counts; of none, none."""
     error = PublishError("no")
     in_order = (TryAgain("1"), Moved("2"), Unanswered("3"), MustAbort(error), Fenced("5"), TransactionFailed(error))
 

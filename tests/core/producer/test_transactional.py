@@ -1,4 +1,4 @@
-"""What a transactional producer does next: the table, and examples of it."""
+"""Transactional producer: its table, and examples of what it does next."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from tailrace.core.group.events import Identity
 from tailrace.core.producer import events as transaction_events
 from tailrace.core.producer.events import (
     AbortTransaction,
-    BatchesAnswered,
+    AddPartitions,
     BeginTransaction,
     CommitTransaction,
-    EmitTransactionEvent,
+    DeliverRecords,
+    DiscardRecords,
     Ended,
     Fenced,
-    Filled,
-    Flush,
     GroupOffsets,
     Interrupted,
     LookUpAgain,
@@ -25,12 +24,13 @@ from tailrace.core.producer.events import (
     OffsetsAdded,
     OffsetsStored,
     PartitionsAdded,
-    ProducerBatch,
     ProducerId,
     ProducerIdGiven,
+    RecordsDelivered,
+    RecordsDiscarded,
+    ReportError,
     SendAddOffsets,
     SendAddPartitions,
-    SendBatches,
     SendEnd,
     SendInit,
     SendOffsets,
@@ -51,19 +51,21 @@ from tests.support.simulation.transactional_member import FIRST, NOW, SECOND, me
 WHO = ProducerId(7, 3)
 OFFSETS = GroupOffsets("g", Identity("m", 5, "i"), (CommitOffset("in", 0, 42),))
 REFUSED = PublishError("refused")
+DELIVERED = RecordsDelivered(needs_new_epoch=False)
+DISCARDED = RecordsDiscarded(needs_new_epoch=False)
 
 EVENTS: dict[type[TransactionEvent], TransactionEvent] = {
     type(one): one
     for one in (
         Settle(60.0),
         BeginTransaction(),
-        Filled(FIRST, 10),
-        Flush(60.0),
+        AddPartitions((FIRST,), 60.0),
         CommitTransaction(OFFSETS, 60.0),
         AbortTransaction(60.0),
         ProducerIdGiven(WHO),
-        PartitionsAdded(frozenset({FIRST})),
-        BatchesAnswered(frozenset({FIRST})),
+        PartitionsAdded(),
+        DELIVERED,
+        DISCARDED,
         OffsetsAdded(),
         OffsetsStored(),
         Ended(),
@@ -80,19 +82,16 @@ EVENTS: dict[type[TransactionEvent], TransactionEvent] = {
 }
 
 WAY: list[tuple[ProducerState, tuple[TransactionEvent, ...]]] = [
-    (ProducerState.UNINITIALISED, (Settle(60.0),)),
+    (ProducerState.UNINITIALIZED, (Settle(60.0),)),
     (ProducerState.READY, (ProducerIdGiven(WHO),)),
-    (
-        ProducerState.IN_TRANSACTION,
-        (BeginTransaction(), Filled(FIRST, 10), Flush(60.0), PartitionsAdded(frozenset({FIRST}))),
-    ),
+    (ProducerState.IN_TRANSACTION, (BeginTransaction(), AddPartitions((FIRST,), 60.0), PartitionsAdded())),
     (ProducerState.COMMITTING, (CommitTransaction(OFFSETS, 60.0),)),
 ]
-"""How one comes from each state to the next; a batch is under way in the last two."""
+"""Events from each state to the next; records are being delivered in the last one."""
 
 
 def member_in(state: ProducerState) -> TransactionMachine:
-    """One that has come to ``state`` at NOW, and whose effects so far are performed."""
+    """Return a machine in ``state`` since NOW, whose effects so far are performed."""
     one = member()
     for there, events in WAY:
         for event in events:
@@ -109,23 +108,30 @@ def member_in(state: ProducerState) -> TransactionMachine:
     return one
 
 
+def aborting() -> TransactionMachine:
+    """Return a machine that has sent its abort."""
+    one = member_in(ProducerState.ABORTING)
+    told(one, DISCARDED)
+    return one
+
+
 def picture(one: TransactionMachine) -> dict:
-    """All there is to a member."""
+    """Return the data of a machine."""
     return {name: str(value) if name == "_transaction" else value for name, value in vars(one).items()}
 
 
 # ---- the table -------------------------------------------------------------------------------------------------
 
 
-def test_every_event_there_is_is_tried():
-    """The examples of this file leave none out."""
+def test_the_examples_leave_out_no_event():
+    """Every event of the module has an example."""
     check_events(transaction_events, TransactionEvent, TABLE, EVENTS)
 
 
 @pytest.mark.parametrize("state", ProducerState)
 @pytest.mark.parametrize("event", EVENTS.values(), ids=lambda event: type(event).__name__)
 def test_every_event_in_every_state(state, event):
-    """Either the table has a rule, or it raises and nothing has changed; what is over stays over."""
+    """Either the table has a transition, or the machine raises and is unchanged; a final state is never left."""
     one = member_in(state)
     before = picture(one)
     rule = TABLE.get((state, type(event)))
@@ -145,102 +151,80 @@ def test_every_event_in_every_state(state, event):
 
 
 def test_every_state_is_reached_and_left():
-    """No state but the last two is a dead end, and none is without a way to it."""
+    """No state but the last two is a dead end, and none is unreachable."""
     ways = {(state, then) for (state, _), rule in TABLE.items() for then in (rule.then, *rule.exceptions)}
 
     assert {then for state, then in ways if state is not then} == set(ProducerState)
     assert {state for state, then in ways if state is not then} == set(ProducerState) - OVER
 
 
-# ---- the usual way ---------------------------------------------------------------------------------------------
+# ---- a transaction ---------------------------------------------------------------------------------------------
 
 
 def test_a_transaction_from_begin_to_end():
-    """Partitions are added, batches written, offsets added and stored, then the commit is sent; one by one."""
+    """Partitions are added, records delivered, offsets added and stored, then the commit is sent; one by one."""
     one = member()
     assert told(one, Settle(30.0)) == [SendInit(ProducerId(), 20.0)]
-    assert told(one, ProducerIdGiven(WHO), BeginTransaction(), Filled(SECOND, 4), Filled(FIRST, 3)) == []
+    assert told(one, ProducerIdGiven(WHO), BeginTransaction()) == []
 
-    both = frozenset((FIRST, SECOND))
-    assert told(one, CommitTransaction(OFFSETS, 60.0)) == [SendAddPartitions(WHO, (FIRST, SECOND), 20.0)]
-    assert told(one, PartitionsAdded(both)) == [
-        SendBatches(WHO, (ProducerBatch(SECOND, 0, 4), ProducerBatch(FIRST, 0, 3)), 20.0)
-    ]
-    assert told(one, BatchesAnswered(both)) == [SendAddOffsets(WHO, "g", 20.0)]
+    assert told(one, AddPartitions((FIRST, SECOND), 60.0)) == [SendAddPartitions(WHO, (FIRST, SECOND), 20.0)]
+    assert told(one, PartitionsAdded()) == []
+    assert told(one, CommitTransaction(OFFSETS, 60.0)) == [DeliverRecords(20.0)]
+    assert told(one, DELIVERED) == [SendAddOffsets(WHO, "g", 20.0)]
     assert told(one, OffsetsAdded()) == [SendOffsets(WHO, OFFSETS, 20.0)]
     assert told(one, OffsetsStored()) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
     assert told(one, Ended()) == []
     assert (one.state, one.next_deadline(), one.error, one.aborted_by) == (ProducerState.READY, None, None, None)
 
 
-def test_a_transaction_of_nothing_asks_nothing():
-    """Neither commit nor abort bothers the coordinator with a transaction that it never heard of."""
-    for ending in (CommitTransaction(None, 60.0), AbortTransaction(60.0)):
-        one = member_in(ProducerState.READY)
+def test_partitions_may_be_added_during_the_commit():
+    """The last records may be the first of their partition: it is added, then the delivery goes on."""
+    one = member_in(ProducerState.COMMITTING)
 
-        assert told(one, BeginTransaction(), ending) == []
-        assert one.state is ProducerState.READY
+    assert told(one, AddPartitions((SECOND,), 60.0)) == [SendAddPartitions(WHO, (SECOND,), 20.0)]
+    assert told(one, PartitionsAdded()) == [DeliverRecords(20.0)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "over"), [(CommitTransaction(None, 60.0), DELIVERED), (AbortTransaction(60.0), DISCARDED)]
+)
+def test_an_empty_transaction_sends_nothing(ending, over):
+    """Neither commit nor abort sends EndTxn for a transaction without partitions and offsets."""
+    one = member_in(ProducerState.READY)
+
+    (effect,) = told(one, BeginTransaction(), ending)
+
+    assert isinstance(effect, DeliverRecords | DiscardRecords)
+    assert told(one, over) == []
+    assert one.state is ProducerState.READY
 
 
 def test_offsets_alone_are_a_transaction():
-    """A transaction may store offsets and write no record."""
+    """A transaction may store offsets without records."""
     one = member_in(ProducerState.READY)
+    told(one, BeginTransaction(), CommitTransaction(OFFSETS, 60.0))
 
-    effects = told(one, BeginTransaction(), CommitTransaction(OFFSETS, 60.0), OffsetsAdded(), OffsetsStored(), Ended())
+    effects = told(one, DELIVERED, OffsetsAdded(), OffsetsStored(), Ended())
 
     assert [type(effect) for effect in effects] == [SendAddOffsets, SendOffsets, SendEnd]
     assert one.state is ProducerState.READY
 
 
-def test_batches_of_a_partition_go_one_after_the_other():
-    """The second batch is sent when the first is written, and has its place behind it; sequences go on for ever."""
-    one = member_in(ProducerState.READY)
-
-    told(one, BeginTransaction(), Filled(FIRST, 3), Filled(FIRST, 4), Flush(60.0), PartitionsAdded(frozenset({FIRST})))
-    second = told(one, BatchesAnswered(frozenset({FIRST})))
-    told(one, BatchesAnswered(frozenset({FIRST})), CommitTransaction(None, 60.0), Ended())
-    told(one, BeginTransaction(), Filled(FIRST, 5), Flush(60.0))
-    third = told(one, PartitionsAdded(frozenset({FIRST})))
-
-    assert second == [SendBatches(WHO, (ProducerBatch(FIRST, 3, 4),), 20.0)]
-    assert third == [SendBatches(WHO, (ProducerBatch(FIRST, 7, 5),), 20.0)]
-
-
-def test_a_sequence_begins_anew_at_its_end():
-    """After 2^31 records the count goes on at 0, as Kafka's does."""
-    one = member_in(ProducerState.READY)
-    told(one, BeginTransaction(), Filled(FIRST, (1 << 31) - 2), Filled(FIRST, 5), Filled(FIRST, 1), Flush(60.0))
-
-    effects = told(one, PartitionsAdded(frozenset({FIRST})), *[BatchesAnswered(frozenset({FIRST}))] * 2)
-
-    assert [one.batches[0].sequence for one in effects] == [0, (1 << 31) - 2, 3]
-
-
-def test_partitions_are_added_once():
-    """A flush of a partition that the transaction has already asks the coordinator nothing."""
-    one = member_in(ProducerState.IN_TRANSACTION)
-    told(one, BatchesAnswered(frozenset({FIRST})))
-
-    assert told(one, Filled(FIRST, 1), Flush(60.0)) == [SendBatches(WHO, (ProducerBatch(FIRST, 10, 1),), 20.0)]
-    assert told(one, Filled(SECOND, 1), BatchesAnswered(frozenset({FIRST}))) == [
-        SendAddPartitions(WHO, (SECOND,), 20.0)
-    ]
-
-
-# ---- what goes wrong -------------------------------------------------------------------------------------------
+# ---- failures --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "trouble", [TryAgain("busy"), Moved("elsewhere"), Unanswered("silence")], ids=lambda t: t.reason
 )
-def test_what_failed_is_asked_again_as_it_was(trouble):
-    """The same batches, under the same numbers, after a pause that grows (KIP-580)."""
-    one = member_in(ProducerState.IN_TRANSACTION)
-    question = SendBatches(WHO, (ProducerBatch(FIRST, 0, 10),), 20.0)
+def test_a_failed_request_is_sent_again_unchanged(trouble):
+    """The next attempt follows after a pause that grows (KIP-580), to a coordinator that is looked up again."""
+    one = member_in(ProducerState.READY)
+    question = SendAddPartitions(WHO, (FIRST,), 20.0)
+    assert told(one, BeginTransaction(), AddPartitions((FIRST,), 60.0)) == [question]
 
     now, pauses = NOW, []
     for _ in range(6):
-        effects = told(one, BatchesAnswered(frozenset(), (trouble,)), now=now)
+        effects = told(one, trouble, now=now)
         assert effects == ([] if isinstance(trouble, TryAgain) else [LookUpAgain(question, trouble.reason)])
         pauses.append(one.next_deadline() - now)
         one.handle_timer(now)
@@ -252,135 +236,123 @@ def test_what_failed_is_asked_again_as_it_was(trouble):
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
 
 
-def test_the_end_of_the_transaction_before_is_waited_for_briefly():
-    """Before the coordinator is through with the last transaction, the next one asks again within milliseconds."""
+def test_records_that_take_long_are_waited_for_again():
+    """No coordinator is looked up for them."""
+    one = member_in(ProducerState.COMMITTING)
+
+    assert told(one, TryAgain("records are not acknowledged")) == []
+    one.handle_timer(one.next_deadline())
+    assert list(one.effects()) == [DeliverRecords(20.0)]
+
+
+def test_the_end_of_the_previous_transaction_is_awaited_briefly():
+    """While the coordinator still writes markers, the next request follows within milliseconds."""
     one = member_in(ProducerState.READY)
-    told(one, BeginTransaction(), Filled(FIRST, 1), CommitTransaction(None, 60.0), TryAgain("concurrent", is_soon=True))
+    told(one, BeginTransaction(), AddPartitions((FIRST,), 60.0), TryAgain("concurrent", is_soon=True))
 
     assert one.next_deadline() == pytest.approx(NOW + 0.005)
-
-
-def test_what_was_written_is_not_sent_again():
-    """Of several partitions only those that failed are tried again."""
-    one = member_in(ProducerState.READY)
-    told(
-        one,
-        BeginTransaction(),
-        Filled(FIRST, 1),
-        Filled(SECOND, 2),
-        Flush(60.0),
-        PartitionsAdded(frozenset((FIRST, SECOND))),
-    )
-
-    told(one, BatchesAnswered(frozenset({FIRST}), (TryAgain("busy"),)))
-    one.handle_timer(one.next_deadline())
-
-    assert list(one.effects()) == [SendBatches(WHO, (ProducerBatch(SECOND, 0, 2),), 20.0 - 0.0)]
 
 
 @pytest.mark.parametrize(
     "ending",
     [
-        (CommitTransaction(None, 60.0), BatchesAnswered(frozenset({FIRST})), Ended()),
-        (AbortTransaction(60.0), Ended()),
-        (MustAbort(REFUSED), Ended()),
+        (CommitTransaction(None, 60.0), DELIVERED, Ended()),
+        (AbortTransaction(60.0), DISCARDED, Ended()),
+        (MustAbort(REFUSED), DISCARDED, Ended()),
     ],
     ids=["commit", "abort", "refused"],
 )
 def test_after_a_request_without_an_answer_the_epoch_is_new(ending):
-    """What may still be on its way must not get into the next transaction: a new epoch first (KIP-360)."""
+    """A request that may still arrive must not get into the next transaction: a new epoch first (KIP-360)."""
     one = member_in(ProducerState.IN_TRANSACTION)
-    told(one, BatchesAnswered(frozenset(), (Unanswered("silence"),)))
+    told(one, AddPartitions((SECOND,), 60.0), Unanswered("silence"))
     one.handle_timer(one.next_deadline())
+    told(one, PartitionsAdded())
 
     told(one, *ending)
 
-    assert one.state is ProducerState.UNINITIALISED
+    assert one.state is ProducerState.UNINITIALIZED
     assert told(one, Settle(60.0)) == [SendInit(WHO, 20.0)]
-    told(one, ProducerIdGiven(ProducerId(7, 4)), BeginTransaction(), Filled(FIRST, 1), Flush(60.0))
-    assert told(one, PartitionsAdded(frozenset({FIRST}))) == [
-        SendBatches(ProducerId(7, 4), (ProducerBatch(FIRST, 0, 1),), 20.0)
-    ]
-    assert told(one, BatchesAnswered(frozenset({FIRST})), CommitTransaction(None, 60.0), Ended())
+    told(one, ProducerIdGiven(ProducerId(7, 4)), BeginTransaction())
+    assert told(one, AddPartitions((FIRST,), 60.0)) == [SendAddPartitions(ProducerId(7, 4), (FIRST,), 20.0)]
+    told(one, PartitionsAdded(), CommitTransaction(None, 60.0), DELIVERED, Ended())
     assert one.state is ProducerState.READY
 
 
-def test_a_broker_that_lost_count_is_given_a_new_epoch():
-    """Sequences that the broker does not follow any more begin anew under a new epoch."""
+@pytest.mark.parametrize(
+    "ending",
+    [
+        (CommitTransaction(None, 60.0), RecordsDelivered(needs_new_epoch=True), Ended()),
+        (AbortTransaction(60.0), RecordsDiscarded(needs_new_epoch=True), Ended()),
+        (MustAbort(REFUSED, needs_new_epoch=True), DISCARDED, Ended()),
+    ],
+    ids=["late batch", "gap", "lost by the broker"],
+)
+def test_sequences_that_cannot_continue_get_a_new_epoch(ending):
+    """A gap in a sequence, a batch that may arrive once more, a log that lost count: the next epoch starts at zero."""
     one = member_in(ProducerState.IN_TRANSACTION)
 
-    effects = told(one, BatchesAnswered(frozenset(), (MustAbort(REFUSED, needs_new_epoch=True),)), Ended())
+    told(one, *ending)
 
-    assert effects == [SendEnd(WHO, is_commit=False, timeout_s=5.0), EmitTransactionEvent(REFUSED)]
-    assert one.state is ProducerState.UNINITIALISED
+    assert one.state is ProducerState.UNINITIALIZED
+    assert told(one, Settle(60.0)) == [SendInit(WHO, 20.0)]
 
 
 @pytest.mark.parametrize("state", [ProducerState.IN_TRANSACTION, ProducerState.COMMITTING])
-def test_what_cannot_be_committed_is_aborted(state):
-    """The abort is sent at once and what it was for is told when it is through; the next transaction may begin."""
+def test_a_transaction_that_cannot_be_committed_is_aborted(state):
+    """Records are discarded, the abort is sent, and then its cause is reported; the next transaction may begin."""
     one = member_in(state)
-    told(one, BatchesAnswered(frozenset({FIRST})))
     error = CommitFailedError("the group has gone on")
 
-    assert told(one, MustAbort(error)) == [SendEnd(WHO, is_commit=False, timeout_s=5.0)]
+    assert told(one, MustAbort(error)) == [DiscardRecords(2.5)]
     assert (one.state, one.aborted_by) == (ProducerState.ABORTING, error)
-    assert told(one, Ended()) == [EmitTransactionEvent(error)]
+    assert told(one, DISCARDED) == [SendEnd(WHO, is_commit=False, timeout_s=5.0)]
+    assert told(one, Ended()) == [ReportError(error)]
     assert one.state is ProducerState.READY
     one.receive(BeginTransaction(), NOW)
     assert one.aborted_by is None
 
 
-@pytest.mark.parametrize("trouble", [TryAgain("too few replicas"), MustAbort(REFUSED)], ids=lambda t: type(t).__name__)
-def test_the_place_of_a_batch_that_may_be_written_is_not_anothers(trouble):
-    """Sent and not acknowledged, then aborted: under the same epoch the broker would take the next batch for this."""
-    one = member_in(ProducerState.IN_TRANSACTION)
-    told(one, BatchesAnswered(frozenset(), (trouble,)))
-    if one.state is ProducerState.IN_TRANSACTION:
-        told(one, AbortTransaction(60.0))
-
-    told(one, Ended())
-
-    assert one.state is ProducerState.UNINITIALISED
-    assert told(one, Settle(60.0)) == [SendInit(WHO, 20.0)]
-
-
-def test_an_abort_of_what_the_coordinator_never_heard_of_is_done():
-    """When adding the partitions was refused or got lost, there may be nothing to abort; that is as it should be."""
+def test_the_abort_of_a_transaction_that_the_coordinator_never_knew_succeeds():
+    """If AddPartitionsToTxn was refused or lost, there may be nothing to abort."""
     one = member_in(ProducerState.READY)
-    told(one, BeginTransaction(), Filled(FIRST, 1), Flush(60.0))
+    told(one, BeginTransaction(), AddPartitions((FIRST,), 60.0))
 
-    assert told(one, MustAbort(REFUSED)) == [SendEnd(WHO, is_commit=False, timeout_s=5.0)]
-    assert told(one, NoTransaction(PublishError("no such transaction"))) == [EmitTransactionEvent(REFUSED)]
+    assert told(one, MustAbort(REFUSED), DISCARDED) == [
+        DiscardRecords(2.5),
+        SendEnd(WHO, is_commit=False, timeout_s=5.0),
+    ]
+    assert told(one, NoTransaction(PublishError("no such transaction"))) == [ReportError(REFUSED)]
     assert one.state is ProducerState.READY
 
 
-def test_an_abort_of_what_is_there_must_be_known():
-    """The coordinator said that it has the partitions: then it has no business to know of no transaction."""
-    one = member_in(ProducerState.ABORTING)
+def test_a_transaction_that_was_acknowledged_must_be_known():
+    """A coordinator that acknowledged the partitions and knows of no transaction ends the producer."""
+    one = aborting()
     error = PublishError("no such transaction")
 
-    assert told(one, NoTransaction(error)) == [EmitTransactionEvent(error)]
+    assert told(one, NoTransaction(error)) == [ReportError(error)]
     assert one.state is ProducerState.FAILED
 
 
 def test_an_abort_that_is_refused_ends_in_a_new_epoch_or_not_at_all():
-    """A producer that the coordinator has forgotten has nothing open there; one that may not abort cannot go on."""
-    forgotten, forbidden = member_in(ProducerState.ABORTING), member_in(ProducerState.ABORTING)
+    """A producer that the coordinator has forgotten has no open transaction; one that may not abort fails."""
+    forgotten, forbidden = aborting(), aborting()
 
-    assert told(forgotten, MustAbort(PublishError("who?"), needs_new_epoch=True)) == [EmitTransactionEvent(REFUSED)]
-    assert forgotten.state is ProducerState.UNINITIALISED
+    assert told(forgotten, MustAbort(PublishError("who?"), needs_new_epoch=True)) == [ReportError(REFUSED)]
+    assert forgotten.state is ProducerState.UNINITIALIZED
     told(forbidden, MustAbort(PublishError("no")))
     assert forbidden.state is ProducerState.FAILED
 
 
 @pytest.mark.parametrize("state", ASKING)
-def test_fenced_is_the_end(state):
-    """Who is fenced asks nothing more, tells why once, and remembers it."""
+def test_a_fenced_producer_stops(state):
+    """It sends nothing more, reports the reason once, and keeps it."""
     one = member_in(state)
 
     (effect,) = told(one, Fenced("EndTxn: PRODUCER_FENCED"))
 
-    assert isinstance(effect, EmitTransactionEvent)
+    assert isinstance(effect, ReportError)
     assert effect.error is one.error
     assert isinstance(one.error, ProducerFencedError)
     assert "another process has the same transactional_id 'me'" in str(one.error)
@@ -388,8 +360,8 @@ def test_fenced_is_the_end(state):
     assert (one.state, one.is_over, one.next_deadline()) == (ProducerState.FENCED, True, None)
 
 
-def test_a_transaction_that_took_too_long_is_told_from_a_rival():
-    """The broker fences those too whose transaction was open for too long; the words tell which it was."""
+def test_a_transaction_that_took_too_long_is_told_from_a_second_process():
+    """The broker also fences the producer of a transaction that was open for too long; the message says so."""
     one = member_in(ProducerState.IN_TRANSACTION)
 
     told(one, Fenced("fenced"), now=NOW + 61.0)
@@ -401,43 +373,44 @@ def test_a_transaction_that_took_too_long_is_told_from_a_rival():
 # ---- time ------------------------------------------------------------------------------------------------------
 
 
-def test_a_flush_that_takes_too_long_is_aborted():
-    """When its time is over the transaction is taken back, and the user is told why when it is."""
-    one = member_in(ProducerState.IN_TRANSACTION)
-    told(one, BatchesAnswered(frozenset(), (TryAgain("too few replicas"),)), now=NOW + 59.95)
+def test_a_commit_that_takes_too_long_is_aborted():
+    """When its time is over, the transaction is aborted, and the reason is reported after that."""
+    one = member_in(ProducerState.COMMITTING)
+    told(one, TryAgain("too few replicas"), now=NOW + 59.95)
     assert one.next_deadline() == NOW + 60.0
 
     one.handle_timer(NOW + 60.0)
 
-    assert list(one.effects()) == [SendEnd(WHO, is_commit=False, timeout_s=5.0)]
-    (effect,) = told(one, Ended(), now=NOW + 60.1)
+    assert list(one.effects()) == [DiscardRecords(2.5)]
+    (end, effect) = told(one, DISCARDED, Ended(), now=NOW + 60.1)
+    assert end == SendEnd(WHO, is_commit=False, timeout_s=pytest.approx(4.9))
     assert "not through in time; last: too few replicas" in str(effect.error)
 
 
-def test_no_question_outlives_the_call():
-    """What is asked late has no longer than what is left of the call, and with nothing left it is not asked."""
+def test_no_request_outlives_the_call():
+    """A late request gets the rest of the call's time; without any left it is not sent."""
     one = member_in(ProducerState.COMMITTING)
 
-    assert told(one, BatchesAnswered(frozenset({FIRST})), now=NOW + 57.0) == [SendAddOffsets(WHO, "g", 3.0)]
+    assert told(one, DELIVERED, now=NOW + 57.0) == [SendAddOffsets(WHO, "g", 3.0)]
     assert told(one, OffsetsAdded(), now=NOW + 60.0) == []
     one.handle_timer(one.next_deadline())
-    assert list(one.effects()) == [SendEnd(WHO, is_commit=False, timeout_s=5.0)]
+    assert list(one.effects()) == [DiscardRecords(2.5)]
 
 
 def in_doubt() -> TransactionMachine:
-    """One whose commit was sent and not answered, and whose call is over."""
+    """Return a machine whose commit was sent and not answered, and whose call is over."""
     one = member_in(ProducerState.COMMITTING)
-    told(one, BatchesAnswered(frozenset({FIRST})), OffsetsAdded(), OffsetsStored())
+    told(one, DELIVERED, OffsetsAdded(), OffsetsStored())
     told(one, Unanswered("silence"), now=NOW + 59.99)
     one.handle_timer(NOW + 60.0)
     (effect,) = one.effects()
-    assert "not known whether it is done" in str(effect.error)
+    assert "not known whether it has succeeded" in str(effect.error)
     assert one.next_deadline() is None
     return one
 
 
-def test_a_commit_in_doubt_is_a_commit_still():
-    """Sent and not answered, it may be done: it cannot be aborted, and is asked for again whatever comes next."""
+def test_a_commit_in_doubt_stays_a_commit():
+    """Sent and not answered, it may have succeeded: it cannot be aborted, and every next call repeats it."""
     for event in (CommitTransaction(None, 60.0), Settle(60.0)):
         one = in_doubt()
         assert one.is_in_doubt
@@ -447,25 +420,25 @@ def test_a_commit_in_doubt_is_a_commit_still():
         assert told(one, event, now=NOW + 70.0) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
         assert told(one, Ended(), now=NOW + 70.0) == []
         assert not one.is_in_doubt
-        assert one.state is ProducerState.UNINITIALISED
+        assert one.state is ProducerState.UNINITIALIZED
 
 
 @pytest.mark.parametrize(
     "event", [Fenced("fenced"), TransactionFailed(REFUSED), NoTransaction(REFUSED)], ids=lambda e: type(e).__name__
 )
-def test_a_doubt_that_stays_is_told(event):
-    """Who is fenced or fails with a commit in doubt is told that it may have been done."""
+def test_a_doubt_that_stays_is_reported(event):
+    """The error of a producer that ends with a commit in doubt says that the commit may have succeeded."""
     one = in_doubt()
 
     told(one, CommitTransaction(None, 60.0), event)
 
-    assert "whether the commit that was sent before is done is not known" in str(one.error)
+    assert "it is not known whether the commit that was sent before has succeeded" in str(one.error)
 
 
 def test_an_abort_that_takes_too_long_is_left_to_the_next_call():
-    """It is told and goes on with the next transaction or abort; one with a cause tells that."""
-    asked_for, forced = member_in(ProducerState.IN_TRANSACTION), member_in(ProducerState.ABORTING)
-    told(asked_for, AbortTransaction(5.0))
+    """It is reported, by its cause if it has one, and continues with the next transaction or abort."""
+    asked_for, forced = member_in(ProducerState.IN_TRANSACTION), aborting()
+    told(asked_for, AbortTransaction(5.0), DISCARDED)
 
     for one, words in ((asked_for, "the abort was not acknowledged in time; last: silence"), (forced, "refused")):
         told(one, Unanswered("silence"), now=NOW + 4.99)
@@ -478,47 +451,51 @@ def test_an_abort_that_takes_too_long_is_left_to_the_next_call():
         assert told(one, Ended()) == []
 
 
-def test_a_producer_id_that_is_not_given_is_told():
-    """The start ends in time, and another try may follow."""
+def test_a_producer_id_that_is_not_given_is_reported():
+    """The start ends in time, and another attempt may follow."""
     one = member()
     told(one, Settle(1.0), TryAgain("loading"))
     one.handle_timer(NOW + 1.0)
 
     (effect,) = one.effects()
 
-    assert str(effect.error) == "no producer id was given in time; last: loading"
+    assert str(effect.error) == "the brokers gave no producer id in time; last: loading"
     assert told(one, Settle(1.0), now=NOW + 2.0) == [SendInit(ProducerId(), 1.0)]
 
 
-# ---- who waits is cancelled ------------------------------------------------------------------------------------
+# ---- canceled calls --------------------------------------------------------------------------------------------
 
 
-def test_a_flush_that_was_cancelled_goes_on_with_the_next_call():
-    """The batch under way keeps its number and is sent again; it may have arrived."""
+def test_partitions_whose_request_was_canceled_are_added_by_the_commit():
+    """The request may have taken effect, so the next epoch is new."""
     one = member_in(ProducerState.IN_TRANSACTION)
-    told(one, Interrupted())
+    told(one, AddPartitions((SECOND,), 60.0), Interrupted())
 
     assert one.state is ProducerState.IN_TRANSACTION
-    assert told(one, CommitTransaction(None, 60.0)) == [SendBatches(WHO, (ProducerBatch(FIRST, 0, 10),), 20.0)]
-    told(one, BatchesAnswered(frozenset({FIRST})), Ended())
-    assert one.state is ProducerState.UNINITIALISED
+    assert told(one, CommitTransaction(None, 60.0)) == [SendAddPartitions(WHO, (SECOND,), 20.0)]
+    assert told(one, PartitionsAdded()) == [DeliverRecords(20.0)]
+    told(one, DELIVERED, Ended())
+    assert one.state is ProducerState.UNINITIALIZED
 
 
-def test_a_commit_that_was_cancelled_before_it_was_sent_is_an_abort():
-    """Nobody waits for it, so it is not made; the next call takes it back."""
+@pytest.mark.parametrize("done", [(), (DELIVERED,), (DELIVERED, OffsetsAdded())], ids=["records", "offsets", "stored"])
+def test_a_commit_that_was_canceled_before_end_txn_is_an_abort(done):
+    """The next call discards the records and aborts."""
     one = member_in(ProducerState.COMMITTING)
+    told(one, *done)
 
     assert told(one, Interrupted()) == []
     assert one.state is ProducerState.ABORTING
-    assert "its commit was cancelled" in str(one.aborted_by)
-    assert told(one, Settle(60.0)) == [SendEnd(WHO, is_commit=False, timeout_s=20.0)]
+    assert "its commit was canceled" in str(one.aborted_by)
+    assert told(one, Settle(60.0)) == [DiscardRecords(10.0)]
+    assert told(one, DISCARDED) == [SendEnd(WHO, is_commit=False, timeout_s=20.0)]
     assert told(one, Ended()) == []
 
 
-def test_a_commit_that_was_cancelled_after_it_was_sent_is_in_doubt():
-    """What was sent cannot be called back."""
+def test_a_commit_that_was_canceled_after_end_txn_is_in_doubt():
+    """A commit that was sent cannot be taken back."""
     one = member_in(ProducerState.COMMITTING)
-    told(one, BatchesAnswered(frozenset({FIRST})), OffsetsAdded(), OffsetsStored(), Interrupted())
+    told(one, DELIVERED, OffsetsAdded(), OffsetsStored(), Interrupted())
 
     assert one.is_in_doubt
     assert told(one, Settle(60.0)) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]

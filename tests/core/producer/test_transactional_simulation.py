@@ -1,31 +1,39 @@
-"""All or nothing, whatever happens to what a transactional producer says and hears."""
+"""Transactions with several batches in flight under any order of losses, delays, refusals and canceled calls."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.core.backoff import Backoff
 from tailrace.core.group.events import Identity
+from tailrace.core.producer.accumulator import ProducerSettings
 from tailrace.core.producer.events import (
     AbortTransaction,
-    BatchesAnswered,
+    AddPartitions,
     BeginTransaction,
     CommitTransaction,
-    EmitTransactionEvent,
-    Filled,
-    Flush,
+    DeliverRecords,
+    DiscardRecords,
+    Effect,
     GroupOffsets,
     Interrupted,
     LookUpAgain,
     Moved,
     MustAbort,
+    PartitionsAdded,
+    ProducerId,
+    ProducerIdGiven,
     Question,
-    SendBatches,
+    RecordsDelivered,
+    RecordsDiscarded,
+    ReportError,
+    SendAddPartitions,
     SendEnd,
     SendInit,
     Settle,
@@ -33,21 +41,38 @@ from tailrace.core.producer.events import (
     TryAgain,
     Unanswered,
 )
+from tailrace.core.producer.pending_batch import Delivered, Outcome, PendingBatch
 from tailrace.core.producer.states import ProducerState
+from tailrace.core.producer.transactional_accumulator import TransactionAccumulator
+from tailrace.error_codes import ErrorCode
 from tailrace.errors import PublishError
 from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.records import TopicPartition
+from tests.support.simulation.listed_batch import ListedBatch
 from tests.support.simulation.transaction_brokers import Brokers, Stage
 from tests.support.simulation.transactional_member import FIRST, NOW, SECOND, member
 
 T = TypeVar("T")
 Pick = Callable[[Sequence[T]], T]
+Name = tuple[int, int]
+"""Transaction and number of a record."""
+
+LIMITS = ProducerSettings(0.005, 60.0, 100_000, Backoff(0.1, 1.0), max_request_bytes=60)
+
+
+class Frozen(NamedTuple):
+    """A batch as it was written to the connection."""
+
+    batch: PendingBatch
+    producer: ProducerId
+    sequence: int
+    values: list[Name]
 
 
 class Life:
-    """One producer in a network that loses, delays and cancels; ``pick`` says what happens next.
+    """One producer, its user and the network; ``pick`` chooses what happens next.
 
-    When it is fenced another takes its place, as an application would have it.
+    When the producer is fenced, another takes its place, as in an application.
     """
 
     FATES = ("fine",) * 8 + (
@@ -60,38 +85,44 @@ class Life:
         "busy",
         "half done",
         "refused",
-        "cancelled",
+        "canceled",
     )
+    PRODUCED = ("fine",) * 8 + ("busy", "half done", "refused", "break", "break", "waits", "canceled")
 
     def __init__(self, pick: Pick) -> None:
         self.pick, self.now, self.is_calm = pick, NOW, False
         self.brokers = Brokers()
-        self.member = member()
         self.late: list[Callable[[], object]] = []
         self.has_been_late = False
-        self.outbox: dict[TopicPartition, deque[str]] = {}
         self.count = 0
         self.in_doubt: int | None = None
-        self.sent: dict[tuple[int, int], TopicPartition] = {}
+        self.sent: dict[Name, TopicPartition] = {}
+        self.outcomes: dict[Name, Outcome | None] = {}
         self.committed: list[int] = []
         self.unknown: set[int] = set()
+        self.most_in_flight = 0
+        self.start()
+
+    def start(self) -> None:
+        self.machine = member()
+        self.records = TransactionAccumulator(LIMITS, lambda: ListedBatch(2), lambda: 0.5)
+        self.requests: deque[list[Frozen]] = deque()
 
     # ---- the user ----------------------------------------------------------------------------------------------
 
     def transaction(self) -> None:
-        """A few batches, then the end that the user wants; take note of what the user is told of it."""
+        """Send some records, then end the transaction as the user wants; note the outcome of a commit."""
         self.settle()
-        self.outbox = {partition: deque() for partition in (FIRST, SECOND)}
         self.count += 1
         self.call(BeginTransaction())
-        for number in range(self.pick(range(4))):
-            partition = self.pick((FIRST, SECOND))
-            self.sent[self.count, number] = partition
-            self.outbox[partition].append(f"{self.count}.{number}")
-            self.member.receive(Filled(partition, self.pick((1, 3))), self.now)
-            if self.pick((True, False)):
-                self.call(Flush(60.0))
-                if self.member.state is not ProducerState.IN_TRANSACTION:
+        self.records.begin()
+        for number in range(self.pick(range(12))):
+            name, partition = (self.count, number), self.pick((FIRST, SECOND))
+            self.sent[name] = partition
+            self.records.append(partition, None, name, (), None, name, self.now, self.now + 60.0)
+            for _ in range(self.pick((0, 0, 1, 3))):
+                self.tend()
+                if self.machine.state is not ProducerState.IN_TRANSACTION:
                     return
         if not self.pick((True, True, True, False)):
             self.call(AbortTransaction(60.0))
@@ -101,94 +132,204 @@ class Life:
         self.learn(self.call(CommitTransaction(offsets, 60.0)))
 
     def settle(self) -> None:
-        """Finish what is unfinished, however many calls it takes."""
-        while self.member.state is not ProducerState.READY:
+        """Complete unfinished work, in as many calls as it takes."""
+        while self.machine.state is not ProducerState.READY:
             self.learn(self.call(Settle(60.0)))
-            if self.member.is_over:
-                # Only what came too late can have done that: a partition added after the end, for one.
-                assert self.member.state is ProducerState.FENCED, self.member.error
-                assert self.has_been_late, self.member.error
-                self.member = member()
+            if self.machine.is_over:
+                # Only a late request can have done that: partitions that were added after the end, for one.
+                assert self.machine.state is ProducerState.FENCED, self.machine.error
+                assert self.has_been_late, self.machine.error
+                self.drop_records(PublishError("fenced"))
+                self.start()
 
     def learn(self, error: Exception | None) -> None:
-        """What is known of the commit now."""
-        if self.in_doubt is None or self.member.is_in_doubt:
+        """Note what is known of the commit now."""
+        if self.in_doubt is None or self.machine.is_in_doubt:
             return
-        if self.member.is_over:
+        if self.machine.is_over:
             self.unknown.add(self.in_doubt)
         elif error is None:
             self.committed.append(self.in_doubt)
         self.in_doubt = None
 
+    # ---- the producer ------------------------------------------------------------------------------------------
+
+    def tend(self) -> None:
+        """Let some time pass while the transaction is open, as the task beside the sender does."""
+        self.exchange()
+        if (event := self.event_of_records()) is not None:
+            self.call(event)
+
+    def event_of_records(self) -> TransactionEvent | None:
+        if self.records.failure is not None:
+            return self.records.failure
+        return AddPartitions(new, 60.0) if (new := self.records.new_partitions) else None
+
     def call(self, event: TransactionEvent) -> Exception | None:
-        """What a call of the user raises."""
-        told: Exception | None = None
-        self.member.receive(event, self.now)
+        """Return the error that a call raises."""
+        reported: Exception | None = None
+        self.machine.receive(event, self.now)
         while True:
-            for effect in self.member.effects():
-                if isinstance(effect, EmitTransactionEvent):
-                    told = effect.error
+            for effect in self.machine.effects():
+                if isinstance(effect, ReportError):
+                    reported = effect.error
                 elif not isinstance(effect, LookUpAgain):
-                    outcome = self.outcome(effect)
+                    outcome = self.perform(effect)
                     if outcome is None:
-                        self.member.receive(Interrupted(), self.now)
+                        self.machine.receive(Interrupted(), self.now)
                         return InterruptedError()
-                    if isinstance(outcome, BatchesAnswered):
-                        for partition in outcome.written:
-                            self.outbox[partition].popleft()
-                    self.member.receive(outcome, self.now)
-            at = self.member.next_deadline()
+                    self.machine.receive(outcome, self.now)
+            at = self.machine.next_deadline()
             if at is None:
-                return told
+                return reported
             self.now = max(self.now, at)
-            self.member.handle_timer(self.now)
+            self.machine.handle_timer(self.now)
 
-    # ---- the network -------------------------------------------------------------------------------------------
+    def perform(self, effect: Effect) -> TransactionEvent | None:
+        match effect:
+            case DeliverRecords(timeout_s=timeout_s):
+                return self.deliver(self.now + timeout_s)
+            case DiscardRecords():
+                self.drop_records(PublishError("aborted"))
+                return RecordsDiscarded(self.records.needs_new_epoch)
+        outcome = self.ask(effect)
+        if isinstance(effect, SendAddPartitions) and isinstance(outcome, PartitionsAdded):
+            self.records.added(effect.partitions)
+        elif isinstance(outcome, ProducerIdGiven):
+            self.records.adopt(outcome.producer)
+        return outcome
 
-    def outcome(self, question: Question) -> TransactionEvent | None:
-        """What becomes of a request; None when the user had enough of waiting."""
-        fate = "fine" if self.is_calm else self.pick(self.FATES)
-        # The very first cannot be late: nothing tells it from that of another process.
-        if fate in {"late", "cancelled"} and isinstance(question, SendInit) and question.producer.id < 0:
-            fate = "lost"
-        if self.is_calm or self.pick((True, True, False)):
-            self.brokers.write_markers()
+    def deliver(self, until: float) -> TransactionEvent | None:
+        self.records.finish()
+        while (event := self.event_of_records()) is None:
+            if self.records.is_empty:
+                return RecordsDelivered(self.records.needs_new_epoch)
+            if self.now >= until:
+                return TryAgain("records are not acknowledged")
+            if not self.exchange():
+                return None
+        return event
+
+    def drop_records(self, error: PublishError) -> None:
+        """Fail all records; requests in flight are answered, or given up and late."""
+        self.note(self.records.fail_all(error))
+        while self.requests:
+            request = self.requests.popleft()
+            self.records.request_ended(1)
+            if self.is_calm or self.pick((True, False)):
+                self.arrive(request, is_heard=True)
+            else:
+                self.late.append(lambda request=request: self.arrive(request))
+                for one in request:
+                    self.note(self.records.unanswered(one.batch, "given up", self.now, was_sent=True))
+        assert self.records.is_empty
+
+    # ---- the network: records ----------------------------------------------------------------------------------
+
+    def exchange(self) -> bool:
+        """Send what may be sent, and let one request be answered or lost; False if the call is canceled meanwhile."""
+        self.note(self.records.expire(self.now))
+        for _, batches in self.records.take(self.now, lambda _place: 1, lambda _leader: 5):
+            self.requests.append([Frozen(one, one.producer, one.sequence, [*one.content.values]) for one in batches])
+        self.most_in_flight = max(self.most_in_flight, len(self.requests))
+        self.let_late_arrive()
+        if not self.requests:
+            self.now = self.records.next_deadline(self.now) or self.now + 0.1
+            return True
+        fate = "fine" if self.is_calm else self.pick(self.PRODUCED)
+        match fate:
+            case "canceled":
+                return False
+            case "waits":
+                self.now += 0.01
+            case "break":
+                self.break_connection()
+            case _:
+                request = self.requests.popleft()
+                self.records.request_ended(1)
+                self.produce(request, fate)
+        return True
+
+    def produce(self, request: list[Frozen], fate: str) -> None:
+        match fate:
+            case "fine":
+                self.arrive(request, is_heard=True)
+                return
+            case "half done":
+                # The leader has stored it and misses replicas.
+                self.arrive(request)
+                code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+            case "busy":
+                code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            case _:
+                code = ErrorCode.MESSAGE_TOO_LARGE
+        for one in request:
+            self.note(self.records.answered(one.batch, code, -1, self.now))
+
+    def break_connection(self) -> None:
+        """Lose all requests in flight; the first of them may have arrived, and the others may arrive late."""
+        arrived = self.pick(range(len(self.requests) + 1))
+        for number in range(len(self.requests)):
+            request = self.requests.popleft()
+            self.records.request_ended(1)
+            if number < arrived:
+                self.arrive(request)
+            elif self.pick((True, False)):
+                self.late.append(lambda request=request: self.arrive(request))
+            for one in request:
+                self.note(self.records.unanswered(one.batch, "lost", self.now, was_sent=True))
+
+    def arrive(self, request: list[Frozen], *, is_heard: bool = False) -> None:
+        for batch, producer, sequence, values in request:
+            code, offset = self.brokers.produce(producer, batch.partition, sequence, values)
+            if is_heard:
+                self.note(self.records.answered(batch, code, offset, self.now))
+
+    def note(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            for at, name in enumerate(outcome.batch.tickets):
+                assert name not in self.outcomes, "a record has one outcome"
+                self.outcomes[name] = outcome.base_offset + at if isinstance(outcome, Delivered) else None
+
+    # ---- the network: coordinators -----------------------------------------------------------------------------
+
+    def let_late_arrive(self) -> None:
         while self.late and not self.is_calm and self.pick((False, False, True)):
             self.late.pop(self.pick(range(len(self.late))))()
             self.has_been_late = True
-        return self.meets(fate, question)
 
-    def meets(self, fate: str, question: Question) -> TransactionEvent | None:
-        """The request, and what is heard of it."""
-        names = {partition: waiting[0] for partition, waiting in self.outbox.items() if waiting}
+    def ask(self, question: Question) -> TransactionEvent | None:
+        """Return the outcome of a request; None if the call is canceled."""
+        fate = "fine" if self.is_calm else self.pick(self.FATES)
+        # The very first cannot be late: nothing tells it from that of another process.
+        if fate in {"late", "canceled"} and isinstance(question, SendInit) and question.producer.id < 0:
+            fate = "lost"
+        if self.is_calm or self.pick((True, True, False)):
+            self.brokers.write_markers()
+        self.let_late_arrive()
         match fate:
             case "moved":
-                return self.of(question, Moved("elsewhere"))
+                return Moved("elsewhere")
             case "refused" if not isinstance(question, SendInit | SendEnd):
-                return self.of(question, MustAbort(PublishError("no")))
+                return MustAbort(PublishError("no"))
             case "busy" | "refused":
-                return self.of(question, TryAgain("busy"))
+                return TryAgain("busy")
             case "half done":
-                # As with a leader that has it while too few replicas do.
-                self.brokers.answer(question, names.__getitem__)
-                return self.of(question, TryAgain("too few replicas"))
-            case "late" | "cancelled":
-                self.late.append(lambda: self.brokers.answer(question, names.__getitem__))
+                self.brokers.answer(question)
+                return TryAgain("loading")
+            case "late" | "canceled":
+                self.late.append(lambda: self.brokers.answer(question))
             case "fine" | "unheard":
-                answer = self.brokers.answer(question, names.__getitem__)
+                answer = self.brokers.answer(question)
                 if fate == "fine":
                     return answer
         self.now += question.timeout_s
-        return None if fate == "cancelled" else self.of(question, Unanswered("silence"))
-
-    def of(self, question: Question, trouble: TransactionEvent) -> TransactionEvent:
-        """How that is told."""
-        return BatchesAnswered(frozenset(), (trouble,)) if isinstance(question, SendBatches) else trouble
+        return None if fate == "canceled" else Unanswered("silence")
 
     # ---- the end -----------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """The network is well again; all that was late arrives, and one more transaction is made."""
+        """Heal the network; all late requests arrive, and one more transaction is made."""
         self.is_calm = True
         self.settle()
         self.has_been_late |= bool(self.late)
@@ -199,20 +340,22 @@ class Life:
         self.brokers.write_markers()
 
     def check(self) -> None:
-        """What was committed is there once, in order, with its offsets; of what was not, nothing is."""
+        """Committed records are visible once, in order, where their futures say, with their offsets; no others are."""
+        assert self.records.buffered_bytes == 0
+        assert self.outcomes.keys() == self.sent.keys(), "every record has an outcome"
         for partition, log in self.brokers.logs.items():
-            names = [tuple(map(int, name.split("."))) for name in log.visible]
-            assert [name for name in names if name[0] not in self.unknown] == [
-                name for name, place in self.sent.items() if place == partition and name[0] in self.committed
-            ]
+            committed = [name for name, place in self.sent.items() if place == partition and name[0] in self.committed]
+            assert [name for name in log.visible if name[0] not in self.unknown] == committed
+            for name in committed:
+                assert log.written[self.outcomes[name]] == (name, "visible")
         assert self.brokers.committed_offset in {*self.committed[-1:], *self.unknown} or not self.committed
         assert self.brokers.stage in {Stage.NONE, Stage.OVER}
 
 
-@settings(max_examples=100)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1 << 64), st.integers(1, 6))
 def test_all_or_nothing_whatever_gets_lost(seed, transactions):
-    """Requests and answers get lost or late, calls are cancelled: what is committed is there, once, and no more."""
+    """Whatever is lost, late, refused or canceled: committed records are there once and in order, and no others."""
     life = Life(Random(seed).choice)
 
     for _ in range(transactions):
@@ -220,3 +363,15 @@ def test_all_or_nothing_whatever_gets_lost(seed, transactions):
     life.end()
 
     life.check()
+
+
+def test_the_simulation_has_several_batches_in_flight():
+    """Otherwise it would not test what it is for."""
+    most = 0
+    for seed in range(20):
+        life = Life(Random(seed).choice)
+        for _ in range(5):
+            life.transaction()
+        most = max(most, life.most_in_flight)
+
+    assert most >= 3

@@ -100,9 +100,9 @@ async def test_after_a_lost_answer_the_epoch_is_new(ledger, proxy, group):
         await publish(producer, topic, b"1", group, 1)
         with proxy.reset_on_answer(ProduceRequest):
             await publish(producer, topic, b"2", group, 2)
-        before = producer._member.producer
+        before = producer._machine.producer
         await publish(producer, topic, b"3", group, 3)
-        after = producer._member.producer
+        after = producer._machine.producer
 
     assert (after.id, after.epoch) == (before.id, before.epoch + 1)
 
@@ -263,7 +263,7 @@ async def test_a_coordinator_that_is_killed_ends_transactions_as_it_is_told(mort
             tasks.create_task(asyncio.to_thread(mortal_server.restart))
             tasks.create_task(committing.commit(offset(topic, 7), NOBODY, group))
             tasks.create_task(aborting.abort())
-        assert committing.state in {ProducerState.READY, ProducerState.UNINITIALISED}
+        assert committing.state in {ProducerState.READY, ProducerState.UNINITIALIZED}
         await publish(committing, topic, b"next", group, 8)
 
     assert await ledger.values(topic) == [b"committed", b"next"] * 2

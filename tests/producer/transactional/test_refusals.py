@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tailrace import (
@@ -9,9 +11,11 @@ from tailrace import (
     ConsumerStateError,
     OffsetAndMetadata,
     PublishError,
+    PublishTooLargeError,
     TopicPartition,
 )
 from tailrace.config import resolve
+from tailrace.core.producer.states import OPEN, ProducerState
 from tailrace.producer.transactional.producer import TransactionalProducer
 from tests.support.committed_records import CommittedRecords
 
@@ -81,7 +85,7 @@ async def test_a_call_out_of_turn_says_what_to_do(ledger):
             await producer.commit({TopicPartition(topic, 0): OffsetAndMetadata(1)})
         await producer.commit()
 
-    with pytest.raises(ConsumerStateError, match="make another"):
+    with pytest.raises(ConsumerStateError, match="create another"):
         await producer.start()
     await producer.close()
 
@@ -90,9 +94,9 @@ async def test_a_call_out_of_turn_says_what_to_do(ledger):
     ("options", "words"),
     [
         ({"transactional_id": ""}, "transactional_id"),
-        ({"transaction_timeout_ms": 0}, "transaction_timeout_ms=0"),
-        ({"compression": "brotli"}, "compression='brotli'.*zstd"),
-        ({"max_batch_bytes": 0}, "max_batch_bytes=0"),
+        ({"transaction_timeout_ms": 0}, "transaction_timeout_ms must be at least 1, not 0"),
+        ({"compression": "brotli"}, "compression must be one of .*zstd, not 'brotli'"),
+        ({"max_batch_bytes": 0}, "max_batch_bytes must be at least 1, not 0"),
     ],
 )
 async def test_an_option_that_will_not_do_is_refused(options, words):
@@ -122,3 +126,25 @@ async def test_a_partition_that_was_added_since_is_found(kafka_server, ledger):
         await producer.commit()
 
     assert await ledger.values(topic) == [b"0", b"1"]
+
+
+async def test_a_transaction_that_was_aborted_is_not_taken_for_a_new_one(ledger):
+    """A record is refused while the transaction is open: the next call raises the reason, ``begin`` included, once."""
+    topic, small = ledger.topic(), ledger.topic(max_message_bytes=1_000)
+
+    async with ledger.producer() as producer, asyncio.timeout(20):
+        for call in (producer.begin, producer.commit):
+            await producer.begin()
+            await producer.send(topic, b"with it")
+            refused = await producer.send(small, b"x" * 10_000)
+            with pytest.raises(PublishTooLargeError):
+                await refused
+            while producer.state in OPEN or producer.state is ProducerState.ABORTING:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+            with pytest.raises(PublishTooLargeError, match=r"the transaction is over: .*MESSAGE_TOO_LARGE"):
+                await call()
+        await producer.begin()
+        await producer.send(topic, b"the next")
+        await producer.commit()
+
+    assert await ledger.values(topic) == [b"the next"]

@@ -21,7 +21,7 @@ from tailrace import (
 from tailrace.config import resolve
 from tailrace.core.group.events import Identity
 from tailrace.core.producer.states import ProducerState
-from tailrace.net.cluster import Cluster
+from tailrace.producer.publisher import Published
 from tailrace.producer.transactional.producer import TransactionalProducer
 from tests.support.committed_records import CommittedRecords
 from tests.support.manual_member import ManualMember
@@ -60,7 +60,7 @@ async def test_what_is_committed_is_there_once_and_what_is_aborted_never(ledger)
 
 
 async def test_a_record_is_as_it_was_sent(ledger):
-    """Key, value, headers, time and partition are as given; null and empty are kept apart."""
+    """Key, value, headers, time and partition are as given; null and empty are kept apart; futures name the offsets."""
     topic = ledger.topic(3)
 
     async with ledger.producer() as producer:
@@ -73,7 +73,7 @@ async def test_a_record_is_as_it_was_sent(ledger):
         await producer.commit()
 
     first, second = await ledger.committed(topic)
-    assert places == [TopicPartition(topic, 2)] * 2
+    assert [await place for place in places] == [Published(TopicPartition(topic, 2), offset) for offset in (0, 1)]
     assert (first.partition(), first.key(), first.value(), first.headers()) == (2, b"k", b"v", headers)
     assert first.timestamp()[1] == 1_700_000_000_000
     assert (second.key(), second.value(), second.headers()) == (b"", None, None)
@@ -117,12 +117,12 @@ async def test_a_transaction_may_be_larger_than_memory_should_be(ledger):
     """What fills batches is written while the transaction is open, from several tasks, and seen when it is over."""
     topic, value = ledger.topic(2), b"x" * 1_000
 
-    async with ledger.producer() as producer:
+    async with ledger.producer(max_buffered_bytes=1 << 20) as producer:
         await producer.begin()
         async with asyncio.TaskGroup() as tasks:
             for task in range(4):
                 tasks.create_task(send_many(producer, topic, value, task % 2))
-        assert producer._outbox.closed_bytes < 2 << 20
+        assert producer._records.buffered_bytes < 2 << 20
         assert await ledger.stable_end(topic) == 0
         await producer.commit()
 
@@ -309,23 +309,18 @@ async def test_leaving_aborts_what_is_open(ledger, failure):
     assert await ledger.values(topic) == []
 
 
-async def test_brokers_may_be_shared(ledger):
-    """A producer on a cluster of somebody else's leaves that as it was, and no task behind."""
+async def test_closing_leaves_no_task(ledger):
+    """Whether its last transaction was committed or open, a producer ends its tasks."""
     topic, before = ledger.topic(), asyncio.all_tasks()
-    cluster = Cluster(resolve({**ledger.server.client_options}, {}))
-    await cluster.bootstrap()
 
-    for value in (b"1", b"2"):
-        async with TransactionalProducer(cluster.config, transactional_id=topic, cluster=cluster) as producer:
+    for ends in (True, False):
+        async with ledger.producer() as producer:
             await producer.begin()
-            await producer.send(topic, value)
-            await producer.commit()
+            await producer.send(topic, b"x")
+            if ends:
+                await producer.commit()
 
     assert asyncio.all_tasks() == before
-    await cluster.refresh()
-    assert topic not in cluster.topology.topics
-    cluster.close()
-    assert await ledger.values(topic) == [b"1", b"2"]
 
 
 async def test_no_broker_is_told_in_time():

@@ -1,19 +1,18 @@
-"""Model of brokers with transactions: one coordinator, two partitions, a group and a network.
+"""Model of brokers with transactions: one coordinator, two partitions, one group.
 
-It behaves like Kafka towards a producer (KIP-98, KIP-360, and verification by the leader, KIP-890), with one producer
-id.
+It follows Kafka as far as a producer can tell (KIP-98, KIP-360, and the leader that asks the coordinator, KIP-890),
+reduced to one producer id.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of, worst_of
 from tailrace.core.producer.events import (
-    BatchesAnswered,
     Ended,
     OffsetsAdded,
     OffsetsStored,
@@ -23,7 +22,6 @@ from tailrace.core.producer.events import (
     Question,
     SendAddOffsets,
     SendAddPartitions,
-    SendBatches,
     SendEnd,
     SendInit,
     SendOffsets,
@@ -34,18 +32,18 @@ from tailrace.records import TopicPartition
 from tests.support.simulation.transactional_member import FIRST, SECOND
 
 REMEMBERED = 5
-"""So many batches of a producer a leader can tell from new ones."""
+"""Batches of a producer that a leader tells from new ones."""
 
 OK = ErrorCode.NONE
 
 
 class Stage(Enum):
-    """State of a transaction at the coordinator."""
+    """State of the transaction at the coordinator."""
 
     NONE = "none"
     ONGOING = "ongoing"
     ENDING = "ending"
-    """Decided and answered, but not yet written to its partitions."""
+    """Decided and answered; the markers are not written to the partitions yet."""
     OVER = "over"
 
 
@@ -53,43 +51,47 @@ class Stage(Enum):
 class Log:
     """Log of a partition."""
 
-    written: list[tuple[str, str]] = field(default_factory=list)
-    """Batches by name, and what became of them: pending, visible, gone."""
+    written: list[tuple[object, str]] = field(default_factory=list)
+    """Records by offset, each with its status: pending, visible, gone."""
     epoch: int = -1
     next_sequence: int = 0
-    recent: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """Sequence and offset of the last batches."""
 
-    def write(self, producer: ProducerId, sequence: int, records: int, name: str) -> int:
+    def write(self, producer: ProducerId, sequence: int, values: Sequence[object]) -> tuple[int, int]:
+        """Return error code and offset."""
         if producer.epoch < self.epoch:
-            return ErrorCode.INVALID_PRODUCER_EPOCH
+            return ErrorCode.INVALID_PRODUCER_EPOCH, -1
         if producer.epoch > self.epoch:
-            if sequence != 0:
-                return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-            self.epoch, self.next_sequence = producer.epoch, 0
+            # A leader without a record of the producer accepts any sequence number.
+            if sequence != 0 and self.epoch >= 0:
+                return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
+            self.epoch, self.next_sequence = producer.epoch, sequence
             self.recent.clear()
-        if sequence in self.recent:
-            return OK
+        for known, offset in self.recent:
+            if known == sequence:
+                return OK, offset
         if sequence != self.next_sequence:
-            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-        self.recent.append(sequence)
-        self.next_sequence += records
-        self.written.append((name, "pending"))
-        return OK
+            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
+        self.recent.append((sequence, len(self.written)))
+        self.next_sequence += len(values)
+        self.written += [(value, "pending") for value in values]
+        return OK, self.recent[-1][1]
 
     def mark(self, epoch: int, outcome: str) -> None:
         if epoch > self.epoch:
             self.epoch, self.next_sequence = epoch, 0
             self.recent.clear()
-        self.written = [(name, outcome if was == "pending" else was) for name, was in self.written]
+        self.written = [(value, outcome if was == "pending" else was) for value, was in self.written]
 
     @property
-    def visible(self) -> list[str]:
-        """Return the records that a read_committed reader sees."""
-        return [name for name, is_now in self.written if is_now == "visible"]
+    def visible(self) -> list[object]:
+        """Records that a read_committed reader sees."""
+        return [value for value, status in self.written if status == "visible"]
 
 
 class Brokers:
-    """Brokers of the cluster."""
+    """Coordinators and leaders."""
 
     def __init__(self) -> None:
         self.epoch, self.last_epoch = -1, -1
@@ -102,7 +104,7 @@ class Brokers:
         self.committed_offset: int | None = None
 
     def write_markers(self) -> None:
-        """Write the markers of a decided transaction to its partitions."""
+        """Write the markers of a transaction that is decided."""
         if self.stage is not Stage.ENDING:
             return
         for partition in self.partitions:
@@ -113,30 +115,17 @@ class Brokers:
         self.partitions.clear()
         self.stage = Stage.OVER
 
-    def answer(self, question: Question, name: Callable[[TopicPartition], str]) -> TransactionEvent:
-        """Perform a request and return the response."""
+    def answer(self, question: Question) -> TransactionEvent:
+        """Handle a request and return its outcome."""
         match question:
             case SendInit(producer=producer):
-                code = self._initialise(producer)
+                code = self._initialize(producer)
                 return event_of(code, TransactionRequestKind.INIT) or ProducerIdGiven(ProducerId(7, self.epoch))
             case SendAddPartitions(partitions=partitions):
                 code = self._add(question.producer)
                 if code == OK:
                     self.partitions.update(partitions)
-                return event_of(code, TransactionRequestKind.ADD_PARTITIONS) or PartitionsAdded(frozenset(partitions))
-            case SendBatches(batches=batches):
-                codes = {
-                    one.partition: self._write(question.producer, one.partition, one.sequence, one.records, name)
-                    for one in batches
-                }
-                events = {
-                    partition: event_of(code, TransactionRequestKind.PRODUCE, str(partition))
-                    for partition, code in codes.items()
-                }
-                return BatchesAnswered(
-                    frozenset(partition for partition, event in events.items() if event is None),
-                    tuple(event for event in events.values() if event is not None),
-                )
+                return event_of(code, TransactionRequestKind.ADD_PARTITIONS) or PartitionsAdded()
             case SendAddOffsets():
                 code = self._add(question.producer)
                 self.has_group |= code == OK
@@ -151,7 +140,17 @@ class Brokers:
                     event_of(self._end(question.producer, is_commit=is_commit), TransactionRequestKind.END) or Ended()
                 )
 
-    def _initialise(self, producer: ProducerId) -> int:
+    def produce(
+        self, producer: ProducerId, partition: TopicPartition, sequence: int, values: Sequence[object]
+    ) -> tuple[int, int]:
+        """Handle a batch and return error code and offset."""
+        if producer.epoch < self.epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH, -1
+        if self.stage is not Stage.ONGOING or partition not in self.partitions:
+            return ErrorCode.INVALID_TXN_STATE, -1
+        return self.logs[partition].write(producer, sequence, values)
+
+    def _initialize(self, producer: ProducerId) -> int:
         if self.stage is Stage.ENDING:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         if self.stage is Stage.ONGOING:
@@ -172,20 +171,6 @@ class Brokers:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         self.stage = Stage.ONGOING
         return OK
-
-    def _write(
-        self,
-        producer: ProducerId,
-        partition: TopicPartition,
-        sequence: int,
-        records: int,
-        name: Callable[[TopicPartition], str],
-    ) -> int:
-        if producer.epoch < self.epoch:
-            return ErrorCode.INVALID_PRODUCER_EPOCH
-        if self.stage is not Stage.ONGOING or partition not in self.partitions:
-            return ErrorCode.INVALID_TXN_STATE
-        return self.logs[partition].write(producer, sequence, records, name(partition))
 
     def _store(self, producer: ProducerId, offset: int) -> int:
         if producer.epoch != self.epoch:

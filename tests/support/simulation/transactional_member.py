@@ -1,4 +1,4 @@
-"""Transactional producers for tests of core."""
+"""Transactional producers for unit tests and simulations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIRST, SECOND = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def member(**changes: float) -> TransactionMachine:
-    """Return a producer without jitter in its backoff."""
+    """Return a machine whose pauses have no jitter."""
     given = {
         "transaction_timeout_s": 60.0,
         "request_timeout_s": 20.0,

@@ -56,6 +56,8 @@ class RenewingProducer:
         self._timeout_ms, self._observer = transaction_timeout_ms, observer
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, _LONGEST_PAUSE_MS)
         self._producer: TransactionalProducer | None = None
+        self._is_begun = False
+        """True from ``begin`` to ``commit`` or ``abort``, even if the producer has aborted the transaction by itself."""
         self._is_refused = False
         """Whether no producer id may be had."""
 
@@ -89,18 +91,20 @@ class RenewingProducer:
             PublishError: this producer may not do what is asked for.
             TailraceError: another try would not help.
         """
+        if self._is_begun:
+            return
         failures = 0
         while True:
             try:
                 if self._producer is None:
                     await self.start()
                 assert self._producer is not None
-                if self._producer.state is not ProducerState.IN_TRANSACTION:
-                    await self._producer.begin()
+                await self._producer.begin()
             except (PublishError, BrokerConnectionError) as error:
                 if isinstance(error, AuthenticationError) or self._is_refused or self._state in OVER:
                     raise
             else:
+                self._is_begun = True
                 return
             failures += 1
             await self._pause(failures)
@@ -163,6 +167,7 @@ class RenewingProducer:
                 failures += 1
                 self._observer.emit(TransactionInDoubt(self._group_id, str(error)))
             else:
+                self._is_begun = False
                 return
             await self._pause(failures)
 
@@ -176,7 +181,7 @@ class RenewingProducer:
         Raises:
             ProducerFencedError: another process has the same transactional id.
         """
-        failures = 0
+        self._is_begun, failures = False, 0
         while (producer := self._producer) is not None:
             error = cause
             if producer.state not in OVER:
@@ -204,7 +209,7 @@ class RenewingProducer:
 
     @property
     def _state(self) -> ProducerState:
-        return ProducerState.UNINITIALISED if self._producer is None else self._producer.state
+        return ProducerState.UNINITIALIZED if self._producer is None else self._producer.state
 
     async def _pause(self, failures: int) -> None:
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311 - for jitter

@@ -328,6 +328,9 @@ class TransactionalSource:
             self._deferred_offsets.lift(alone[0])
             self._out.alone = None
         self._window.committed(self._loop.time(), carried=self._carried(), is_searching=bool(self._refusals))
+        if self._window.is_open:
+            # Records that have not started publish into the next transaction as soon as they may start.
+            await self._transactor.begin()
         self._end()
 
     def _carried(self) -> int:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from tailrace.core.backoff import Backoff
 from tailrace.core.producer.events import ProducerId
@@ -20,7 +21,7 @@ from tailrace.error_codes import name_of
 from tailrace.errors import PublishError, TailraceError
 from tailrace.records import TopicPartition
 
-__all__ = ["Appended", "ProducerSettings", "RecordAccumulator"]
+__all__ = ["Appended", "ProducerSettings", "RecordAccumulator", "Refusal"]
 
 
 class Appended(Enum):
@@ -46,6 +47,15 @@ class ProducerSettings:
     max_buffered_bytes: int
     backoff: Backoff
     max_request_bytes: int = 1_048_576
+
+
+class Refusal(NamedTuple):
+    """Answer of a broker that has not stored a batch."""
+
+    code: int
+    detail: str
+    records: Sequence[int]
+    """Indices of the records that the broker named."""
 
 
 class RecordAccumulator:
@@ -82,6 +92,11 @@ class RecordAccumulator:
     def is_full(self) -> bool:
         """True if the undelivered records take all the memory there is."""
         return self.buffered_bytes >= self._settings.max_buffered_bytes
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no record is undelivered."""
+        return not self._active
 
     @property
     def needs_producer_id(self) -> bool:
@@ -149,7 +164,7 @@ class RecordAccumulator:
         """
         requests: list[tuple[int, list[PendingBatch]]] = []
         linger_s = 0.0 if self.is_flushing or self.is_full else self._settings.linger_s
-        candidates = list(self._active.values())
+        candidates = self._sendable()
         while candidates:
             by_leader: dict[int, list[PendingBatch]] = {}
             sizes: defaultdict[int, int] = defaultdict(int)
@@ -176,6 +191,10 @@ class RecordAccumulator:
                 requests.append((leader, batches))
             candidates = again if by_leader else []
         return requests
+
+    def _sendable(self) -> Sequence[PartitionQueue]:
+        """Return the partitions whose batches may be sent."""
+        return list(self._active.values())
 
     def request_ended(self, leader: int) -> None:
         """Count a request as answered or lost."""
@@ -208,23 +227,26 @@ class RecordAccumulator:
                 self.needs_leaders |= reaction is ProduceReaction.LOOK_UP
                 self._pause(queue, now)
                 queue.send_again(batch)
-            case ProduceReaction.WAIT_FOR_EARLIER:
+            case ProduceReaction.WAIT_FOR_EARLIER if queue.has_earlier(batch):
                 batch.is_uncertain = False
-                if not queue.has_earlier(batch):
-                    # All before it was acknowledged, and is lost in the log.
-                    queue.needs_renewal = True
-                    self._pause(queue, now)
                 queue.send_again(batch)
-            case ProduceReaction.RENEW:
-                batch.is_uncertain = False
-                queue.needs_renewal = True
-                self._pause(queue, now)
-                queue.send_again(batch)
+            case _:
+                return self._not_stored(queue, batch, Refusal(code, detail, refused), now)
+        return self._outcomes(queue, [])
+
+    def _not_stored(self, queue: PartitionQueue, batch: PendingBatch, why: Refusal, now: float) -> list[Outcome]:
+        """Act on an answer after which the same batch cannot be sent again."""
+        match reaction_to(why.code):
             case ProduceReaction.ISOLATE:
-                return self._isolate(queue, batch, refusal(batch.partition.topic, code, detail), refused)
+                return self._isolate(queue, batch, refusal(batch.partition.topic, why.code, why.detail), why.records)
             case ProduceReaction.FAIL:
                 queue.replace(batch, [])
-                return self._outcomes(queue, [Failed(batch, refusal(batch.partition.topic, code, detail))])
+                return self._outcomes(queue, [Failed(batch, refusal(batch.partition.topic, why.code, why.detail))])
+        # All before it was acknowledged and is lost in the log, or the log no longer knows the producer.
+        batch.is_uncertain = False
+        queue.needs_renewal = True
+        self._pause(queue, now)
+        queue.send_again(batch)
         return self._outcomes(queue, [])
 
     def unanswered(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
@@ -259,11 +281,11 @@ class RecordAccumulator:
             outcomes += self._outcomes(queue, [Failed(batch, error) for batch in queue.expired(float("inf"))])
         return outcomes
 
-    def next_deadline(self) -> float | None:
-        """Return the time at which a batch expires or may be sent; None if only answers matter."""
+    def next_deadline(self, now: float) -> float | None:
+        """Return the next time after ``now`` at which a batch expires or may be sent; None if only answers matter."""
         linger_s = 0.0 if self.is_flushing else self._settings.linger_s
         times = [time for queue in self._active.values() for time in (queue.deadline(), queue.due_at(linger_s))]
-        return min((time for time in times if time is not None), default=None)
+        return min((time for time in times if time is not None and time > now), default=None)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 

@@ -1,54 +1,68 @@
-"""What the user of a transactional producer is told when it cannot go on as it was asked to."""
+"""Errors of the transactional producer."""
 
 from __future__ import annotations
 
+import copy
+
 from tailrace.core.producer.events import TransactionSettings
-from tailrace.errors import ProducerFencedError, PublishError
+from tailrace.errors import ProducerFencedError, PublishError, TailraceError
 
-__all__ = ["DOUBT", "fenced", "not_aborted", "not_begun", "not_committed", "not_in_time", "not_known"]
+__all__ = ["DOUBT", "closed", "fenced", "not_aborted", "not_begun", "not_committed", "not_in_time", "not_known", "over"]
 
-DOUBT = "; whether the commit that was sent before is done is not known"
+DOUBT = "; it is not known whether the commit that was sent before has succeeded"
 
 
 def not_in_time(trouble: str) -> PublishError:
-    """It took too long, and could be taken back."""
-    return PublishError(f"the transaction was aborted: it was not through in time; last: {trouble}")
+    """Return the error of a transaction that was aborted after its time was over."""
+    return PublishError(f"the transaction was aborted: not through in time; last: {trouble}")
 
 
 def not_known(trouble: str) -> PublishError:
-    """It took too long, and could not."""
+    """Return the error of a commit that was sent and not answered."""
     return PublishError(
-        "the commit was sent and not answered in time, so it is not known whether it is done"
-        f" - commit() again, or begin(), finds out; last: {trouble}"
+        "the commit was sent and not answered in time, so it is not known whether it has succeeded"
+        f" - call commit() again, or begin(), to find out; last: {trouble}"
     )
 
 
 def not_begun(trouble: str) -> PublishError:
-    """There is no producer id."""
-    return PublishError(f"no producer id was given in time; last: {trouble}")
+    """Return the error of a start without a producer id."""
+    return PublishError(f"the brokers gave no producer id in time; last: {trouble}")
 
 
 def not_aborted(trouble: str) -> PublishError:
-    """It is taken back sooner or later, and not yet."""
+    """Return the error of an abort that was not answered."""
     return PublishError(f"the abort was not acknowledged in time; last: {trouble}")
 
 
 def not_committed() -> PublishError:
-    """Nobody waits for the commit any more, which was not sent yet."""
-    return PublishError("the transaction was aborted: its commit was cancelled")
+    """Return the cause of the abort of a transaction whose commit was canceled before EndTxn."""
+    return PublishError("the transaction was aborted: its commit was canceled")
+
+
+def closed() -> PublishError:
+    """Return the error of records in a transaction that the user aborted."""
+    return PublishError("the transaction was aborted")
+
+
+def over(cause: TailraceError) -> TailraceError:
+    """Return the error of a call for a transaction that was aborted by ``cause``, of the same type."""
+    error = copy.copy(cause)
+    error.args = (f"the transaction is over: {cause}",)
+    return error
 
 
 def fenced(settings: TransactionSettings, open_s: float | None, doubt: str, reason: str) -> ProducerFencedError:
-    """Somebody is ahead of this producer: the broker, if the transaction was open for too long, or another process."""
+    """Return the error of a fenced producer, whose transaction was open for ``open_s``."""
     limit_s = settings.transaction_timeout_s
     if open_s is not None and open_s >= limit_s:
         why = (
-            f"the transaction took {open_s:.1f} s, and the broker aborts those that take longer than"
-            f" {limit_s:g} s - raise transaction_timeout_ms, or do less in one, and start this producer anew"
+            f"the transaction took {open_s:.1f} s, and the broker aborts transactions that take longer than"
+            f" {limit_s:g} s - raise transaction_timeout_ms, or do less in one transaction, and start a new producer"
         )
     else:
         why = (
-            f"another process has the same transactional_id {settings.transactional_id!r} and took this one's"
-            " place - give each process one of its own"
+            f"another process has the same transactional_id {settings.transactional_id!r} and fenced this producer"
+            " - give each process a transactional_id of its own"
         )
     return ProducerFencedError(f"{why}{doubt} ({reason})")

@@ -34,7 +34,7 @@ __all__ = ["REACTIONS", "TransactionReaction", "TransactionRequestKind", "error_
 
 
 class TransactionRequestKind(StrEnum):
-    """Which request was answered with an error."""
+    """Requests of a transactional producer."""
 
     FIND = "FindCoordinator"
     INIT = "InitProducerId"
@@ -46,17 +46,16 @@ class TransactionRequestKind(StrEnum):
 
 
 class TransactionReaction(StrEnum):
-    """What is done about it."""
+    """Reaction to an error code."""
 
-    DONE = "go on: it was done by an earlier try"
-    RETRY_SOON = "ask again in a moment"
-    RETRY = "ask again after a pause"
-    LOOK_UP = "find who is in charge, coordinator or leader, then ask again"
+    RETRY_SOON = "send it again in a moment"
+    RETRY = "send it again after a backoff"
+    LOOK_UP = "find the coordinator, then send it again"
     ABORT = "abort the transaction"
     ABORT_AND_RENEW = "abort the transaction and take a new epoch"
-    LOOK_BACK = "if the coordinator never heard of the transaction, there is nothing to abort; else stop"
+    LOOK_BACK = "nothing to abort if the coordinator never acknowledged the transaction; else stop"
     FENCED = "stop: the epoch is not the newest of its transactional id"
-    FAIL = "stop: tell the user"
+    FAIL = "stop and report the error"
 
 
 _GENERAL: Mapping[int, TransactionReaction] = {
@@ -64,7 +63,7 @@ _GENERAL: Mapping[int, TransactionReaction] = {
     ErrorCode.COORDINATOR_NOT_AVAILABLE: TransactionReaction.LOOK_UP,
     ErrorCode.NOT_COORDINATOR: TransactionReaction.LOOK_UP,
     ErrorCode.REQUEST_TIMED_OUT: TransactionReaction.LOOK_UP,
-    # The end of the transaction before is not written everywhere yet.
+    # The end of the previous transaction is not written to all partitions yet.
     ErrorCode.CONCURRENT_TRANSACTIONS: TransactionReaction.RETRY_SOON,
     ErrorCode.INVALID_PRODUCER_EPOCH: TransactionReaction.FENCED,
     ErrorCode.PRODUCER_FENCED: TransactionReaction.FENCED,
@@ -74,39 +73,30 @@ _GENERAL: Mapping[int, TransactionReaction] = {
     ErrorCode.UNSUPPORTED_VERSION: TransactionReaction.FAIL,
     ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: TransactionReaction.FAIL,
     ErrorCode.TRANSACTION_ABORTABLE: TransactionReaction.ABORT,
-    # The broker forgot the producer, which has written nothing for days: a new epoch makes it known again (KIP-360).
+    # The broker forgot a producer that has written nothing for days: a new epoch makes it known again (KIP-360).
     ErrorCode.UNKNOWN_PRODUCER_ID: TransactionReaction.ABORT_AND_RENEW,
     ErrorCode.INVALID_PRODUCER_ID_MAPPING: TransactionReaction.ABORT_AND_RENEW,
 }
 
 _BY_REQUEST: Mapping[TransactionRequestKind, Mapping[int, TransactionReaction]] = {
     TransactionRequestKind.FIND: {ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT},
-    # There is no transaction yet that could be aborted.
+    # No transaction is open that could be aborted.
     TransactionRequestKind.INIT: {
         ErrorCode.TRANSACTION_ABORTABLE: TransactionReaction.FAIL,
         ErrorCode.UNKNOWN_PRODUCER_ID: TransactionReaction.FAIL,
         ErrorCode.INVALID_PRODUCER_ID_MAPPING: TransactionReaction.FAIL,
     },
-    # Said of every partition that is all right, when another is not.
+    # The answer of the valid partitions when another one is refused.
     TransactionRequestKind.ADD_PARTITIONS: {ErrorCode.OPERATION_NOT_ATTEMPTED: TransactionReaction.RETRY},
+    # Codes that heal are `produce_reactions`'s: these are of batches that cannot be stored.
     TransactionRequestKind.PRODUCE: {
-        ErrorCode.DUPLICATE_SEQUENCE_NUMBER: TransactionReaction.DONE,
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: TransactionReaction.ABORT_AND_RENEW,
-        # The leader asked the coordinator (KIP-890): to it, the partition is in no transaction of ours.
+        # The leader asked the coordinator (KIP-890), which does not count the partition to an open transaction.
         ErrorCode.INVALID_TXN_STATE: TransactionReaction.ABORT_AND_RENEW,
-        # Not all replicas have it; the leader may.
-        ErrorCode.REQUEST_TIMED_OUT: TransactionReaction.RETRY,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: TransactionReaction.LOOK_UP,
-        ErrorCode.LEADER_NOT_AVAILABLE: TransactionReaction.LOOK_UP,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER: TransactionReaction.LOOK_UP,
-        ErrorCode.REPLICA_NOT_AVAILABLE: TransactionReaction.LOOK_UP,
-        ErrorCode.KAFKA_STORAGE_ERROR: TransactionReaction.LOOK_UP,
-        ErrorCode.FENCED_LEADER_EPOCH: TransactionReaction.LOOK_UP,
-        ErrorCode.UNKNOWN_LEADER_EPOCH: TransactionReaction.LOOK_UP,
     },
     TransactionRequestKind.ADD_OFFSETS: {ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT},
     TransactionRequestKind.END: {ErrorCode.INVALID_TXN_STATE: TransactionReaction.LOOK_BACK},
-    # The offsets are another's to commit now, or cannot be stored as they are (KIP-447).
+    # The partitions belong to another member now, or the offsets cannot be stored as they are (KIP-447).
     TransactionRequestKind.COMMIT_OFFSETS: {
         ErrorCode.ILLEGAL_GENERATION: TransactionReaction.ABORT,
         ErrorCode.UNKNOWN_MEMBER_ID: TransactionReaction.ABORT,
@@ -145,19 +135,17 @@ _LEFT_BEHIND = frozenset(
         ErrorCode.GROUP_ID_NOT_FOUND,
     }
 )
-"""What a group says to a member without which it has gone on."""
+"""Codes of a group that has rebalanced without this member."""
 
 
-def event_of(  # noqa: C901, PLR0911 - one for each reaction
+def event_of(  # noqa: PLR0911 - one for each reaction
     code: int, asked: TransactionRequestKind, detail: str = ""
 ) -> TransactionEvent | None:
-    """The same as the event that a transactional member is told; None when all is well."""
+    """Return the event of an error code; None if there is no error. ``detail`` names what the request was about."""
     if code == ErrorCode.NONE:
         return None
     said = f"{detail}: {asked}: {name_of(code)}" if detail else f"{asked}: {name_of(code)}"
     match REACTIONS.reaction_to(code, asked):
-        case TransactionReaction.DONE:
-            return None
         case TransactionReaction.RETRY_SOON:
             return TryAgain(said, is_soon=True)
         case TransactionReaction.RETRY:
@@ -177,17 +165,17 @@ def event_of(  # noqa: C901, PLR0911 - one for each reaction
 
 
 def error_of(code: int, asked: TransactionRequestKind, detail: str = "") -> TailraceError:
-    """What the user is told."""
+    """Return the error that the user gets."""
     if asked is TransactionRequestKind.COMMIT_OFFSETS and code in _LEFT_BEHIND:
         return CommitFailedError(
             f"the transaction was aborted: the group has gone on without this member ({name_of(code)}, code {code})"
-            " - its records are handled again by whoever owns them now; if handling takes long, raise"
+            " - its records are handled again by their new owners; if handling takes long, raise"
             " session_timeout_ms or max_poll_interval_ms"
         )
     if asked is TransactionRequestKind.COMMIT_OFFSETS and code == ErrorCode.FENCED_INSTANCE_ID:
         return FencedMemberError(
-            "the transaction was aborted: another member has joined with the same group_instance_id and took this"
-            f" one's place ({name_of(code)}, code {code}) - give each process a name of its own"
+            "the transaction was aborted: another member has joined with the same group_instance_id and fenced this one"
+            f" ({name_of(code)}, code {code}) - give each process a group_instance_id of its own"
         )
     is_final = REACTIONS.reaction_to(code, asked) in {TransactionReaction.FAIL, TransactionReaction.LOOK_BACK}
     outcome = "this producer cannot go on" if is_final else "the transaction was aborted"
@@ -200,5 +188,5 @@ _WORST_LAST: tuple[type[TransactionEvent], ...] = (TryAgain, Moved, Unanswered, 
 
 
 def worst_of(troubles: Iterable[TransactionEvent]) -> TransactionEvent | None:
-    """Of what went wrong with the parts of a request, what decides about the whole; None if nothing did."""
+    """Return the event of a request whose parts failed with ``troubles``; None if none failed."""
     return max(troubles, key=lambda one: _WORST_LAST.index(type(one)), default=None)

@@ -1,7 +1,4 @@
-"""What a transactional member is told and what it wants done.
-
-Rule of this file: events go in, effects come out, and both are plain values, as in ``core.group.membership``.
-"""
+"""Events and effects of a transactional producer, as plain values."""
 
 from __future__ import annotations
 
@@ -15,15 +12,14 @@ from tailrace.records import TopicPartition
 
 __all__ = [
     "AbortTransaction",
-    "BatchesAnswered",
+    "AddPartitions",
     "BeginTransaction",
     "CommitTransaction",
+    "DeliverRecords",
+    "DiscardRecords",
     "Effect",
-    "EmitTransactionEvent",
     "Ended",
     "Fenced",
-    "Filled",
-    "Flush",
     "GroupOffsets",
     "Interrupted",
     "LookUpAgain",
@@ -33,13 +29,14 @@ __all__ = [
     "OffsetsAdded",
     "OffsetsStored",
     "PartitionsAdded",
-    "ProducerBatch",
     "ProducerId",
     "ProducerIdGiven",
     "Question",
+    "RecordsDelivered",
+    "RecordsDiscarded",
+    "ReportError",
     "SendAddOffsets",
     "SendAddPartitions",
-    "SendBatches",
     "SendEnd",
     "SendInit",
     "SendOffsets",
@@ -54,23 +51,15 @@ __all__ = [
 
 
 class ProducerId(NamedTuple):
-    """Who writes, as the broker knows it; whoever comes later under the same transactional id has a higher epoch."""
+    """Producer id and epoch; brokers refuse requests with an older epoch of the same id."""
 
     id: int = -1
     epoch: int = -1
 
 
-class ProducerBatch(NamedTuple):
-    """One batch of records, and its place in what this producer writes to its partition."""
-
-    partition: TopicPartition
-    sequence: int
-    records: int
-
-
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """What a group has done, to be committed with the transaction, as that member of it (KIP-447)."""
+    """Offsets of a group to be committed with the transaction, and the member that commits them (KIP-447)."""
 
     group_id: str
     identity: Identity
@@ -79,31 +68,31 @@ class GroupOffsets:
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """What the options say to a transactional member; times in seconds."""
+    """Settings of a transactional producer; times in seconds."""
 
     transactional_id: str
     transaction_timeout_s: float
-    """The broker aborts a transaction that takes longer."""
+    """Time after which the broker aborts an open transaction."""
     request_timeout_s: float
     abort_s: float
-    """How long an abort that nobody asked for may take."""
+    """Time for an abort that no call asked for."""
     retry_first_s: float
     retry_longest_s: float
     soon_s: float = 0.005
-    """The first pause while the broker still writes the end of the transaction before."""
+    """First pause while the broker still writes the end of the previous transaction."""
 
 
-# ---- events: what has happened ---------------------------------------------------------------------------------
+# ---- events ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionEvent:
-    """The root of what a transactional member is told."""
+    """Base class of events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle(TransactionEvent):
-    """Finish what is unfinished, so that a transaction may begin."""
+    """A call needs unfinished work completed, so that a transaction may begin."""
 
     within_s: float
 
@@ -114,23 +103,16 @@ class BeginTransaction(TransactionEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Filled(TransactionEvent):
-    """A batch for a partition is full, or is to go as it is."""
+class AddPartitions(TransactionEvent):
+    """Records wait for partitions that are not part of the transaction."""
 
-    partition: TopicPartition
-    records: int
-
-
-@dataclass(frozen=True, slots=True)
-class Flush(TransactionEvent):
-    """Write what was filled."""
-
+    partitions: tuple[TopicPartition, ...]
     within_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class CommitTransaction(TransactionEvent):
-    """Write what was filled, store the offsets, and make it all visible at once."""
+    """The user commits the transaction."""
 
     offsets: GroupOffsets | None
     within_s: float
@@ -138,117 +120,123 @@ class CommitTransaction(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class AbortTransaction(TransactionEvent):
-    """Take it all back."""
+    """The user aborts the transaction."""
 
     within_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdGiven(TransactionEvent):
-    """Everybody who had the transactional id before is fenced."""
+    """InitProducerId succeeded; every earlier producer with the transactional id is fenced."""
 
     producer: ProducerId
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsAdded(TransactionEvent):
-    """The coordinator knows that the transaction writes to them."""
-
-    partitions: frozenset[TopicPartition]
+    """AddPartitionsToTxn succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
-class BatchesAnswered(TransactionEvent):
-    """Some of the batches are written, and of the others this is known."""
+class RecordsDelivered(TransactionEvent):
+    """All records of the transaction are stored."""
 
-    written: frozenset[TopicPartition]
-    troubles: tuple[TransactionEvent, ...] = ()
+    needs_new_epoch: bool
+    """True if a batch that was not answered at first may arrive once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsDiscarded(TransactionEvent):
+    """No record of the transaction is queued or in flight any more."""
+
+    needs_new_epoch: bool
+    """True if a sequence has a gap, or a batch may still arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsAdded(TransactionEvent):
-    """The coordinator knows that the transaction stores offsets of a group."""
+    """AddOffsetsToTxn succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsStored(TransactionEvent):
-    """The group has the offsets, and will show them when the transaction is committed."""
+    """TxnOffsetCommit succeeded; the offsets become visible with the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended(TransactionEvent):
-    """The coordinator has written down how the transaction ends; nothing changes that any more."""
+    """EndTxn succeeded; the outcome of the transaction is decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class TryAgain(TransactionEvent):
-    """It could not be done now."""
+    """The request failed for a passing reason."""
 
     reason: str
     is_soon: bool = False
-    """Whether it will be possible in a moment: the end of the transaction before is being written."""
+    """True if it will succeed in a moment: the end of the previous transaction is being written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved(TransactionEvent):
-    """Somebody else is in charge, coordinator or leader; nothing was done."""
+    """The coordinator has to be looked up again; the request had no effect."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswered(TransactionEvent):
-    """It may have been done, or may yet be."""
+    """The request got no answer; it may have taken effect, or may yet."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MustAbort(TransactionEvent):
-    """This transaction cannot be committed; the next one may."""
+    """The transaction cannot be committed; the next one may be."""
 
     error: TailraceError
     needs_new_epoch: bool = False
-    """Whether the broker lost track of our sequences, which a new epoch begins anew (KIP-360)."""
+    """True if the broker has lost the sequences, which a new epoch starts from zero (KIP-360)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoTransaction(TransactionEvent):
-    """To the coordinator there is nothing to end; if it never heard of the transaction, that is as it should be."""
+    """The coordinator knows no open transaction to end."""
 
     error: TailraceError
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced(TransactionEvent):
-    """The epoch is not the newest of its transactional id any more."""
+    """The epoch is not the newest of its transactional id."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionFailed(TransactionEvent):
-    """No other try would help, nor another transaction."""
+    """Neither another attempt nor another transaction would succeed."""
 
     error: TailraceError
 
 
 @dataclass(frozen=True, slots=True)
 class TimeOver(TransactionEvent):
-    """What the user asked for took too long; the member tells itself so."""
+    """The time of the call is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted(TransactionEvent):
-    """Whoever waited for the effect under way was cancelled: its outcome will never be told."""
+    """The call was canceled: the outcome of the effect in progress will not be reported."""
 
 
-# ---- effects: what is to be done -------------------------------------------------------------------------------
+# ---- effects ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SendInit:
-    """Ask for a producer id, or with one for its next epoch."""
+    """Request a producer id, or the next epoch of ``producer`` (InitProducerId)."""
 
     producer: ProducerId
     timeout_s: float
@@ -256,7 +244,7 @@ class SendInit:
 
 @dataclass(frozen=True, slots=True)
 class SendAddPartitions:
-    """Say which partitions the transaction will write to."""
+    """Add partitions to the transaction (AddPartitionsToTxn)."""
 
     producer: ProducerId
     partitions: tuple[TopicPartition, ...]
@@ -264,17 +252,22 @@ class SendAddPartitions:
 
 
 @dataclass(frozen=True, slots=True)
-class SendBatches:
-    """Write one batch to each of several partitions."""
+class DeliverRecords:
+    """Wait until all records are stored; ends early with another event if they cannot be."""
 
-    producer: ProducerId
-    batches: tuple[ProducerBatch, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardRecords:
+    """Drop queued records and wait for those in flight."""
+
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class SendAddOffsets:
-    """Say that the transaction will store offsets of a group."""
+    """Add a group's offsets to the transaction (AddOffsetsToTxn)."""
 
     producer: ProducerId
     group_id: str
@@ -283,7 +276,7 @@ class SendAddOffsets:
 
 @dataclass(frozen=True, slots=True)
 class SendOffsets:
-    """Store a group's offsets."""
+    """Store a group's offsets in the transaction (TxnOffsetCommit)."""
 
     producer: ProducerId
     offsets: GroupOffsets
@@ -292,30 +285,30 @@ class SendOffsets:
 
 @dataclass(frozen=True, slots=True)
 class SendEnd:
-    """Say how the transaction ends."""
+    """End the transaction (EndTxn)."""
 
     producer: ProducerId
     is_commit: bool
     timeout_s: float
 
 
-Question: TypeAlias = SendInit | SendAddPartitions | SendBatches | SendAddOffsets | SendOffsets | SendEnd
-"""What is answered with an event."""
+Question: TypeAlias = SendInit | SendAddPartitions | SendAddOffsets | SendOffsets | SendEnd
+"""Request to a coordinator; its outcome is an event."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookUpAgain:
-    """Find out anew who is in charge of what was asked."""
+    """Look up the coordinator again before the next request of this kind."""
 
     asked: Question
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class EmitTransactionEvent:
-    """Have the user's call raise this."""
+class ReportError:
+    """Raise an error from the call in progress."""
 
     error: TailraceError
 
 
-Effect: TypeAlias = Question | LookUpAgain | EmitTransactionEvent
+Effect: TypeAlias = Question | DeliverRecords | DiscardRecords | LookUpAgain | ReportError

@@ -1,29 +1,25 @@
-"""The one question of a transactional producer that is under way, and when it is asked again.
-
-Rule of this file: it knows how often asking came to nothing and until when it is tried; what is asked is for
-``core.producer.transactional`` to say.
-"""
+"""The request of a transactional producer that is in flight, and the time of its next attempt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from tailrace.core.backoff import Backoff
-from tailrace.core.producer.events import Moved, Question, TransactionSettings, TryAgain, Unanswered
+from tailrace.core.producer.events import Effect, Moved, TransactionSettings, TryAgain, Unanswered
 
 __all__ = ["PendingRequest"]
 
 
 class PendingRequest:
-    """What a producer waits for: an answer, or the time to ask again.
+    """Attempts of one request after the other, within the time of a call.
 
     Args:
-        settings: what the options say.
-        chance: gives a number in [0, 1) for jitter, passed in because chance is not decided here.
+        settings: settings of the producer.
+        chance: returns a number in [0, 1) for jitter.
 
     Attributes:
-        awaited: the question that is under way; None while there is none.
-        trouble: why the last one that came to nothing did.
+        awaited: effect whose outcome is awaited; None if there is none.
+        trouble: reason of the last failed attempt.
     """
 
     def __init__(self, settings: TransactionSettings, chance: Callable[[], float]) -> None:
@@ -33,33 +29,29 @@ class PendingRequest:
         self._retry_at: float | None = None
         self._deadline = 0.0
         self._failures = 0
-        self.awaited: Question | None = None
+        self.awaited: Effect | None = None
         self.trouble = "no answer"
 
     def begin(self, within_s: float, now: float) -> None:
-        """The user waits again, for so long at most."""
+        """Start the time of a call."""
         self._deadline = now + within_s
         self._failures = 0
 
     def timeout_s(self, now: float) -> float | None:
-        """How long the next question may take; None when it is too late for another, which is then due at once."""
+        """Return the timeout of the next request; None if the time is over, which is due at once then."""
         left_s = min(self._longest_s, self._deadline - now)
         if left_s > 0:
             return left_s
         self._retry_at = now
         return None
 
-    def heard(self) -> None:
-        """It was answered, and not in vain."""
+    def succeeded(self) -> None:
+        """Reset the backoff: the request has succeeded."""
         self.awaited = None
         self._failures = 0
 
-    def progressed(self) -> None:
-        """A part of it was."""
-        self._failures = 0
-
-    def came_to_nothing(self, why: TryAgain | Moved | Unanswered, now: float) -> None:
-        """Ask again after a pause that grows."""
+    def failed(self, why: TryAgain | Moved | Unanswered, now: float) -> None:
+        """Schedule another attempt with exponential backoff."""
         self.awaited = None
         self.trouble = why.reason
         self._failures += 1
@@ -67,14 +59,14 @@ class PendingRequest:
         self._retry_at = now + backoff.pause_s(self._failures, self._chance())
 
     def forget(self) -> None:
-        """Nothing is awaited, nor is anything to be asked again."""
+        """Await nothing, and schedule nothing."""
         self.awaited = self._retry_at = None
 
     @property
     def due_at(self) -> float | None:
-        """When it is time to ask again, or too late; None while a question is under way, and when all is done."""
+        """Time of the next attempt or of the call's end; None if nothing is scheduled."""
         return None if self._retry_at is None else min(self._retry_at, self._deadline)
 
     def is_too_late(self, now: float) -> bool:
-        """Whether the user has waited long enough."""
+        """Return True if the time of the call is over."""
         return now >= self._deadline

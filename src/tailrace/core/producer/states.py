@@ -1,4 +1,4 @@
-"""Where a transactional producer may stand, and which of these states have what in common."""
+"""States of a transactional producer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["ASKING", "ENDING", "OPEN", "OVER", "ProducerState"]
 
 
 class ProducerState(StrEnum):
-    """Where a transactional producer stands."""
+    """State of a transactional producer."""
 
-    UNINITIALISED = "uninitialised"
-    """Without a producer id, or with one whose epoch is not to be used any more."""
+    UNINITIALIZED = "uninitialized"
+    """No producer id, or an epoch that must not be used any more."""
     READY = "ready"
     IN_TRANSACTION = "in transaction"
     COMMITTING = "committing"
@@ -21,13 +21,13 @@ class ProducerState(StrEnum):
 
 
 OPEN = (ProducerState.IN_TRANSACTION, ProducerState.COMMITTING)
-"""The states in which batches are written."""
+"""States in which records are sent."""
 
 ENDING = (ProducerState.COMMITTING, ProducerState.ABORTING)
-"""Those in which the coordinator is told how the transaction ends."""
+"""States in which EndTxn is sent."""
 
-ASKING = (ProducerState.UNINITIALISED, *OPEN, ProducerState.ABORTING)
-"""Those in which a broker may be asked something."""
+ASKING = (ProducerState.UNINITIALIZED, *OPEN, ProducerState.ABORTING)
+"""States in which a request may be in flight."""
 
 OVER = frozenset({ProducerState.FENCED, ProducerState.FAILED})
-"""Those that nothing leads out of."""
+"""Final states."""

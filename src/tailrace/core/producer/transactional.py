@@ -1,33 +1,32 @@
-"""One transactional producer: the table of its transitions and their steps.
+"""State machine of a transactional producer.
 
-One request at a time. The next request follows from the state (``_next_question``), so a request whose outcome is
-unknown is sent again unchanged: the same batches with the same sequence numbers, the same end of the transaction. Once
-a commit was sent, the commit is repeated until it is answered, never replaced by an abort.
+Records are sent by the accumulator and its sender; this machine sends everything else, one request at a time. The next
+request follows from the state (``_next_effect``), so a request whose outcome is unknown is sent again unchanged. Once a
+commit was sent, it is repeated until it is answered, never replaced by an abort.
 
-A request that was not answered may still arrive after its transaction has ended, and a batch that was not acknowledged
-may have been written. The next transaction therefore takes a new producer epoch, with which brokers refuse late
-requests and count sequence numbers from zero (KIP-360).
+A request that was not answered may still arrive after its transaction has ended. The next transaction therefore takes
+a new producer epoch, with which brokers refuse late requests and count sequence numbers from zero (KIP-360).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tailrace.core.machine import Row, StateMachine, TransitionTable
 from tailrace.core.producer import error_messages as words
-from tailrace.core.producer.error_reactions import worst_of
 from tailrace.core.producer.events import (
     AbortTransaction,
-    BatchesAnswered,
+    AddPartitions,
     BeginTransaction,
     CommitTransaction,
+    DeliverRecords,
+    DiscardRecords,
     Effect,
-    EmitTransactionEvent,
     Ended,
     Fenced,
-    Filled,
-    Flush,
+    GroupOffsets,
     Interrupted,
     LookUpAgain,
     Moved,
@@ -39,10 +38,14 @@ from tailrace.core.producer.events import (
     ProducerId,
     ProducerIdGiven,
     Question,
+    RecordsDelivered,
+    RecordsDiscarded,
+    ReportError,
     SendAddOffsets,
     SendAddPartitions,
     SendEnd,
     SendInit,
+    SendOffsets,
     Settle,
     TimeOver,
     TransactionEvent,
@@ -53,15 +56,34 @@ from tailrace.core.producer.events import (
 )
 from tailrace.core.producer.pending_request import PendingRequest
 from tailrace.core.producer.states import ASKING, ENDING, OPEN, OVER, ProducerState
-from tailrace.core.producer.transaction import OpenTransaction
 from tailrace.errors import PublishError, TailraceError
 from tailrace.records import TopicPartition
 
 __all__ = ["TABLE", "TransactionMachine"]
 
 
+@dataclass(slots=True)
+class _OpenTransaction:
+    """Progress of one transaction."""
+
+    new_partitions: tuple[TopicPartition, ...] = ()
+    """Partitions to add."""
+    offsets: GroupOffsets | None = None
+    are_records_over: bool = False
+    """True once all records are delivered, or discarded."""
+    are_offsets_added: bool = False
+    are_offsets_stored: bool = False
+    known_at: float | None = None
+    """Time at which the coordinator may first have learned of the transaction; None before."""
+    is_known_for_sure: bool = False
+    """True if the coordinator has acknowledged the transaction."""
+    is_end_sent: bool = False
+    cause: TailraceError | None = None
+    """Cause of the abort, to be reported when it is complete."""
+
+
 class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
-    """Transactional producer, driven by one coroutine.
+    """Transactional producer, driven by one coroutine at a time.
 
     Args:
         settings: settings of the producer.
@@ -74,12 +96,11 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
     """
 
     def __init__(self, settings: TransactionSettings, chance: Callable[[], float]) -> None:
-        super().__init__(TABLE, ProducerState.UNINITIALISED)
+        super().__init__(TABLE, ProducerState.UNINITIALIZED)
         self._settings = settings
         self._pending = PendingRequest(settings, chance)
-        self._sequences: dict[TopicPartition, int] = {}
         self._needs_new_epoch = False
-        self._transaction = OpenTransaction(self._sequences)
+        self._transaction = _OpenTransaction()
         self.producer = ProducerId()
         self.error: TailraceError | None = None
         self.aborted_by: TailraceError | None = None
@@ -113,68 +134,65 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
-    def resume(self, event: Settle | Flush | CommitTransaction | AbortTransaction, now: float) -> None:
+    def resume(self, event: Settle | CommitTransaction | AbortTransaction, now: float) -> None:
         """Continue unfinished work, within the timeout of the event."""
         self._resume(self.state, event.within_s, now)
 
     def adopt(self, event: ProducerIdGiven, _now: float) -> None:
-        """Adopt the producer id and epoch; sequence numbers start from zero."""
-        self._pending.heard()
+        """Adopt the producer id and epoch."""
+        self._pending.succeeded()
         self.producer = event.producer
-        self._sequences.clear()
         self._needs_new_epoch = False
 
     def begin(self, _event: BeginTransaction, _now: float) -> None:
         """Begin a transaction; the coordinator learns of it with the first partition."""
         self.aborted_by = None
-        self._transaction = OpenTransaction(self._sequences)
+        self._transaction = _OpenTransaction()
 
-    def take(self, event: Filled, _now: float) -> None:
-        """Give the batch its sequence number and append it to those of its partition."""
-        self._transaction.fill(event.partition, event.records)
+    def add(self, event: AddPartitions, now: float) -> None:
+        """Add partitions, within the timeout of the event."""
+        self._transaction.new_partitions = event.partitions
+        self._resume(self.state, event.within_s, now)
 
-    def commit(self, event: CommitTransaction, now: float) -> ProducerState:
-        """Write the remaining batches, store the offsets, commit; an empty transaction just ends."""
+    def add_at_commit(self, event: AddPartitions, now: float) -> None:
+        """Add partitions, within the timeout of the commit."""
+        self._transaction.new_partitions = event.partitions
+        self._go_on(now)
+
+    def commit(self, event: CommitTransaction, now: float) -> None:
+        """Deliver the remaining records, store the offsets, commit."""
         self._transaction.offsets = event.offsets
-        if self._transaction.is_empty:
-            return ProducerState.READY
-        return self._resume(ProducerState.COMMITTING, event.within_s, now)
+        self._resume(ProducerState.COMMITTING, event.within_s, now)
 
-    def abort(self, event: AbortTransaction, now: float) -> ProducerState:
+    def abort(self, event: AbortTransaction, now: float) -> None:
         """Abort the transaction, as the user asked."""
-        return self._abort(None, event.within_s, now)
+        self._abort(None, event.within_s, now)
 
-    def abort_for(self, event: MustAbort, now: float) -> ProducerState:
+    def abort_for(self, event: MustAbort, now: float) -> None:
         """Abort the transaction and report the error."""
-        self._pending.heard()
+        self._pending.succeeded()
         self._needs_new_epoch |= event.needs_new_epoch
-        return self._abort(event.error, self._settings.abort_s, now)
+        self._abort(event.error, self._settings.abort_s, now)
 
-    def added(self, event: PartitionsAdded, now: float) -> None:
-        """Write to the partitions, which are part of the transaction now."""
-        self._transaction.added(event.partitions)
+    def added(self, _event: PartitionsAdded, now: float) -> None:
+        """Note that the coordinator knows the partitions."""
+        self._transaction.new_partitions, self._transaction.is_known_for_sure = (), True
         self._go_on(now)
 
-    def acknowledge(self, event: BatchesAnswered, now: float) -> ProducerState | None:
-        """Record the written batches; the worst trouble of the others decides the transition."""
-        self._transaction.written(event.written)
-        if event.written:
-            self._pending.progressed()
-        self._needs_new_epoch |= any(isinstance(one, Unanswered) for one in event.troubles)
-        trouble = worst_of(event.troubles)
-        if trouble is not None:
-            return TABLE.next_state(self, self.state, trouble, now)
-        self._go_on(now)
-        return None
+    def finish_records(self, event: RecordsDelivered | RecordsDiscarded, now: float) -> ProducerState | None:
+        """Continue with the offsets or EndTxn; a transaction that the coordinator cannot know just ends."""
+        self._transaction.are_records_over = True
+        self._needs_new_epoch |= event.needs_new_epoch
+        return self._end_if_unknown(now)
 
     def offsets_added(self, _event: OffsetsAdded, now: float) -> None:
         """Store the offsets of the group, which is part of the transaction now."""
-        self._transaction.offsets_added()
+        self._transaction.are_offsets_added = self._transaction.is_known_for_sure = True
         self._go_on(now)
 
     def offsets_stored(self, _event: OffsetsStored, now: float) -> None:
         """End the transaction, now that its offsets are stored."""
-        self._transaction.offsets_stored()
+        self._transaction.are_offsets_stored = True
         self._go_on(now)
 
     def end(self, _event: TransactionEvent, _now: float) -> ProducerState:
@@ -186,7 +204,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         is_expected = self.state is ProducerState.ABORTING and not self._transaction.is_known_for_sure
         return self._end() if is_expected else self.fail(event, now)
 
-    def begin_anew(self, event: MustAbort, now: float) -> ProducerState:
+    def renew(self, event: MustAbort, now: float) -> ProducerState:
         """Take a new epoch if the broker has forgotten the transaction that is being aborted; else fail."""
         if not event.needs_new_epoch:
             return self.fail(event, now)
@@ -195,23 +213,25 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
 
     def try_later(self, event: TryAgain | Moved | Unanswered, now: float) -> None:
         """Send the request again after an exponential backoff."""
-        if isinstance(event, Moved | Unanswered) and self._pending.awaited is not None:
-            self._effects.append(LookUpAgain(self._pending.awaited, event.reason))
+        awaited = self._pending.awaited
+        if isinstance(event, Moved | Unanswered) and isinstance(awaited, Question):
+            self._effects.append(LookUpAgain(awaited, event.reason))
         self._needs_new_epoch |= isinstance(event, Unanswered)
-        self._pending.came_to_nothing(event, now)
+        self._pending.failed(event, now)
 
     def give_up(self, _event: TimeOver, now: float) -> ProducerState | None:
         """Abort if no commit was sent; leave everything else as it is, and report it."""
         trouble = self._pending.trouble
         match self.state:
             case ProducerState.IN_TRANSACTION | ProducerState.COMMITTING if not self.is_in_doubt:
-                return self._abort(words.not_in_time(trouble), self._settings.abort_s, now)
+                self._abort(words.not_in_time(trouble), self._settings.abort_s, now)
+                return ProducerState.ABORTING
             case ProducerState.COMMITTING:
-                self._effects.append(EmitTransactionEvent(words.not_known(trouble)))
+                self._effects.append(ReportError(words.not_known(trouble)))
             case state:
-                what = words.not_begun if state is ProducerState.UNINITIALISED else words.not_aborted
+                what = words.not_begun if state is ProducerState.UNINITIALIZED else words.not_aborted
                 cause, self._transaction.cause = self._transaction.cause, None
-                self._effects.append(EmitTransactionEvent(cause or what(trouble)))
+                self._effects.append(ReportError(cause or what(trouble)))
         return None
 
     def interrupt(self, _event: Interrupted, _now: float) -> ProducerState | None:
@@ -222,7 +242,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self._transaction.cause = None
         if self.state is not ProducerState.COMMITTING or self._transaction.is_end_sent:
             return None
-        self._needs_new_epoch |= self._transaction.drop()
+        self._transaction.are_records_over = False
         self.aborted_by = words.not_committed()
         return ProducerState.ABORTING
 
@@ -239,54 +259,74 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _resume(self, state: ProducerState, within_s: float, now: float) -> ProducerState:
+    def _resume(self, state: ProducerState, within_s: float, now: float) -> None:
         self._pending.begin(within_s, now)
         self._proceed(state, now)
-        return state
 
     def _go_on(self, now: float) -> None:
-        self._pending.heard()
+        self._pending.succeeded()
         self._proceed(self.state, now)
 
     def _proceed(self, state: ProducerState, now: float) -> None:
-        """Send the next request of ``state``, if there is one."""
+        """Append the next effect of ``state``, if there is one."""
         timeout_s = self._pending.timeout_s(now)
-        if timeout_s is not None and (question := self._next_question(state, timeout_s)) is not None:
-            if isinstance(question, SendAddPartitions | SendAddOffsets) and self._transaction.known_at is None:
+        if timeout_s is not None and (effect := self._next_effect(state, timeout_s)) is not None:
+            if isinstance(effect, SendAddPartitions | SendAddOffsets) and self._transaction.known_at is None:
                 self._transaction.known_at = now
-            self._transaction.is_end_sent |= isinstance(question, SendEnd)
-            self._pending.awaited = question
-            self._effects.append(question)
+            self._transaction.is_end_sent |= isinstance(effect, SendEnd)
+            self._pending.awaited = effect
+            self._effects.append(effect)
 
-    def _next_question(self, state: ProducerState, timeout_s: float) -> Question | None:
+    def _next_effect(self, state: ProducerState, timeout_s: float) -> Effect | None:
+        it = self._transaction
         match state:
-            case ProducerState.UNINITIALISED:
+            case ProducerState.UNINITIALIZED:
                 return SendInit(self.producer, timeout_s)
-            case ProducerState.COMMITTING:
-                return self._transaction.next_of_commit(self.producer, timeout_s)
+            case ProducerState.ABORTING if not it.are_records_over:
+                # Half of the time is left for EndTxn.
+                return DiscardRecords(timeout_s / 2)
             case ProducerState.ABORTING:
                 return SendEnd(self.producer, is_commit=False, timeout_s=timeout_s)
+            case _ if it.new_partitions:
+                return SendAddPartitions(self.producer, it.new_partitions, timeout_s)
+            case ProducerState.COMMITTING:
+                return self._next_of_commit(timeout_s)
             case _:
-                return self._transaction.next_write(self.producer, timeout_s)
+                return None
 
-    def _abort(self, error: TailraceError | None, within_s: float, now: float) -> ProducerState:
+    def _next_of_commit(self, timeout_s: float) -> Effect:
+        it = self._transaction
+        if not it.are_records_over:
+            return DeliverRecords(timeout_s)
+        if it.offsets is not None and not it.are_offsets_added:
+            return SendAddOffsets(self.producer, it.offsets.group_id, timeout_s)
+        if it.offsets is not None and not it.are_offsets_stored:
+            return SendOffsets(self.producer, it.offsets, timeout_s)
+        return SendEnd(self.producer, is_commit=True, timeout_s=timeout_s)
+
+    def _abort(self, error: TailraceError | None, within_s: float, now: float) -> None:
         self.aborted_by = self._transaction.cause = error
-        self._needs_new_epoch |= self._transaction.drop()
+        self._transaction.are_records_over = False
         self._pending.forget()
-        if self._transaction.known_at is None:
+        self._resume(ProducerState.ABORTING, within_s, now)
+
+    def _end_if_unknown(self, now: float) -> ProducerState | None:
+        it = self._transaction
+        if it.known_at is None and (it.offsets is None or self.state is ProducerState.ABORTING):
             return self._end()
-        return self._resume(ProducerState.ABORTING, within_s, now)
+        self._go_on(now)
+        return None
 
     def _end(self) -> ProducerState:
-        self._pending.heard()
+        self._pending.succeeded()
         if (cause := self._transaction.cause) is not None:
-            self._effects.append(EmitTransactionEvent(cause))
-        return ProducerState.UNINITIALISED if self._needs_new_epoch else ProducerState.READY
+            self._effects.append(ReportError(cause))
+        return ProducerState.UNINITIALIZED if self._needs_new_epoch else ProducerState.READY
 
     def _stop(self, error: TailraceError) -> None:
         self._pending.forget()
         self.error = error
-        self._effects.append(EmitTransactionEvent(error))
+        self._effects.append(ReportError(error))
 
     @property
     def _doubt(self) -> str:
@@ -295,40 +335,41 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
 
 def _rows() -> Iterator[Row[Any, ProducerState, Any]]:
     on, do = ProducerState, TransactionMachine
-    given_up = (on.READY, on.UNINITIALISED, on.ABORTING)
+    ended = (on.READY, on.UNINITIALIZED)
 
     # The producer id.
-    yield Row((on.UNINITIALISED,), Settle, do.resume)
-    yield Row((on.UNINITIALISED,), ProducerIdGiven, do.adopt, on.READY)
+    yield Row((on.UNINITIALIZED,), Settle, do.resume)
+    yield Row((on.UNINITIALIZED,), ProducerIdGiven, do.adopt, on.READY)
     # A transaction.
     yield Row((on.READY,), BeginTransaction, do.begin, on.IN_TRANSACTION)
-    yield Row((on.IN_TRANSACTION,), Filled, do.take)
-    yield Row((on.IN_TRANSACTION,), Flush, do.resume)
+    yield Row((on.IN_TRANSACTION,), AddPartitions, do.add)
+    yield Row((on.COMMITTING,), AddPartitions, do.add_at_commit)
     yield Row(OPEN, PartitionsAdded, do.added)
-    yield Row(OPEN, BatchesAnswered, do.acknowledge, None, (*given_up, on.FENCED, on.FAILED))
     # Its end.
-    yield Row((on.IN_TRANSACTION,), CommitTransaction, do.commit, on.COMMITTING, (on.READY,))
+    yield Row((on.IN_TRANSACTION,), CommitTransaction, do.commit, on.COMMITTING)
+    yield Row((on.COMMITTING,), RecordsDelivered, do.finish_records, None, ended)
     yield Row((on.COMMITTING,), OffsetsAdded, do.offsets_added)
     yield Row((on.COMMITTING,), OffsetsStored, do.offsets_stored)
-    yield Row((on.IN_TRANSACTION,), AbortTransaction, do.abort, on.ABORTING, (on.READY, on.UNINITIALISED))
-    yield Row(OPEN, MustAbort, do.abort_for, on.ABORTING, (on.READY, on.UNINITIALISED))
-    yield Row(ENDING, Ended, do.end, on.READY, (on.UNINITIALISED,))
+    yield Row((on.IN_TRANSACTION,), AbortTransaction, do.abort, on.ABORTING)
+    yield Row(OPEN, MustAbort, do.abort_for, on.ABORTING)
+    yield Row((on.ABORTING,), RecordsDiscarded, do.finish_records, None, ended)
+    yield Row(ENDING, Ended, do.end, on.READY, (on.UNINITIALIZED,))
     yield Row((on.COMMITTING,), NoTransaction, do.miss, on.FAILED)
-    yield Row((on.ABORTING,), NoTransaction, do.miss, on.FAILED, (on.READY, on.UNINITIALISED))
-    yield Row((on.ABORTING,), MustAbort, do.begin_anew, on.UNINITIALISED, (on.FAILED,))
+    yield Row((on.ABORTING,), NoTransaction, do.miss, on.FAILED, ended)
+    yield Row((on.ABORTING,), MustAbort, do.renew, on.UNINITIALIZED, (on.FAILED,))
     # Unfinished work.
     yield Row(ENDING, Settle, do.resume)
     yield Row((on.COMMITTING,), CommitTransaction, do.resume)
     yield Row((on.ABORTING,), AbortTransaction, do.resume)
     yield Row((on.READY,), Settle, do.ignore)
-    yield Row((on.UNINITIALISED, on.READY), AbortTransaction, do.ignore)
+    yield Row((on.UNINITIALIZED, on.READY), AbortTransaction, do.ignore)
     # Errors.
     yield Row(ASKING, (TryAgain, Moved, Unanswered), do.try_later)
-    yield Row(ASKING, TimeOver, do.give_up, None, given_up)
+    yield Row(ASKING, TimeOver, do.give_up, None, (on.ABORTING,))
     yield Row((*ASKING, on.READY), Interrupted, do.interrupt, None, (on.ABORTING,))
     yield Row(ASKING, Fenced, do.fence, on.FENCED)
     yield Row(ASKING, TransactionFailed, do.fail, on.FAILED)
-    yield Row((on.UNINITIALISED,), MustAbort, do.fail, on.FAILED)
+    yield Row((on.UNINITIALIZED,), MustAbort, do.fail, on.FAILED)
 
 
 TABLE = TransitionTable(_rows(), OVER)

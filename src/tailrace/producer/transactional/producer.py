@@ -1,9 +1,4 @@
-"""Records and a group's offsets published together or not at all (KIP-98, KIP-447).
-
-Rule of this file: what to do next is ``core.producer.transactional``'s to say; here it is done. There is no task behind
-it: what a call begins is over when the call returns, and whoever is cancelled leaves what is unfinished to the next
-call.
-"""
+"""Transactional producer (KIP-98, KIP-447)."""
 
 from __future__ import annotations
 
@@ -12,78 +7,83 @@ import contextlib
 import copy
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Self, cast
+from typing import Self
 from uuid import UUID
 
-from tailrace.batches.batch_writer import Compression
+from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.batches.batch_writer import BatchWriter, Compression
 from tailrace.config import ConsumerConfig
+from tailrace.core.backoff import Backoff
 from tailrace.core.group.membership import Identity
+from tailrace.core.producer import error_messages as words
+from tailrace.core.producer.accumulator import ProducerSettings
 from tailrace.core.producer.events import (
     AbortTransaction,
-    BatchesAnswered,
+    AddPartitions,
     BeginTransaction,
     CommitTransaction,
-    EmitTransactionEvent,
-    Filled,
-    Flush,
+    DeliverRecords,
+    DiscardRecords,
+    Effect,
     GroupOffsets,
     Interrupted,
     LookUpAgain,
+    PartitionsAdded,
+    ProducerIdGiven,
+    RecordsDelivered,
+    RecordsDiscarded,
+    ReportError,
+    SendAddPartitions,
     Settle,
     TransactionEvent,
+    TransactionFailed,
+    TryAgain,
 )
-from tailrace.core.producer.states import OPEN, ProducerState
+from tailrace.core.producer.states import ProducerState
 from tailrace.core.producer.transactional import TransactionMachine
-from tailrace.errors import (
-    BrokerConnectionError,
-    ConfigurationError,
-    ConsumerStateError,
-    MalformedMessageError,
-    PublishError,
-    TailraceError,
-)
-from tailrace.net.cluster import Cluster
-from tailrace.observe.hooks import Hook, Observer
+from tailrace.core.producer.transactional_accumulator import TransactionAccumulator
+from tailrace.errors import ConfigurationError, ConsumerStateError, PublishError, TailraceError
 from tailrace.producer.partitions import PartitionResolver
-from tailrace.producer.publisher import check_topic_name
-from tailrace.producer.transactional.outbox import Outbox
+from tailrace.producer.publisher import Published
+from tailrace.producer.record_sender import RecordSender
+from tailrace.producer.runtime import ProducerRuntime, cluster_of
 from tailrace.producer.transactional.requests import TransactionRequests
-from tailrace.producer.transactional.settings import A_MOMENT_S, check_options, settings_of
+from tailrace.producer.transactional.settings import CLOSING_ABORT_S, check_options, settings_of
 from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["TransactionalProducer"]
 
-_FLUSH_BYTES = 1_048_576
-"""So much waits before it is written while the transaction is still open."""
+_LINGER_S = 0.005
+"""Readers of committed records wait for the commit anyway, which sends all batches at once."""
 
-_NOTHING: Mapping[TopicPartition, OffsetAndMetadata] = MappingProxyType({})
+_NOT_STARTED = "this producer is not started - use it in an `async with`"
+
+_NO_OFFSETS: Mapping[TopicPartition, OffsetAndMetadata] = MappingProxyType({})
 _NO_IDS: Mapping[TopicPartition, UUID] = MappingProxyType({})
-_NOBODY = Identity()
+_NO_MEMBER = Identity()
 
 
 class TransactionalProducer:
-    """Publishes in transactions for as long as an ``async with`` lasts; one that is open then is aborted.
+    """Publishes in transactions for as long as an ``async with`` lasts; one that is open at its end is aborted.
 
-    One transaction at a time. ``send`` may be called by several tasks at once; they should be through before
-    ``commit`` is called.
+    One transaction at a time. Several tasks may call ``send`` at once, and must be finished before ``commit`` is
+    called. Records are sent while the transaction is open, as ``Producer`` sends them.
 
     Args:
-        config: how to reach the brokers and get in, and how long to try; the rest of it is not looked at.
-        transactional_id: the same name whenever this process starts, and no other's. Who starts with it fences
-            whoever had it before, and a transaction left open by that one is aborted.
-        transaction_timeout_ms: the broker aborts a transaction that is open for longer.
-        compression: of the batches.
-        max_batch_bytes: records of one partition go together up to this size.
-        cluster: brokers to be used together with somebody else; its own if None.
+        config: brokers, security and timeouts; the options of reading are not used.
+        transactional_id: name that this process has at each start, and no other process. A start fences the earlier
+            producer with the name, and its open transaction is aborted.
+        transaction_timeout_ms: time after which the broker aborts an open transaction.
+        compression: codec of the batches.
+        max_batch_bytes: size of a batch, before compression; a larger record is a batch by itself.
+        max_buffered_bytes: size of undelivered records above which ``send`` suspends its caller.
 
     Raises:
-        ConfigurationError: an option will not do.
-        BrokerConnectionError: at start, no broker answers in ``start_timeout_ms``.
-        UnsupportedVersionError: at start, the brokers are older than Apache Kafka 2.5.
-        PublishError: at start, no producer id was given in that time, or none may be.
+        ConfigurationError: an option is invalid.
     """
 
     def __init__(  # noqa: PLR0913 - options
@@ -94,66 +94,78 @@ class TransactionalProducer:
         transaction_timeout_ms: int = 60_000,
         compression: Compression = "none",
         max_batch_bytes: int = 262_144,
-        cluster: Cluster | None = None,
+        max_buffered_bytes: int = 33_554_432,
     ) -> None:
         check_options(transactional_id, transaction_timeout_ms, compression, max_batch_bytes)
         self._config = config
-        self._owns_cluster = cluster is None
-        observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
-        self._cluster = cluster or Cluster(config, observer)
-        settings = settings_of(config, transactional_id, transaction_timeout_ms)
-        self._max_wait_s = min(config.default_api_timeout_ms / 1000, settings.transaction_timeout_s)
-        self._member = TransactionMachine(settings, random.random)
-        self._outbox = Outbox(max_batch_bytes, compression)
-        self._requests = TransactionRequests(self._cluster, settings, self._outbox.content)
-        self._resolver = PartitionResolver(self._cluster)
-        self._one_at_a_time = asyncio.Lock()
-        self._is_running = self._was_started = False
+        self._settings = settings_of(config, transactional_id, transaction_timeout_ms)
+        self._max_wait_s = min(config.default_api_timeout_ms / 1000, self._settings.transaction_timeout_s)
+        backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._limits = ProducerSettings(_LINGER_S, self._max_wait_s, max_buffered_bytes, backoff)
+        self._machine = TransactionMachine(self._settings, random.random)
+        self._records = TransactionAccumulator(
+            self._limits, partial(BatchWriter, max_batch_bytes, compression), random.random
+        )
+        self._one_at_a_time, self._calls = asyncio.Lock(), 0
+        self._progress = AutoResetEvent()
+        self._news = AutoResetEvent()
+        self._running: ProducerRuntime | None = None
+        self._was_started = self._is_cause_unreported = False
 
     def __repr__(self) -> str:
-        return f"<TransactionalProducer {self._member!r} {'running' if self._is_running else 'not running'}>"
+        return f"<TransactionalProducer {self._machine!r} {'not ' if self._running is None else ''}running>"
 
     @property
     def state(self) -> ProducerState:
-        """Where it stands."""
-        return self._member.state
+        """State of the producer."""
+        return self._machine.state
 
     @property
     def error(self) -> TailraceError | None:
-        """Why it is over; None while it is not."""
-        return self._member.error
+        """Cause of a final state; None in any other."""
+        return self._machine.error
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether a commit was sent and not answered: ``commit`` again to find out."""
-        return self._member.is_in_doubt
+        """True if a commit was sent and not answered: call ``commit`` again to find out."""
+        return self._machine.is_in_doubt
 
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Reach the brokers, get a producer id, and so fence whoever had the transactional id before.
+        """Reach the brokers and request a producer id, which fences earlier producers with the transactional id.
 
         Raises:
-            ConsumerStateError: it was started before.
+            ConsumerStateError: the producer was started before.
             BrokerConnectionError: no broker answers in ``start_timeout_ms``.
             UnsupportedVersionError: the brokers are older than Apache Kafka 2.5.
-            PublishError: no producer id was given in that time, or none may be.
+            PublishError: the brokers give no producer id in that time, or refuse one.
         """
         if self._was_started:
-            raise ConsumerStateError("this producer was started before - make another")
-        self._is_running = self._was_started = True
+            raise ConsumerStateError("this producer was started before - create another")
+        self._was_started = True
         within_s = self._config.start_timeout_ms / 1000
+        cluster = cluster_of(self._config)
         try:
-            if self._owns_cluster:
-                await self._cluster.retrying(self._cluster.bootstrap, timeout_s=within_s, what="finding the cluster")
-            await self._do(Settle(within_s))
+            await cluster.reach(within_s)
         except BaseException:
-            self._end()
+            cluster.close()
+            raise
+        sender = RecordSender(cluster, self._records, self._limits, self._settings.transactional_id)
+        sender.on_turn = self._note_progress
+        self._requests = TransactionRequests(cluster, self._settings)
+        resolver = PartitionResolver(cluster)
+        self._running = ProducerRuntime(cluster, sender, resolver, self._max_wait_s, self._act_on_records)
+        try:
+            async with self._turn():
+                await self._do(Settle(within_s))
+        except BaseException:
+            await self._end()
             raise
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Abort what is open, ``stop_timeout_ms`` at most, and close the connections."""
-        if not self._is_running:
+        """Abort an open transaction, within ``stop_timeout_ms`` at most, and close the connections."""
+        if self._running is None:
             return
         within_s = self._config.stop_timeout_ms / 1000 if timeout_s is None else timeout_s
         ending: dict[ProducerState, TransactionEvent] = {
@@ -162,14 +174,13 @@ class TransactionalProducer:
             ProducerState.COMMITTING: Settle(within_s),
         }
         try:
-            # What cannot be ended now, the broker ends when transaction_timeout_ms is over; in doubt was told before.
+            # The broker ends what cannot be ended now, after transaction_timeout_ms.
             with contextlib.suppress(TailraceError):
                 async with self._turn(within_s):
-                    if (event := ending.get(self._member.state)) is not None:
-                        self._tell(event)
-                        await self._drive()
+                    if (event := ending.get(self._machine.state)) is not None:
+                        await self._do(event)
         finally:
-            self._end()
+            await self._end()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -178,29 +189,29 @@ class TransactionalProducer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close(None if error is None else min(A_MOMENT_S, self._config.stop_timeout_ms / 1000))
+        await self.close(None if error is None else min(CLOSING_ABORT_S, self._config.stop_timeout_ms / 1000))
 
     # ---- transactions ------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Begin a transaction, after what is unfinished of the one before.
+        """Begin a transaction, after unfinished work of the previous one.
 
         Raises:
-            ConsumerStateError: one is open, or the producer is not started.
+            ConsumerStateError: a transaction is open, or the producer is not started.
             ProducerFencedError: another process has the same transactional id.
-            PublishError: what was unfinished could not be finished in time.
+            PublishError: unfinished work could not be completed in time; or the previous transaction was aborted, and
+                no call has raised the reason yet.
         """
         async with self._turn():
-            if self._cluster.age_s > self._config.metadata_max_age_ms / 1000:
-                # The old picture does until there is a newer one.
-                with contextlib.suppress(BrokerConnectionError):
-                    await self._cluster.refresh()
-            while self._member.state is not ProducerState.READY:
-                self._tell(Settle(self._max_wait_s))
-                await self._drive()
-            self._tell(BeginTransaction())
+            self._started()
+            if self._is_cause_unreported:
+                self._check(CommitTransaction)
+            while self._machine.state is not ProducerState.READY:
+                await self._do(Settle(self._max_wait_s))
+            await self._do(BeginTransaction())
+            self._records.begin()
 
-    async def send(  # noqa: PLR0913 - what a record has
+    async def send(  # noqa: PLR0913 - a record
         self,
         topic: str,
         value: bytes | None,
@@ -209,167 +220,219 @@ class TransactionalProducer:
         headers: Sequence[tuple[str, bytes | None]] = (),
         partition: int | None = None,
         timestamp_ms: int | None = None,
-    ) -> TopicPartition:
-        """Put a record into the transaction; where it will be.
+    ) -> asyncio.Future[Published]:
+        """Add one record to the transaction and return the future of its offset.
 
-        It is written when there is enough of it, or with the commit. Without ``partition`` the key decides, as with
-        Kafka's own clients.
+        Without ``partition`` the key decides, as with Kafka's own clients. Suspends while ``max_buffered_bytes`` of
+        records are undelivered. A record that cannot be stored aborts the transaction; ``commit`` raises the reason.
 
         Raises:
             ConsumerStateError: no transaction is open.
             ProducerFencedError: another process has the same transactional id.
-            PublishError: the topic or partition does not exist, the record cannot be one, or what was sent before
-                was refused or not acknowledged in time; if so, the transaction was aborted.
+            PublishError: the topic or partition does not exist, the record cannot be encoded, or the transaction was
+                aborted.
         """
-        place = await self._place_of(topic, key, partition)
-        self._check(Filled)
-        try:
-            filled = self._outbox.add(place, key, value, headers, timestamp_ms)
-        except MalformedMessageError as error:
-            raise PublishError(f"{topic}: {error}") from error
-        if filled is not None:
-            self._tell(filled)
-            self._resolver.move_on(topic)
-            if self._outbox.closed_bytes >= _FLUSH_BYTES:
-                await self._flush()
-        return place
+        running = self._check_open()
+        place = running.resolver.known_place_of(topic, key, partition)
+        if place is None:
+            place = await running.place_of(topic, key, partition)
+            self._check_open()
+        future: asyncio.Future[Published] = running.loop.create_future()
+        deadline = running.loop.time() + self._max_wait_s
+        await running.sender.append(place, key, value, headers, timestamp_ms, future, deadline)
+        return future
 
     async def check(self, topic: str, partition: int | None = None) -> None:
-        """See that a record would have a place, without sending one.
+        """Look a topic up, without sending a record.
 
         Raises:
             PublishError: the topic or partition does not exist.
         """
-        await self._place_of(topic, None, partition)
+        if self._running is None:
+            raise ConsumerStateError(_NOT_STARTED)
+        if self._running.resolver.known_place_of(topic, None, partition) is None:
+            await self._running.place_of(topic, None, partition)
 
     async def commit(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] = _NOTHING,
-        identity: Identity = _NOBODY,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] = _NO_OFFSETS,
+        identity: Identity = _NO_MEMBER,
         group_id: str | None = None,
         topic_ids: Mapping[TopicPartition, UUID] = _NO_IDS,
     ) -> None:
-        """Make all that was sent visible, and commit ``offsets`` for the group, at once.
+        """Commit the records and, with them, ``offsets`` for the group.
 
-        Called again when it is in doubt (``is_in_doubt``), it asks once more what was asked then.
+        If the outcome is in doubt (``is_in_doubt``), another call repeats the commit as it was sent.
 
         Args:
-            offsets: the next ones to read, of what the transaction was made of.
-            identity: as which member of the group; one that is not in its present generation is refused.
-            group_id: the group; that of the config when nothing is said.
-            topic_ids: ids of the topics the records were read from, where they are known.
+            offsets: next offsets to read, of the partitions that the transaction was made from.
+            identity: member of the group that commits; refused if it is not in the current generation.
+            group_id: group; the config's if None.
+            topic_ids: ids of the topics that the records were read from, where they are known.
 
         Raises:
             ConsumerStateError: no transaction is open.
-            CommitFailedError: the group has gone on without this member, or a topic was recreated; the transaction
+            CommitFailedError: the group has rebalanced without this member, or a topic was recreated; the transaction
                 was aborted.
-            FencedMemberError: another member has taken this one's place; the transaction was aborted.
+            FencedMemberError: another member has the same ``group_instance_id``; the transaction was aborted.
             ProducerFencedError: another process has the same transactional id.
-            PublishError: it was refused or not through in time and was aborted; or it is in doubt.
+            PublishError: the transaction was aborted since a record was refused or the time was over; or the outcome
+                is in doubt.
         """
         async with self._turn():
             self._check(CommitTransaction)
-            if self._member.state is ProducerState.IN_TRANSACTION:
-                for filled in self._outbox.close_all():
-                    self._tell(filled)
             group_offsets = self._group_offsets(offsets, identity, group_id, topic_ids)
-            self._tell(CommitTransaction(group_offsets, self._max_wait_s))
-            await self._drive()
+            await self._do(CommitTransaction(group_offsets, self._max_wait_s))
 
     async def abort(self) -> None:
-        """Take back all that was sent; nothing to do when it was aborted already.
+        """Abort the transaction; does nothing if it was aborted already.
 
         Raises:
             ConsumerStateError: a commit is in doubt.
-            PublishError: the abort was not acknowledged in time; nothing becomes visible all the same.
+            PublishError: the abort was not acknowledged in time; the records never become visible all the same.
         """
         async with self._turn():
-            if not self._member.is_over:
-                self._tell(AbortTransaction(self._max_wait_s))
-                await self._drive()
+            self._is_cause_unreported = False
+            if not self._machine.is_over:
+                await self._do(AbortTransaction(self._max_wait_s))
 
-    # ---- inside ------------------------------------------------------------------------------------------------
-
-    async def _flush(self) -> None:
-        async with self._turn():
-            # While we waited, another may have written it.
-            if self._outbox.closed_bytes >= _FLUSH_BYTES:
-                self._tell(Flush(self._max_wait_s))
-                await self._drive()
-            elif self._member.aborted_by is not None:
-                self._check(Flush)
-
-    async def _do(self, event: TransactionEvent) -> None:
-        async with self._turn():
-            self._tell(event)
-            await self._drive()
+    # ---- checks ------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _turn(self, within_s: float | None = None) -> AsyncIterator[None]:
-        """Wait for the call that is under way."""
-        within_s = self._max_wait_s if within_s is None else within_s
+        """Wait for the call in progress."""
+        # The call in progress may have to abort the transaction after its own time.
+        within_s = self._max_wait_s + self._settings.abort_s if within_s is None else within_s
+        self._calls += 1
         try:
-            async with asyncio.timeout(within_s):
-                await self._one_at_a_time.acquire()
-        except TimeoutError:
-            raise PublishError(f"the call before this one was not through within {within_s:.1f} s") from None
-        try:
-            yield
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._one_at_a_time.acquire()
+            except TimeoutError:
+                raise PublishError(f"the call before this one did not finish within {within_s:.1f} s") from None
+            try:
+                yield
+            finally:
+                self._one_at_a_time.release()
         finally:
-            self._one_at_a_time.release()
+            self._calls -= 1
+            self._note_progress()
 
     def _check(self, event: type[TransactionEvent]) -> None:
-        """Refuse what cannot be done now."""
-        member = self._member
-        if not self._is_running:
-            raise ConsumerStateError("this producer is not running - use it in an `async with`")
-        if member.error is not None:
-            raise copy.copy(member.error)
-        if member.allows(event):
+        """Raise if the event cannot happen now."""
+        self._started()
+        machine = self._machine
+        if machine.allows(event):
             return
-        if member.aborted_by is not None:
-            raise PublishError(f"the transaction is over: {member.aborted_by}")
-        raise ConsumerStateError(f"this producer is {member.state}{_ADVICE.get(member.state, '')}")
+        if machine.aborted_by is not None:
+            self._is_cause_unreported = False
+            raise words.over(machine.aborted_by)
+        raise ConsumerStateError(f"this producer is {machine.state}{_ADVICE.get(machine.state, '')}")
 
-    def _tell(self, event: TransactionEvent) -> None:
+    def _check_open(self) -> ProducerRuntime:
+        running = self._started()
+        if self._machine.state is not ProducerState.IN_TRANSACTION:
+            self._check(AddPartitions)
+        return running
+
+    def _started(self) -> ProducerRuntime:
+        if self._running is None:
+            raise ConsumerStateError(_NOT_STARTED)
+        if self._machine.error is not None:
+            raise copy.copy(self._machine.error)
+        return self._running
+
+    # ---- driving the machine -----------------------------------------------------------------------------------
+
+    async def _do(self, event: TransactionEvent) -> None:
+        """Handle an event, perform the effects that follow, and raise the error that they report."""
         self._check(type(event))
-        self._member.receive(event, asyncio.get_running_loop().time())
-
-    async def _drive(self) -> None:
-        """Do what the member wants until it wants nothing more, and raise what it has to tell."""
-        loop, member = asyncio.get_running_loop(), self._member
-        told: TailraceError | None = None
+        loop, machine = asyncio.get_running_loop(), self._machine
+        reported: TailraceError | None = None
         try:
+            machine.receive(event, loop.time())
             while True:
-                for effect in member.effects():
-                    if isinstance(effect, EmitTransactionEvent):
-                        told = effect.error
+                for effect in machine.effects():
+                    if isinstance(effect, ReportError):
+                        reported = effect.error
                     elif isinstance(effect, LookUpAgain):
                         self._requests.look_up_again(effect)
                     else:
-                        outcome = await self._requests.outcome(effect)
-                        if isinstance(outcome, BatchesAnswered):
-                            self._outbox.written(outcome.written)
-                        member.receive(outcome, loop.time())
-                if (at := member.next_deadline()) is None:
+                        machine.receive(await self._perform(effect), loop.time())
+                if (at := machine.next_deadline()) is None:
                     break
                 await asyncio.sleep(at - loop.time())
-                member.handle_timer(loop.time())
+                machine.handle_timer(loop.time())
         except BaseException:
-            member.receive(Interrupted(), loop.time())
+            machine.receive(Interrupted(), loop.time())
             raise
         finally:
-            if member.state not in OPEN:
-                self._outbox.clear()
-                self._resolver.move_on()
-        if told is not None:
-            raise copy.copy(told)
+            if machine.error is not None and self._running is not None:
+                await self._running.sender.discard(machine.error)
+        if reported is not None:
+            raise copy.copy(reported)
 
-    async def _place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
-        check_topic_name(topic)
-        if not self._resolver.knows(topic):
-            self._check(Filled)
-        return await self._resolver.place_of(topic, key, partition)
+    async def _perform(self, effect: Effect) -> TransactionEvent:
+        assert self._running is not None
+        sender = self._running.sender
+        match effect:
+            case DeliverRecords(timeout_s=timeout_s):
+                self._records.finish()
+                sender.wake()
+                return await self._delivered(timeout_s)
+            case DiscardRecords(timeout_s=timeout_s):
+                self._running.resolver.move_on()
+                await sender.discard(self._machine.aborted_by or words.closed(), timeout_s)
+                return RecordsDiscarded(self._records.needs_new_epoch)
+            case LookUpAgain() | ReportError():
+                raise AssertionError(f"{effect} is no request")
+        outcome = await self._requests.outcome(effect)
+        if isinstance(effect, SendAddPartitions) and isinstance(outcome, PartitionsAdded):
+            self._records.added(effect.partitions)
+            sender.wake()
+        elif isinstance(outcome, ProducerIdGiven):
+            self._records.adopt(outcome.producer)
+        return outcome
+
+    async def _delivered(self, timeout_s: float) -> TransactionEvent:
+        assert self._running is not None
+        until = self._running.loop.time() + timeout_s
+        while (event := self._event_of_records()) is None:
+            if self._running.sender.is_empty:
+                return RecordsDelivered(self._records.needs_new_epoch)
+            if self._running.loop.time() >= until:
+                return TryAgain("records are not acknowledged")
+            await self._progress.wait(until)
+        return event
+
+    def _event_of_records(self) -> TransactionEvent | None:
+        if self._records.failure is not None:
+            return self._records.failure
+        if self._running is not None and (error := self._running.sender.ended_by) is not None:
+            return TransactionFailed(error)
+        new = self._records.new_partitions
+        return AddPartitions(new, self._max_wait_s) if new else None
+
+    def _note_progress(self) -> None:
+        self._progress.set()
+        if self._event_of_records() is not None:
+            self._news.set()
+
+    async def _act_on_records(self) -> None:
+        """Add partitions, or abort after a failure, while a transaction is open and no call acts on its records."""
+        while True:
+            await self._news.wait()
+            event = self._event_of_records()
+            # A call acts on them itself, or wakes this task at its end. So this task never waits for its turn, and a
+            # call that follows another one at once does not either.
+            if event is None or self._calls or self._machine.state is not ProducerState.IN_TRANSACTION:
+                continue
+            async with self._one_at_a_time:
+                try:
+                    await self._do(event)
+                except TailraceError:
+                    # The next call raises it.
+                    self._is_cause_unreported = True
 
     def _group_offsets(
         self,
@@ -382,7 +445,7 @@ class TransactionalProducer:
             return None
         group_id = group_id or self._config.group_id
         if group_id is None:
-            raise ConfigurationError("offsets need a group to be committed for - give group_id")
+            raise ConfigurationError("group_id is missing: offsets are committed for a group")
         entries = (
             CommitOffset(
                 *place,
@@ -395,21 +458,18 @@ class TransactionalProducer:
         )
         return GroupOffsets(group_id, identity, tuple(entries))
 
-    def _end(self) -> None:
-        self._is_running = False
-        self._outbox.clear()
-        self._resolver.close()
-        self._requests.close()
-        if self._owns_cluster:
-            self._cluster.close()
+    async def _end(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            await running.end()
 
 
 _ADVICE: Mapping[ProducerState, str] = {
     ProducerState.READY: ", no transaction is open - begin() one first",
     ProducerState.IN_TRANSACTION: " - commit() it or abort() it first",
     ProducerState.COMMITTING: (
-        ", and a commit that was sent cannot be taken back - commit() again to find out what came of it"
+        ", and a commit that was sent cannot be taken back - call commit() again to find out its outcome"
     ),
     ProducerState.ABORTING: " - abort() again, or begin() the next transaction",
-    ProducerState.UNINITIALISED: ", no transaction is open - begin() one first",
+    ProducerState.UNINITIALIZED: ", no transaction is open - begin() one first",
 }

@@ -1,4 +1,4 @@
-"""What a transactional producer's options say, checked."""
+"""Options of a transactional producer: checks and conversion."""
 
 from __future__ import annotations
 
@@ -7,41 +7,39 @@ from tailrace.config import ConsumerConfig
 from tailrace.core.producer.events import TransactionSettings
 from tailrace.errors import ConfigurationError
 
-__all__ = ["A_MOMENT_S", "check_options", "settings_of"]
+__all__ = ["CLOSING_ABORT_S", "check_options", "settings_of"]
 
-A_MOMENT_S = 5.0
-"""For an abort that nobody waits for."""
+CLOSING_ABORT_S = 5.0
+"""Time for an abort that no call asked for."""
 
 
 def check_options(transactional_id: str, transaction_timeout_ms: int, compression: str, max_batch_bytes: int) -> None:
-    """Refuse what will not do.
+    """Check the options.
 
     Raises:
-        ConfigurationError: naming the option.
+        ConfigurationError: an option is invalid.
     """
     if not transactional_id:
-        raise ConfigurationError("transactional_id: an empty name will not do - give each process a name of its own")
-    if transaction_timeout_ms < 1:
-        raise ConfigurationError(
-            f"transaction_timeout_ms={transaction_timeout_ms} will not do: it has to be at least 1"
-        )
+        raise ConfigurationError("transactional_id must not be empty - give each process a name of its own")
+    for name, value in (
+        ("transaction_timeout_ms", transaction_timeout_ms),
+        ("max_batch_bytes", max_batch_bytes),
+    ):
+        if value < 1:
+            raise ConfigurationError(f"{name} must be at least 1, not {value}")
     if compression not in COMPRESSIONS:
-        raise ConfigurationError(
-            f"compression={compression!r} will not do: it has to be one of {', '.join(COMPRESSIONS)}"
-        )
-    if max_batch_bytes < 1:
-        raise ConfigurationError(f"max_batch_bytes={max_batch_bytes} will not do: it has to be at least 1")
+        raise ConfigurationError(f"compression must be one of {', '.join(COMPRESSIONS)}, not {compression!r}")
 
 
 def settings_of(config: ConsumerConfig, transactional_id: str, transaction_timeout_ms: int) -> TransactionSettings:
-    """The same in seconds, for the machine."""
+    """Return the options in seconds."""
     timeout_s = transaction_timeout_ms / 1000
     return TransactionSettings(
         transactional_id,
         transaction_timeout_s=timeout_s,
-        # So that another broker can still be asked before the transaction is over.
+        # Leaves time to ask another broker before the transaction is over.
         request_timeout_s=min(config.request_timeout_ms / 1000, timeout_s / 3),
-        abort_s=min(A_MOMENT_S, config.default_api_timeout_ms / 1000, timeout_s),
+        abort_s=min(CLOSING_ABORT_S, config.default_api_timeout_ms / 1000, timeout_s),
         retry_first_s=config.retry_backoff_ms / 1000,
         retry_longest_s=config.retry_backoff_max_ms / 1000,
     )

@@ -1,0 +1,91 @@
+"""Parts that both producers have while they are started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import cast
+
+from tailrace.config import ConsumerConfig
+from tailrace.errors import PublishError
+from tailrace.net.cluster import Cluster
+from tailrace.observe.hooks import Hook, Observer
+from tailrace.producer.partitions import PartitionResolver
+from tailrace.producer.publisher import check_topic_name
+from tailrace.producer.record_sender import RecordSender
+from tailrace.records import TopicPartition
+
+__all__ = ["ProducerRuntime", "cluster_of"]
+
+
+def cluster_of(config: ConsumerConfig) -> Cluster:
+    """Return a cluster that emits its events to the hooks of ``config``."""
+    return Cluster(config, Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id))
+
+
+class ProducerRuntime:
+    """Parts of a producer from its start until it is closed, and the task that sends its records.
+
+    Args:
+        cluster: brokers, closed with the producer.
+        sender: sender of the records.
+        resolver: chooses partitions.
+        timeout_s: time that a record may wait for metadata.
+        beside: functions that run as long as the sender.
+
+    Attributes:
+        is_closed: True once the connections are closed.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        sender: RecordSender,
+        resolver: PartitionResolver,
+        timeout_s: float,
+        *beside: Callable[[], Coroutine[object, object, None]],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.sender, self.resolver = sender, resolver
+        self._cluster, self._timeout_s = cluster, timeout_s
+        self._lookups: set[asyncio.Timeout] = set()
+        self.is_closed = False
+        sender.on_batch = resolver.move_on
+        self._task = asyncio.create_task(sender.run(*beside), name="tailrace producer")
+
+    async def place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+        """Return the partition of a record, looked up if necessary.
+
+        Raises:
+            PublishError: the topic or partition does not exist, or no metadata came in time.
+        """
+        check_topic_name(topic)
+        limit = asyncio.timeout(self._timeout_s)
+        self._lookups.add(limit)
+        try:
+            async with limit:
+                return await self.resolver.place_of(topic, key, partition)
+        except TimeoutError:
+            if self.is_closed:
+                raise PublishError(f"{topic}: the producer was closed before the record was sent") from None
+            raise PublishError(f"{topic}: no metadata within {self._timeout_s:.0f} s") from None
+        finally:
+            self._lookups.discard(limit)
+
+    async def flushed(self) -> None:
+        """Wait until everything is delivered or has failed."""
+        if not self._task.done():
+            await self.sender.flush()
+
+    async def end(self) -> None:
+        """Fail what is undelivered and close the connections."""
+        self._task.cancel()
+        self.is_closed = True
+        for limit in self._lookups:
+            limit.reschedule(self.loop.time())
+        try:
+            await asyncio.wait({self._task})
+        finally:
+            self._cluster.close()
+        if not self._task.cancelled():
+            self._task.exception()

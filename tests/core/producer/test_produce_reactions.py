@@ -1,0 +1,68 @@
+"""Reactions of a producer to error codes in the answer to Produce."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of
+from tailrace.core.producer.events import Fenced, MustAbort, TransactionFailed
+from tailrace.core.producer.produce_reactions import ProduceReaction, reaction_to, refusal
+from tailrace.error_codes import RETRIABLE, ErrorCode
+from tailrace.errors import PublishError, PublishTooLargeError
+
+HEALING = {ProduceReaction.STORED, ProduceReaction.RETRY, ProduceReaction.LOOK_UP}
+
+
+@pytest.mark.parametrize(
+    ("code", "reaction"),
+    [
+        (ErrorCode.NONE, ProduceReaction.STORED),
+        (ErrorCode.DUPLICATE_SEQUENCE_NUMBER, ProduceReaction.STORED),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, ProduceReaction.LOOK_UP),
+        (ErrorCode.LEADER_NOT_AVAILABLE, ProduceReaction.LOOK_UP),
+        (ErrorCode.REPLICA_NOT_AVAILABLE, ProduceReaction.LOOK_UP),
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ProduceReaction.LOOK_UP),
+        (ErrorCode.KAFKA_STORAGE_ERROR, ProduceReaction.LOOK_UP),
+        (ErrorCode.FENCED_LEADER_EPOCH, ProduceReaction.LOOK_UP),
+        (ErrorCode.UNKNOWN_LEADER_EPOCH, ProduceReaction.LOOK_UP),
+        (ErrorCode.NOT_ENOUGH_REPLICAS, ProduceReaction.RETRY),
+        (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ProduceReaction.RETRY),
+        (ErrorCode.REQUEST_TIMED_OUT, ProduceReaction.RETRY),
+        (ErrorCode.CORRUPT_MESSAGE, ProduceReaction.RETRY),
+        (ErrorCode.CONCURRENT_TRANSACTIONS, ProduceReaction.RETRY),
+        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ProduceReaction.WAIT_FOR_EARLIER),
+        (ErrorCode.UNKNOWN_PRODUCER_ID, ProduceReaction.RENEW),
+        (ErrorCode.INVALID_PRODUCER_EPOCH, ProduceReaction.RENEW),
+        (ErrorCode.MESSAGE_TOO_LARGE, ProduceReaction.ISOLATE),
+        (ErrorCode.INVALID_RECORD, ProduceReaction.ISOLATE),
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ProduceReaction.FAIL),
+        (999, ProduceReaction.FAIL),
+    ],
+)
+def test_reactions_to_codes_of_produce(code, reaction):
+    """The codes that occur in answers to Produce, one by one."""
+    assert reaction_to(code) is reaction
+
+
+def test_retriable_codes_are_retried():
+    """No code that Kafka defines as retriable fails a record, except those that a new epoch or a division heals."""
+    lost = {ProduceReaction.FAIL}
+
+    assert [code for code in RETRIABLE if reaction_to(code) in lost] == []
+
+
+@pytest.mark.parametrize("code", [code for code in (*ErrorCode, 999) if reaction_to(code) not in HEALING])
+def test_in_a_transaction_other_codes_end_it(code):
+    """The transactional table has an event for each code with which a batch cannot be sent again as it is."""
+    assert isinstance(event_of(code, TransactionRequestKind.PRODUCE), MustAbort | Fenced | TransactionFailed)
+
+
+def test_a_refusal_names_the_topic_and_the_reason():
+    """A record that is too large has an error type of its own."""
+    too_large = refusal("orders", ErrorCode.MESSAGE_TOO_LARGE)
+    refused = refusal("orders", ErrorCode.INVALID_RECORD, "no key")
+
+    assert type(too_large) is PublishTooLargeError
+    assert "orders: larger than the topic allows (MESSAGE_TOO_LARGE" in str(too_large)
+    assert type(refused) is PublishError
+    assert "orders: no key (INVALID_RECORD" in str(refused)

@@ -1,0 +1,237 @@
+"""Records of a transaction: which may be sent, and which failures end the transaction."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.core.backoff import Backoff
+from tailrace.core.producer.accumulator import ProducerSettings
+from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of
+from tailrace.core.producer.events import Fenced, MustAbort, ProducerId, TransactionFailed
+from tailrace.core.producer.pending_batch import Delivered, PendingBatch
+from tailrace.core.producer.produce_reactions import ProduceReaction, reaction_to
+from tailrace.core.producer.transactional_accumulator import TransactionAccumulator
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import AuthenticationError, PublishError, PublishTooLargeError
+from tailrace.records import TopicPartition
+from tests.support.simulation.listed_batch import ListedBatch
+
+PLACE, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Bench:
+    """An accumulator in a transaction, one leader, and a clock."""
+
+    def __init__(self, *added: TopicPartition) -> None:
+        limits = ProducerSettings(0.0, 60.0, 1_000, Backoff(1.0, 8.0))
+        self.records = TransactionAccumulator(limits, lambda: ListedBatch(2), lambda: 0.5)
+        self.records.adopt(ProducerId(7, 3))
+        self.records.begin()
+        self.records.added(added)
+        self.now = 100.0
+
+    def append(self, *values: int, place: TopicPartition = PLACE) -> None:
+        for value in values:
+            self.records.append(place, None, value, (), None, value, self.now, self.now + 60)
+
+    def take(self) -> list[PendingBatch]:
+        taken = self.records.take(self.now, lambda _place: 1, lambda _leader: 5)
+        return [batch for _, batches in taken for batch in batches]
+
+    def answer(self, batch: PendingBatch, code: int = 0, offset: int = 0, detail: str = "") -> list:
+        self.records.request_ended(1)
+        return self.records.answered(batch, code, offset, self.now, detail)
+
+
+def test_batches_wait_until_their_partition_is_added():
+    """Those of other partitions are sent meanwhile."""
+    bench = Bench(PLACE)
+    bench.append(1)
+    bench.append(2, place=OTHER)
+
+    assert bench.records.new_partitions == (OTHER,)
+    assert [batch.partition for batch in bench.take()] == [PLACE]
+    assert bench.take() == []
+    bench.records.added([OTHER])
+    assert [batch.partition for batch in bench.take()] == [OTHER]
+    assert bench.records.new_partitions == ()
+
+
+def test_partitions_are_added_to_each_transaction():
+    """Epoch and sequence continue in the next transaction."""
+    bench = Bench(PLACE)
+    bench.append(1)
+    (batch,) = bench.take()
+    bench.answer(batch)
+    assert bench.records.is_empty
+
+    bench.records.begin()
+    bench.append(2)
+    assert bench.records.new_partitions == (PLACE,)
+    bench.records.added([PLACE])
+    (batch,) = bench.take()
+    assert (batch.producer, batch.sequence) == (ProducerId(7, 3), 1)
+
+
+def test_several_batches_of_a_partition_are_in_flight():
+    """Publishing in a transaction is pipelined as outside of one."""
+    bench = Bench(PLACE)
+    bench.append(0)
+    bench.answer(bench.take()[0])
+
+    bench.append(*range(1, 20))
+
+    assert [(batch.producer.epoch, batch.sequence) for batch in bench.take()] == [(3, 1 + 2 * n) for n in range(5)]
+
+
+FINAL = [
+    code
+    for code in ErrorCode
+    if reaction_to(code) not in {ProduceReaction.STORED, ProduceReaction.RETRY, ProduceReaction.LOOK_UP}
+]
+
+
+@pytest.mark.parametrize("code", FINAL, ids=lambda code: code.name)
+def test_a_batch_that_cannot_be_stored_ends_the_transaction(code):
+    """No record fails by itself, no epoch is raised, nothing more is sent; the records wait to be discarded."""
+    bench = Bench(PLACE, OTHER)
+    bench.append(1, 2)
+    (batch,) = bench.take()
+    bench.append(3, place=OTHER)
+
+    assert bench.answer(batch, code) == []
+
+    assert isinstance(bench.records.failure, MustAbort | Fenced | TransactionFailed)
+    assert type(bench.records.failure) is type(event_of(code, TransactionRequestKind.PRODUCE))
+    bench.now += 30
+    assert bench.take() == []
+    assert bench.records.needs_new_epoch
+    failed = bench.records.fail_all(PublishError("aborted"))
+    assert sorted(ticket for one in failed for ticket in one.batch.tickets) == [1, 2, 3]
+    assert bench.records.is_empty
+    assert bench.records.buffered_bytes == 0
+
+
+def test_a_record_that_is_too_large_is_named():
+    """The event names the partition and what the broker said."""
+    bench = Bench(PLACE)
+    bench.append(1)
+    bench.answer(bench.take()[0], ErrorCode.MESSAGE_TOO_LARGE, detail="1,000 bytes")
+
+    failure = bench.records.failure
+    assert isinstance(failure, MustAbort)
+    assert isinstance(failure.error, PublishTooLargeError)
+    assert "t[0] (1,000 bytes): Produce was refused (MESSAGE_TOO_LARGE" in str(failure.error)
+
+
+def test_a_gap_ends_the_transaction_only_if_nothing_before_it_is_unsettled():
+    """A batch that overtook another one is sent again after it."""
+    bench = Bench(PLACE)
+    bench.append(0)
+    bench.answer(bench.take()[0])
+    bench.append(1, 2, 3, 4)
+    bench.records.finish()
+    first, second = bench.take()
+
+    bench.answer(first, ErrorCode.NOT_ENOUGH_REPLICAS)
+    bench.answer(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    assert bench.records.failure is None
+    bench.now += 1
+    assert bench.take() == [first]
+    assert bench.answer(first, offset=1) == [Delivered(first, 1)]
+    assert bench.take() == [second]
+    bench.answer(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    assert isinstance(bench.records.failure, MustAbort)
+    assert bench.records.failure.needs_new_epoch
+
+
+def test_the_worst_failure_counts():
+    """A fenced producer is not taken for one whose transaction can be aborted."""
+    bench = Bench(PLACE, OTHER)
+    bench.append(1)
+    bench.append(2, place=OTHER)
+    first, second = bench.take()
+
+    bench.answer(first, ErrorCode.MESSAGE_TOO_LARGE)
+    bench.records.answered(second, ErrorCode.INVALID_PRODUCER_EPOCH, -1, bench.now)
+
+    assert isinstance(bench.records.failure, Fenced)
+
+
+def test_an_error_that_no_attempt_heals_ends_the_producer():
+    """Refused credentials, for one."""
+    bench = Bench(PLACE)
+    bench.append(1)
+    error = AuthenticationError("no")
+
+    assert bench.records.refused(bench.take()[0], error) == []
+
+    assert bench.records.failure == TransactionFailed(error)
+
+
+def test_a_record_that_takes_too_long_ends_the_transaction():
+    """The reason names the last trouble; the deadline is no reason to wake up again."""
+    bench = Bench(PLACE)
+    bench.append(1)
+    (batch,) = bench.take()
+    bench.answer(batch, ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert bench.records.next_deadline(bench.now) == 101.0
+    bench.now = 160.0
+
+    assert bench.records.expire(bench.now) == []
+
+    failure = bench.records.failure
+    assert isinstance(failure, MustAbort)
+    assert "not through in time; last: t[0]: NOT_ENOUGH_REPLICAS" in str(failure.error)
+    assert bench.take() == []
+    assert bench.records.next_deadline(bench.now) is None
+
+
+def test_records_in_flight_are_over_when_they_are_discarded():
+    """An answer that comes later settles the sequence: it has no gap if the batch was stored."""
+    bench = Bench(PLACE)
+    bench.append(1)
+    (batch,) = bench.take()
+    (failed,) = bench.records.fail_all(PublishError("aborted"))
+    assert failed.batch is batch
+    assert not bench.records.is_empty
+
+    assert bench.answer(batch) == []
+
+    assert bench.records.is_empty
+    assert not bench.records.needs_new_epoch
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.MESSAGE_TOO_LARGE])
+def test_a_discarded_batch_that_was_not_stored_leaves_a_gap(code):
+    """So does one that was sent and not answered."""
+    bench = Bench(PLACE)
+    bench.append(1)
+    (batch,) = bench.take()
+    bench.records.fail_all(PublishError("aborted"))
+
+    bench.answer(batch, code)
+
+    assert bench.records.needs_new_epoch
+
+
+@pytest.mark.parametrize("was_sent", [True, False])
+def test_after_a_batch_without_an_answer_the_epoch_is_new(was_sent):
+    """Although its copy was stored: the first one may still arrive. One that was never written cannot."""
+    bench = Bench(PLACE)
+    bench.append(1)
+    (batch,) = bench.take()
+    bench.records.request_ended(1)
+    bench.records.unanswered(batch, "lost", bench.now, was_sent=was_sent)
+    bench.now += 1
+    (again,) = bench.take()
+    bench.answer(again)
+
+    assert bench.records.needs_new_epoch is was_sent
+    bench.records.adopt(ProducerId(7, 4))
+    assert not bench.records.needs_new_epoch
+    bench.records.begin()
+    bench.records.added([PLACE])
+    bench.append(2)
+    (batch,) = bench.take()
+    assert (batch.producer, batch.sequence) == (ProducerId(7, 4), 0)
