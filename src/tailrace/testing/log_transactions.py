@@ -5,7 +5,7 @@ Decisions to open, commit and abort transactions are those of production.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 from tailrace.app.transactions.attempts import PendingRecord
@@ -80,6 +80,7 @@ class _LogCommitter:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         identity: Identity,  # noqa: ARG002 - there are no other members
         topic_ids: Mapping[TopicPartition, UUID],  # noqa: ARG002 - no topic is deleted
+        current_identity: Callable[[], Identity | None],  # noqa: ARG002 - there are no rebalances
     ) -> None:
         """Add the records of the transaction to the log and store its offsets."""
         outgoing = list(self._outgoing)

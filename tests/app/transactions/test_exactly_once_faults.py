@@ -72,9 +72,8 @@ async def test_a_lost_answer_loses_and_repeats_nothing(  # noqa: PLR0917 - fixtu
 @pytest.mark.parametrize(
     ("request_", "code"),
     [
-        (TxnOffsetCommitRequest, ErrorCode.ILLEGAL_GENERATION),
-        (TxnOffsetCommitRequest, ErrorCode.STALE_MEMBER_EPOCH),
         (TxnOffsetCommitRequest, ErrorCode.UNKNOWN_MEMBER_ID),
+        (TxnOffsetCommitRequest, ErrorCode.REBALANCE_IN_PROGRESS),
         (ProduceRequest, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
         (ProduceRequest, ErrorCode.TRANSACTION_ABORTABLE),
         (AddPartitionsToTxnRequest, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
@@ -99,6 +98,26 @@ async def test_what_is_refused_is_done_again(  # noqa: PLR0917 - fixtures
     assert len(recorder.of(TransactionAborted)) == 1
     # What is said to be refused may have been done all the same: then it is not done again.
     assert Counter(seen).keys() == {*range(50)}
+    await check(ledger, target, range(50))
+
+
+@pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.STALE_MEMBER_EPOCH])
+async def test_a_generation_that_is_refused_in_passing_aborts_nothing(  # noqa: PLR0917 - fixtures
+    ledger, witness, proxy, new_app, group, recorder, code
+):
+    """While the member owns its partitions, the offsets are sent again: no record is handled twice."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app()
+    seen = passing_on(app, source, target)
+
+    async with app:
+        await its_beginning(recorder)
+        with proxy.edit_answer(TxnOffsetCommitRequest, with_code(code), times=2) as refused:
+            fill(witness, source, range(50))
+            await until_committed(ledger, group, source, 50)
+
+    assert refused.count == 2
+    assert not recorder.of(TransactionAborted)
+    assert Counter(seen) == Counter(range(50))
     await check(ledger, target, range(50))
 
 

@@ -16,9 +16,10 @@ from tailrace.observe.events import (
     PartitionsRevoked,
     TransactionAborted,
 )
-from tailrace.protocol.transactions import TxnOffsetCommitRequest
+from tailrace.protocol.classic_group import JoinGroupRequest, SyncGroupRequest
+from tailrace.protocol.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from tests.support.consumer_group import until
-from tests.support.pipelines import check, fill, offsets_now, passing_on, until_committed
+from tests.support.pipelines import check, direct, fill, offsets_now, passing_on, until_committed
 from tests.support.transaction_faults import with_code
 
 
@@ -78,8 +79,8 @@ async def test_a_partition_is_given_back_when_its_transaction_is_over(ledger, wi
     """A handler that runs while another member joins is waited for, and its record is not handled twice."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(40))
-    # The next transaction, of the partition that stays, ends after the rebalance: in the middle it could be fenced.
-    app = new_app(transaction_timeout_ms=60_000, transaction_interval_ms=2_000)
+    # The transactions of the partition that stays end before, during and after the rebalance.
+    app = new_app(transaction_timeout_ms=60_000, transaction_interval_ms=10)
     go, other = asyncio.Event(), new_app()
 
     async def hold(_record: Record) -> None:
@@ -96,6 +97,44 @@ async def test_a_partition_is_given_back_when_its_transaction_is_over(ledger, wi
             await recorder.wait_for(PartitionsRevoked)
             await until_committed(ledger, group, source, 40, 2)
 
+    assert not recorder.of(TransactionAborted)
+    assert Counter(seen + seen_there) == Counter(range(40))
+    await check(ledger, target, range(40))
+
+
+@pytest.mark.parametrize("request_", [JoinGroupRequest, SyncGroupRequest])
+async def test_a_commit_in_the_middle_of_a_rebalance_keeps_its_transaction(  # noqa: PLR0917 - fixtures
+    ledger, witness, new_app, own_server, proxy, group, recorder, request_
+):
+    """The coordinator has completed the join and its answer is on the way: the offsets go with the new generation."""
+    source, target = ledger.topic(2), ledger.topic()
+    fill(witness, source, range(40))
+    app = new_app(transaction_timeout_ms=60_000)
+    other = new_app(bootstrap_servers=direct(own_server).bootstrap_servers, hooks=[])
+    go, codes = asyncio.Event(), []
+
+    async def hold(_record: Record) -> None:
+        await go.wait()
+
+    def note(answer: TxnOffsetCommitResponse) -> TxnOffsetCommitResponse:
+        codes.extend(one.error_code for one in answer.partitions)
+        return answer
+
+    seen = passing_on(app, source, target, first=hold)
+    seen_there = passing_on(other, source, target)
+    async with app:
+        await until(lambda: seen)
+        with proxy.edit_answer(TxnOffsetCommitRequest, note, times=None), proxy.hold_answer(request_) as held:
+            async with other:
+                await held.took_place()
+                codes.clear()
+                go.set()
+                await until(lambda: codes)
+                held.release()
+                await until_committed(ledger, group, source, 40, 2)
+
+    # Between JoinGroup and SyncGroup the member has the new generation already.
+    assert (codes[0] == ErrorCode.ILLEGAL_GENERATION) is (request_ is JoinGroupRequest)
     assert not recorder.of(TransactionAborted)
     assert Counter(seen + seen_there) == Counter(range(40))
     await check(ledger, target, range(40))

@@ -15,6 +15,7 @@ from tailrace.core.producer.error_reactions import (
 )
 from tailrace.core.producer.events import (
     Fenced,
+    GenerationRefused,
     Moved,
     MustAbort,
     NoTransaction,
@@ -29,6 +30,7 @@ EVENTS = {
     TransactionReaction.RETRY_SOON: TryAgain,
     TransactionReaction.RETRY: TryAgain,
     TransactionReaction.LOOK_UP: Moved,
+    TransactionReaction.REJOINED: GenerationRefused,
     TransactionReaction.ABORT: MustAbort,
     TransactionReaction.ABORT_AND_RENEW: MustAbort,
     TransactionReaction.LOOK_BACK: NoTransaction,
@@ -91,11 +93,11 @@ CASES = [
     (ErrorCode.INVALID_RECORD, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT),
     (ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT),
     # A group's offsets.
-    (ErrorCode.ILLEGAL_GENERATION, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
+    (ErrorCode.ILLEGAL_GENERATION, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.REJOINED),
     (ErrorCode.UNKNOWN_MEMBER_ID, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
     (ErrorCode.FENCED_INSTANCE_ID, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
     (ErrorCode.REBALANCE_IN_PROGRESS, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
-    (ErrorCode.STALE_MEMBER_EPOCH, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
+    (ErrorCode.STALE_MEMBER_EPOCH, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.REJOINED),
     (ErrorCode.FENCED_MEMBER_EPOCH, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
     (ErrorCode.OFFSET_METADATA_TOO_LARGE, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
     (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.RETRY),
@@ -203,7 +205,15 @@ def test_a_refusal_says_what_follows():
 def test_the_worst_trouble_decides():
     """Of several troubles the gravest counts; of none, none."""
     error = PublishError("no")
-    in_order = (TryAgain("1"), Moved("2"), Unanswered("3"), MustAbort(error), Fenced("5"), TransactionFailed(error))
+    in_order = (
+        TryAgain("1"),
+        Moved("2"),
+        Unanswered("3"),
+        GenerationRefused(error),
+        MustAbort(error),
+        Fenced("6"),
+        TransactionFailed(error),
+    )
 
     assert worst_of(()) is None
     for count in range(1, len(in_order) + 1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tailrace.core.group.events import Identity
@@ -15,6 +17,7 @@ from tailrace.core.producer.events import (
     DiscardRecords,
     Ended,
     Fenced,
+    GenerationRefused,
     GroupOffsets,
     Interrupted,
     LookUpAgain,
@@ -73,6 +76,7 @@ EVENTS: dict[type[TransactionEvent], TransactionEvent] = {
         Moved("elsewhere"),
         Unanswered("silence"),
         MustAbort(REFUSED),
+        GenerationRefused(REFUSED),
         NoTransaction(REFUSED),
         Fenced("fenced"),
         TransactionFailed(REFUSED),
@@ -368,6 +372,56 @@ def test_a_transaction_that_took_too_long_is_told_from_a_second_process():
 
     assert "took 61.0 s" in str(one.error)
     assert "raise transaction_timeout_ms" in str(one.error)
+
+
+def storing() -> TransactionMachine:
+    """Return a machine that has sent its offsets."""
+    one = member_in(ProducerState.COMMITTING)
+    told(one, DELIVERED, OffsetsAdded())
+    return one
+
+
+def test_offsets_are_sent_again_under_a_newer_generation():
+    """A member that kept its partitions in a rebalance commits with the generation that it has joined meanwhile."""
+    one = storing()
+    newer = Identity("m", 6, "i")
+
+    assert told(one, GenerationRefused(REFUSED, newer)) == [SendOffsets(WHO, replace(OFFSETS, identity=newer), 20.0)]
+    assert told(one, OffsetsStored()) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
+
+
+def test_offsets_are_sent_again_when_the_newer_generation_is_known():
+    """The group may have completed a rebalance whose answer this member has not received."""
+    one = storing()
+    newer = Identity("m", 6, "i")
+
+    assert told(one, GenerationRefused(REFUSED, OFFSETS.identity)) == []
+    assert one.next_deadline() == pytest.approx(NOW + 0.005)
+    one.handle_timer(NOW + 0.005)
+    assert list(one.effects()) == [SendOffsets(WHO, OFFSETS, pytest.approx(20.0))]
+    assert told(one, GenerationRefused(REFUSED, newer)) == [SendOffsets(WHO, replace(OFFSETS, identity=newer), 20.0)]
+
+
+def test_offsets_of_partitions_that_are_no_longer_owned_abort():
+    """Their next owner handles the records again."""
+    one = storing()
+
+    assert told(one, GenerationRefused(REFUSED, None), DISCARDED, Ended()) == [
+        DiscardRecords(2.5),
+        SendEnd(WHO, is_commit=False, timeout_s=5.0),
+        ReportError(REFUSED),
+    ]
+
+
+def test_a_generation_that_stays_refused_aborts_when_the_time_is_over():
+    """The reason is the refusal."""
+    one = storing()
+    told(one, GenerationRefused(REFUSED, OFFSETS.identity), now=NOW + 59.999)
+
+    one.handle_timer(NOW + 60.0)
+
+    assert one.state is ProducerState.ABORTING
+    assert "not through in time; last: refused" in str(one.aborted_by)
 
 
 # ---- time ------------------------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class TransactionCommitter(Protocol):
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         identity: Identity,
         topic_ids: Mapping[TopicPartition, UUID],
+        current_identity: Callable[[], Identity | None],
     ) -> None:
         """Commit it."""
 

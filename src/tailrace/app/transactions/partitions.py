@@ -170,6 +170,11 @@ class TransactionPartitions:
             return rest.position, taken
         return None
 
+    def are_owned(self, group_view: GroupView) -> bool:
+        """Return True if this member still owns the partitions of ``offsets``, as they were assigned."""
+        shares = (*self, *self._passed)
+        return all(share.is_current and group_view.is_ours(share.position) for share in shares)
+
     @property
     def are_done(self) -> bool:
         """True if all delivered records are finished."""

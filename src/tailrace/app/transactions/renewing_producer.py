@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 from tailrace.config import ConsumerConfig
@@ -57,7 +57,7 @@ class RenewingProducer:
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, _LONGEST_PAUSE_MS)
         self._producer: TransactionalProducer | None = None
         self._is_begun = False
-        """True from ``begin`` to ``commit`` or ``abort``, even if the producer has aborted the transaction by itself."""
+        """True from ``begin`` to ``commit`` or ``abort``, even if the producer has aborted the transaction itself."""
         self._is_refused = False
         """Whether no producer id may be had."""
 
@@ -150,6 +150,7 @@ class RenewingProducer:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         identity: Identity,
         topic_ids: Mapping[TopicPartition, UUID],
+        current_identity: Callable[[], Identity | None],
     ) -> None:
         """Commit, and where it is not known whether that is done, find out.
 
@@ -160,7 +161,7 @@ class RenewingProducer:
         failures = 0
         while True:
             try:
-                await self._producer.commit(offsets, identity, self._group_id, topic_ids)
+                await self._producer.commit(offsets, identity, self._group_id, topic_ids, current_identity)
             except TailraceError as error:
                 if not self._producer.is_in_doubt:
                     raise

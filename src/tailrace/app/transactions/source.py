@@ -311,7 +311,12 @@ class TransactionalSource:
             if not self._attempts.has_sent and not self._held.have_changed(offsets):
                 self._carry_on()
                 return
-            await self._transactor.commit(offsets, identity, self._held.topic_ids())
+            await self._transactor.commit(
+                offsets,
+                identity,
+                self._held.topic_ids(),
+                lambda: (self._at.identity or identity) if self._held.are_owned(self._at) else None,
+            )
         except TailraceError as error:
             self._failed(error)
             return

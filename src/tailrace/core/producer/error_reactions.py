@@ -12,6 +12,7 @@ from enum import StrEnum
 from tailrace.core.error_reactions import ReactionTable
 from tailrace.core.producer.events import (
     Fenced,
+    GenerationRefused,
     Moved,
     MustAbort,
     NoTransaction,
@@ -51,6 +52,7 @@ class TransactionReaction(StrEnum):
     RETRY_SOON = "send it again in a moment"
     RETRY = "send it again after a backoff"
     LOOK_UP = "find the coordinator, then send it again"
+    REJOINED = "send it again under the newer generation, if the partitions are still owned; else abort"
     ABORT = "abort the transaction"
     ABORT_AND_RENEW = "abort the transaction and take a new epoch"
     LOOK_BACK = "nothing to abort if the coordinator never acknowledged the transaction; else stop"
@@ -98,12 +100,13 @@ _BY_REQUEST: Mapping[TransactionRequestKind, Mapping[int, TransactionReaction]] 
     TransactionRequestKind.END: {ErrorCode.INVALID_TXN_STATE: TransactionReaction.LOOK_BACK},
     # The partitions belong to another member now, or the offsets cannot be stored as they are (KIP-447).
     TransactionRequestKind.COMMIT_OFFSETS: {
-        ErrorCode.ILLEGAL_GENERATION: TransactionReaction.ABORT,
+        # During a cooperative rebalance, and with each new epoch of KIP-848, a member keeps partitions.
+        ErrorCode.ILLEGAL_GENERATION: TransactionReaction.REJOINED,
+        ErrorCode.STALE_MEMBER_EPOCH: TransactionReaction.REJOINED,
         ErrorCode.UNKNOWN_MEMBER_ID: TransactionReaction.ABORT,
         ErrorCode.REBALANCE_IN_PROGRESS: TransactionReaction.ABORT,
         ErrorCode.FENCED_INSTANCE_ID: TransactionReaction.ABORT,
         ErrorCode.FENCED_MEMBER_EPOCH: TransactionReaction.ABORT,
-        ErrorCode.STALE_MEMBER_EPOCH: TransactionReaction.ABORT,
         ErrorCode.GROUP_ID_NOT_FOUND: TransactionReaction.ABORT,
         ErrorCode.OFFSET_METADATA_TOO_LARGE: TransactionReaction.ABORT,
         ErrorCode.INVALID_COMMIT_OFFSET_SIZE: TransactionReaction.ABORT,
@@ -138,7 +141,7 @@ _LEFT_BEHIND = frozenset(
 """Codes of a group that has rebalanced without this member."""
 
 
-def event_of(  # noqa: PLR0911 - one for each reaction
+def event_of(  # noqa: C901, PLR0911 - one for each reaction
     code: int, asked: TransactionRequestKind, detail: str = ""
 ) -> TransactionEvent | None:
     """Return the event of an error code; None if there is no error. ``detail`` names what the request was about."""
@@ -152,6 +155,8 @@ def event_of(  # noqa: PLR0911 - one for each reaction
             return TryAgain(said)
         case TransactionReaction.LOOK_UP:
             return Moved(said)
+        case TransactionReaction.REJOINED:
+            return GenerationRefused(error_of(code, asked, detail))
         case TransactionReaction.ABORT:
             return MustAbort(error_of(code, asked, detail))
         case TransactionReaction.ABORT_AND_RENEW:
@@ -184,7 +189,15 @@ def error_of(code: int, asked: TransactionRequestKind, detail: str = "") -> Tail
     return kind(f"{refusal} - {outcome}")
 
 
-_WORST_LAST: tuple[type[TransactionEvent], ...] = (TryAgain, Moved, Unanswered, MustAbort, Fenced, TransactionFailed)
+_WORST_LAST: tuple[type[TransactionEvent], ...] = (
+    TryAgain,
+    Moved,
+    Unanswered,
+    GenerationRefused,
+    MustAbort,
+    Fenced,
+    TransactionFailed,
+)
 
 
 def worst_of(troubles: Iterable[TransactionEvent]) -> TransactionEvent | None:

@@ -20,6 +20,7 @@ __all__ = [
     "Effect",
     "Ended",
     "Fenced",
+    "GenerationRefused",
     "GroupOffsets",
     "Interrupted",
     "LookUpAgain",
@@ -198,6 +199,15 @@ class MustAbort(TransactionEvent):
     error: TailraceError
     needs_new_epoch: bool = False
     """True if the broker has lost the sequences, which a new epoch starts from zero (KIP-360)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRefused(TransactionEvent):
+    """The group has a newer generation, or member epoch, than the offsets were sent with."""
+
+    error: TailraceError
+    current: Identity | None = None
+    """Identity of this member now; None if it no longer owns all partitions of the offsets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ a new producer epoch, with which brokers refuse late requests and count sequence
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tailrace.core.machine import Row, StateMachine, TransitionTable
@@ -26,6 +26,7 @@ from tailrace.core.producer.events import (
     Effect,
     Ended,
     Fenced,
+    GenerationRefused,
     GroupOffsets,
     Interrupted,
     LookUpAgain,
@@ -195,6 +196,20 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self._transaction.are_offsets_stored = True
         self._go_on(now)
 
+    def rejoin(self, event: GenerationRefused, now: float) -> ProducerState | None:
+        """Send the offsets again under the newer generation; abort if their partitions are no longer owned."""
+        offsets = self._transaction.offsets
+        if event.current is None or offsets is None:
+            self.abort_for(MustAbort(event.error), now)
+            return ProducerState.ABORTING
+        if event.current == offsets.identity:
+            # The answer of the join, or heartbeat, is on its way.
+            self._pending.failed(TryAgain(str(event.error), is_soon=True), now)
+            return None
+        self._transaction.offsets = replace(offsets, identity=event.current)
+        self._go_on(now)
+        return None
+
     def end(self, _event: TransactionEvent, _now: float) -> ProducerState:
         """Finish the transaction."""
         return self._end()
@@ -350,6 +365,7 @@ def _rows() -> Iterator[Row[Any, ProducerState, Any]]:
     yield Row((on.COMMITTING,), RecordsDelivered, do.finish_records, None, ended)
     yield Row((on.COMMITTING,), OffsetsAdded, do.offsets_added)
     yield Row((on.COMMITTING,), OffsetsStored, do.offsets_stored)
+    yield Row((on.COMMITTING,), GenerationRefused, do.rejoin, None, (on.ABORTING,))
     yield Row((on.IN_TRANSACTION,), AbortTransaction, do.abort, on.ABORTING)
     yield Row(OPEN, MustAbort, do.abort_for, on.ABORTING)
     yield Row((on.ABORTING,), RecordsDiscarded, do.finish_records, None, ended)

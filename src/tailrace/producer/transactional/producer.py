@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import copy
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -27,6 +28,7 @@ from tailrace.core.producer.events import (
     DeliverRecords,
     DiscardRecords,
     Effect,
+    GenerationRefused,
     GroupOffsets,
     Interrupted,
     LookUpAgain,
@@ -109,6 +111,7 @@ class TransactionalProducer:
         self._one_at_a_time, self._calls = asyncio.Lock(), 0
         self._progress = AutoResetEvent()
         self._news = AutoResetEvent()
+        self._current_identity: Callable[[], Identity | None] = lambda: None
         self._running: ProducerRuntime | None = None
         self._was_started = self._is_cause_unreported = False
 
@@ -259,6 +262,7 @@ class TransactionalProducer:
         identity: Identity = _NO_MEMBER,
         group_id: str | None = None,
         topic_ids: Mapping[TopicPartition, UUID] = _NO_IDS,
+        current_identity: Callable[[], Identity | None] = lambda: None,
     ) -> None:
         """Commit the records and, with them, ``offsets`` for the group.
 
@@ -269,6 +273,8 @@ class TransactionalProducer:
             identity: member of the group that commits; refused if it is not in the current generation.
             group_id: group; the config's if None.
             topic_ids: ids of the topics that the records were read from, where they are known.
+            current_identity: returns the identity with which to repeat a commit that was refused since the group has
+                rebalanced; None if the partitions of ``offsets`` are no longer owned.
 
         Raises:
             ConsumerStateError: no transaction is open.
@@ -282,6 +288,7 @@ class TransactionalProducer:
         async with self._turn():
             self._check(CommitTransaction)
             group_offsets = self._group_offsets(offsets, identity, group_id, topic_ids)
+            self._current_identity = current_identity
             await self._do(CommitTransaction(group_offsets, self._max_wait_s))
 
     async def abort(self) -> None:
@@ -392,6 +399,8 @@ class TransactionalProducer:
             sender.wake()
         elif isinstance(outcome, ProducerIdGiven):
             self._records.adopt(outcome.producer)
+        elif isinstance(outcome, GenerationRefused):
+            return replace(outcome, current=self._current_identity())
         return outcome
 
     async def _delivered(self, timeout_s: float) -> TransactionEvent:
