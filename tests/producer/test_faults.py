@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -182,3 +183,31 @@ async def test_leaders_that_move_lose_and_repeat_nothing(kafka_cluster, name):
     for partition, expected in published.items():
         mine = [(int(record.value), record.offset) for record in records if record.partition == partition]
         assert mine == expected
+
+
+async def test_a_producer_that_fails_says_so(proxied, proxied_topic):
+    """A defect in the sender fails every record and later calls with a typed error, and reaches the loop's handler."""
+    reported: list[dict] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
+    async with AsyncExitStack() as stack:
+        producer = producer_of(proxied)
+        await producer.start()
+        stack.push_async_callback(producer.close)
+        await producer.publish(proxied_topic, b"0")
+
+        def fail() -> None:
+            raise ZeroDivisionError("a defect")
+
+        with proxied.proxy.hold_answer(ProduceRequest) as held:
+            publishing = asyncio.create_task(producer.publish(proxied_topic, b"1"))
+            await held.took_place()
+            flushing = asyncio.create_task(producer.flush())
+            await asyncio.sleep(0)
+            producer._running.sender.on_turn = fail
+            producer._running.sender.wake()
+            for one in (publishing, flushing, producer.publish(proxied_topic, b"2")):
+                with pytest.raises(PublishError, match=r"the producer has failed: .*a defect.*start another"):
+                    await one
+
+    (context,) = reported
+    assert "a defect" in repr(context["exception"])

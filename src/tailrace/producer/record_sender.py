@@ -342,13 +342,12 @@ class RecordSender:
         if self.ended_by is not None:
             return
         self.ended_by = cause
-        self._report(
-            self._accumulator.fail_all(PublishError(f"{cause}; the record was not acknowledged, and may be stored"))
-        )
-        self._fail_waiting(PublishError(f"{cause}; the record was not sent"))
         for _, flushed in self._flushes:
             if not flushed.done():
                 flushed.set_exception(copy.copy(cause))
+        unknown = PublishError(f"{cause}; the record was not acknowledged, and may be stored")
+        self._report(self._accumulator.fail_all(unknown))
+        self._fail_waiting(PublishError(f"{cause}; the record was not sent"))
 
     def _fail_waiting(self, error: TailraceError) -> None:
         while self._waiting:

@@ -52,6 +52,7 @@ class ProducerRuntime:
         self.is_closed = False
         sender.on_batch = resolver.move_on
         self._task = asyncio.create_task(sender.run(*beside), name="tailrace producer")
+        self._task.add_done_callback(self._report_failure)
 
     async def place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
         """Return the partition of a record, looked up if necessary.
@@ -87,5 +88,7 @@ class ProducerRuntime:
             await asyncio.wait({self._task})
         finally:
             self._cluster.close()
-        if not self._task.cancelled():
-            self._task.exception()
+
+    def _report_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.loop.call_exception_handler({"message": "a producer has failed", "exception": error, "task": task})

@@ -274,6 +274,40 @@ def test_a_partition_without_a_leader_waits():
     assert bench.accumulator.needs_leaders
 
 
+def test_a_partition_without_records_for_an_hour_is_forgotten():
+    """Its next batch, and the first of any other partition, has an epoch that no forgotten partition has used."""
+    bench, other = Bench(), TopicPartition("t", 1)
+    for code in (ErrorCode.UNKNOWN_PRODUCER_ID, 0):
+        bench.append(1) if code else None
+        bench.answer(*bench.take(), code)
+        bench.now += 1
+    assert repr(PLACE) in repr(bench.accumulator._queues)
+
+    bench.now += 4_000
+    bench.append(2, place=other)
+    (batch,) = bench.take()
+    assert bench.accumulator._queues.keys() == {other}
+    assert numbers([batch]) == [(2, 0, 1)]
+    bench.answer(batch)
+    bench.append(3)
+    assert numbers(bench.take()) == [(2, 0, 1)]
+
+
+@pytest.mark.parametrize("is_in_flight", [True, False])
+def test_a_partition_with_records_is_not_forgotten(is_in_flight):
+    """Neither while a batch is undelivered nor within an hour."""
+    bench = Bench()
+    bench.append(1)
+    (batch,) = bench.take()
+    if not is_in_flight:
+        bench.answer(batch)
+    bench.now += 4_000 if is_in_flight else 3_000
+
+    bench.append(2, place=TopicPartition("t", 1))
+
+    assert PLACE in bench.accumulator._queues
+
+
 def test_closing_fails_everything():
     """No record is left without an outcome."""
     bench = Bench().confirmed()

@@ -15,7 +15,8 @@ from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-# What anyio's own threads are; no public name of it does that.
+# Makes anyio.from_thread work in these threads. anyio has no public name for it: its own threads are not daemons, and
+# the interpreter waits for them before it ends.
 from anyio._core._eventloop import claim_worker_thread, get_async_backend
 
 from tailrace.app.declare.arguments import Opened

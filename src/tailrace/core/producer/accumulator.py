@@ -37,6 +37,9 @@ class Appended(Enum):
 
 _JOINED = Appended.JOINED
 
+_FORGOTTEN_AFTER_S = 3_600.0
+"""Time without records after which a partition is forgotten."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
@@ -81,6 +84,9 @@ class RecordAccumulator:
         self._active: dict[TopicPartition, PartitionQueue] = {}
         self._requests: defaultdict[int, int] = defaultdict(int)
         self._trouble: dict[TopicPartition, str] = {}
+        self._forgotten = ProducerId()
+        """Newest producer id, and its highest epoch, of partitions that were forgotten."""
+        self._forget_at = 0.0
         self.producer = ProducerId()
         self.buffered_bytes = 0
         self.is_flushing = self.needs_leaders = False
@@ -135,15 +141,30 @@ class RecordAccumulator:
         content = self._new_content()
         size = content.append(key, value, headers, timestamp_ms)
         if queue is None:
-            queue = self._queues.get(partition)
-            if queue is None:
-                queue = self._queues[partition] = PartitionQueue(partition, self.producer)
-            self._active[partition] = queue
+            queue = self._active[partition] = self._queues.get(partition) or self._new_queue(partition, now)
         queue.close_open()
         queue.open = fresh = PendingBatch(partition, content, [ticket], queue.next_order(), now, deadline)
         fresh.size = size
         self.buffered_bytes += size
         return Appended.OPENED if batch is None else Appended.FILLED
+
+    def _new_queue(self, partition: TopicPartition, now: float) -> PartitionQueue:
+        if now >= self._forget_at:
+            self._forget_at = now + _FORGOTTEN_AFTER_S
+            self._forget_idle(now - _FORGOTTEN_AFTER_S)
+        first = self.producer
+        if first.id == self._forgotten.id:
+            first = ProducerId(first.id, max(first.epoch, self._forgotten.epoch + 1))
+        queue = self._queues[partition] = PartitionQueue(partition, first)
+        return queue
+
+    def _forget_idle(self, before: float) -> None:
+        """Forget the partitions without records since ``before``: their next epoch is above all forgotten ones."""
+        for partition, queue in list(self._queues.items()):
+            if queue.is_empty and queue.may_be_forgotten(before):
+                del self._queues[partition]
+                if queue.producer.id == self.producer.id:
+                    self._forgotten = max(self._forgotten, queue.producer)
 
     def flush(self) -> None:
         """Let the open batches take no more records."""

@@ -76,6 +76,10 @@ class PartitionQueue:
             self.waiting.append(self.open)
             self.open = None
 
+    def may_be_forgotten(self, before: float) -> bool:
+        """Return True if the last batch was stored before a time, and the producer id has another epoch left."""
+        return self._confirmed_until < before and self.producer.epoch < _LAST_EPOCH
+
     # ---- sending -----------------------------------------------------------------------------------------------
 
     def take(self, now: float, linger_s: float, latest: ProducerId) -> PendingBatch | None:

@@ -107,6 +107,9 @@ class TransactionAccumulator(RecordAccumulator):
     def _fail(self, event: TransactionEvent) -> None:
         self.failure = event if self.failure is None else worst_of((self.failure, event))
 
+    def _forget_idle(self, before: float) -> None:
+        """Forget nothing: partitions of a transactional producer have one epoch, and the next one forgets them."""
+
     def _sendable(self) -> Sequence[PartitionQueue]:
         if self.failure is not None:
             return ()
