@@ -1,4 +1,4 @@
-"""Whoever publishes for handlers: a producer, a transaction, or a test that keeps what it is given."""
+"""Interface of producers, transactions and test logs that publish records of handlers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Published", "Publisher", "check_topic_name"]
 
 
 class Published(NamedTuple):
-    """Where a record is now."""
+    """Partition and offset of a stored record."""
 
     partition: TopicPartition
     offset: int
@@ -22,7 +22,7 @@ class Published(NamedTuple):
 class Publisher(Protocol):
     """Publishes records in bytes."""
 
-    async def publish(  # noqa: PLR0913 - what a record has
+    async def publish(  # noqa: PLR0913 - a record
         self,
         topic: str,
         value: bytes | None,
@@ -32,21 +32,21 @@ class Publisher(Protocol):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Published | None:
-        """Publish one record; when this returns, what it led to may be counted as done.
+        """Publish one record; when this returns, the record that led to it may be acknowledged.
 
         Returns:
-            Where it is, or None where that is not known before a transaction is committed.
+            Partition and offset; None for a record of a transaction that is not committed yet.
 
         Raises:
-            PublishError: it was refused, or not acknowledged in time.
+            PublishError: the record was refused, or not acknowledged in time.
         """
 
 
 def check_topic_name(topic: str) -> None:
-    """Refuse a name that no topic can have, for which brokers would be asked in vain until the time is up.
+    """Raise for a name that no topic can have, before brokers are asked for it until the timeout.
 
     Raises:
         PublishError: the name is not legal.
     """
     if fault := topic_name_fault(topic):
-        raise PublishError(f"{topic!r} is no name of a topic: {fault}")
+        raise PublishError(f"{topic!r} is not a legal topic name: {fault}")

@@ -17,6 +17,8 @@ from tailrace.records import TopicPartition
 
 __all__ = ["ProducerRuntime", "cluster_of"]
 
+_GRACE_S = 1.0
+
 
 def cluster_of(config: ConsumerConfig) -> Cluster:
     """Return a cluster that emits its events to the hooks of ``config``."""
@@ -61,7 +63,8 @@ class ProducerRuntime:
             PublishError: the topic or partition does not exist, or no metadata came in time.
         """
         check_topic_name(topic)
-        limit = asyncio.timeout(self._timeout_s)
+        # The look-up ends by itself after the same time, with an error that says more.
+        limit = asyncio.timeout(self._timeout_s + _GRACE_S)
         self._lookups.add(limit)
         try:
             async with limit:

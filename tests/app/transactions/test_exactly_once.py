@@ -249,25 +249,25 @@ async def test_a_stop_takes_back_what_does_not_end(ledger, witness, new_app, gro
     await check(ledger, target, range(10))
 
 
-# ---- what contradicts it ---------------------------------------------------------------------------------------
+# ---- options ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"delivery": "exactly-once"}, "delivery='exactly-once'.*'exactly_once'"),
-        ({"delivery": True}, "delivery=True"),
+        ({"delivery": "exactly-once"}, "delivery must be .*'exactly_once', not 'exactly-once'"),
+        ({"delivery": True}, "delivery must be .*, not True"),
         ({"delivery": "at_least_once", "transactional_id": "a"}, "transactional_id.*delivery='exactly_once'"),
-        ({"transactional_id": ""}, "transactional_id=''"),
-        ({"transactional_id": 7}, "transactional_id=7"),
-        ({"transaction_timeout_ms": 0}, "transaction_timeout_ms=0"),
-        ({"transaction_interval_ms": True}, "transaction_interval_ms=True"),
-        ({"transaction_max_records": -1}, "transaction_max_records=-1"),
+        ({"transactional_id": ""}, "transactional_id must be a name .*, not ''"),
+        ({"transactional_id": 7}, "transactional_id must be a name .*, not 7"),
+        ({"transaction_timeout_ms": 0}, "transaction_timeout_ms must be a positive integer, not 0"),
+        ({"transaction_interval_ms": True}, "transaction_interval_ms must be a positive integer, not True"),
+        ({"transaction_max_records": -1}, "transaction_max_records must be a positive integer, not -1"),
         ({"transaction_interval_ms": 6_000}, "at most half of transaction_timeout_ms=10000"),
     ],
 )
-def test_options_that_will_not_do(options, said):
-    """What is wrong is told before anything starts, and what would do."""
+def test_invalid_options_are_refused(options, said):
+    """The error names the option, its value and what is allowed, before anything starts."""
     with pytest.raises(ConfigurationError, match=said):
         App(**{"delivery": "exactly_once", "group_id": "g", **options})
 
@@ -279,13 +279,13 @@ def test_options_that_will_not_do(options, said):
         ({"offset_metadata_max_bytes": 0}, "offset_metadata_max_bytes=0 contradicts"),
         ({"enable_auto_commit": True}, "enable_auto_commit=True contradicts"),
         ({"group_id": None}, "no group"),
-        ({"transactional_id": "{nobody}"}, "between braces it knows group, instance"),
-        ({"transactional_id": "{instance}"}, "give group_instance_id"),
+        ({"transactional_id": "{nobody}"}, "the fields are group, instance"),
+        ({"transactional_id": "{instance}"}, "set group_instance_id"),
         ({"transaction_timeout_ms": 1_000}, "timeout_ms=2000.*transaction_timeout_ms=1000"),
     ],
 )
 async def test_options_that_contradict_each_other(new_app, options, said):
-    """They are told when it starts, with the brokers not even asked."""
+    """The start refuses them before it connects."""
     app = new_app(**options)
 
     @app.handler("t", timeout_ms=2_000)
@@ -296,7 +296,7 @@ async def test_options_that_contradict_each_other(new_app, options, said):
 
 
 async def test_a_transaction_longer_than_the_broker_allows_is_refused_at_the_start(ledger, new_app):
-    """Where it is not known before, the broker's word is told."""
+    """The error has the broker's reason."""
     app = new_app(transaction_timeout_ms=2**31 - 1)
     passing_on(app, ledger.topic(), ledger.topic())
 

@@ -1,7 +1,4 @@
-"""``App(delivery="exactly_once")``: what its options say, and what takes the place of consumers and of the producer.
-
-Rule of this file: it is told to users here what does not go together with transactions.
-"""
+"""``App(delivery="exactly_once")``: its options, its sources and its publisher."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ __all__ = [
 _CONSUMER_OPTIONS: Mapping[str, object] = {
     "enable_auto_commit": False,
     "isolation_level": "read_committed",
-    # A transaction's partitions see to their maps.
+    # TransactionPartitions encodes the offset maps.
     "offset_metadata_max_bytes": 0,
 }
 
@@ -55,30 +52,30 @@ class TransactionOptions:
     transaction_max_records: int = 10_000
 
     def __post_init__(self) -> None:
-        """Refuse what will not do.
+        """Check the options.
 
         Raises:
-            ConfigurationError: naming the option.
+            ConfigurationError: an option is invalid.
         """
         name: object = self.transactional_id
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigurationError(
-                f"transactional_id={name!r} will not do: it has to be a name, such as"
-                " '{group}-{hostname}-{worker}', that no other process has"
+                "transactional_id must be a name that no other process has, such as '{group}-{hostname}-{worker}', not"
+                f" {name!r}"
             )
         for option in ("transaction_timeout_ms", "transaction_interval_ms", "transaction_max_records"):
             value = getattr(self, option)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigurationError(f"{option}={value!r} will not do: it has to be a whole number, at least 1")
+                raise ConfigurationError(f"{option} must be a positive integer, not {value!r}")
         if self.transaction_interval_ms * 2 > self.transaction_timeout_ms:
             raise ConfigurationError(
-                f"transaction_interval_ms={self.transaction_interval_ms} has to be at most half of"
-                f" transaction_timeout_ms={self.transaction_timeout_ms} - what was gathered has to be finished, too"
+                f"transaction_interval_ms={self.transaction_interval_ms} must be at most half of"
+                f" transaction_timeout_ms={self.transaction_timeout_ms}, to leave time for the handlers"
             )
 
     def window(self, handlers: Sequence[Handler]) -> WindowSettings:
-        """What they say about when a transaction of these handlers' begins and ends."""
-        waits_s = [0.0 if one.batch is None else one.batch.max_wait_ms / 1000 for one in handlers]
+        """Return the settings of the windows of these handlers."""
+        waits_s = [0.0 if one.batches is None else one.batches.max_wait_ms / 1000 for one in handlers]
         bare = WindowSettings(
             interval_s=self.transaction_interval_ms / 1000,
             max_records=self.transaction_max_records,
@@ -92,10 +89,10 @@ class TransactionOptions:
         return replace(bare, works_s=max(works_s, default=0.0))
 
     def name_for(self, group_id: str, config: ConsumerConfig) -> str:
-        """The transactional id of a group's producer.
+        """Return the transactional id of a group's producer.
 
         Raises:
-            ConfigurationError: the template names what is not known.
+            ConfigurationError: the template has an unknown field.
         """
         known = {
             "group": group_id,
@@ -107,40 +104,40 @@ class TransactionOptions:
         }
         template = self.transactional_id
         if template is None:
-            # A dynamic member has no name that it will have again: what it leaves open, the broker ends by its timeout.
+            # A dynamic member has no lasting name: the broker ends an open transaction of it after the timeout.
             return f"{group_id}-{config.group_instance_id or uuid.uuid4().hex}"
         if re.search(r"\{instance\}", template) and config.group_instance_id is None:
-            raise ConfigurationError(f"transactional_id: {template!r} names an instance - give group_instance_id, too")
+            raise ConfigurationError(f"transactional_id={template!r} has {{instance}} - set group_instance_id, too")
         try:
             name = template.format_map(known)
         except (KeyError, ValueError, IndexError, AttributeError):
             raise ConfigurationError(
-                f"transactional_id: {template!r} will not do - between braces it knows {', '.join(known)} and no more"
+                f"transactional_id={template!r} has an unknown field - the fields are {', '.join(known)}"
             ) from None
         return name if "{group}" in template else f"{name}-{group_id}"
 
 
 class TransactionalKafka(NamedTuple):
-    """What a run stands on."""
+    """Sources and publisher of a run."""
 
     connect: Connect
     open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
 
 
 def transaction_options(delivery: object, **given: object) -> TransactionOptions | None:
-    """Those that were given, and for the others their defaults; None where records are handled at least once.
+    """Return the given options with defaults for the others; None for ``delivery="at_least_once"``.
 
     Raises:
-        ConfigurationError: one will not do, or they are given where there are no transactions.
+        ConfigurationError: an option is invalid, or given without ``delivery="exactly_once"``.
     """
     said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if delivery not in get_args(Delivery):
         known = " or ".join(map(repr, get_args(Delivery)))
-        raise ConfigurationError(f"delivery={delivery!r} will not do: it has to be {known}")
+        raise ConfigurationError(f"delivery must be {known}, not {delivery!r}")
     if delivery == "exactly_once":
         return TransactionOptions(**said)
     if said:
-        raise ConfigurationError(f"{', '.join(said)}: there are no transactions without delivery='exactly_once'")
+        raise ConfigurationError(f"{', '.join(said)}: only with delivery='exactly_once'")
     return None
 
 
@@ -152,14 +149,14 @@ def exactly_once(
     *,
     observer: Observer,
 ) -> TransactionalKafka:
-    """Have a run's records handled exactly once.
+    """Return the sources and the publisher of a run with exactly-once handling.
 
     Args:
-        options: the app's, for transactions.
-        config: the consumers', resolved.
-        given: the same, as the user said them.
-        kafka: what publishes for code outside of handlers.
-        observer: told what becomes of transactions.
+        options: options of the app's transactions.
+        config: resolved options of the consumers.
+        given: the same options, as the user gave them.
+        kafka: publisher for code outside of handlers.
+        observer: receives events.
     """
     sources: list[TransactionalSource] = []
 
@@ -193,17 +190,17 @@ def exactly_once(
 
 
 class ByContext:
-    """Publishes with the transaction of the handler that asks; by itself, when none does.
+    """Publishes in the transaction of the calling handler; outside of handlers, without one.
 
     Args:
-        deferred_records: what publishes then.
-        sources: those that have transactions; there may be more of them later.
+        deferred_records: publisher for code outside of handlers.
+        sources: transactional sources; more may be added later.
     """
 
     def __init__(self, deferred_records: Publisher, sources: Sequence[TransactionalSource]) -> None:
         self._deferred_records, self._sources = deferred_records, sources
 
-    async def publish(  # noqa: PLR0913 - what a record has
+    async def publish(  # noqa: PLR0913 - a record
         self,
         topic: str,
         value: bytes | None,
@@ -213,11 +210,7 @@ class ByContext:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Published | None:
-        """As a publisher has it; None where it is part of a transaction.
-
-        Raises:
-            PublishError: as that has it.
-        """
+        """Publish one record, see ``Publisher.publish``; the result is None in a transaction."""
         publisher = current_publisher()
         if publisher is None or publisher not in self._sources:
             publisher = self._deferred_records
@@ -229,26 +222,25 @@ class ByContext:
 def check_options(
     options: TransactionOptions, config: ConsumerConfig, given: Mapping[str, Any], handlers: Sequence[Handler]
 ) -> None:
-    """Refuse what contradicts transactions.
+    """Check the options of consumers and handlers against those of transactions.
 
     Raises:
-        ConfigurationError: naming it.
+        ConfigurationError: an option contradicts transactions.
     """
     said = given.get("isolation_level", os.environ.get("TAILRACE_ISOLATION_LEVEL", "read_committed"))
     if said != "read_committed":
         raise ConfigurationError(
-            "isolation_level='read_uncommitted' contradicts delivery='exactly_once', which would handle what was"
-            " aborted - leave it out"
+            "isolation_level='read_uncommitted' contradicts delivery='exactly_once': aborted records would be handled"
+            " - leave it out"
         )
     if config.enable_auto_commit:
         raise ConfigurationError(
-            "enable_auto_commit=True contradicts delivery='exactly_once': offsets are committed with what was published"
-            " for them - leave it out"
+            "enable_auto_commit=True contradicts delivery='exactly_once': transactions commit offsets - leave it out"
         )
     if not config.offset_metadata_max_bytes:
         raise ConfigurationError(
             "offset_metadata_max_bytes=0 contradicts delivery='exactly_once', whose commits need offset maps - leave it"
-            " out, or give the broker's offset.metadata.max.bytes"
+            " out, or set it to the broker's offset.metadata.max.bytes"
         )
     longest_ms = options.window(handlers).longest_s * 1000
     for handler in handlers:
@@ -258,7 +250,7 @@ def check_options(
             waits = f"max_wait_ms={waits_ms}" if waits_ms else ""
             works = f"timeout_ms={works_ms}" if works_ms else ""
             raise ConfigurationError(
-                f"{handler.name} may take {' and then '.join(filter(None, (waits, works)))}, and has to stay below"
-                f" {longest_ms:.0f} ms, four fifths of transaction_timeout_ms={options.transaction_timeout_ms} - raise"
-                " that one, or all of its transactions would be taken back"
+                f"{handler.name}: {' and '.join(filter(None, (waits, works)))} must stay below {longest_ms:.0f} ms,"
+                f" four fifths of transaction_timeout_ms={options.transaction_timeout_ms} - raise the latter, or"
+                " all transactions of the handler would be aborted"
             )

@@ -1,7 +1,4 @@
-"""What a transactional source stands on, so that a test can put other things there: records, and who commits.
-
-Rule of this file: promises alone.
-"""
+"""Interfaces between a transactional source and the consumer and producer it uses; ``TestApp`` has others."""
 
 from __future__ import annotations
 
@@ -20,66 +17,66 @@ __all__ = ["GroupSource", "GroupView", "TransactionCommitter"]
 
 
 class GroupView(Protocol):
-    """Where a member of a group stands: as ``consumer.member_view`` has it."""
+    """Membership, positions and committed offsets of a consumer; see ``consumer.member_view``."""
 
     group_id: str
 
     @property
     def identity(self) -> Identity | None:
-        """As whom to commit; None while the group counts us in no generation."""
+        """Identity to commit with; None while the member is in no generation."""
 
     def delivered(self) -> Mapping[TopicPartition, int | None]:
-        """The next offset to be handed out of each partition that is assigned."""
+        """Return the next offset to deliver of each assigned partition."""
 
     def begun(self) -> Sequence[Position]:
-        """Those that are good, and of which the group does not know yet where they have begun."""
+        """Return the valid positions whose start offset is not committed yet."""
 
     def passed(self) -> Sequence[Position]:
-        """Those that stand further than the group knows; where nothing was handed out, markers were passed over."""
+        """Return the positions above the committed offset, some of them by control records alone."""
 
     def watch(self, told: Callable[[], None]) -> None:
-        """Have ``told`` called when a partition may stand elsewhere."""
+        """Call ``told`` when a position may have changed."""
 
     def is_ours(self, position: Position) -> bool:
-        """Whether a position is still that of its partition, and not of an assignment that is over."""
+        """Return True if a position belongs to the current assignment of its partition."""
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What the group has committed, when no open transaction may change it any more."""
+        """Return the committed offsets, as soon as no open transaction may change them."""
 
     def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
-        """Read from a committed offset on; a recreated topic as the reset policy has it."""
+        """Read from a committed offset; a recreated topic is read by the reset policy."""
 
 
 class GroupSource(Source, Protocol):
-    """Records of a group of which it commits nothing by itself."""
+    """Source of a group's records that commits nothing itself."""
 
     async def start(self, sink: RecordSink) -> int:
-        """Begin; gives how many records may wait on the way."""
+        """Start, and return how many delivered records may wait."""
 
     def group_view(self) -> GroupView:
-        """Where it stands; once it is started."""
+        """Return the view of the started source."""
 
 
 class TransactionCommitter(Protocol):
-    """Begins, fills and ends the transactions of one group: as ``app.transactions.renewing_producer`` has it."""
+    """Producer of one group's transactions; see ``app.transactions.renewing_producer``."""
 
     async def start(self) -> None:
-        """Be ready to begin."""
+        """Initialize the producer id (KIP-98)."""
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Abort what is open."""
+        """Abort an open transaction."""
 
     async def begin(self) -> None:
-        """Begin a transaction, unless one is begun."""
+        """Begin a transaction, unless one is open."""
 
     @property
     def is_open(self) -> bool:
-        """Whether records may be sent."""
+        """True if records may be sent."""
 
     async def check(self, topic: str, partition: int | None) -> None:
-        """See that a record would have a place."""
+        """Look a topic up, without sending a record."""
 
-    async def send(  # noqa: PLR0913 - what a record has
+    async def send(  # noqa: PLR0913 - a record
         self,
         topic: str,
         value: bytes | None,
@@ -89,7 +86,7 @@ class TransactionCommitter(Protocol):
         partition: int | None,
         timestamp_ms: int | None,
     ) -> None:
-        """Put a record into the transaction."""
+        """Add a record to the transaction."""
 
     async def commit(
         self,
@@ -98,7 +95,7 @@ class TransactionCommitter(Protocol):
         topic_ids: Mapping[TopicPartition, UUID],
         current_identity: Callable[[], Identity | None],
     ) -> None:
-        """Commit it."""
+        """Commit the transaction; ``current_identity`` as in ``TransactionalProducer.commit``."""
 
     async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:
-        """Take it back."""
+        """Abort the transaction."""

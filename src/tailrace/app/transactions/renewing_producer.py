@@ -1,7 +1,4 @@
-"""Whoever commits one group's transactions: a transactional producer, made anew whenever it cannot go on.
-
-Rule of this file: it knows of producers and of brokers that do not answer, and nothing of records, windows or groups.
-"""
+"""Transactional producer of one group, replaced by another whenever it cannot go on."""
 
 from __future__ import annotations
 
@@ -33,14 +30,14 @@ _LONGEST_PAUSE_MS = 5_000
 
 
 class RenewingProducer:
-    """Begins, fills and ends transactions under one transactional id.
+    """Transactional producer that outlives its failures, under one transactional id.
 
     Args:
-        config: how to reach the brokers.
-        group_id: whose offsets it commits.
-        transactional_id: as ``TransactionalProducer`` has it.
-        transaction_timeout_ms: as ``TransactionalProducer`` has it.
-        observer: told what goes wrong.
+        config: brokers, security and timeouts.
+        group_id: group whose offsets are committed.
+        transactional_id: see ``TransactionalProducer``.
+        transaction_timeout_ms: see ``TransactionalProducer``.
+        observer: receives events.
     """
 
     def __init__(
@@ -59,13 +56,13 @@ class RenewingProducer:
         self._is_begun = False
         """True from ``begin`` to ``commit`` or ``abort``, even if the producer has aborted the transaction itself."""
         self._is_refused = False
-        """Whether no producer id may be had."""
+        """True if the brokers refuse a producer id."""
 
     async def start(self) -> None:
-        """Get a producer id, and so fence whoever had the transactional id before.
+        """Start a producer, which fences earlier ones with the transactional id.
 
         Raises:
-            TailraceError: as ``TransactionalProducer.start`` does.
+            TailraceError: see ``TransactionalProducer.start``.
         """
         producer = TransactionalProducer(
             self._config, transactional_id=self._id, transaction_timeout_ms=self._timeout_ms
@@ -78,18 +75,17 @@ class RenewingProducer:
         self._producer = producer
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Abort what is open."""
+        """Abort an open transaction and close the producer."""
         producer, self._producer = self._producer, None
         if producer is not None:
             await producer.close(timeout_s)
 
     async def begin(self) -> None:
-        """Begin a transaction, unless one is begun, however long the brokers are away.
+        """Begin a transaction, unless one is open; wait for unreachable brokers without end.
 
         Raises:
             ProducerFencedError: another process has the same transactional id.
-            PublishError: this producer may not do what is asked for.
-            TailraceError: another try would not help.
+            TailraceError: another attempt would not help.
         """
         if self._is_begun:
             return
@@ -111,11 +107,11 @@ class RenewingProducer:
 
     @property
     def is_open(self) -> bool:
-        """Whether records may be sent."""
+        """True if records may be sent."""
         return self._state in OPEN
 
     async def check(self, topic: str, partition: int | None) -> None:
-        """See that a record would have a place.
+        """Look a topic up, without sending a record.
 
         Raises:
             PublishError: the topic or partition does not exist.
@@ -123,7 +119,7 @@ class RenewingProducer:
         if self._producer is not None:
             await self._producer.check(topic, partition)
 
-    async def send(  # noqa: PLR0913 - what a record has
+    async def send(  # noqa: PLR0913 - a record
         self,
         topic: str,
         value: bytes | None,
@@ -133,11 +129,11 @@ class RenewingProducer:
         partition: int | None,
         timestamp_ms: int | None,
     ) -> None:
-        """Put a record into the transaction.
+        """Add a record to the transaction.
 
         Raises:
             ConsumerStateError: no transaction is open.
-            PublishError: as ``TransactionalProducer.send`` has it.
+            PublishError: see ``TransactionalProducer.send``.
         """
         if self._producer is None:
             raise ConsumerStateError("no transaction is open")
@@ -152,10 +148,10 @@ class RenewingProducer:
         topic_ids: Mapping[TopicPartition, UUID],
         current_identity: Callable[[], Identity | None],
     ) -> None:
-        """Commit, and where it is not known whether that is done, find out.
+        """Commit; repeat a commit that is in doubt until its outcome is known.
 
         Raises:
-            TailraceError: it was not done; where the producer is over, it may have been.
+            TailraceError: nothing was committed; or the producer has failed with the commit in doubt.
         """
         assert self._producer is not None
         failures = 0
@@ -173,11 +169,11 @@ class RenewingProducer:
             await self._pause(failures)
 
     async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:
-        """Abort, however long the brokers are away; a producer that is over is made anew, with the next ``begin``.
+        """Abort; wait for unreachable brokers without end. The next ``begin`` replaces a producer that has failed.
 
         Args:
-            cause: why.
-            is_timed_out: whether the broker may have aborted it by itself.
+            cause: reason of the abort.
+            is_timed_out: True if the broker may have aborted the transaction, whose timeout is over.
 
         Raises:
             ProducerFencedError: another process has the same transactional id.
@@ -193,14 +189,14 @@ class RenewingProducer:
                 else:
                     return
             if producer.state in OVER:
-                # Whatever the transaction was taken back for, this is why there is no other.
+                # The reason why this producer cannot begin another one, whatever the abort was for.
                 error = producer.error or error
                 if isinstance(error, ProducerFencedError) and not is_timed_out:
                     raise error
                 self._observer.emit(TransactionalProducerReplaced(self._group_id, self._id, str(error)))
                 await self.close()
                 if producer.state is ProducerState.FAILED:
-                    # The broker has not ended it; it does when somebody asks for the same id again.
+                    # The broker ends the transaction when a producer with the same id starts.
                     await self.begin()
                 return
             failures += 1

@@ -1,8 +1,8 @@
-"""Which partition a record goes to when nobody says: by its key as Kafka's own clients do, else in turns.
+"""Partitioner of records for which the user names no partition.
 
-Rule of this file: a key's partition is the same as with the Java client (murmur2), so that records of one key from
-any producer keep together. Records without a key stick to one partition while a batch of it fills (KIP-480): few
-large batches are cheaper than many small ones.
+A key's partition is the same as with the Java client (murmur2), so that records of one key from any producer share a
+partition. Records without a key stick to one partition until its batch is sent (KIP-480): few large batches are
+cheaper than many small ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORD = struct.Struct("<I")
 
 
 def murmur2(data: bytes) -> int:
-    """The hash of Kafka's default partitioner, as an unsigned number of 32 bits."""
+    """Return the hash of Kafka's default partitioner, an unsigned 32-bit number."""
     size = len(data)
     whole = size & ~3
     value = (_SEED ^ size) & _MASK
@@ -33,7 +33,7 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, count: int) -> int:
-    """The partition of a key, in a topic of so many."""
+    """Return the partition of a key in a topic of ``count`` partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % count
 
 
@@ -41,7 +41,7 @@ class Partitioner:
     """Chooses partitions for one producer.
 
     Args:
-        chance: gives a number in [0, 1), passed in because chance is not decided here.
+        chance: returns a number in [0, 1).
     """
 
     def __init__(self, chance: Callable[[], float]) -> None:
@@ -49,7 +49,7 @@ class Partitioner:
         self._current: dict[str, int] = {}
 
     def choose(self, topic: str, key: bytes | None, partitions: Mapping[int, Leadership]) -> int:
-        """The partition of ``topic`` for a record with that key; ``partitions`` are all it has, at least one."""
+        """Return the partition of a record; ``partitions`` are all those of ``topic``, at least one."""
         if key is not None:
             return partition_of(key, len(partitions))
         current = self._current.get(topic)
@@ -59,7 +59,7 @@ class Partitioner:
         return current
 
     def move_on(self, topic: str | None = None) -> None:
-        """The batch is full, or the transaction over: take another partition next, of all topics if none is named."""
+        """Choose another partition for the next records without a key; in all topics if ``topic`` is None."""
         if topic is None:
             self._current.clear()
         else:
