@@ -1,8 +1,7 @@
-"""Plain functions in threads, beside the event loop.
+"""Threads of plain handlers.
 
-Rule of this file: a thread cannot be ended, so one that does not come back is left behind when nobody waits for it any
-more, and goes with the process. An interpreter that ends waits for the threads of asyncio and anyio; for these, which
-are daemons, it does not. Which are free is known in the loop alone.
+A thread cannot be ended, so one that does not return is abandoned and ends with the process: these threads are daemons,
+while the interpreter waits at its end for those of asyncio and anyio. Only the event loop knows which are free.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ ResultT = TypeVar("ResultT")
 
 _LONGEST_REST_S = 10.0
 
-# Each thread has one of its own. With many readers, CPython's SimpleQueue waits without end when the time of one of
-# them runs out while it loses an item to another.
+# Each thread has its own. With many readers, CPython's SimpleQueue waits without end if the timeout of one of them is
+# over while it loses an item to another.
 _Post: TypeAlias = "SimpleQueue[_Call | None]"
 
 
@@ -60,19 +59,19 @@ def in_a_thread(
 
 
 class Threads:
-    """Calls functions, each in a thread that is free, or in a new one; one that is free for long ends.
+    """Calls functions, each in a free thread or a new one; threads that are idle for long end.
 
-    How many are called at once is for the caller to limit.
+    The caller limits the number of concurrent calls.
     """
 
     def __init__(self) -> None:
         self._free: list[_Post] = []
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Call a function in this context, and wait for it; ``anyio.from_thread`` leads back from there.
+        """Call a function in this context and wait for it; it may use ``anyio.from_thread``.
 
-        Cancelled, this ends when the thread is back, so that the function has what it stands on until then; cancelled
-        once more, it leaves the thread behind.
+        A canceled call ends when the function has returned, so that its dependencies stay open until then; canceled
+        once more, it abandons the thread.
         """
         loop = asyncio.get_running_loop()
         came_back: asyncio.Future[ResultT] = loop.create_future()
@@ -137,7 +136,7 @@ def _outcome(call: _Call) -> tuple[object, BaseException | None]:
 
 
 def _told(loop: asyncio.AbstractEventLoop, tell: Callable[..., None], *what: object) -> bool:
-    """Whether the loop is told: one that is closed has nobody who waits."""
+    """Call a function in the loop; return False if the loop is closed."""
     try:
         loop.call_soon_threadsafe(tell, *what)
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""One attempt of a handler at its records, as far as it publishes: nothing, or when it has succeeded, all of it.
+"""Attempts of handlers: the records that an attempt publishes join the transaction when it has succeeded.
 
-Rule of this file: a transaction is made of attempts that succeeded. What an attempt published before it failed is
-forgotten with it, so that the next one may publish it again. Whose attempt it is that runs is known by the context.
+Those of a failed attempt are dropped, so that the next attempt may publish them again. A context variable has the
+attempt to which running code belongs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MISSING_S = 30.0
 
 
 class PendingRecord(NamedTuple):
-    """A record to be published, as ``Publisher.publish`` has it."""
+    """Record to publish; see ``Publisher.publish``."""
 
     topic: str
     value: bytes | None
@@ -39,40 +39,40 @@ class PendingRecord(NamedTuple):
 
 
 class _Attempt:
-    """What one attempt wants published."""
+    """Records of one attempt."""
 
     __slots__ = ("is_over", "outgoing", "publisher")
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
         self.outgoing: list[PendingRecord | None] = []
-        """None where one waits for word of its topic, in its place."""
+        """Records in the order of the calls; None for one whose topic is being looked up."""
         self.is_over = False
-        """It has returned, or failed; what comes now comes from a task that it left behind."""
+        """True once the handler has returned or failed; later calls come from tasks that it left running."""
 
 
 _current: ContextVar[_Attempt | None] = ContextVar("tailrace_attempt", default=None)
 
 
 def current_publisher() -> Publisher | None:
-    """What publishes for the handler in which this code runs; None outside of handlers that run in transactions."""
+    """Return the publisher of the calling handler; None outside of handlers that run in transactions."""
     attempt = _current.get()
     return None if attempt is None else attempt.publisher
 
 
 class Attempts:
-    """Those of one group's handlers.
+    """Attempts of one group's handlers.
 
     Args:
-        transactor: whose transactions they publish in.
-        window: the open one.
-        failure_counts: of records that failed in transactions that were taken back.
-        refusals: of what was too large in such transactions.
-        on_doom: told why it cannot be committed any more.
+        transactor: producer of the transactions.
+        window: state of the open transaction.
+        failure_counts: failures of records in aborted transactions.
+        refusals: records whose results were too large.
+        on_doom: called with the reason why the transaction must be aborted.
 
     Attributes:
-        has_letter: whether a letter is in the open transaction.
-        has_sent: whether anything is.
+        has_letter: True if the open transaction has a dead letter.
+        has_sent: True if it has any record.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Attempts:
         )
         self._refusals, self.has_letter, self.has_sent = refusals, False, False
         self._generation = 0
-        """Counts transactions that were aborted while some of their attempts ran on."""
+        """Number of transactions that were aborted while attempts ran on."""
         self._missing: dict[tuple[str, int | None], tuple[PublishError, float]] = {}
-        """Topics and partitions that are not there, and until when nobody looks again."""
+        """Missing topics and partitions, and the time of the next look-up."""
 
     def around(
         self, publisher: Publisher, handle: Callable[[WorkT], Awaitable[object]]
     ) -> Callable[[WorkT], Awaitable[object]]:
-        """``handle``, in an attempt each time; ``publisher`` is what publishes for it."""
+        """Return ``handle`` with each call in an attempt; ``publisher`` publishes for it."""
         refusals, failure_counts, send = self._refusals, self._failure_counts, self._send_all
 
         async def attempted(work: WorkT) -> object:
@@ -112,7 +112,7 @@ class Attempts:
                 _current.reset(token)
                 attempt.is_over = True
             if generation != self._generation:
-                # Its records are read again, and so is its result made again.
+                # Its records are read and handled again.
                 return result
             if attempt.outgoing and (outgoing := [one for one in attempt.outgoing if one is not None]):
                 if refusals:
@@ -123,7 +123,7 @@ class Attempts:
         return attempted
 
     async def publish(self, one: PendingRecord) -> None:
-        """Publish with the transaction: from a handler when it has succeeded; a letter, which none publishes, at once.
+        """Publish in the transaction: from a handler once it has succeeded; a dead letter at once.
 
         Raises:
             PublishError: the topic or partition does not exist, or the handler has returned already.
@@ -133,21 +133,23 @@ class Attempts:
             self.has_letter = True
             await self._send(one)
             return
-        # Whose topic is found first says nothing of their order.
+        # Records keep the order of the calls, whichever topic is found first.
         place = len(attempt.outgoing)
         attempt.outgoing.append(None)
         if self._window.doomed_by is None and not attempt.is_over:
             await self._check(one.topic, one.partition)
         if attempt.is_over:
-            raise PublishError(f"{one.topic}: the handler has returned, and what it published goes without this task")
+            raise PublishError(
+                f"{one.topic}: the handler has returned, so a task that it left running cannot publish any more"
+            )
         attempt.outgoing[place] = one
 
     def disown(self) -> None:
-        """What runs on from a transaction that was aborted publishes into no other."""
+        """Drop the records of attempts that are running: their transaction was aborted."""
         self._generation += 1
 
     async def _check(self, topic: str, partition: int | None) -> None:
-        """See that it has a place; one that has none is not looked for again at once, while the transaction waits."""
+        """Look a topic up; one that is missing is not looked up again for a while, since the transaction waits."""
         loop = asyncio.get_running_loop()
         if self._missing and (known := self._missing.pop((topic, partition), None)) is not None:
             error, until = known
@@ -161,7 +163,7 @@ class Attempts:
             raise
 
     async def _send_all(self, outgoing: Sequence[PendingRecord]) -> None:
-        """All of it or nothing: what was sent before one that cannot be goes with the transaction."""
+        """Send all records, or doom the transaction if only some could be sent."""
         for number, one in enumerate(outgoing):
             try:
                 await self._send(one)
@@ -172,7 +174,7 @@ class Attempts:
                 raise
 
     async def _send(self, one: PendingRecord) -> None:
-        """Put a record into the transaction; into nothing, when that will be taken back."""
+        """Add a record to the transaction; drop it if the transaction will be aborted."""
         if self._window.doomed_by is not None:
             return
         self.has_sent = True
@@ -194,7 +196,7 @@ class Attempts:
 
     def _raise_last_word_of(self, work: object) -> None:
         records = _records_of(work)
-        # In a batch of several it would be the end of others, too.
+        # In a batch it would fail the other records, too.
         if len(records) == 1 and (
             error := self._failure_counts.final_error(records[0].topic_partition, records[0].offset)
         ):

@@ -1,9 +1,8 @@
-"""Records that are handled exactly once: handed out inside transactions, committed with what was published for them.
+"""Source of records that are handled exactly once: delivered in transactions, committed with their results.
 
-Rule of this file: when to open and close is ``core.transactions.window``'s to say. It stands between a consumer, of
-which it is the sink, and a group of handlers, which takes from it. To the consumer all records of an open transaction
-are in hand, finished or not; so a partition that has to be given back waits until the transaction is committed. All of
-it is done by whoever calls ``next_slice``; there is no task behind it.
+``core.transactions.window`` decides when a transaction opens and closes. To the consumer, all records of an open
+transaction are in flight, finished or not, so the revocation of a partition waits for the commit. Everything happens in
+the task that calls ``next_slice``.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ WorkT = TypeVar("WorkT")
 
 _LONGEST_PAUSE_MS = 5_000
 _LOOK_AGAIN_S = 0.02
-"""While the group counts us in no generation."""
+"""Pause while the member is in no generation."""
 _CLOSING_S = 5.0
 _STALLED_TIMEOUTS = 3
-"""So many times the transaction's timeout without a commit are no progress."""
+"""Transaction timeouts without a commit after which the transactions count as stalled."""
 
 
 class TransactionalSource:
-    """A consumer whose records are handled in transactions.
+    """Consumer whose records are handled in transactions.
 
     Args:
-        source: the consumer, which commits nothing by itself.
-        retry_topics: those whose records are not handed out before they are due.
-        transactor: commits.
-        settings: when.
-        observer: told what becomes of transactions.
-        metadata_bytes: most bytes of an offset map.
+        source: consumer, which commits nothing itself.
+        retry_topics: topics whose records are not delivered before they are due.
+        transactor: producer of the transactions.
+        settings: limits of transactions.
+        observer: receives events.
+        metadata_bytes: largest size of an offset map.
     """
 
     def __init__(  # noqa: PLR0913 - options
@@ -88,25 +87,25 @@ class TransactionalSource:
         self._shut = asyncio.Event()
         self._shut.set()
         self._reason = ""
-        """Why the last transaction was aborted, of those since the last commit."""
+        """Reason of the last abort since the last commit."""
         self._stall = StallWatch(settings.timeout_s * _STALLED_TIMEOUTS, self._stalled)
 
     @property
     def transactions(self) -> TransactionalSource:
-        """Itself."""
+        """This source."""
         return self
 
     def wall_clock(self) -> float:
-        """As whoever gives the records has it."""
+        """Return the wall-clock time of the source."""
         return self._source.wall_clock()
 
-    # ---- as a group wants it -----------------------------------------------------------------------------------
+    # ---- for the handler group ---------------------------------------------------------------------------------
 
     async def start(self, sink: HandlerGroup) -> int:
-        """Get a producer id, start the consumer.
+        """Start the producer, then the consumer.
 
         Raises:
-            TailraceError: as ``TransactionalProducer.start`` and ``Consumer.start`` do.
+            TailraceError: see ``TransactionalProducer.start`` and ``Consumer.start``.
         """
         self._handler_group = sink
         self._partitions = TransactionPartitions(
@@ -121,7 +120,7 @@ class TransactionalSource:
         return window
 
     async def stop(self) -> None:
-        """Take back what is not committed, leave the group."""
+        """Abort the open transaction and leave the group."""
         self._stall.end()
         try:
             await self._transactor.close(_CLOSING_S)
@@ -129,14 +128,14 @@ class TransactionalSource:
             await self._source.stop()
 
     def progressed(self) -> None:
-        """Something is finished, or there is room where there was none."""
+        """Look again: records were finished, or there is room for more."""
         if self._handing is not None:
             self._handing.progressed()
         self._progress.set()
         self._source.progressed()
 
     def halt(self) -> None:
-        """Hand out and start nothing more, and commit when what runs is finished."""
+        """Deliver and start nothing more, and commit when the running handlers have finished."""
         self._is_stopping = True
         self._close_soon()
 
@@ -147,14 +146,14 @@ class TransactionalSource:
                 await self._shut.wait()
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Records of one partition, in a transaction that is open.
+        """Return records of one partition, in an open transaction.
 
         Raises:
-            TailraceError: as a consumer's reader has it; or no transaction may be made any more.
+            TailraceError: reading has failed, or no other transaction can be begun.
         """
         while True:
             now, gathers = self._loop.time(), self._held.are_gathering
-            # To see whether all is finished takes time with many partitions: not while it does not matter.
+            # With many partitions are_done takes long: it is not asked while it does not matter.
             takes = self._window.takes(now, is_gathering=gathers)
             is_done = not takes and self._held.are_done
             is_idle = not takes and not self._held.run and not self._held.are_held_back
@@ -179,9 +178,9 @@ class TransactionalSource:
                 case WindowStep.DRAIN | WindowStep.CUT:
                     await self._finish(step, now)
 
-    # ---- as handlers want it -----------------------------------------------------------------------------------
+    # ---- for handlers ------------------------------------------------------------------------------------------
 
-    async def publish(  # noqa: PLR0913 - what a record has
+    async def publish(  # noqa: PLR0913 - a record
         self,
         topic: str,
         value: bytes | None,
@@ -191,60 +190,62 @@ class TransactionalSource:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
-        """As ``Attempts`` has it."""
+        """Publish one record, see ``Attempts.publish``."""
         await self._attempts.publish(PendingRecord(topic, value, key, headers, partition, timestamp_ms))
 
     def around(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
-        """``handle``, of which what it publishes counts if it succeeds."""
+        """Return ``handle`` with its records published only if it succeeds."""
         return self._attempts.around(self, handle)
 
     @property
     def failure_counts(self) -> FailureCounts:
-        """How often its records have failed, in transactions that were taken back, too."""
+        """Failures of records, including those in aborted transactions."""
         return self._failure_counts
 
     @property
     def refusals(self) -> RefusedRecords:
-        """What was too large of its records."""
+        """Records whose results were too large."""
         return self._refusals
 
     def has_time(self, pause_s: float, work_s: float) -> bool:
-        """Whether a record may wait for its next attempt within the open transaction, while nothing else is begun."""
+        """Return True if a record may wait for its next attempt within the open transaction."""
         if self._out.alone is not None and pause_s > self._settings.interval_s:
-            # It comes alone again and again: what others there is goes on in between.
+            # Other records are handled between the attempts of one that is tried alone.
             return False
         return self._window.has_time(pause_s + work_s, self._loop.time())
 
     def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
-        """A record has to wait: commit what comes before it, and try it again later, alone."""
+        """Commit the records before this one, and try it again alone after ``seconds``."""
         if record.topic_partition not in self._held.partitions():
-            # It is another's by now.
+            # The partition was revoked.
             return
         self._refusals.lift(record.topic_partition, record.offset)
         due_at = self._loop.time() + seconds
         self._deferred_offsets.put(record.topic_partition, record.offset, due_at, is_given_up=is_given_up)
-        # Its worker goes on at once, and what is behind it may not be begun.
+        # Its worker goes on at once, and the records after it must not start.
         self._group.halt(record.topic_partition)
-        reason = f"{record.topic_partition} offset {record.offset} failed, and what comes before it goes without it"
+        reason = (
+            f"{record.topic_partition} offset {record.offset} failed; the records before it are committed without it"
+        )
         self._doom(PublishError(reason), is_at_fault=False)
 
     def work_share_ms(self, gathers_ms: int) -> int:
-        """How long a handler without ``timeout_ms`` may take, whose batches are gathered for so long."""
+        """Return the timeout of a handler without ``timeout_ms`` whose batches are gathered for ``gathers_ms``."""
         return max(1, round(self._settings.work_share_s(gathers_ms / 1000) * 1000))
 
     @property
     def stalled_s(self) -> float:
-        """For how long none was committed although there are records; 0 while that is not long."""
+        """Seconds without a commit although there are records; 0 while they are few."""
         return self._stall.stalled_s
 
     @property
     def waiting(self) -> int:
-        """Records that failed for good, and were set aside."""
+        """Number of records that have failed permanently and wait."""
         return self._deferred_offsets.given_up
 
     @property
     def are_settled(self) -> bool:
-        """Whether none is open, and what waits outside of them waits for what failed for good."""
+        """True if no transaction is open and all waiting records wait for one that has failed permanently."""
         if self._window.is_open or len(self._deferred_offsets) > self._deferred_offsets.given_up:
             return False
         rests = self._held.rests.values()
@@ -269,23 +270,23 @@ class TransactionalSource:
         self._doom(error, is_at_fault=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
 
     def _look_again(self) -> None:
-        """Have ``next_slice`` look at the window now."""
+        """Let ``next_slice`` check the window now."""
         self._progress.set()
         if self._handing is not None:
             self._handing.look_again()
 
-    def _lost(self, partition: TopicPartition, was_shared: bool) -> None:  # noqa: FBT001 - as Shares tells it
+    def _lost(self, partition: TopicPartition, was_shared: bool) -> None:  # noqa: FBT001 - a callback
         self._deferred_offsets.lift(partition)
         self._failure_counts.forget(partition)
         self._refusals.forget(partition)
-        # What the broker says of a commit that is under way counts.
+        # During a commit the broker decides.
         if was_shared and not self._is_committing:
-            self._doom(PublishError(f"{partition} went before its transaction was committed"), is_at_fault=False)
+            self._doom(PublishError(f"{partition} was lost before its transaction was committed"), is_at_fault=False)
 
     async def _finish(self, step: WindowStep, now: float) -> None:
-        """Wait for what was handed out, or for what of it runs."""
+        """Wait for the delivered records, or for those that run."""
         if self._held.are_held_back:
-            self._doom(PublishError("a handler is paused, and its records wait for it"), is_at_fault=False)
+            self._doom(PublishError("a handler is paused, and its records wait"), is_at_fault=False)
             return
         if step is WindowStep.CUT:
             self._group.hold_starts()
@@ -294,13 +295,15 @@ class TransactionalSource:
         await self._progress.wait(self._window.next_deadline(now))
 
     async def _commit(self) -> None:
-        """Commit, or say why that cannot be."""
+        """Commit, or doom the window with the reason."""
         identity = self._at.identity
         if identity is None:
             # A rebalance is under way, or the partitions are about to be lost.
             until = self._loop.time() + _LOOK_AGAIN_S
             if self._window.gives_up_at is not None and until >= self._window.gives_up_at:
-                self._doom(PublishError("the group has not counted this member in for too long"), is_at_fault=False)
+                self._doom(
+                    PublishError("this member was in no generation of the group for too long"), is_at_fault=False
+                )
             else:
                 await self._progress.wait(until)
             return
@@ -339,18 +342,18 @@ class TransactionalSource:
         self._end()
 
     def _carried(self) -> int:
-        """How many records are part of the next transaction, since they have not started."""
+        """Return the number of records that have not started and belong to the next transaction."""
         if self._is_stopping:
             self._held.leave()
         return self._group.unstarted if self._held else 0
 
     def _carry_on(self) -> None:
-        """Nothing was finished since the last commit: look again after a while."""
+        """Keep the transaction open, since nothing was finished since the last commit."""
         self._window.carry_on(self._loop.time(), self._carried())
         self._end()
 
     def _end(self, *, is_failure: bool = False) -> None:
-        """A transaction is over; after a failure its records are still not committed."""
+        """Note the end of a transaction; after a failure its records are still not committed."""
         self._attempts.has_letter = self._attempts.has_sent = False
         if self._window.is_open:
             self._stall.begin()
@@ -365,16 +368,16 @@ class TransactionalSource:
                 self._stall.end()
         if not self._is_stopping:
             self._group.allow_starts()
-        # Whoever waits to give partitions back looks again.
+        # Revocations that wait for the commit look again.
         self._source.progressed()
 
-    # ---- taking back -------------------------------------------------------------------------------------------
+    # ---- aborting ----------------------------------------------------------------------------------------------
 
     async def _abort(self) -> None:
-        """Take back what was published, and read again from what is committed.
+        """Abort, and read again from the committed offsets.
 
         Raises:
-            TailraceError: no other transaction may be made.
+            TailraceError: no other transaction can be begun.
         """
         error = self._window.doomed_by
         assert error is not None
@@ -383,7 +386,7 @@ class TransactionalSource:
         for partition in self._held.partitions():
             self._group.halt(partition)
         await self._transactor.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
-        # What runs still publishes into nothing; what it publishes later may not come into the next transaction.
+        # Results of running handlers are dropped, and must not get into the next transaction.
         until = self._loop.time() + self._settings.timeout_s
         while self._held.run and self._loop.time() < until:
             await self._progress.wait(until)
@@ -401,7 +404,7 @@ class TransactionalSource:
         self._end(is_failure=is_failure)
 
     def _blame(self, error: TailraceError) -> None:
-        """Of a transaction of one record it is known whose fault it is: that fails when it comes again."""
+        """Let the record of a transaction of one record fail at its next delivery if its results are too large."""
         if isinstance(error, PublishTooLargeError) and self._window.count == 1 and self._out.last is not None:
             self._refusals.blame(*self._out.last, error, is_letter=self._attempts.has_letter)
 

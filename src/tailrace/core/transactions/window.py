@@ -1,11 +1,11 @@
-"""When a transaction opens, gathers, closes or is given up; and which records wait outside until they are tried again.
+"""Windows: when a transaction opens, closes or is aborted, and which records wait for a transaction of their own.
 
-Rule of this file: pure. A window opens with the first record that is handed out. It is committed at the end of its
-interval if all that it took is finished. Otherwise it is cut: no further record starts, those in flight finish, and it
-is committed; records that have not started belong to the next one. The cut comes after a few times what the end of the
-last window took, so that little time is lost by ends, and never so late that a record may outlast the transaction.
-What can no longer be committed is aborted as a whole, and the next window is smaller.
-A batch that is not full at the end of the interval may still become so, while its window stays open for it.
+A window opens with the first record that is delivered. It is committed at the end of its interval if all its records
+are finished. Otherwise it is cut: no further record starts, those in flight finish, and it is committed; records that
+have not started belong to the next window. The cut comes after a multiple of the time that the end of the last window
+took, so that little time is lost by ends, and never so late that a record may outlast the transaction. A window that
+can no longer be committed is aborted as a whole, and the next one is smaller. It stays open past its interval for a
+batch that is not full.
 """
 
 from __future__ import annotations
@@ -20,68 +20,68 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["DeferredOffsets", "Window", "WindowSettings", "WindowStep"]
 
 _SHARE = 0.8
-"""Of the transaction's timeout."""
+"""Share of the transaction's timeout after which it is aborted."""
 _TARGET_SHARE = 0.2
-"""Of the same: no window starts records for longer, unless its interval is longer."""
+"""Share in which a window starts records, unless its interval is longer."""
 _WORK_SHARE = 0.5
-"""Of the same: how long a handler without a timeout of its own may take."""
+"""Share that a handler without a timeout may take."""
 _LEAST_WORK_SHARE = 0.1
-"""Of the same: how long it may take at least, however long its batches are gathered."""
+"""Share that it may take at least, however long its batches are gathered."""
 _ENDS = 4
-"""A window starts records for so many times as long as the end of the last one took."""
+"""Time in which a window starts records, in ends of the last window."""
 
 
 class WindowStep(StrEnum):
-    """What is to be done with a window."""
+    """Next step of a window."""
 
-    FEED = "hand out more"
-    DRAIN = "wait until what was handed out is finished"
-    CUT = "start nothing more, and wait until what runs is finished"
+    FEED = "deliver more"
+    DRAIN = "wait until the delivered records are finished"
+    CUT = "start nothing more, and wait for the running handlers"
     COMMIT = "commit"
     ABORT = "abort"
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSettings:
-    """What the options say; times in seconds."""
+    """Limits of windows; times in seconds."""
 
     interval_s: float
-    """How long a transaction gathers."""
+    """Time in which a transaction takes records."""
     max_records: int
     timeout_s: float
-    """The broker aborts a transaction that is open for longer."""
+    """Time after which the broker aborts an open transaction."""
     gathers_s: float = 0.0
-    """How long it stays open for a batch that is not full, since its first record."""
+    """Time since its first record for which a window waits for a batch to fill."""
     works_s: float = 0.0
-    """How long a handler may take for a record or a batch."""
+    """Longest time of a handler for a record or a batch."""
 
     @property
     def longest_s(self) -> float:
-        """How long one may wait for its records before it is taken back; the rest of its time is for its end."""
+        """Age at which a window is aborted; the rest of the timeout is for the abort."""
         return self.timeout_s * _SHARE
 
     @property
     def target_s(self) -> float:
-        """How long one may start records."""
+        """Longest time in which a window starts records."""
         in_time_s = self.longest_s - self.works_s
         return max(self.interval_s, min(self.timeout_s * _TARGET_SHARE, in_time_s))
 
     def work_share_s(self, gathers_s: float = 0.0) -> float:
-        """How long a handler without a timeout of its own may take for a batch gathered for so long, or a record."""
+        """Return the timeout of a handler without one, for a record or a batch gathered for ``gathers_s``."""
         starts_s = max(gathers_s, self.interval_s, self.timeout_s * _TARGET_SHARE)
         least_s, most_s = self.timeout_s * _LEAST_WORK_SHARE, self.timeout_s * _WORK_SHARE
         return max(least_s, min(most_s, self.longest_s - starts_s))
 
 
 class Window:
-    """One transaction after the other.
+    """State of one transaction after the other.
 
     Attributes:
-        count: records that the open one has taken.
-        opened_at: when the first was; None while none is open.
-        doomed_by: why the open one cannot be committed; None while it can.
-        is_at_fault: whether that is a failure, after which one waits a little, and no change of plan.
-        is_late: whether it is that its records took too long.
+        count: records delivered in the open window.
+        opened_at: time of the first record; None while no window is open.
+        doomed_by: reason why the window cannot be committed; None while it can.
+        is_at_fault: True if that is a failure, after which the next window waits for a backoff.
+        is_late: True if the records took too long.
     """
 
     def __init__(self, settings: WindowSettings) -> None:
@@ -90,7 +90,7 @@ class Window:
         self._is_closing = self._is_cut = False
         self._cut_since: float | None = None
         self._end_s = 0.0
-        """How long the end of the last window took that was cut."""
+        """Time that the end of the last cut window took."""
         self.count = 0
         self.opened_at: float | None = None
         self.doomed_by: TailraceError | None = None
@@ -102,42 +102,42 @@ class Window:
 
     @property
     def is_open(self) -> bool:
-        """Whether records of it are handed out."""
+        """True if records were delivered that are not committed."""
         return self.opened_at is not None
 
     @property
     def room(self) -> int:
-        """How many more records may be handed out."""
+        """Number of records that may still be delivered."""
         return 0 if self._is_closing or self.doomed_by is not None else max(0, self._limit - self.count)
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
     def took(self, count: int, now: float) -> None:
-        """Records are handed out; the first of them open it."""
+        """Add delivered records; the first ones open the window."""
         if self.opened_at is None:
             self.opened_at = now
         self.count += count
 
     def close(self) -> None:
-        """Take no more."""
+        """Take no more records."""
         self._is_closing = self.is_open
 
     def cut(self) -> None:
-        """Take no more, start no more, and commit: a partition has to be given back, or all has to end."""
+        """Take and start no more records, and commit: a partition is revoked, or the app stops."""
         self._is_closing = self._is_cut = self.is_open
 
     def doom(self, error: TailraceError, *, is_at_fault: bool = True) -> None:
-        """It cannot be committed any more; the first reason counts."""
+        """Abort the window; the first reason counts."""
         if self.is_open and self.doomed_by is None:
             self.doomed_by, self.is_at_fault = error, is_at_fault
 
     def committed(self, now: float, *, carried: int = 0, is_searching: bool = False) -> None:
-        """It is over, and all is well: the next one may be twice as large, if what had made it small is done with.
+        """Close a committed window; the next one may be twice as large, unless a refused record is searched for.
 
         Args:
-            now: the time.
-            carried: records that were handed out and have not started; with them the next one is open.
-            is_searching: whether what had made it small is still looked for.
+            now: time.
+            carried: delivered records that have not started; with any, the next window is open.
+            is_searching: True while the window is kept small to find a record.
         """
         if not is_searching:
             self._limit = min(self._settings.max_records, self._limit * 2)
@@ -146,13 +146,13 @@ class Window:
         self.carry_on(now, carried)
 
     def carry_on(self, now: float, carried: int) -> None:
-        """Begin the next one, with records that were handed out and have not started; without any it is not open."""
+        """Open the next window with ``carried`` records that have not started; without any, no window is open."""
         self._shut()
         if carried:
             self.took(carried, now)
 
     def aborted(self, *, shrink: bool = False) -> None:
-        """It is over; with ``shrink`` the next one is half as large: less is repeated, what is too much is found."""
+        """Close an aborted window; with ``shrink`` the next one is half as large."""
         if shrink:
             self._limit = max(1, min(self.count, self._limit) // 2)
         self._shut()
@@ -164,19 +164,19 @@ class Window:
     # ---- what follows ------------------------------------------------------------------------------------------
 
     def takes(self, now: float, *, is_gathering: bool) -> bool:
-        """Whether more is handed out, whatever is finished."""
+        """Return True if more records are delivered, whether or not others are finished."""
         if self.opened_at is None or self.doomed_by is not None:
             return self.opened_at is None
         return self.room > 0 and now < self._gathers_until(is_gathering=is_gathering)
 
     def step(self, now: float, *, is_done: bool, is_idle: bool = False, is_gathering: bool = False) -> WindowStep:
-        """What is to be done now.
+        """Return the next step.
 
         Args:
-            now: the time.
-            is_done: whether all that was handed out is finished.
-            is_idle: whether nothing of it runs.
-            is_gathering: whether some of it waits in a batch for more.
+            now: time.
+            is_done: True if all delivered records are finished.
+            is_idle: True if no handler runs.
+            is_gathering: True if records wait in a batch for more.
         """
         if self.takes(now, is_gathering=is_gathering):
             return WindowStep.FEED
@@ -208,7 +208,7 @@ class Window:
         return WindowStep.ABORT
 
     def next_deadline(self, now: float) -> float | None:
-        """When ``step`` will say something else by itself; None when it will not."""
+        """Return the time at which ``step`` changes without an event; None if it does not."""
         if self.opened_at is None:
             return None
         moments = [self._at(self._settings.longest_s)]
@@ -220,33 +220,33 @@ class Window:
 
     @property
     def gives_up_at(self) -> float | None:
-        """When the open one is aborted, if it is not committed."""
+        """Time at which the open window is aborted if it is not committed."""
         return None if self.opened_at is None else self._at(self._settings.longest_s)
 
     def is_kept_open(self, now: float) -> bool:
-        """Whether it is open for the sake of a batch alone."""
+        """Return True if the window is open past its interval, for a batch."""
         return self.opened_at is not None and now >= self._at(self._settings.interval_s)
 
     def has_time(self, seconds: float, now: float) -> bool:
-        """Whether something that takes so long can still be part of it."""
+        """Return True if the open window can wait for ``seconds``."""
         return self.doomed_by is None and (self.gives_up_at is None or now + seconds < self.gives_up_at)
 
     def is_timed_out(self, now: float) -> bool:
-        """Whether the broker may have aborted the open one by itself."""
+        """Return True if the broker may have aborted the transaction, whose timeout is over."""
         return self.opened_at is not None and now >= self._at(self._settings.timeout_s)
 
     def _gathers_until(self, *, is_gathering: bool) -> float:
-        """When it takes no more if all of it is finished."""
+        """Return the time from which finished records are committed."""
         interval_s, gathers_s = self._settings.interval_s, self._settings.gathers_s
         return self._at(max(interval_s, gathers_s) if is_gathering else interval_s)
 
     @property
     def _cut_s(self) -> float:
-        """How old it is when it is cut."""
+        """Age at which the window is cut."""
         return min(self._settings.target_s, max(self._settings.interval_s, self._end_s * _ENDS))
 
     def _at(self, age_s: float) -> float:
-        """When the open one is so old. No age is computed: rounded, it may contradict the moment that was named."""
+        """Return the time at which the window has an age. An age, rounded, could contradict a returned deadline."""
         assert self.opened_at is not None
         return self.opened_at + age_s
 
@@ -259,11 +259,11 @@ class _Stop:
 
 
 class DeferredOffsets:
-    """Records that have to wait for longer than a transaction may: each stops its partition, until it is tried again.
+    """Records that wait for longer than a transaction may; each stops its partition until it is tried again.
 
-    A transaction cannot wait for such a record, since it would time out, and cannot pass it, since the group's offset
-    has no holes. So what comes before it is committed without it, and then it is tried now and then in a transaction
-    of its own: when that fails again, nothing else has to be done again.
+    A transaction would time out while it waits for such a record, and cannot skip it, since a committed offset has no
+    holes. So the records before it are committed, and then it is tried in a transaction of its own, whose failure
+    repeats no other record.
     """
 
     def __init__(self) -> None:
@@ -277,28 +277,28 @@ class DeferredOffsets:
 
     @property
     def given_up(self) -> int:
-        """How many of them failed for good."""
+        """Number of records that have failed permanently."""
         return sum(stop.is_given_up for stop in self._stops.values())
 
     def put(self, partition: TopicPartition, offset: int, due_at: float, *, is_given_up: bool = True) -> None:
-        """Stop a partition before ``offset``, where a record failed for good or waits; of several, the first counts."""
+        """Stop a partition before ``offset``, whose record has failed or waits; of several, the lowest counts."""
         stop = self._stops.get(partition)
         if stop is None or offset <= stop.offset:
             self._stops[partition] = _Stop(offset, due_at, is_given_up)
 
     def lift(self, partition: TopicPartition) -> None:
-        """The record is finished, or is another's."""
+        """Forget the record of a partition: it is finished, or the partition was revoked."""
         self._stops.pop(partition, None)
 
     def room(self, partition: TopicPartition, delivered: int | None, room: int, now: float, *, is_open: bool) -> int:
-        """How much of ``room`` a partition that was read up to ``delivered`` may have.
+        """Return how many records of a partition may be delivered.
 
         Args:
-            partition: which.
-            delivered: the next offset to be handed out.
-            room: how much there is.
-            now: the time.
-            is_open: whether a transaction is: the record that stops a partition wants one of its own.
+            partition: partition.
+            delivered: next offset to deliver.
+            room: limit for any partition.
+            now: time.
+            is_open: True if a window is open: the record that stops a partition needs one of its own.
         """
         stop = self._stops.get(partition)
         if stop is None or not room:
@@ -308,17 +308,17 @@ class DeferredOffsets:
         return 1 if not is_open and now >= stop.due_at else 0
 
     def is_stopped_at(self, partition: TopicPartition, offset: int) -> bool:
-        """Whether a record is the one that stops its partition, or behind it."""
+        """Return True if the record stops its partition, or comes after the one that does."""
         stop = self._stops.get(partition)
         return stop is not None and offset >= stop.offset
 
     def before(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
-        """Those of ``records`` that come before the one that stops their partition."""
+        """Return the records before the one that stops their partition."""
         stop = self._stops.get(partition)
         return records if stop is None else [one for one in records if one.offset < stop.offset]
 
     def next_due_at(self, now: float, delivered: Mapping[TopicPartition, int | None]) -> float | None:
-        """When the next of those that were reached may be tried again; None when none of them is due later."""
+        """Return the time of the next attempt of a record that was reached; None if none is due later."""
         return min(
             (
                 stop.due_at
