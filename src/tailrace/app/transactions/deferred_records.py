@@ -1,7 +1,4 @@
-"""Records that may not be in the open transaction: those that were set aside, and those of retry topics not due yet.
-
-Rule of this file: it says what may go and when the rest may; who holds the records, and hands them out, is elsewhere.
-"""
+"""Records that may not join the open transaction: those that wait for one alone, and those of retry topics not due."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ __all__ = ["DeferredRecords"]
 
 
 class DeferredRecords:
-    """What has to wait of one group's records.
+    """Waiting records of one group.
 
     Args:
-        retry_topics: those whose records are not handed out before they are due.
-        wall_clock: seconds since the epoch; when a record is due is written on it.
+        retry_topics: topics whose records are not delivered before they are due.
+        wall_clock: returns the seconds since the epoch; a header of a record has its due time.
 
     Attributes:
-        deferred_offsets: records that were set aside.
+        deferred_offsets: records that wait for a transaction of their own.
     """
 
     def __init__(self, retry_topics: Mapping[str, RetryTopic], wall_clock: Callable[[], float]) -> None:
@@ -33,11 +30,11 @@ class DeferredRecords:
         self.deferred_offsets = DeferredOffsets()
 
     def may_hold_back(self, partition: TopicPartition) -> bool:
-        """Whether records that come of a partition have to be looked at."""
+        """Return True if records of a partition may have to wait."""
         return bool(self.deferred_offsets) or partition.topic in self._retry_topics
 
     def first_of(self, records: Sequence[Record], room: int) -> Sequence[Record]:
-        """Of one partition's next records those that may go now; of the one that was set aside, it alone."""
+        """Return those of a partition's next records that may be delivered; a deferred one goes alone."""
         partition = records[0].topic_partition
         if self.deferred_offsets.is_stopped_at(partition, records[0].offset):
             room = 1
@@ -51,13 +48,13 @@ class DeferredRecords:
     def next_due_at(
         self, now: float, delivered: Mapping[TopicPartition, int | None], waiting: Iterable[Record]
     ) -> float | None:
-        """When something may go that may not now; what is due already goes when its turn is."""
+        """Return the time at which the next waiting record is due; None if none is."""
         due = [self.deferred_offsets.next_due_at(now, delivered)] if self.deferred_offsets else []
         due += [now + wait_s for record in waiting if (wait_s := self._wait_s(record))]
         return min((one for one in due if one is not None), default=None)
 
     def _wait_s(self, record: Record) -> float:
-        """In how long a record may be handled, if it is of a retry topic."""
+        """Return the seconds until a record of a retry topic is due; 0 for others."""
         retry = self._retry_topics.get(record.topic)
         if retry is None:
             return 0.0

@@ -1,7 +1,7 @@
-"""Records on their way from a consumer into the open transaction: which of them may be in it, slice after slice.
+"""Delivery of records from a consumer into the open transaction.
 
-Rule of this file: nothing is handed out of a partition before the group knows where that has begun, or whoever comes
-next would begin elsewhere. So a beginning is committed first, in a transaction without a record.
+A partition's start offset is committed before any of its records is delivered, in a transaction without records: after
+an abort, another member would start elsewhere.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["TransactionDelivery"]
 
 
 class TransactionDelivery:
-    """Takes records for one group.
+    """Takes the records of one group from its consumer.
 
     Args:
-        source: the consumer, which is started.
-        group_view: where that stands.
-        partitions: what the open transaction has.
-        deferred_records: what may not be in it.
-        window: when it is open.
+        source: started consumer.
+        group_view: positions of the consumer.
+        partitions: partitions of the open transaction.
+        deferred_records: records that may not join it.
+        window: state of the transaction.
 
     Attributes:
-        alone: the record that is tried again by itself.
-        last: the record that was handed out last.
+        alone: partition and offset of the record that is tried alone; None if there is none.
+        last: partition and offset of the last delivered record.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class TransactionDelivery:
         self.alone: tuple[TopicPartition, int] | None = None
         self.last: tuple[TopicPartition, int] | None = None
         self._has_moved = True
-        """Whether a partition may stand where the group does not know of."""
+        """True if a position may be above the committed offset."""
         group_view.watch(self._moved)
 
     async def next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
-        """What may be handed out next; None when it is time to look at the window again."""
+        """Return the next records to deliver; None if the window has to be checked."""
         if self._has_moved and self._commits_beginnings():
             return None
         rests = self._held.rests
@@ -67,7 +67,7 @@ class TransactionDelivery:
         def room(partition: TopicPartition) -> int:
             return 0 if partition in rests else self._room(partition, None, room_of)
 
-        # Before it is looked: what becomes due in between is looked at again.
+        # The time is read first, so that a record that becomes due meanwhile is found in the next round.
         now = self._loop.time()
         until = self._window.next_deadline(now)
         if until is None:
@@ -86,13 +86,13 @@ class TransactionDelivery:
         return position, lease
 
     def look_again(self) -> None:
-        """Have ``next`` look at the window now."""
+        """End the wait of ``next``, so that the window is checked."""
         self._coming.cut()
 
     def progressed(self) -> None:
-        """Something is finished, or there is room where there was none."""
+        """Look again: records were finished, or there is room for more."""
         if self._coming.is_waiting and (self._held.rests or self._is_open_for_nobody):
-            # The consumer knows nothing of what waits here, nor of windows.
+            # The consumer does not know of records that wait here, nor of windows.
             self._coming.cut()
 
     # ---- inside ------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class TransactionDelivery:
         self._coming.cut()
 
     def _commits_beginnings(self) -> bool:
-        """Whether what is to be done next is to commit where partitions have begun, with nothing else."""
+        """Return True if start offsets have to be committed next."""
         begun = self._at.begun()
         self._has_moved = bool(begun)
         if begun:
@@ -111,12 +111,12 @@ class TransactionDelivery:
             self._held.begin(begun)
             self._window.cut()
         elif not self._window.is_open and any(one.partition not in self._held.rests for one in self._at.passed()):
-            # What comes within its interval is part of it.
+            # Records that come within the interval join the transaction.
             self._window.took(0, self._loop.time())
         return self._has_moved
 
     def _next_rest(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
-        """Of what came too early, what may be handed out now."""
+        """Return undelivered records that may be delivered now; None if there are none."""
 
         def take(records: Sequence[Record]) -> int:
             room = self._room(records[0].topic_partition, records[0].offset, room_of)
@@ -147,5 +147,5 @@ class TransactionDelivery:
 
     @property
     def _is_open_for_nobody(self) -> bool:
-        """Whether nothing runs or is gathered, for whose sake a transaction was kept open."""
+        """True if a window is open past its interval and no batch waits any more."""
         return self._window.is_kept_open(self._loop.time()) and not (self._held.are_gathering or self._held.run)

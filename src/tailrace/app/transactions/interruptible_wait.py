@@ -1,7 +1,4 @@
-"""The wait for a consumer's next records, which may be cut short.
-
-Rule of this file: a record that has come is not lost with the wait for it.
-"""
+"""Wait for a consumer's next records that can be ended early, without losing records that have arrived."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ ResultT = TypeVar("ResultT")
 
 
 class InterruptibleWait:
-    """One such wait after the other."""
+    """One wait after the other, of one task."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -23,11 +20,11 @@ class InterruptibleWait:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether one is under way."""
+        """True during a wait."""
         return self._waiting is not None
 
     async def wait(self, coming: Awaitable[ResultT], until: float | None) -> ResultT | None:
-        """What comes; None when it is ``until``, or somebody has cut it short."""
+        """Return the result of ``coming``; None after ``until`` or ``cut``."""
         try:
             async with asyncio.timeout_at(until) as self._waiting:
                 return await coming
@@ -37,6 +34,6 @@ class InterruptibleWait:
             self._waiting = None
 
     def cut(self) -> None:
-        """Wait no longer."""
+        """End the wait."""
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(self._loop.time())

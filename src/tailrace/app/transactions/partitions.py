@@ -74,16 +74,16 @@ class UndeliveredRecords:
 
 
 class TransactionPartitions:
-    """The sink of a consumer whose records are handled in transactions.
+    """Sink of a consumer whose records are handled in transactions.
 
     Args:
-        handler_group: who handles the records.
-        on_halt: told of a partition that has to be given back, of which something is not committed.
-        on_loss: told of a partition that went, or is read from elsewhere, before it was.
-        metadata_bytes: most bytes of an offset map.
+        handler_group: handlers of the records.
+        on_halt: called when a partition with uncommitted records is being revoked.
+        on_loss: called when a partition was lost, sought or reset; True if it had uncommitted records.
+        metadata_bytes: largest size of an offset map.
 
     Attributes:
-        rests: what came too early, by partition.
+        rests: fetched records that may not be delivered yet, by partition.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TransactionPartitions:
     def __len__(self) -> int:
         return len(self._partitions)
 
-    # ---- as a consumer wants it --------------------------------------------------------------------------------
+    # ---- for the consumer --------------------------------------------------------------------------------------
 
     def halt(self, partition: TopicPartition) -> None:
         """Start no more records of a partition about to be revoked; the transaction ends with those that run."""
@@ -124,7 +124,7 @@ class TransactionPartitions:
         if not self._is_reading_again:
             self._on_loss(partition, self._partitions.pop(partition, None) is not None)
 
-    # ---- as transactions want it -------------------------------------------------------------------------------
+    # ---- for transactions --------------------------------------------------------------------------------------
 
     def begin(self, positions: Iterable[Position]) -> None:
         """Add start offsets that are not committed yet; none of their records is delivered."""
@@ -203,7 +203,7 @@ class TransactionPartitions:
         """Return the offsets to commit, while no handler runs.
 
         Raises:
-            PublishError: it cannot be said of a partition what is finished.
+            PublishError: an offset map is larger than ``offset_metadata_max_bytes``.
         """
         offsets = {share.position.partition: self._offset(share) for share in (*self, *self._passed)}
         if (full := next((share for share in self if share.map_fill > 1), None)) is not None:
@@ -258,7 +258,7 @@ class TransactionPartitions:
         self._is_reading_again = True
         try:
             for share in self:
-                # Where nothing was handed out, it stands where it is to begin.
+                # A partition without delivered records is at its start offset already.
                 if group_view.is_ours(share.position) and share.is_current and share.has_records:
                     at = committed.get(share.position.partition) or OffsetAndMetadata(share.progress.finished)
                     group_view.read_again(share.position, at)

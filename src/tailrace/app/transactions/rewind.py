@@ -1,7 +1,4 @@
-"""After a transaction that was taken back: its records are read again, from where the group has committed.
-
-Rule of this file: the broker says where that is, whether or not we think to know; of a commit in doubt only it does.
-"""
+"""Rewind to the committed offsets after an abort; only the broker knows them after a commit in doubt."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ __all__ = ["rewind"]
 
 
 async def rewind(partitions: TransactionPartitions, group_view: GroupView, backoff: Backoff) -> None:
-    """Have all that a transaction had read again, however long nobody says from where.
+    """Read the records of a transaction again; retry until the brokers return the committed offsets.
 
     Raises:
-        BrokerError: another try would not help.
-        AuthenticationError: nor would it here.
+        BrokerError: another attempt would not help.
+        AuthenticationError: the brokers refuse the credentials.
     """
     failures = 0
     while partitions:

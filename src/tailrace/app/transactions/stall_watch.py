@@ -1,4 +1,4 @@
-"""Watch over the progress of one group's transactions."""
+"""Watchdog of one group's transactions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["StallWatch"]
 
 
 class StallWatch:
-    """Tells when records were handed out, and for long nothing of them was committed.
+    """Reports that records were delivered and none was committed for long.
 
     Args:
-        limit_s: how long that may take.
-        on_stall: called with the seconds since, once for each stall.
+        limit_s: time without a commit.
+        on_stall: called with the seconds since the delivery, once for each stall.
     """
 
     def __init__(self, limit_s: float, on_stall: Callable[[float], None]) -> None:
@@ -24,18 +24,18 @@ class StallWatch:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since there was progress; 0 while that is not long."""
+        """Seconds since the last progress; 0 below the limit."""
         waited_s = 0.0 if self._since is None else self._loop.time() - self._since
         return waited_s if waited_s >= self._limit_s else 0.0
 
     def begin(self) -> None:
-        """There are records that are not committed."""
+        """Start the time, if it does not run: records are uncommitted."""
         if self._since is None:
             self._since = self._loop.time()
             self._timer = self._loop.call_at(self._since + self._limit_s, self._tell)
 
     def end(self) -> None:
-        """Some of them are, or wait for good reason."""
+        """Stop the time: records were committed, or wait for a known reason."""
         self._since = None
         if self._timer is not None:
             self._timer.cancel()

@@ -1,9 +1,9 @@
-"""Whose output was too large, as is known since transactions were taken back for it.
+"""Records whose results, or dead letters, were too large for the topic.
 
-Rule of this file: pure. A broker refuses a transaction, and does not say for which of its records; so transactions
-become smaller until one has a single record. When that comes again, it is not published again: what the handler has
-published is the record's failure then, and of a letter about it the next one, which is shorter, is sent. It is
-remembered until the record is committed, is another's, or is set aside: after a while the topic may allow more.
+A broker refuses a batch without naming the record, so windows are halved until one has a single record. When that
+record is delivered again, its result is not published but fails it; of its dead letters, the next shorter one is sent.
+A record is remembered until it is committed, its partition is revoked, or it is tried alone: by then the topic may
+allow more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _RefusedRecord:
 
 
 class RefusedRecords:
-    """What was refused of single records of some partitions."""
+    """Refusals by partition and offset of the record."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[TopicPartition, int], _RefusedRecord] = {}
@@ -33,7 +33,7 @@ class RefusedRecords:
         return len(self._of)
 
     def blame(self, partition: TopicPartition, offset: int, error: PublishTooLargeError, *, is_letter: bool) -> None:
-        """It was what the record's handler has published, or a letter about the record."""
+        """Note that the result of a record, or a dead letter about it, was refused."""
         found = self._of.setdefault((partition, offset), _RefusedRecord())
         if is_letter:
             found.letters.append(error)
@@ -41,23 +41,23 @@ class RefusedRecords:
             found.output = error
 
     def of_output(self, partition: TopicPartition, offset: int) -> PublishTooLargeError | None:
-        """What the record fails with if its handler publishes something."""
+        """Return the error with which the record fails if its handler publishes; None if there is none."""
         found = self._of.get((partition, offset))
         return None if found is None else found.output
 
     def of_letters(self, partition: TopicPartition, offset: int) -> Sequence[PublishTooLargeError]:
-        """What became of the letters about it, the longest one first."""
+        """Return the errors of its dead letters, the longest first."""
         found = self._of.get((partition, offset))
         return () if found is None else found.letters
 
     def lift(self, partition: TopicPartition, offset: int) -> None:
-        """Let it try again."""
+        """Forget a record, so that it is tried again."""
         self._of.pop((partition, offset), None)
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """What comes before these is done with."""
+        """Forget the records before committed offsets."""
         self._of = {at: one for at, one in self._of.items() if at[1] >= offsets.get(at[0], 0)}
 
     def forget(self, partition: TopicPartition) -> None:
-        """Its records are another's."""
+        """Forget the records of a partition that was revoked."""
         self._of = {at: one for at, one in self._of.items() if at[0] != partition}
