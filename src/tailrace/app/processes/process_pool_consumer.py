@@ -283,6 +283,8 @@ def _check_options(given: dict[str, Any], *, ack: str) -> None:
             raise ConfigurationError(f"{name} cannot be called, as other processes read - use Consumer")
     for name in ("key_deserializer", "value_deserializer"):
         if given.get(name) is not None:
-            raise ConfigurationError(f"{name} cannot be used with several processes, which exchange bytes - use Consumer")
+            raise ConfigurationError(
+                f"{name} cannot be used with several processes, which exchange bytes - use Consumer"
+            )
     if ack == "manual":
         raise ConfigurationError("ack='manual' is not supported with several processes - use Consumer, or App")

@@ -75,7 +75,7 @@ class TransactionOptions:
 
     def window(self, handlers: Sequence[Handler]) -> WindowSettings:
         """Return the settings of the windows of these handlers."""
-        waits_s = [0.0 if one.batches is None else one.batches.max_wait_ms / 1000 for one in handlers]
+        waits_s = [0.0 if one.batch is None else one.batch.max_wait_ms / 1000 for one in handlers]
         bare = WindowSettings(
             interval_s=self.transaction_interval_ms / 1000,
             max_records=self.transaction_max_records,
