@@ -7,25 +7,46 @@ in memory. Each batch has its own format; a response may contain several.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, dropwhile, islice, repeat, starmap
 from operator import add, attrgetter
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import cramjam
 from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
 from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
 from aiokafka.record.default_records import DefaultRecordBatch
 
+from tailrace.batches.checksum import crc32c
 from tailrace.batches.decompression import decompressed
 from tailrace.batches.legacy_batch import LegacyBatch
 from tailrace.errors import MalformedMessageError
 from tailrace.records import Record, TimestampType
 
-__all__ = ["RecordBatch", "RecordDecoder", "split"]
+if TYPE_CHECKING:
+    from tailrace._native import BatchDecoder
+
+__all__ = ["COMPILED", "RecordBatch", "RecordDecoder", "split"]
+
+
+def _compiled_decoder() -> type[BatchDecoder] | None:
+    if os.environ.get("TAILRACE_PURE_PYTHON"):
+        return None
+    try:
+        from tailrace import _native  # noqa: PLC0415 - absent where no compiler was at installation
+    except ImportError:
+        return None
+    return _native.BatchDecoder
+
+
+_BatchDecoder = _compiled_decoder()
+
+COMPILED = _BatchDecoder is not None
+"""True if records are decoded by the compiled module; ``TAILRACE_PURE_PYTHON=1`` turns it off."""
 
 _PREFIX = struct.Struct(">qiib")
 """Base offset, length of the rest, leader epoch (from format 2 on), format."""
@@ -35,6 +56,7 @@ _MIN_LENGTH = {0: 14, 1: 22, 2: 49}
 
 _HEAD = 61
 """Bytes of a batch of format 2 before its records."""
+_CHECKSUM, _CHECKSUM_AT, _CHECKED_FROM = struct.Struct(">I"), 17, 21
 _CODEC_AT, _CODEC, _LOG_APPEND_TIME = 22, 7, 8
 
 _DEFAULT_LIMIT = 1 << 20
@@ -87,6 +109,7 @@ class RecordBatch:
         size: size on the wire, in bytes.
         leader_epoch: epoch of the leader that wrote it; -1 in old formats.
         is_compressed: True for a batch with a codec, unless ``decompress`` returned True since the last ``pack``.
+        plain: batch of format 2 whose records are not compressed, or no longer; None otherwise.
         plain_bytes: size of the decompressed records; 0 while it is compressed, or if it has no codec.
         is_control: True if it contains a transaction marker instead of records.
         producer_id: producer of its transaction; None outside transactions.
@@ -103,6 +126,7 @@ class RecordBatch:
         "is_control",
         "leader_epoch",
         "next_offset",
+        "plain",
         "plain_bytes",
         "producer_id",
         "size",
@@ -116,6 +140,7 @@ class RecordBatch:
         self._is_abort_marker: bool | None = None
         self._view = view
         self.is_compressed = (view[_CODEC_AT] & _CODEC if legacy is None else legacy.codec) != 0
+        self.plain: memoryview | bytearray | None = None if self.is_compressed or legacy else view
         self._lowest = base_offset if magic >= 2 else 0
         self.base_offset = base_offset
         self.next_offset = raw.next_offset
@@ -132,7 +157,9 @@ class RecordBatch:
 
     def checksum_holds(self) -> bool:
         """Return True if the checksum matches. Call it before ``decompress``."""
-        return self._raw.validate_crc()
+        if isinstance(self._raw, LegacyBatch):
+            return self._raw.validate_crc()
+        return bool(_CHECKSUM.unpack_from(self._view, _CHECKSUM_AT)[0] == crc32c(self._view[_CHECKED_FROM:]))
 
     def decompress(self, limit: int) -> bool:
         """Decompress the records and return True; return False if they exceed ``limit`` bytes.
@@ -156,6 +183,7 @@ class RecordBatch:
             if plain is None:
                 return False
             self._raw = cast(_RawBatch, DefaultRecordBatch(plain))
+            self.plain = plain
         except _DECODE_ERRORS as error:
             raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
         self.plain_bytes, self.is_compressed = len(plain), False
@@ -169,7 +197,7 @@ class RecordBatch:
             _RawBatch,
             LegacyBatch(self._view) if isinstance(self._raw, LegacyBatch) else DefaultRecordBatch(self._view),
         )
-        self.plain_bytes, self.is_compressed = 0, True
+        self.plain, self.plain_bytes, self.is_compressed = None, 0, True
 
     def is_abort_marker(self) -> bool:
         """Return True if it contains the marker of an aborted transaction.
@@ -198,40 +226,44 @@ class RecordBatch:
 class RecordDecoder:
     """Decoder of a batch, which returns its records in slices."""
 
-    __slots__ = ("_records",)
+    __slots__ = ("_batch", "_partition", "_position", "_take", "_topic")
 
     def __init__(self, batch: RecordBatch, topic: str, partition: int, position: int) -> None:
-        # A pipeline of C functions from the compressed bytes to Record.
-        fields = map(_FIELDS, _lazy_records(batch))
+        self._batch = batch
+        self._topic = topic
+        self._partition = partition
+        self._position = position
+        self._take: Callable[[int], list[Record]] | None = None
+
+    def take(self, count: int) -> list[Record]:
+        """Return the next ``count`` records, fewer only at the end.
+
+        Raises:
+            MalformedMessageError: the bytes are not records, or their codec is unknown.
+        """
+        try:
+            if self._take is None:
+                self._take = self._start()
+            return self._take(count)
+        except _DECODE_ERRORS as error:
+            raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
+
+    def _start(self) -> Callable[[int], list[Record]]:
+        batch, topic, partition, position = self._batch, self._topic, self._partition, self._position
+        if not batch.decompress(_DEFAULT_LIMIT):
+            raise MalformedMessageError(f"the record batch decompresses to more than {_DEFAULT_LIMIT} bytes")
+        if _BatchDecoder is not None and batch.plain is not None:
+            return _BatchDecoder(batch.plain, topic, partition, position, Record).take
+        # A pipeline of C functions from the bytes to Record. The chain drops the batch's iterator at its end, because
+        # that one does not end twice.
+        fields = map(_FIELDS, chain(batch._raw))  # noqa: SLF001 - same module
         if batch.timestamp_type != "CreateTime":
             # A keyword of partial() would cost 120 ns a record, and the default costs nothing.
             fields = map(add, fields, repeat((batch.timestamp_type,)))
         records = starmap(partial(Record, topic, partition), fields)
         if position > batch._lowest:  # noqa: SLF001 - same module
             records = dropwhile(lambda record: record.offset < position, records)  # type: ignore[assignment]
-        self._records: Iterator[Record] = records
-
-    def take(self, count: int) -> list[Record]:
-        """Return the next ``count`` records, fewer only at the end.
-
-        Raises:
-            MalformedMessageError: the bytes are invalid, or the codec is unknown.
-        """
-        try:
-            return list(islice(self._records, count))
-        except _DECODE_ERRORS as error:
-            raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
-
-
-def _lazy_records(batch: RecordBatch) -> Iterator[object]:
-    """Iterate over the records, decompressing only when the first is requested."""
-    return chain.from_iterable(map(_readable, (batch,)))
-
-
-def _readable(batch: RecordBatch) -> _RawBatch:
-    if not batch.decompress(_DEFAULT_LIMIT):
-        raise MalformedMessageError(f"the record batch decompresses to more than {_DEFAULT_LIMIT} bytes")
-    return batch._raw  # noqa: SLF001 - same module
+        return lambda count: list(islice(records, count))
 
 
 def split(records: memoryview) -> list[RecordBatch]:

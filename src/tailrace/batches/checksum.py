@@ -1,0 +1,40 @@
+"""CRC-32C (Castagnoli, RFC 3720), the checksum of record batches of format 2."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+from aiokafka.record.util import calc_crc32c
+
+__all__ = ["HARDWARE", "crc32c"]
+
+_CHUNK = 1 << 16
+"""Bytes copied at a time: the library takes only ``bytes``, and a chunk stays in the processor's cache."""
+
+
+def _hardware_extend() -> Callable[[int, bytes], int] | None:
+    """Return google-crc32c's function if its compiled form is installed; its Python form is too slow to use."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            import google_crc32c  # noqa: PLC0415 - its import warns where only the Python form is installed
+    except ImportError:
+        return None
+    return google_crc32c.extend if google_crc32c.implementation == "c" else None
+
+
+_extend = _hardware_extend()
+
+HARDWARE = _extend is not None
+"""True if checksums are computed with the processor's CRC instructions."""
+
+
+def crc32c(content: memoryview) -> int:
+    """Return the checksum of ``content``."""
+    if _extend is None:
+        return int(calc_crc32c(content))  # type: ignore[arg-type]  # it takes any buffer
+    checksum = 0
+    for start in range(0, len(content), _CHUNK):
+        checksum = _extend(checksum, bytes(content[start : start + _CHUNK]))
+    return checksum

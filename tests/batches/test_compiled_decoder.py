@@ -1,0 +1,126 @@
+"""The compiled decoder gives the same records as the pure one, and survives hostile bytes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.batches import record_batch
+from tailrace.batches.record_batch import split
+from tailrace.errors import MalformedMessageError
+from tailrace.records import Record
+from tests.support.protocol.built_batches import Said, batch
+
+HEAD = 61
+BYTES = st.none() | st.binary(max_size=300)
+RECORDS = st.lists(
+    st.builds(
+        Said,
+        BYTES,
+        BYTES,
+        st.integers(0, 1 << 42),
+        st.lists(st.tuples(st.text(max_size=3), BYTES), max_size=3).map(tuple),
+    ),
+    min_size=1,
+    max_size=6,
+).map(tuple)
+CHANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4)
+
+pytestmark = pytest.mark.skipif(not record_batch.COMPILED, reason="tailrace was installed without its compiled module")
+
+
+def decoded(data: bytes, position: int, slices: list[int]) -> list[Record] | None:
+    """Return all records of a batch, taken in slices, or None if it is malformed."""
+    try:
+        decoder = split(memoryview(data))[0].decode("t", 3, position)
+        return [record for count in [*slices, 100, 1] for record in decoder.take(count)]
+    except MalformedMessageError:
+        return None
+
+
+@settings(max_examples=300)
+@given(RECORDS, CHANGES, st.integers(0, 7), st.lists(st.integers(1, 3), max_size=3))
+def test_both_decoders_agree(records, changes, position, slices):
+    """For any batch, read from any position in any slices, both give the same records.
+
+    A damaged batch that both accept gives the same records; each may refuse some that the other accepts.
+    """
+    data = bytearray(batch(*records))
+    for at, byte in changes:
+        data[HEAD + at % (len(data) - HEAD)] = byte
+    compiled = decoded(bytes(data), position, slices)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_batch, "_BatchDecoder", None)
+        pure = decoded(bytes(data), position, slices)
+
+    assert compiled == pure or (changes and None in (compiled, pure))
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=120), st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**63 - 1))
+def test_any_bytes_are_records_or_one_typed_error(content, count, position):
+    """Whatever follows the header, and whatever count the header claims, the answer is records or one typed error."""
+    data = bytearray(batch(Said(b"k", b"v", 1, ()))[:HEAD] + content)
+    data[8:12] = (len(data) - 12).to_bytes(4, "big")
+    data[57:61] = count.to_bytes(4, "big", signed=True)
+
+    decoded(bytes(data), position, [1])
+
+
+FUZZ = """
+import os, random, sys
+sys.path.insert(0, sys.argv[1])
+from _native import BatchDecoder
+rng, seeds = random.Random(7), [bytes.fromhex(line) for line in open(sys.argv[2])]
+for _ in range(200_000):
+    data = bytearray(rng.choice(seeds))
+    for _ in range(rng.randrange(6)):
+        data[rng.randrange(len(data))] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
+    del data[rng.randrange(61, len(data) + 1):]
+    try:
+        decoder = BatchDecoder(data, "t", 0, rng.choice((0, 0, 2, 1 << 40)), lambda *fields: fields)
+        while decoder.take(rng.randrange(1, 5)):
+            pass
+    except ValueError:
+        pass
+print("survived")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_byte_is_read_outside_of_the_batch(tmp_path):
+    """200,000 damaged batches are decoded by a build with gcc's address sanitizer, which ends the process at any
+    access outside of the batch.
+    """
+    source = Path(record_batch.__file__).parents[1] / "_native.pyx"
+    if not (compiler := shutil.which("gcc")):
+        pytest.skip("there is no gcc")
+    pytest.importorskip("Cython")
+    subprocess.run([sys.executable, "-m", "cython", "-3", source, "-o", tmp_path / "_native.c"], check=True)
+    target = tmp_path / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+    flags = ["-shared", "-fPIC", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+    include = f"-I{sysconfig.get_path('include')}"
+    subprocess.run([compiler, *flags, include, tmp_path / "_native.c", "-o", target], check=True)
+    seeds = tmp_path / "seeds"
+    some = [Said(b"k" * n, b"v" * (n * 40), n, (("h", b"x" * n), ("n", None))) for n in range(5)]
+    seeds.write_text("\n".join(batch(*some[:n]).hex() for n in range(1, 6)))
+    asan = subprocess.run([compiler, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+
+    done = subprocess.run(
+        [sys.executable, "-c", FUZZ, tmp_path, seeds],
+        env={**os.environ, "LD_PRELOAD": asan.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.stdout, done.returncode) == ("survived\n", 0), done.stderr[-2_000:]
