@@ -24,7 +24,7 @@ FIRST_WORDS = re.compile(
 """A docstring begins with a verb in the imperative or with a noun phrase."""
 
 PHRASES = {
-    r"\b(who|what|which|where)ever\b": "name the subject",
+    r"\bwhoever\b": "name the subject",
     r"\b(some|no|any)body\b": "name the subject",
     r"\bhand(s|ed|ing)? out\b|\bto be handed\b": "deliver, delivered",
     r"\bin hand\b": "in flight",
