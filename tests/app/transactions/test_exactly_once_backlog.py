@@ -200,7 +200,7 @@ async def test_while_nothing_can_be_committed_health_says_so_and_less_is_repeate
     async with app:
         # Of where it begins.
         await recorder.wait_for(OffsetsCommitted)
-        with proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.ILLEGAL_GENERATION), times=None):
+        with proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.UNKNOWN_MEMBER_ID), times=None):
             stalled = await recorder.wait_for(TransactionsStalled)
             assert app.health().status == "degraded"
         await until_committed(ledger, group, source, 200)

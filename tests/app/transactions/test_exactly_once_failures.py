@@ -365,7 +365,7 @@ async def test_a_record_of_a_batch_that_fails_slowly_dies(ledger, witness, short
     ("handler", "said"),
     [
         ({"timeout_ms": 400}, "timeout_ms=400.*below 400 ms.*transaction_timeout_ms=500"),
-        ({"max_wait_ms": 300, "timeout_ms": 100}, "max_wait_ms=300 and then timeout_ms=100"),
+        ({"max_wait_ms": 300, "timeout_ms": 100}, "max_wait_ms=300 and timeout_ms=100"),
         ({"max_wait_ms": 400}, "max_wait_ms=400"),
     ],
 )

@@ -199,7 +199,7 @@ async def test_offsets_that_nobody_gives_yet_are_asked_for_again(ledger, witness
     async with app:
         await recorder.wait_for(OffsetsCommitted)
         with (
-            proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.ILLEGAL_GENERATION)),
+            proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.UNKNOWN_MEMBER_ID)),
             proxy.edit_answer(OffsetFetchRequest, with_code(ErrorCode.UNSTABLE_OFFSET_COMMIT), times=2),
         ):
             fill(witness, source, range(20, 40))
