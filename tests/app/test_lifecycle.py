@@ -327,7 +327,7 @@ async def test_wait_ready_raises_when_the_app_ends():
 
     with pytest.raises(BrokerConnectionError):
         await broken.wait_ready()
-    with pytest.raises(ConsumerStateError, match="has ended"):
+    with pytest.raises(ConsumerStateError, match="ended before it was ready"):
         await ready
 
 

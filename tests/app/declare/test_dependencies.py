@@ -470,7 +470,7 @@ def cached() -> object:
         (
             a_manager,
             "record",
-            "provider .*a_manager is a plain function wrapped around a generator - give the generator",
+            "provider .*a_manager is a plain function wrapped around a generator - pass the generator function",
         ),
         (an_async_manager, "app", "an_async_manager is a plain function wrapped around an async generator"),
         (dict, "record", "provider builtins.dict: its signature cannot be read.* - wrap it in a function"),

@@ -446,7 +446,7 @@ async def test_an_unknown_topic_fails_the_start(new_pool):
         ({"layout": "group", "group_id": None}, "needs a group_id"),
         ({"post_rebalance_callback": lambda *_: None}, "post_rebalance_callback"),
         ({"ack": "manual"}, "ack='manual'"),
-        ({"value_deserializer": str}, "value_deserializer is not for several processes"),
+        ({"value_deserializer": str}, "value_deserializer cannot be used with several processes"),
         ({"hosts": "x"}, "bootstrap_servers"),
     ],
 )
