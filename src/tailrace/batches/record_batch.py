@@ -37,10 +37,10 @@ def _compiled_decoder() -> type[BatchDecoder] | None:
     if os.environ.get("TAILRACE_PURE_PYTHON"):
         return None
     try:
-        from tailrace import _native  # noqa: PLC0415 - absent where no compiler was at installation
+        from tailrace._native import BatchDecoder as compiled  # noqa: PLC0415 - absent where no compiler was at installation
     except ImportError:
         return None
-    return _native.BatchDecoder
+    return compiled
 
 
 _BatchDecoder = _compiled_decoder()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from tailrace import App, TopicPartition
+from tailrace import App, Retry, TopicPartition
+from tailrace.app.declare.codecs import JsonCodec
+from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.topics.later_topics import LaterTopics
 from tailrace.app.topics.routes import Routes
 from tailrace.config import resolve
 from tailrace.embedded.ports import free_ports
 from tailrace.observe.events import TopicMissing
 from tailrace.observe.hooks import Observer
+
+DEAD = "{topic}.{group}.dead"
+RESOLVED = ResolvedOptions(retry=Retry(), on_failure="pause", dead_letter=DEAD, codec=JsonCodec())
 
 
 async def test_unreachable_brokers_are_reported_with_the_names_of_the_topics(recorder):
@@ -19,7 +24,7 @@ async def test_unreachable_brokers_are_reported_with_the_names_of_the_topics(rec
     async def handle(value: bytes) -> None: ...
 
     config = resolve({"bootstrap_servers": f"localhost:{free_ports(1)[0]}", "max_poll_interval_ms": 2_000})
-    routes = Routes("billing", [(one, "{topic}.{group}.dead") for one in app.declared])
+    routes = Routes("billing", [(one, RESOLVED) for one in app.declared])
     own_topics = LaterTopics(config, routes, Observer((recorder,)))
 
     assert await own_topics.rebalanced(None, {}, {TopicPartition("orders.eu", 0): None}) is None
