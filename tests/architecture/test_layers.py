@@ -64,7 +64,9 @@ def package_of(path: str, known: set[str]) -> str | None:
     if parts[0] != "tailrace":
         return None
     # `from tailrace import Consumer` names no module: it imports tailrace itself.
-    return parts[1] if len(parts) > 1 and f"tailrace.{parts[1]}" in known else "__init__"
+    # The compiled module has no source in Python.
+    is_module = len(parts) > 1 and (f"tailrace.{parts[1]}" in known or parts[1] == "_native")
+    return parts[1] if is_module else "__init__"
 
 
 def imported_modules(modules) -> dict[str, set[str]]:

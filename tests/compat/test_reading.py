@@ -330,7 +330,7 @@ async def test_offset_reset_manual(compat):
                 await call
     await consumer.inner.seek(compat.first, 19_999)
     for call in (consumer.getmany(compat.first, timeout_ms=5_000), consumer.getone(compat.first)):
-        with pytest.raises(OffsetOutOfRangeError, match="offset 19999 is outside of the log"):
+        with pytest.raises(OffsetOutOfRangeError, match="offset 19999 is outside the log"):
             await call
 
 

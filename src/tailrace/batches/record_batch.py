@@ -37,10 +37,10 @@ def _compiled_decoder() -> type[BatchDecoder] | None:
     if os.environ.get("TAILRACE_PURE_PYTHON"):
         return None
     try:
-        from tailrace._native import BatchDecoder as compiled  # noqa: PLC0415 - absent where no compiler was at installation
+        from tailrace._native import BatchDecoder as Compiled  # noqa: PLC0415 - absent without a compiler
     except ImportError:
         return None
-    return compiled
+    return Compiled
 
 
 _BatchDecoder = _compiled_decoder()
