@@ -1,1 +1,1 @@
-"""Publishing of what handlers return."""
+"""Publishing of handlers' results."""

@@ -1,6 +1,6 @@
-"""Handlers that went on after the app had canceled them, and publish nothing more.
+"""Abandoned handlers, which ran on after the app had canceled them and may not publish any more.
 
-A handler is known by its context, so that tasks and threads which it has started are its own.
+A context variable identifies the handler, also in tasks and threads that it has started.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["HandlerTask", "check_not_abandoned"]
 
 
 class HandlerTask:
-    """The task that runs a handler.
+    """Task that runs a handler.
 
     Args:
-        context: the context of the task.
+        context: context of the task.
 
     Attributes:
-        is_abandoned: True if the app has ended without it.
+        is_abandoned: True if the app has stopped without waiting for it.
     """
 
     __slots__ = ("is_abandoned",)
@@ -33,10 +33,10 @@ _task: ContextVar[HandlerTask | None] = ContextVar("tailrace_handler_task", defa
 
 
 def check_not_abandoned(topic: str) -> None:
-    """Refuse to publish for a handler that was abandoned.
+    """Check that the calling handler may publish.
 
     Raises:
-        PublishError: it was; its record is delivered again.
+        PublishError: the handler was abandoned; its record is delivered again.
     """
     task = _task.get()
     if task is not None and task.is_abandoned:

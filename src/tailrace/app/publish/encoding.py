@@ -1,7 +1,6 @@
-"""What a handler returned, as records to publish.
+"""Encoding of handlers' results as records to publish; nothing is published here.
 
-Rule of this file: one rule for all handlers. A list or a tuple is several results, None is none, and what is no Message
-is the value of one. Nothing is sent here.
+A list or a tuple is several results, None is no result, and a result that is not a Message is the value of one.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ __all__ = ["Headers", "OutgoingRecord", "messages_in", "outgoing", "results_in",
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 _TRACE = frozenset({"traceparent", "tracestate", "baggage"})
-"""Headers by which what belongs together is found again (W3C Trace Context, W3C Baggage)."""
+"""Headers that propagate a trace (W3C Trace Context, W3C Baggage)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRecord:
-    """One record to publish, in bytes."""
+    """Encoded record to publish."""
 
     topic: str
     value: bytes | None
@@ -35,18 +34,18 @@ class OutgoingRecord:
 
 
 def results_in(returned: object) -> Sequence[object]:
-    """The results in what was returned: the items of a list or tuple (a named one is a value), or it alone."""
+    """Return the items of a list or tuple; any other object, a named tuple too, is a single result."""
     if isinstance(returned, list) or type(returned) is tuple:
         return cast("Sequence[object]", returned)
     return (returned,)
 
 
 def messages_in(returned: object, *, are_values_meant: bool) -> list[Message]:
-    """The messages in what was returned.
+    """Return the messages in a handler's result.
 
     Args:
-        returned: by the handler, or for one record of many.
-        are_values_meant: whether what is no Message is the value of one; without it, nothing is.
+        returned: result of a handler, or of one record of a batch.
+        are_values_meant: take results that are no Message as values; if False, ignore them.
     """
     return [
         one if isinstance(one, Message) else Message(one)
@@ -56,20 +55,20 @@ def messages_in(returned: object, *, are_values_meant: bool) -> list[Message]:
 
 
 async def outgoing(messages: Iterable[Message], topic: str | None, codec: AnyCodec, where: str) -> list[OutgoingRecord]:
-    """Messages as they go out; all of them or none: what cannot be encoded keeps the others back, too.
+    """Encode messages, all or none.
 
     Args:
-        messages: what is to be published.
-        topic: where it goes, unless a Message says another.
-        codec: makes bytes of a value, and of a key that is its.
-        where: the handler, as errors name it.
+        messages: messages to publish.
+        topic: topic of messages that have none.
+        codec: encodes values, and keys if it is configured to.
+        where: name of the handler in errors.
 
     Raises:
-        PublishError: it cannot be encoded, or no topic is given, or none that can exist.
-        SchemaRegistryError: its schema is not known yet, and the registry could not be asked.
+        PublishError: a message cannot be encoded, or has no topic or an invalid one.
+        SchemaRegistryError: a schema is not known yet, and the request for it failed.
     """
     out: list[OutgoingRecord] = []
-    # Cheaper than to ask a Protocol, for each record.
+    # Cheaper than isinstance with a Protocol, for each record.
     by_topic = cast("TopicCodec", codec) if hasattr(codec, "encode_for") else None
     for message in messages:
         to: object = message.topic or topic
@@ -98,12 +97,12 @@ async def outgoing(messages: Iterable[Message], topic: str | None, codec: AnyCod
 
 
 def trace_in(headers: Headers) -> Headers:
-    """Those headers that carry a trace on."""
+    """Return the headers that propagate a trace."""
     return [one for one in headers if one[0] in _TRACE]
 
 
 def with_trace(headers: Headers, trace: Headers) -> Headers:
-    """``headers``, and those of a trace; one that was begun anew stays as it is."""
+    """Return ``headers`` with those of a trace, unless they have a trace of their own."""
     if not trace or any(name in _TRACE for name, _ in headers):
         return headers
     return [*headers, *trace]

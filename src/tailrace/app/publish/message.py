@@ -1,7 +1,4 @@
-"""What a handler returns when the value alone does not say enough.
-
-Rule of this file: a plain value; who publishes it encodes it.
-"""
+"""``Message``, a handler's result with a key, headers, a partition or a topic."""
 
 from __future__ import annotations
 
@@ -13,14 +10,16 @@ __all__ = ["Message"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One record to publish, returned by a handler alone or in a list.
+    """Record to publish, returned by a handler alone or in a list.
 
     Attributes:
-        value: what the codec encodes, lists too; None is a tombstone.
-        key: bytes, or text as UTF-8, unless keys are the codec's; without ``partition`` it decides the partition.
-        headers: names and values; text is UTF-8. Those of the trace are added, unless one is begun here.
-        partition: where it goes, whatever its key.
-        topic: where it goes; needed where the handler has no ``publish=``.
+        value: value for the codec, which may be a list; None is a tombstone.
+        key: bytes or str (as UTF-8), or any value if the codec encodes keys; selects the partition unless
+            ``partition`` is given.
+        headers: names and values; str is encoded as UTF-8. Headers of the record's trace are added, unless these
+            contain a trace.
+        partition: partition, regardless of the key.
+        topic: topic; required if the handler has no ``publish=``.
     """
 
     value: object

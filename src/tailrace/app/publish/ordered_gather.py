@@ -1,4 +1,4 @@
-"""Several things at once, begun in order: what is published, or buried, of one batch."""
+"""Concurrent run of coroutines that start in order, such as the publishing of a batch's results or dead letters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["gather_in_order"]
 
 
 async def gather_in_order(things: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all of them; when one fails the others are cancelled.
+    """Run coroutines concurrently; if one fails, cancel the others.
 
     Raises:
-        Exception: what the first of them raised.
+        Exception: the first error.
     """
     if len(things) == 1:
         await things[0]

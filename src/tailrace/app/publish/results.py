@@ -1,7 +1,7 @@
-"""Publishing for handlers: what they return, and what they publish themselves, with the trace of their record.
+"""Publishing for handlers, of results and of records they publish themselves, with the trace of their record.
 
-Rule of this file: whose code it is that publishes is known by the context, so that tasks and threads which a handler
-has begun are its own. Only what carries a trace pays for it.
+A context variable holds the trace, also in tasks and threads that a handler has started. Records without a trace cost
+nothing extra.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _trace: ContextVar[Headers] = ContextVar("tailrace_trace", default=())
 
 
 def carrying(call: Handle, traced: Handle) -> Handle:
-    """Return ``call``; of a record with a trace, ``traced``, whose published records carry that trace on."""
+    """Return a handler that runs ``traced`` within the trace of its record, or ``call`` if there can be no trace."""
 
     async def within_trace(record: Record, trace: Headers) -> object:
         token = _trace.set(trace)
@@ -50,9 +50,9 @@ def carrying(call: Handle, traced: Handle) -> Handle:
 def noting_span(
     call: Callable[[TakenT], Awaitable[object]], where: str
 ) -> Callable[[TakenT], Coroutine[Any, Any, object]]:
-    """Wrap a handler inside its middleware, so that its results carry a span that is over when they are published.
+    """Wrap a handler inside its middleware, to keep its span for results, which are published after the span has ended.
 
-    An awaitable that the handler returned is awaited here, so that middleware is given the result.
+    An awaitable returned by the handler is awaited here, so that middleware receives its result.
     """
 
     async def noted(taken: TakenT) -> object:
@@ -74,9 +74,9 @@ def result_trace(record: Record) -> Headers:
 
 @contextlib.contextmanager
 def batch_span() -> Iterator[Callable[[Headers], Headers]]:
-    """Give a function that returns the trace of a result: the batch's span, else the trace in the given headers.
+    """Yield a function that returns the trace of a result: the batch's span, else the trace in the given headers.
 
-    Baggage stays that of the result's own record.
+    Baggage is that of the result's own record, unless the span has some.
     """
     token = _trace.set(())
 
@@ -93,22 +93,22 @@ def batch_span() -> Iterator[Callable[[Headers], Headers]]:
 
 
 def _active_trace() -> Headers:
-    """Return headers of the active OpenTelemetry span, by the propagator of the program; empty without a span."""
+    """Return the headers of the active OpenTelemetry span, from the global propagator; empty without a span."""
     module = sys.modules.get(_OPENTELEMETRY)
     if module is None or not module.get_current_span().get_span_context().is_valid:
         return ()
     carrier: dict[str, str] = {}
     importlib.import_module("opentelemetry.propagate").inject(carrier)
-    # Baggage of the record belongs to the trace though nobody has extracted it.
+    # The record's baggage belongs to the trace even if no propagator has extracted it.
     kept = [one for one in _trace.get() if one[0] == "baggage" and one[0] not in carrier]
     return [*((name, value.encode()) for name, value in carrier.items()), *kept]
 
 
 async def publish_one(publisher: Publisher, one: OutgoingRecord, trace: Headers | None = None) -> Published | None:
-    """Publish a record; without a given trace, with the active span's or that of the record whose handler runs here.
+    """Publish a record with ``trace``, by default that of the active span or of the record being handled.
 
     Raises:
-        PublishError: it was refused, not acknowledged in time, or comes from a handler that was abandoned.
+        PublishError: the record was rejected or not acknowledged in time, or the calling handler was abandoned.
     """
     check_not_abandoned(one.topic)
     headers = with_trace(one.headers, (_active_trace() or _trace.get()) if trace is None else trace)
@@ -116,26 +116,26 @@ async def publish_one(publisher: Publisher, one: OutgoingRecord, trace: Headers 
 
 
 class ResultPublisher:
-    """Publishes what a handler returns.
+    """Publisher of a handler's results.
 
     Args:
-        publisher: publishes it.
-        codec: makes bytes of it.
-        topic: where it goes; None if only a Message goes anywhere, by its own.
-        where: the handler, as errors name it.
+        publisher: publishes records.
+        codec: encodes results.
+        topic: topic of results that name none; None to publish only Messages, to their own topics.
+        where: name of the handler in errors.
     """
 
     def __init__(self, publisher: Publisher, codec: AnyCodec, topic: str | None, where: str) -> None:
         self._publisher, self._codec, self._topic, self._where = publisher, codec, topic, where
 
     async def publish(self, results: Iterable[tuple[object, Headers]]) -> None:
-        """Publish results, each with the trace that it carries on; when this returns, all are acknowledged.
+        """Publish results, each with its trace, and wait until all are acknowledged.
 
-        All of it is encoded first, so that nothing is published of what cannot be.
+        All results are encoded first, so that nothing is published if one of them cannot be encoded.
 
         Raises:
-            PublishError: a result cannot be encoded, has no topic, was refused, or was not acknowledged in time.
-            SchemaRegistryError: a schema is not known yet, and the registry could not be asked.
+            PublishError: a result cannot be encoded, has no topic, was rejected, or was not acknowledged in time.
+            SchemaRegistryError: a schema is not known yet, and the request for it failed.
         """
         everything: list[tuple[OutgoingRecord, Headers]] = []
         for result, trace in results:

@@ -1,7 +1,7 @@
-"""Limits of Avro payloads, checked before a decoder in C reads them.
+"""Limits of Avro payloads, checked before fastavro's C decoder reads them.
 
-A decoder in C recurses on the stack of the process for each level of a recursive schema, and makes one item after the
-other of an array whose items take no bytes: a few bytes of a hostile producer would end the process or fill its memory.
+The C decoder recurses on the process's stack for each level of a recursive schema, and creates every item of an array
+whose items take no bytes. A few bytes from a hostile producer could crash the process or exhaust its memory.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 __all__ = ["depth_check"]
 
 _MOST_RECORDS = 200
-"""Records within records; the stack of a thread holds some thousands."""
+"""Deepest nesting of records; a thread's stack holds some thousands."""
 _SIZES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1}
 _MOST_VARINT = 10
 
 
 def depth_check(schema: Any) -> Callable[[bytes, int], None] | None:  # noqa: ANN401 - fastavro's parsed schema
-    """Return a function that refuses payloads, given with their start, nested too deep; None where none can be.
+    """Return a check of payloads, called with the data and its start; None if payloads cannot be nested too deeply.
 
     Raises:
         TypeError: the schema has an array whose items take no bytes.
@@ -29,7 +29,7 @@ def depth_check(schema: Any) -> Callable[[bytes, int], None] | None:  # noqa: AN
 
 
 class _Payload:
-    """What may stand in payloads of one schema."""
+    """Checker of payloads of one schema."""
 
     def __init__(self, schema: Any) -> None:  # noqa: ANN401
         self._schema = schema
@@ -40,7 +40,7 @@ class _Payload:
                 self._named[part["name"]] = part
 
     def check_arrays(self) -> None:
-        """Refuse, by TypeError, arrays whose items take no bytes."""
+        """Raise TypeError if the schema has an array whose items take no bytes."""
         for part in self._parts(self._schema):
             if isinstance(part, dict) and part["type"] == "array" and not self._least_size(part["items"], ()):
                 raise TypeError("its schema has an array whose items take no bytes, so that its length has no bound")
@@ -61,7 +61,7 @@ class _Payload:
         return leads_back(self._schema, ())
 
     def check(self, data: bytes, at: int) -> None:
-        """Refuse, by ValueError, a payload that is nested too deep or ends too early."""
+        """Raise ValueError if a payload is nested too deeply or ends too early."""
         self._skip(self._schema, data, at, 0)
 
     # ---- the schema --------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class _Payload:
 
     def _least_size_of(self, name: str, within: tuple[str, ...]) -> int:
         if name in within:
-            # No payload ends in which a record has to contain itself.
+            # A record that always contains itself has no finite payload.
             return 1
         if name not in self._least:
             self._least[name] = self._least_size(self._named[name], within)
@@ -92,7 +92,7 @@ class _Payload:
     # ---- the payload -------------------------------------------------------------------------------------------
 
     def _skip(self, schema: Any, data: bytes, at: int, depth: int) -> int:  # noqa: ANN401
-        """Return where the value ends that begins at ``at``."""
+        """Return the end of the value that begins at ``at``."""
         if isinstance(schema, list):
             branch, at = _long(data, at)
             if not 0 <= branch < len(schema):
@@ -129,7 +129,7 @@ class _Payload:
             if not count:
                 return at
             if count < 0:
-                # The size of the block follows, which fastavro does not go by either.
+                # The block size follows; fastavro ignores it, too.
                 at = _long(data, at)[1]
             for _ in range(abs(count)):
                 if is_map:
@@ -156,7 +156,7 @@ def _skip_primitive(kind: str, data: bytes, at: int) -> int:
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
-    """Return a zigzag varint, and where it ends."""
+    """Return a zigzag varint and its end."""
     value = 0
     for place, byte in enumerate(data[at : at + _MOST_VARINT]):
         value |= (byte & 127) << 7 * place

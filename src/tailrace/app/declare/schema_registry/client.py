@@ -1,7 +1,7 @@
-"""Asks a schema registry over HTTP, by confluent-kafka's client.
+"""HTTP client of a schema registry, built on confluent-kafka's.
 
-Rule of this file: each question has an answer or a SchemaRegistryError within ``timeout_ms``, and no secret is in any
-message. A client lives as long as its question: questions are rare, and nothing is bound to an event loop in between.
+Each request returns or raises SchemaRegistryError within ``timeout_ms``, and no message contains a secret. Each request
+uses a new confluent client: requests are rare, and nothing stays bound to an event loop.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from tailrace.observe.hooks import Observer
 __all__ = ["Auth", "Credentials", "RegistryClient", "Tls", "not_installed"]
 
 Credentials: TypeAlias = tuple[str, str] | str
-"""A user and a secret, or a bearer token."""
+"""User and secret, or a bearer token."""
 Auth: TypeAlias = Credentials | Callable[[], Credentials | Awaitable[Credentials]]
 
 _NOT_FOUND, _CONFLICT, _UNPROCESSABLE = 404, 409, 422
 _UNKNOWN = range(40400, 40500)
-"""What a registry says itself of a subject, a version or a schema that it has not."""
+"""Error codes of a registry for a subject, version or schema that does not exist."""
 _REFUSED = frozenset({401, 403})
 _OTHER_FORM = "serialized"
-"""The form in which a registry gives compiled protobuf instead of its text."""
+"""Value of ``format`` for which a registry returns compiled protobuf instead of source text."""
 _MOST_OF_A_MESSAGE = 200
 _MOST_REFERENCES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files for HTTPS, as the consumer's options have them."""
+    """Files for HTTPS; same names as the consumer's options."""
 
     ssl_cafile: str | None = None
     ssl_certfile: str | None = None
@@ -49,15 +49,16 @@ class Tls:
 
 
 class RegistryClient:
-    """Asks one registry, at the first of its addresses that answers.
+    """Client of one registry, which uses the first of its addresses that answers.
 
     Args:
-        urls: its addresses; a user and a secret in them are ``auth``.
-        auth: credentials, or what gives them, asked before each question.
-        timeout_ms: how long a question may take in all.
+        urls: addresses of the registry; they may contain user and secret instead of ``auth``.
+        auth: credentials, or a function that returns them, called before each request.
+        tls: certificates for HTTPS.
+        timeout_ms: time limit of a request, all addresses included.
 
     Raises:
-        ConfigurationError: the extra is not installed, or an argument will not do.
+        ConfigurationError: the extra is not installed, or an argument is invalid.
     """
 
     def __init__(self, urls: Sequence[str], auth: Auth | None, tls: Tls, timeout_ms: int) -> None:
@@ -81,10 +82,10 @@ class RegistryClient:
             Observer().emit(CredentialsUnencrypted(", ".join(plain), advice))
 
     async def by_id(self, schema_id: int) -> Schema | None:
-        """The schema of an id; None when there is none.
+        """Return the schema of an id; None if the id does not exist.
 
         Raises:
-            SchemaRegistryError: it could not be asked.
+            SchemaRegistryError: the request failed.
         """
 
         async def get(client: Any, form: str | None) -> tuple[int, Any]:  # noqa: ANN401 - confluent's
@@ -93,10 +94,10 @@ class RegistryClient:
         return await self._schema(get)
 
     async def latest(self, subject: str) -> Schema | None:
-        """The newest schema of a subject; None when it has none.
+        """Return the newest schema of a subject; None if it has none.
 
         Raises:
-            SchemaRegistryError: it could not be asked.
+            SchemaRegistryError: the request failed.
         """
 
         async def get(client: Any, form: str | None) -> tuple[int, Any]:  # noqa: ANN401
@@ -106,10 +107,10 @@ class RegistryClient:
         return await self._schema(get)
 
     async def id_of(self, subject: str, schema: Any) -> tuple[int, int] | None:  # noqa: ANN401
-        """Id and version of confluent's ``Schema`` under a subject; None when it is not registered there.
+        """Return id and version of confluent's ``Schema`` under a subject; None if it is not registered there.
 
         Raises:
-            SchemaRegistryError: it could not be asked.
+            SchemaRegistryError: the request failed.
         """
         async with self._asking() as client:
             try:
@@ -121,27 +122,27 @@ class RegistryClient:
             return found.schema_id, found.version
 
     async def may_be_of(self, subject: str, schema_id: int) -> bool:
-        """Return True if an id is one of a subject's versions, deleted ones included, or there is no such subject.
+        """Return True if an id belongs to a version of a subject, even a deleted one, or the subject does not exist.
 
         Raises:
-            SchemaRegistryError: it could not be asked.
+            SchemaRegistryError: the request failed.
         """
         async with self._asking() as client:
-            # /versions, for Karapace has no /subjects. Records outlive the deletion of the version they name.
+            # /versions, since Karapace has no /subjects. Deleted versions count: records written with them remain.
             found = await _unless_unknown(client.get_schema_versions(schema_id, deleted=True))
             subjects = {_without_context(one.subject) for one in found or ()}
             if subject in subjects:
                 return True
             latest = await _unless_unknown(client.get_latest_version(subject))
-            # An alias is answered with the subject that it stands for.
+            # For an alias, the registry returns the aliased subject.
             return latest is None or latest.schema_id == schema_id or _without_context(latest.subject) in subjects
 
     async def register(self, subject: str, schema: Any) -> None:  # noqa: ANN401
-        """Register confluent's ``Schema`` under a subject; one that is there already stays as it is.
+        """Register confluent's ``Schema`` under a subject, unless it is registered there already.
 
         Raises:
-            PublishError: the registry does not take it: it is no schema, or not compatible with those before.
-            SchemaRegistryError: it could not be asked.
+            PublishError: the registry rejects the schema as invalid or incompatible with earlier versions.
+            SchemaRegistryError: the request failed.
         """
         async with self._asking() as client:
             try:
@@ -165,7 +166,7 @@ class RegistryClient:
             schema = await _whole(client, schema_id, found, None)
         if schema.kind != "PROTOBUF" or _is_compiled(schema):
             return schema
-        # Compiled, it is another answer to the same question, and a client remembers the first.
+        # A new client, since the first has cached the answer with the source text.
         async with self._asking() as client:
             try:
                 schema_id, found = await get(client, _OTHER_FORM)
@@ -178,13 +179,13 @@ class RegistryClient:
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[Any]:
-        """A client for one question; what goes wrong is a SchemaRegistryError."""
+        """Yield a client for one request; any failure is raised as SchemaRegistryError."""
         from confluent_kafka.schema_registry import AsyncSchemaRegistryClient  # noqa: PLC0415 - an extra
 
         where = ", ".join(self.urls)
         try:
             async with asyncio.timeout(self._timeout_s):
-                # In a thread, for it reads certificates.
+                # In a thread, since the constructor reads certificates.
                 conf = await self._conf()
                 async with aclosing(await run_sync(AsyncSchemaRegistryClient, conf)) as client:
                     yield client
@@ -206,7 +207,7 @@ class RegistryClient:
                 f"the schema registry at {where} answered with HTTP {error.http_status_code}:"
                 f" {_told(error.error_message)} - {look}"
             ) from error
-        except Exception as error:  # httpx raises whatever it meets; the way out is the same for all
+        except Exception as error:  # httpx raises errors of many libraries; all are reported alike
             raise SchemaRegistryError(
                 f"the schema registry at {where} cannot be asked: {type(error).__name__}: {_told(str(error))}"
                 " - is it up, and the url right?"
@@ -214,7 +215,7 @@ class RegistryClient:
 
     async def _conf(self) -> dict[str, object]:
         tls = self._tls
-        # No certificates are read where none are looked at.
+        # Without HTTPS, reading certificates would only cost time.
         cafile: str | bool | None = tls.ssl_cafile if any(url.startswith("https:") for url in self.urls) else False
         conf: dict[str, object] = {
             "url": ",".join(self.urls),
@@ -222,9 +223,9 @@ class RegistryClient:
             "ssl.certificate.location": tls.ssl_certfile,
             "ssl.key.location": tls.ssl_keyfile,
             "ssl.key.password": tls.ssl_password,
-            # One address that hangs leaves the others their share.
+            # An address that hangs leaves time for the others.
             "timeout": self._timeout_s / len(self.urls),
-            # Who asks again is whoever asked.
+            # Callers retry.
             "max.retries": 0,
         }
         auth = self._auth
@@ -242,7 +243,7 @@ class RegistryClient:
 
 
 def not_installed(error: ImportError) -> ConfigurationError:
-    """What is raised where the extra is needed and not there."""
+    """Return the error for a missing extra."""
     return ConfigurationError(
         f"SchemaRegistry needs {error.name or 'confluent-kafka'}, which is not installed"
         f" - {install_hint('schema-registry')}"
@@ -252,19 +253,19 @@ def not_installed(error: ImportError) -> ConfigurationError:
 _NOT_NOW = frozenset({408, 429, 502, 503, 504})
 
 
-def _error_of_registry() -> Any:  # noqa: ANN401 - the class, where it is needed
+def _error_of_registry() -> Any:  # noqa: ANN401 - a class of an extra
     from confluent_kafka.schema_registry import SchemaRegistryError as Refusal  # noqa: PLC0415 - an extra
 
     return Refusal
 
 
 def _is_unknown(error: Any) -> bool:  # noqa: ANN401 - confluent's
-    """Whether it is the registry that says so: the 404 of a proxy, or of a wrong path, says nothing of any schema."""
+    """Return True if the registry itself reports a missing schema; a 404 of a proxy or a wrong path is not that."""
     return error.http_status_code == _NOT_FOUND and error.error_code in _UNKNOWN
 
 
 async def _unless_unknown(asking: Awaitable[Any]) -> Any:  # noqa: ANN401 - confluent's
-    """Return the answer; None if the registry has no such schema or subject."""
+    """Return the result of a request; None if the registry has no such schema or subject."""
     try:
         return await asking
     except _error_of_registry() as error:
@@ -279,7 +280,7 @@ def _without_context(subject: str) -> str:
 
 
 async def _whole(client: Any, schema_id: int, found: Any, form: str | None) -> Schema:  # noqa: ANN401
-    """A schema with all that it refers to."""
+    """Return a schema with all schemas that it references, directly and indirectly."""
     references: dict[str, str] = {}
     under_way: set[str] = set()
 
@@ -290,7 +291,7 @@ async def _whole(client: Any, schema_id: int, found: Any, form: str | None) -> S
             if len(under_way) >= _MOST_REFERENCES:
                 raise ValueError(f"schema {schema_id} refers to more than {_MOST_REFERENCES} others")
             under_way.add(one.name)
-            # Deleted ones, too: what was written with them is still there.
+            # Deleted versions, too: records written with them remain.
             needed = await client.get_version(one.subject, one.version, True, form)
             await follow(needed.schema)
             references[one.name] = needed.schema.schema_str or ""
@@ -324,7 +325,7 @@ def _is_compiled(schema: Schema) -> bool:
 
 
 def _checked(url: object) -> tuple[str, Credentials | None]:
-    """An address without the credentials in it, and these."""
+    """Return an address without its credentials, and the credentials."""
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise ConfigurationError(
             "SchemaRegistry: a url begins with http:// or https://, such as 'http://localhost:8081'"
@@ -339,7 +340,7 @@ def _checked(url: object) -> tuple[str, Credentials | None]:
 
 
 def _authorization(given: object) -> dict[str, object]:
-    """Credentials in the client's words."""
+    """Return credentials as options of confluent's client."""
     if isinstance(given, str) and given:
         return {
             "bearer.auth.credentials.source": "STATIC_TOKEN",

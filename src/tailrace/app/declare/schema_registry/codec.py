@@ -1,8 +1,7 @@
-"""A codec for values whose schemas are in a registry, in Confluent's wire format.
+"""``SchemaRegistry``, the codec for values in Confluent's wire format, and its options.
 
-Rule of this file: options and the names that users see. What a schema id means is
-``app.declare.schema_registry.decoders``'s, what values are written with ``app.declare.schema_registry.encoders``'s, and
-how a payload looks is the formats'.
+``decoders`` resolves schema ids, ``encoders`` selects the schema of a value, ``formats`` and ``protobuf`` read and
+write payloads.
 """
 
 from __future__ import annotations
@@ -28,39 +27,44 @@ FormatName: TypeAlias = Literal["avro", "json", "protobuf"]
 
 
 class SchemaRegistry:
-    """Reads and writes values whose schemas are in a registry: ``App(codec=SchemaRegistry("http://localhost:8081"))``.
+    """Codec for values whose schemas are in a registry: ``App(codec=SchemaRegistry("http://localhost:8081"))``.
 
-    A handler's annotation says what it gets: ``dict``, a ``msgspec.Struct``, dataclass or pydantic model, in protobuf a
-    generated class, or several as a union; ``bytes`` are as they are, and go out as they are. A schema is asked for
-    when its id is first seen. While the registry cannot be asked, the record waits, and its lane with it; what is not
-    in the wire format, names an id that does not exist or belongs to another subject, or does not decode is a
-    DecodeError.
+    The annotation of a handler selects the type to decode to: ``dict``, a ``msgspec.Struct``, dataclass or pydantic
+    model; for protobuf a generated class, or a union of several. ``bytes`` are passed unchanged, in both directions.
+
+    A schema is fetched when its id is first seen. While the registry cannot be reached, the record and its lane wait. A
+    value that is not in the wire format, does not decode, or whose schema id does not exist or belongs to another
+    subject raises DecodeError.
 
     Args:
-        url: where the registry is, or several addresses of it.
+        url: address of the registry, or several.
         format: ``"avro"``, ``"json"`` or ``"protobuf"``.
-        auth: ``("user", "secret")``, a bearer token, or a function, ``async`` or not, that gives one of them.
-        schemas: by topic, what values are written with: the text of a schema, or the path of its file. Protobuf needs
-            none, for the classes have it.
-        use_latest_version: write with the newest schema of the subject. That is so anyway where ``schemas`` has none.
-        auto_register: register a schema that is not; else that is an error.
-        subject: what schemas are registered under: ``"topic"`` is ``{topic}-value``, ``"record"`` the name of the
-            schema, ``"topic_record"`` is ``{topic}-{name}``. A schema id that is read has to be a version of it, if the
-            registry has such a subject.
-        keys: keys are read and written so, too, under ``{topic}-key``; their schemas are ``schemas["{topic}-key"]``.
-        validate: whether JSON that is read is held against its schema; what is written always is.
-        timeout_ms: how long a question to the registry may take.
-        ssl_cafile: certificates to trust, as in the options of ``Consumer``; so are the three behind it.
+        auth: ``("user", "secret")``, a bearer token, or a function, ``async`` or not, that returns one of them.
+        schemas: schemas to write with, by topic: the text of a schema, or the path of its file. Not needed for
+            protobuf, whose classes contain their schemas.
+        use_latest_version: write with the newest schema of the subject. Without it, topics that are not in ``schemas``
+            do so, too, except with protobuf.
+        auto_register: register schemas that are not registered yet, instead of raising PublishError.
+        subject: naming strategy of subjects: ``"topic"`` is ``{topic}-value``, ``"record"`` the name of the schema,
+            ``"topic_record"`` is ``{topic}-{name}``. If the registry has the subject, the schema id of a record must
+            belong to one of its versions.
+        keys: encode and decode keys, too, under ``{topic}-key``; their schemas are ``schemas["{topic}-key"]``.
+        validate: validate JSON against its schema when reading; it is always validated when writing.
+        timeout_ms: time limit of a request to the registry.
+        ssl_cafile: trusted certificates, as in the options of ``Consumer``.
+        ssl_certfile: client certificate, as in the options of ``Consumer``.
+        ssl_keyfile: key of the client certificate, as in the options of ``Consumer``.
+        ssl_password: password of the key, as in the options of ``Consumer``.
 
     Raises:
-        ConfigurationError: the extra ``schema-registry`` is not installed, or an argument will not do.
+        ConfigurationError: the extra ``schema-registry`` is not installed, or an argument is invalid.
     """
 
     def __init__(  # noqa: PLR0913 - its options
         self,
         url: str | Sequence[str],
         *,
-        format: FormatName = "avro",  # noqa: A002 - the word for it
+        format: FormatName = "avro",  # noqa: A002 - the usual name
         auth: Auth | None = None,
         schemas: Mapping[str, str | Path] | None = None,
         use_latest_version: bool = False,
@@ -113,45 +117,45 @@ class SchemaRegistry:
         return f"<SchemaRegistry {', '.join(self._client.urls)} format={self._format.kind.lower()}>"
 
     def reader(self, *, is_key: bool) -> TopicReader:
-        """Return the reader of values, or of keys, which refuses schema ids of other subjects."""
+        """Return the reader of values, or of keys; it refuses schema ids of other subjects."""
         return self._keys if is_key else self._values
 
-    def decoder(self, annotation: Any, /) -> Decode:  # noqa: ANN401 - any type there is
-        """A function of bytes that lack nothing (see ``lacks``) that gives such a value, or raises.
+    def decoder(self, annotation: Any, /) -> Decode:  # noqa: ANN401 - any type
+        """Return a decoder of a type, for bytes whose schema is fetched (see ``lacks``).
 
         Raises:
-            TypeError: values of this format never become such a type.
+            TypeError: the format does not support the type.
         """
         return self._readers.decoder(annotation)
 
     def lacks(self, data: bytes, /) -> bool:
-        """Whether the schema that these bytes name has to be fetched before they are decoded."""
+        """Return True if the schema of these bytes must be fetched before they are decoded."""
         return self._readers.lacks(data)
 
     async def fetch(self, data: bytes, /) -> None:
-        """Fetch it; that there is none is told when they are decoded.
+        """Fetch the schema of these bytes; if it does not exist, decoding raises.
 
         Raises:
-            SchemaRegistryError: the registry could not be asked.
+            SchemaRegistryError: the request failed.
         """
         await self._readers.fetch(data)
 
     def encode(self, value: Any, /) -> bytes:  # noqa: ANN401
-        """Bytes as they are; for anything else the topic has to be known, as ``encode_for`` has it.
+        """Return bytes unchanged; other values need a topic, see ``encode_for``.
 
         Raises:
-            TypeError: it is anything else.
+            TypeError: the value is not bytes.
         """
         if isinstance(value, bytes):
             return value
         raise TypeError("which schema a value is written with depends on its topic - publish it by an app or a handler")
 
     async def encode_for(self, topic: str, value: Any, *, is_key: bool = False) -> bytes:  # noqa: ANN401
-        """A value, or a key, in the wire format; bytes as they are.
+        """Encode a value, or a key, in the wire format; return bytes unchanged.
 
         Raises:
-            PublishError: no schema is registered for it, or it does not fit the schema.
-            SchemaRegistryError: the registry could not be asked.
+            PublishError: no schema is registered for the value, or it does not match the schema.
+            SchemaRegistryError: the request failed.
         """
         return value if isinstance(value, bytes) else await self._writers.encode(topic, value, is_key=is_key)
 
@@ -165,7 +169,7 @@ class SchemaRegistry:
 
         try:
             return subject_of(self._subject, topic, is_key=is_key, record_name=record_name)
-        except Exception:  # noqa: BLE001 - whatever a format raises for a schema without a name
+        except Exception:  # noqa: BLE001 - formats raise any error for a schema without a name
             return None
 
 
@@ -190,7 +194,7 @@ def _format(name: FormatName, *, validate: bool) -> Format:
 
 
 def _text(topic: str, given: str | Path) -> str:
-    """The text of a schema, which begins with a bracket or a quotation mark as no path does; else a file has it."""
+    """Return the text of a schema; text begins with a brace, bracket or quotation mark, anything else is a path."""
     if isinstance(given, str) and given.lstrip().startswith(("{", "[", '"')):
         return given
     try:

@@ -1,6 +1,6 @@
-"""What the ids of schemas mean: asked once and kept, for it never changes.
+"""Decoders by schema id.
 
-Rule of this file: asking is awaited ahead of decoding, which then finds the schema or tells why there is none.
+Schemas never change, so each is fetched once and kept. The fetch is awaited before decoding, which itself never waits.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tailrace.errors import TailraceError
 __all__ = ["SchemaDecoders", "SharedLookup"]
 
 _UNKNOWN_FOR_S = 30.0
-"""For so long an id that does not exist is not asked for again. After that it is: a replica may lag behind."""
+"""Time for which a missing id is not requested again; after it, a registry replica may have caught up."""
 _MOST_UNKNOWN = 1000
 
 
 class SharedLookup:
-    """One question at a time about one thing; whoever comes meanwhile waits for its answer."""
+    """Look-ups in a registry; concurrent ones with the same key share one request."""
 
     def __init__(self) -> None:
         self._asking: dict[object, _Question] = {}
 
     async def ask(self, about: object, ask: Callable[[], Awaitable[None]]) -> None:
-        """Ask, or wait for who asks already; that one may have been cancelled, so look whether it has an answer.
+        """Call ``ask``, or wait for a call under way; check for a result afterwards, since that call may be canceled.
 
         Raises:
-            TailraceError: what ``ask`` raised, to each of them.
+            TailraceError: the error of ``ask``; all waiting callers receive it.
         """
         question = self._asking.get(about)
         if question is not None:
@@ -67,20 +67,20 @@ class SchemaDecoders:
         self._client, self._format = client, form
         self._known: dict[int, Schema] = {}
         self._headers: set[bytes] = set()
-        """What values begin with whose schemas are known."""
+        """Headers of values whose schemas are known."""
         self._unknown: dict[int, float] = {}
-        """Ids that do not exist, and when each may be asked for again."""
+        """Ids that do not exist, and the time at which each may be requested again."""
         self._together = SharedLookup()
 
-    def decoder(self, annotation: Any) -> Decode:  # noqa: ANN401 - any type there is
-        """As ``SchemaRegistry.decoder`` says."""
+    def decoder(self, annotation: Any) -> Decode:  # noqa: ANN401 - any type
+        """Return a decoder of a type, see ``SchemaRegistry.decoder``."""
         if split_none(annotation)[0] is bytes:
             return _as_it_is
         self._format.check(annotation)
         readers: dict[bytes, Decode] = {}
 
         def decode(data: bytes) -> object:
-            # By the bytes of the header as they are: no number is made of them for each record.
+            # The header's bytes are the key, to spare each record the conversion to an id.
             read = readers.get(data[:HEADER])
             if read is None:
                 read = readers[data[:HEADER]] = self._reader(id_of(data), annotation)
@@ -89,12 +89,12 @@ class SchemaDecoders:
         return decode
 
     def learn(self, schema: Schema) -> None:
-        """Take a schema, whoever asked for it."""
+        """Add a schema that was fetched elsewhere."""
         self._known[schema.id] = schema
         self._headers.add(header_of(schema.id))
 
     def knows(self, header: bytes) -> bool:
-        """Return True if the schema is known that values with this header were written with."""
+        """Return True if the schema of values with this header is known."""
         return header in self._headers
 
     def schema(self, header: bytes) -> Schema:
@@ -102,16 +102,16 @@ class SchemaDecoders:
         return self._known[id_of(header)]
 
     def lacks(self, data: bytes) -> bool:
-        """As ``SchemaRegistry.lacks`` says."""
+        """Return True if the schema of these bytes must be fetched, see ``SchemaRegistry.lacks``."""
         if data[:HEADER] in self._headers:
             return False
         if not is_framed(data):
-            return False  # decoding tells
+            return False  # decoding raises the reason
         again_at = self._unknown.get(int.from_bytes(data[1:HEADER], "big"))
         return again_at is None or again_at <= asyncio.get_running_loop().time()
 
     async def fetch(self, data: bytes) -> None:
-        """As ``SchemaRegistry.fetch`` says."""
+        """Fetch the schema of these bytes, see ``SchemaRegistry.fetch``."""
         schema_id = id_of(data)
 
         async def ask() -> None:

@@ -1,6 +1,6 @@
-"""What values are written with: a schema that the user gives, or the newest of its subject, asked for once a topic.
+"""Encoders by topic, with a configured schema or the newest of the subject, fetched once per topic.
 
-Rule of this file: nothing is registered unless the user says so, and no value goes out that its schema does not hold.
+Nothing is registered without ``auto_register``, and no value is published that does not match its schema.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _MOST_OF_A_REASON = 200
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Values that are written alike."""
+    """Values that share one encoder."""
 
     topic: str
     is_key: bool
     of: type | None
-    """Their class, where that is what says how."""
+    """Class of the values, if the format takes the schema from it."""
 
     @property
     def place(self) -> str:
-        """What ``schemas`` calls it."""
+        """Key in ``schemas``."""
         return f"{self.topic}-key" if self.is_key else self.topic
 
 
@@ -41,10 +41,13 @@ class SchemaEncoders:
     """Encoders of values in the wire format.
 
     Args:
-        client: asks the registry.
-        form: writes payloads.
-        learned: called with each schema that is written with, its topic, and True for keys.
-        schemas: this and what follows are options of ``SchemaRegistry``.
+        client: client of the registry.
+        form: format of the payloads.
+        schemas: see ``SchemaRegistry``.
+        use_latest: see ``SchemaRegistry``, ``use_latest_version``.
+        auto_register: see ``SchemaRegistry``.
+        subject: see ``SchemaRegistry``.
+        learned: called with each schema used for writing, its topic, and True for keys.
     """
 
     def __init__(  # noqa: PLR0913 - its options
@@ -65,14 +68,14 @@ class SchemaEncoders:
         self._together = SharedLookup()
 
     async def encode(self, topic: str, value: Any, *, is_key: bool = False) -> bytes:  # noqa: ANN401
-        """As ``SchemaRegistry.encode_for`` says."""
+        """Encode a value, see ``SchemaRegistry.encode_for``."""
         kind = _Kind(topic, is_key, type(value) if self._format.is_by_class else None)
         while (write := self._writers.get(kind)) is None:
             await self._together.ask(kind, lambda: self._make(kind, value))
         try:
             return write(value)
         except Exception as error:
-            # There may be a newer schema by now, which it fits.
+            # The value may match a newer schema: fetch it for the next value.
             self._writers.pop(kind, None)
             raise PublishError(
                 f"{described(type(value))} does not fit the schema of {kind.place!r}: {_said(error)}"
@@ -105,12 +108,12 @@ class SchemaEncoders:
         return schema
 
     async def _own(self, subject: str, text: str | None, value: object) -> Schema:
-        """The schema that the user gives, or that the value's class has."""
+        """Return the configured schema, or that of the value's class."""
         try:
             own = self._format.own(text, value)
         except Exception as error:
             raise PublishError(f"there is no schema for {subject!r}: {_said(error)}") from error
-        # What it needs comes first, so that it can be referred to by its version.
+        # Imported schemas come first, since references need their versions.
         version_of: dict[str, int] = {}
         schema_id = 0
         for name, one in own.items():

@@ -1,6 +1,6 @@
-"""Avro and JSON under a schema: payloads as values and back, by fastavro, jsonschema and msgspec.
+"""Wire format of schema registries, and payloads in Avro and JSON, by fastavro, jsonschema and msgspec.
 
-Rule of this file: what can be known of a schema or a type is worked out once for it; nothing here asks anybody.
+Readers and writers are created once for a schema and a type. Nothing here uses the network.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
 ]
 
 Encode: TypeAlias = Callable[[Any], bytes]
-"""A value as a payload, which stands behind the header."""
+"""Encodes a value as a payload, without the header."""
 
 HEADER = 5
-"""A zero, and four bytes of the schema's id."""
+"""Size of the header: a zero byte and the schema id in four bytes."""
 
 _KEPT = (
     bytes,
@@ -50,60 +50,60 @@ _KEPT = (
     decimal.Decimal,
     uuid.UUID,
 )
-"""What Avro has a type for; everything else becomes numbers, texts, lists and dicts."""
+"""Types that Avro supports; values of other types become numbers, strings, lists and dicts."""
 
 
 class Own(NamedTuple):
-    """A schema that is here, and not only in the registry; ``needs`` has the names of those that it imports."""
+    """Local schema, from an option or a class; ``needs`` are the names of the schemas that it imports."""
 
     text: str
     needs: Sequence[str] = ()
 
 
 class Format(Protocol):
-    """Reads and writes what stands behind the header, under one kind of schema.
+    """Reader and writer of payloads of one kind of schema.
 
-    All of it raises whatever its library does over what it does not take.
+    All methods may raise any error of the underlying library.
 
     Attributes:
-        kind: as registries call it.
-        is_by_class: whether the class of a value has its schema.
+        kind: schema type in the registry's API.
+        is_by_class: True if the class of a value contains its schema.
     """
 
     kind: str
     is_by_class: bool
 
     def check(self, annotation: object) -> None:
-        """Refuse, by TypeError, a type that is never read."""
+        """Raise TypeError if the format cannot decode to a type."""
 
     def reader(self, schema: Schema, annotation: object) -> Decode:
-        """Decodes whole values, header included, that were written with this schema."""
+        """Return a decoder of whole values, header included, written with this schema."""
 
     def writer(self, schema: Schema, value: object) -> Encode:
-        """Encodes values such as this one by this schema."""
+        """Return an encoder for this schema and values of the same kind as ``value``."""
 
     def own(self, text: str | None, value: object) -> Mapping[str, Own]:
-        """The schema for such a value, of that text, under "", behind those that it imports under their names."""
+        """Return a value's schema, from ``text`` or its class, under "", after its imports, under their names."""
 
     def record_name(self, text: str | None, value: object) -> str:
-        """What such a value is called by its schema, of that text."""
+        """Return the name of a value's schema, from ``text`` or its class."""
 
 
 def header_of(schema_id: int) -> bytes:
-    """What values begin with that were written with this schema."""
+    """Return the header of values written with a schema."""
     return b"\x00" + schema_id.to_bytes(4, "big")
 
 
 def is_framed(data: bytes) -> bool:
-    """Whether it begins as a registry's values do; an id is a positive number of 32 bits."""
+    """Return True if data begins with a header; an id is a positive 32-bit integer."""
     return len(data) >= HEADER and data[0] == 0 and data[1] < 0x80
 
 
 def id_of(data: bytes) -> int:
-    """The id of the schema that a value was written with.
+    """Return the schema id of a value.
 
     Raises:
-        ValueError: it is not in the wire format of a schema registry.
+        ValueError: the value is not in the wire format of a schema registry.
     """
     if not is_framed(data):
         raise ValueError(
@@ -113,10 +113,10 @@ def id_of(data: bytes) -> int:
 
 
 def check_schema(schema: Schema, form: Format, rules: Sequence[str]) -> None:
-    """Refuse a schema of another kind, or one that asks for more than a schema does.
+    """Check that a format can use a schema.
 
     Raises:
-        TypeError: saying what to do.
+        TypeError: the schema is of another kind, or has rules, which are not supported.
     """
     if schema.kind != form.kind:
         raise TypeError(
@@ -130,7 +130,7 @@ def check_schema(schema: Schema, form: Format, rules: Sequence[str]) -> None:
 
 
 class AvroFormat:
-    """Avro, by fastavro: what was written with one schema and is read as a type is told apart by its fields' names."""
+    """Avro, by fastavro; fields of a schema and of a type are matched by name."""
 
     kind = "AVRO"
     is_by_class = False
@@ -141,11 +141,11 @@ class AvroFormat:
         self._avro = fastavro
 
     def check(self, annotation: object) -> None:
-        """Refuse, by TypeError, a type that is never read."""
+        """Raise TypeError if the format cannot decode to a type."""
         converter(annotation)
 
     def reader(self, schema: Schema, annotation: object) -> Decode:
-        """Decodes whole values, header included, that were written with this schema."""
+        """Return a decoder of whole values, header included, written with this schema."""
         parsed, read_avro, convert = self._parsed(schema), self._avro.schemaless_reader, converter(annotation)
         check_depth = depth_check(parsed)
 
@@ -158,24 +158,24 @@ class AvroFormat:
 
         return read
 
-    def writer(self, schema: Schema, value: object) -> Encode:  # noqa: ARG002 - of any value
-        """Encodes values such as this one by this schema."""
+    def writer(self, schema: Schema, value: object) -> Encode:  # noqa: ARG002 - any value
+        """Return an encoder for this schema and values of the same kind as ``value``."""
         parsed, write_avro = self._parsed(schema), self._avro.schemaless_writer
 
         def write(value: object) -> bytes:
             stream = io.BytesIO()
-            # What the schema has no field for would be lost without a word.
+            # strict: fields that the schema does not have would be dropped silently.
             write_avro(stream, parsed, _plain(value), strict_allow_default=True)
             return stream.getvalue()
 
         return write
 
     def own(self, text: str | None, value: object) -> Mapping[str, Own]:  # noqa: ARG002
-        """The schema for such a value, and those that it imports."""
+        """Return the schema of a value, and those that it imports."""
         return {"": Own(_given(text))}
 
     def record_name(self, text: str | None, value: object) -> str:  # noqa: ARG002
-        """What such a value is called by its schema."""
+        """Return the name of a value's schema."""
         schema = json.loads(_given(text))
         name = schema.get("name") if isinstance(schema, dict) else None
         if not name:
@@ -216,7 +216,7 @@ class JsonFormat:
     """JSON under a JSON Schema, by msgspec and jsonschema.
 
     Args:
-        validate: whether what is read is held against its schema; what is written always is.
+        validate: validate values when reading, too; they are always validated when writing.
     """
 
     kind = "JSON"
@@ -231,11 +231,11 @@ class JsonFormat:
         self._validates = validate
 
     def check(self, annotation: object) -> None:
-        """Refuse, by TypeError, a type that is never read."""
+        """Raise TypeError if the format cannot decode to a type."""
         _json_decoder(annotation)
 
     def reader(self, schema: Schema, annotation: object) -> Decode:
-        """Decodes whole values, header included, that were written with this schema."""
+        """Return a decoder of whole values, header included, written with this schema."""
         decode = _json_decoder(annotation)
         if not self._validates:
             return lambda data: decode(data[HEADER:])
@@ -249,11 +249,11 @@ class JsonFormat:
         return read
 
     def writer(self, schema: Schema, value: object) -> Encode:  # noqa: ARG002
-        """Encodes values such as this one by this schema."""
+        """Return an encoder for this schema and values of the same kind as ``value``."""
         validate = self._validator(schema)
 
         def write(value: object) -> bytes:
-            # Within the format a text is JSON's, too.
+            # Here a str is a JSON string, unlike in JsonCodec.
             payload = msgspec.json.encode(value) if isinstance(value, str) else JsonCodec().encode(value)
             validate(payload)
             return payload
@@ -261,22 +261,22 @@ class JsonFormat:
         return write
 
     def own(self, text: str | None, value: object) -> Mapping[str, Own]:  # noqa: ARG002
-        """The schema for such a value, and those that it imports."""
+        """Return the schema of a value, and those that it imports."""
         return {"": Own(_given(text))}
 
     def record_name(self, text: str | None, value: object) -> str:  # noqa: ARG002
-        """What such a value is called by its schema."""
+        """Return the name of a value's schema."""
         schema = json.loads(_given(text))
         title = schema.get("title") if isinstance(schema, dict) else None
         if not isinstance(title, str):
-            raise ValueError("the schema has no title")  # noqa: TRY004 - it is no type of ours
+            raise ValueError("the schema has no title")  # noqa: TRY004 - the schema is invalid, not an argument
         return title
 
     def _validator(self, schema: Schema) -> Callable[[bytes], None]:
         root = json.loads(schema.text)
         of_resource = self._referencing.Resource.from_contents
         draft = self._referencing.jsonschema.DRAFT7
-        # It fetches nothing: what a schema refers to is in the registry, or is not there.
+        # Without retrieval: references resolve within the registry only, never by URL.
         known = self._referencing.Registry().with_resources(
             [(name, of_resource(json.loads(text), draft)) for name, text in schema.references.items()]
         )
@@ -301,14 +301,14 @@ def _json_decoder(annotation: object) -> Decode:
 
 
 def converter(annotation: Any, *, strict: bool = True) -> Callable[[object], object]:  # noqa: ANN401
-    """What makes a type of numbers, texts, times, bytes, lists and dicts.
+    """Return a function that converts numbers, strings, times, bytes, lists and dicts to a type.
 
     Args:
         annotation: the type.
-        strict: whether texts stay texts; if not, they may be numbers, too.
+        strict: do not convert strings to numbers.
 
     Raises:
-        TypeError: neither msgspec nor pydantic takes this type.
+        TypeError: neither msgspec nor pydantic supports the type.
     """
     bare, _ = split_none(annotation)
     if bare is object or bare is Any:
@@ -316,11 +316,11 @@ def converter(annotation: Any, *, strict: bool = True) -> Callable[[object], obj
     if bare is dict or bare is list:
         return _exactly(bare)
     if is_of_pydantic(annotation):
-        from pydantic import TypeAdapter  # noqa: PLC0415 - optional: whoever has such a type has it
+        from pydantic import TypeAdapter  # noqa: PLC0415 - optional; the type implies that it is installed
 
         return TypeAdapter(annotation).validate_python
     check(annotation)
-    msgspec.json.Decoder(annotation)  # it refuses what ``convert`` would with the first value
+    msgspec.json.Decoder(annotation)  # raises now what ``convert`` would raise with the first value
     return lambda plain: msgspec.convert(plain, annotation, strict=strict)
 
 

@@ -1,6 +1,6 @@
-"""Protobuf under a schema: messages of generated classes, told apart by the indexes that stand behind the header.
+"""Payloads in Protobuf, whose message indexes, after the header, select a message type of the schema.
 
-Rule of this file: a payload is read as the message that its schema says it is, and as no other.
+A payload is decoded only as the message type that its schema and indexes name.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _WELL_KNOWN = ("google/protobuf/", "google/type/", "confluent/")
 
 
 class ProtobufFormat:
-    """Protobuf, by its own library: generated classes, or what their JSON mapping makes of a message."""
+    """Protobuf, by Google's library; types other than generated classes are decoded through the JSON mapping."""
 
     kind = "PROTOBUF"
     is_by_class = True
 
     def check(self, annotation: object) -> None:
-        """Refuse, by TypeError, a type that is never read."""
+        """Raise TypeError if the format cannot decode to a type."""
         if not _classes(annotation):
             converter(annotation, strict=False)
 
     def reader(self, schema: Schema, annotation: object) -> Decode:
-        """Decodes whole values, header included, that were written with this schema."""
+        """Return a decoder of whole values, header included, written with this schema."""
         classes = _classes(annotation)
         file = _file(schema)
         if file is None and len(classes) == 1:
@@ -66,17 +66,17 @@ class ProtobufFormat:
         return read
 
     def writer(self, schema: Schema, value: object) -> Encode:
-        """Encodes values such as this one by this schema."""
+        """Return an encoder for this schema and values of the same class as ``value``."""
         message: Descriptor = _message_of(value).DESCRIPTOR
         file = _file(schema)
         if file is not None:
-            # Where the registry's schema has it, which may be another place than in ours.
+            # Indexes in the registry's schema may differ from those in the class's.
             message = file.pool.FindMessageTypeByName(message.full_name)
         prefix = _packed(_path(message))
         return lambda value: prefix + _message_of(value).SerializeToString()
 
-    def own(self, text: str | None, value: object) -> Mapping[str, Own]:  # noqa: ARG002 - its class has it
-        """The schema for such a value, and those that it imports."""
+    def own(self, text: str | None, value: object) -> Mapping[str, Own]:  # noqa: ARG002 - the class has it
+        """Return the schema of a value, and those that it imports."""
         found: dict[str, Own] = {}
 
         def follow(file: FileDescriptor, name: str) -> None:
@@ -89,12 +89,12 @@ class ProtobufFormat:
         return found
 
     def record_name(self, text: str | None, value: object) -> str:  # noqa: ARG002
-        """What such a value is called by its schema."""
+        """Return the name of a value's message type."""
         return str(_message_of(value).DESCRIPTOR.full_name)
 
 
 def compiled(name: str, text: str) -> descriptor_pb2.FileDescriptorProto | None:
-    """A schema as protobuf's compiler makes it, from the base64 that registries have it in; None for source text."""
+    """Return the file descriptor of a schema in base64; None for source text."""
     try:
         file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, DecodeError):
@@ -107,7 +107,7 @@ def compiled(name: str, text: str) -> descriptor_pb2.FileDescriptorProto | None:
 
 
 def _file(schema: Schema) -> FileDescriptor | None:
-    """A schema with all that it imports; None when there is no compiled form of it."""
+    """Return the descriptor of a schema and its imports; None if one of them is not compiled."""
     texts = {**schema.references, f"schema-{schema.id}.proto": schema.text}
     files = [compiled(name, text) for name, text in texts.items()]
     pool = DescriptorPool()
@@ -133,7 +133,7 @@ def _add_well_known(pool: DescriptorPool, name: str, added: set[str]) -> None:
 
 
 def _message(file: FileDescriptor, indexes: Sequence[int]) -> Descriptor:
-    """The message at a path: which one of the file, which one within that, and so on."""
+    """Return the message type at a path: index in the file, index within that message, and so on."""
     among: Sequence[Descriptor] = list(file.message_types_by_name.values())
     found: Descriptor | None = None
     for index in indexes:
@@ -160,10 +160,10 @@ def _path(message: Descriptor) -> list[int]:
 
 
 def _indexes(data: bytes) -> tuple[tuple[int, ...], int]:
-    """The message indexes behind the header, and where the message begins."""
+    """Return the message indexes after the header, and the start of the message."""
     count, at = _varint(data, HEADER)
     if count == 0:
-        return (0,), at  # so much shorter, as it is nearly always the first
+        return (0,), at  # short form of the most common path
     if not 0 < count <= _MOST_INDEXES:
         raise ValueError(f"it has {count} message indexes")
     indexes: list[int] = []
@@ -203,7 +203,7 @@ def _packed(path: Sequence[int]) -> bytes:
 
 
 def _classes(annotation: object) -> list[Any]:
-    """The generated classes of an annotation; none where it asks for something else."""
+    """Return the generated classes of an annotation; empty for other types."""
     bare, _ = split_none(annotation)
     members = typing.get_args(bare) if typing.get_origin(bare) in {Union, types.UnionType} else (bare,)
     found = [one for one in members if isinstance(one, type) and issubclass(one, Message)]

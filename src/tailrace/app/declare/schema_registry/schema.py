@@ -1,4 +1,4 @@
-"""A schema as a registry has it, with all that is needed to read and write by it."""
+"""Schema of a registry, with everything needed to read and write with it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Schema"]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema as a registry has it.
+    """Schema of a registry.
 
     Attributes:
         kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
-        references: names and texts of the schemas that it needs, each behind those that it needs itself.
-        read_rules: names of the rules that have to be run over what was written with it.
-        write_rules: and over what is to be written.
+        references: texts of all schemas that it references, by name, each after those that it references itself.
+        read_rules: names of the enabled rules for reading.
+        write_rules: names of the enabled rules for writing.
     """
 
     id: int

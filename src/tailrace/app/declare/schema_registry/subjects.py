@@ -1,7 +1,7 @@
 """Subjects of topics, and the check that a schema id in a record belongs to the subject of its topic.
 
-An id is refused only when the registry has the subject and none of its versions has the id. An id accepted once stays
-accepted, so that a registry that is down stops no topic whose schemas are known.
+An id is refused only if the registry has the subject and none of its versions has the id. Accepted ids stay accepted,
+so that topics whose schemas are known are read even while the registry is down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["SubjectName", "SubjectReader", "subject_of"]
 SubjectName: TypeAlias = Literal["topic", "record", "topic_record"]
 
 _REFUSED_FOR_S = 5.0
-"""Time for which a refused id is not asked for again; after it a version registered meanwhile is found."""
+"""Time for which a refused id is not checked again; after it, newly registered versions are found."""
 _MOST_REFUSED = 1000
 _MOST_TOPICS = 10_000
 
@@ -37,9 +37,9 @@ class SubjectReader:
     """Decoder of values, or of keys, whose schema ids belong to the subject of their topic.
 
     Args:
-        schemas: fetches schemas and decodes by them.
-        client: asks the registry for the subjects of an id.
-        subject: return the subject of a topic for a schema; None if the schema has no name to compare.
+        schemas: fetches schemas and decodes with them.
+        client: client of the registry.
+        subject: returns the subject of a topic for a schema; None if the strategy needs a name and the schema has none.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SubjectReader:
         self._accepted: dict[str, set[bytes]] = {}
         """Headers of accepted ids, by topic."""
         self._refused: dict[tuple[str, bytes], float] = {}
-        """Times at which refused headers may be asked for again."""
+        """Times at which refused headers may be checked again."""
         self._together = SharedLookup()
 
     def accept(self, topic: str, schema_id: int) -> None:
@@ -61,7 +61,7 @@ class SubjectReader:
         accepted.add(header_of(schema_id))
 
     def lacks(self, topic: str, data: bytes, /) -> bool:
-        """Return True if the schema, or whether it belongs to the topic, is not known yet."""
+        """Return True if the schema must be fetched, or its id checked against the subject."""
         header = data[:HEADER]
         accepted = self._accepted.get(topic)
         if accepted is not None and header in accepted:
@@ -77,7 +77,7 @@ class SubjectReader:
         """Fetch the schema and check its id against the subject.
 
         Raises:
-            SchemaRegistryError: the registry could not be asked.
+            SchemaRegistryError: a request failed.
         """
         header = data[:HEADER]
         while self.lacks(topic, data):
@@ -85,11 +85,11 @@ class SubjectReader:
             if self._schemas.knows(header):
                 await self._together.ask((topic, header), lambda: self._check(topic, header))
 
-    def decoder(self, annotation: Any, /) -> Callable[[str, bytes], object]:  # noqa: ANN401 - any type there is
-        """Return a decoder of bytes that lack nothing.
+    def decoder(self, annotation: Any, /) -> Callable[[str, bytes], object]:  # noqa: ANN401 - any type
+        """Return a decoder of a type, for bytes for which ``lacks`` returns False.
 
         Raises:
-            TypeError: values of this format never become such a type.
+            TypeError: the format does not support the type.
         """
         decode = self._schemas.decoder(annotation)
         if split_none(annotation)[0] is bytes:
