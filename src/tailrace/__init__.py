@@ -1,9 +1,9 @@
 """An asyncio-native consumer framework for Apache Kafka.
 
-``App`` runs handlers, ``Consumer`` reads, ``run`` runs, and everything that goes wrong is a ``TailraceError``.
+``App`` runs handlers, ``Consumer`` reads records, ``run`` runs a coroutine until SIGTERM, and errors are subclasses of
+``TailraceError``.
 
-A name is looked up when it is first asked for: whoever wants one of them, or a command that says ``--help``, does not
-wait for all the others.
+Names are imported on first access, so that importing one name, or showing ``--help``, does not load all the others.
 """
 
 from importlib import import_module
@@ -179,7 +179,7 @@ _MODULES = {
 """Where each name is; those that are not here are errors."""
 
 
-if not TYPE_CHECKING:  # to type checkers, a module with a __getattr__ has whatever name is misspelt
+if not TYPE_CHECKING:  # type checkers would accept misspelled names if they saw a __getattr__
 
     def __getattr__(name: str) -> object:
         if name not in __all__:

@@ -52,7 +52,7 @@ class Handler:
     publish: str | None = None
     codec: AnyCodec | None = None
     middleware: tuple[Callable[..., Any], ...] = ()
-    """Of type ``BatchMiddleware`` if ``batch`` is set, else ``Middleware``."""
+    """``BatchMiddleware`` functions if ``batch`` is set, else ``Middleware`` functions."""
     batch: Batch | None = None
     """Limits of a batch; None for a handler of single records."""
 

@@ -6,7 +6,7 @@ no offset map, and its records are handled again. A user's text alone is written
 
 ``omap:1:<CRC-32 of the rest>:<writer>:<log>:<map>:<user's text>``, the texts escaped as in JSON. The log is the topic
 id in URL-safe base64, a dot and the highest leader epoch of the records that the map covers, each empty if unknown. The
-map is one letter and base64 of deflated bytes. Both kinds begin with the base as a varint:
+map is a kind character and base64 of deflated bytes. Both kinds begin with the base as a varint:
 
 - ``g``, for few unfinished offsets: the number of finished ones before each, and after the last, as varints;
 - ``b``, for many: the number of offsets as a varint, then a bit for each, set if it is unfinished.

@@ -1,7 +1,7 @@
 """JSON codec, the default of an app.
 
-A codec makes one decoder for each type, at start, and refuses a type there that it cannot decode. Decoding never waits:
-it runs between a record and its handler, and what has to be fetched for it is awaited before.
+A codec creates one decoder per type, at startup, and refuses unsupported types then. Decoding never waits; fetches that
+it needs, such as of schemas, are awaited before.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _OfAnyTopic:
 
 
 class JsonCodec:
-    """Codec for JSON, by msgspec, and by pydantic for its types.
+    """Codec for JSON, by msgspec, and by pydantic for pydantic's types.
 
     ``bytes`` are passed unchanged and ``str`` is UTF-8, in both directions. Within other types, unions included, both
     are JSON.
@@ -90,7 +90,7 @@ class JsonCodec:
 
 
 def text_decoder(annotation: Any) -> Decode:  # noqa: ANN401
-    """Return the decoder of a key or header: of text for numbers, dates, UUIDs and enums, else of JSON.
+    """Return the decoder of a key or header: from text for numbers, dates, UUIDs and enums, else from JSON.
 
     Raises:
         TypeError: The type is not supported.
@@ -132,7 +132,7 @@ _RAW = msgspec.inspect.BytesType | msgspec.inspect.ByteArrayType | msgspec.inspe
 
 
 def check(annotation: Any) -> None:  # noqa: ANN401
-    """Refuse a type that msgspec refuses with the first record only, or decodes to something else.
+    """Check a type for faults that msgspec reports with the first record only, or not at all.
 
     Raises:
         TypeError: The type is not supported.
@@ -192,7 +192,7 @@ def is_of_pydantic(annotation: object) -> bool:
 
 
 def _pydantic_decoder(annotation: Any) -> Decode:  # noqa: ANN401
-    from pydantic import TypeAdapter  # noqa: PLC0415 - optional: whoever has such a type has it
+    from pydantic import TypeAdapter  # noqa: PLC0415 - optional; the type implies that it is installed
 
     return TypeAdapter(annotation).validate_json
 
@@ -201,7 +201,7 @@ def _pydantic_encoded(value: Any) -> bytes:  # noqa: ANN401
     if hasattr(value, "model_dump_json"):
         text: str = value.model_dump_json()
         return text.encode()
-    from pydantic_core import to_json  # noqa: PLC0415 - of one of its dataclasses
+    from pydantic_core import to_json  # noqa: PLC0415 - a pydantic dataclass
 
     return to_json(value)
 

@@ -1,7 +1,7 @@
-"""Providers of handlers: what they need, the order in which they are opened, and their closing.
+"""Providers of handlers: their dependencies, and their opening and closing.
 
-The plan is made at start. A provider is opened once in a scope, however many parameters need it, and closed after all
-of them.
+The order is planned at startup. A provider is opened once per scope, even if several parameters need it, and closed
+after the providers that depend on it.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from tailrace.errors import ConfigurationError, ConsumerStateError
 __all__ = ["Dependency", "DependencyPlan", "Overrides", "open_dependencies", "open_into"]
 
 Overrides: TypeAlias = Mapping[Callable[..., object], Callable[..., object]]
-"""Providers, and what is called instead of each; compared by identity."""
+"""Replacements of providers, by provider; compared by identity."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dependency:
-    """A provider, ready to be opened.
+    """Provider that is ready to be opened.
 
     Attributes:
         key: Key of its value; the same for every handler that names the provider in this scope.
         name: Name of the provider in errors.
         declared: Provider that ``Depends`` names, even if it is overridden.
         closes: True for a generator.
-        open: Opens it for a record (None in the scope of the app), given the open providers that it needs.
+        open: Opens the provider on a stack, for a record (None in the scope of the app) and with the open providers.
     """
 
     key: DependencyKey
@@ -222,7 +222,7 @@ def _of_opened(dependency: Dependency) -> Reader:
 
 
 def _identity(provider: object) -> tuple[int, ...]:
-    """Return the identity of a function, or of a method of an object."""
+    """Return the identity of a function, or of a bound method."""
     if isinstance(provider, types.MethodType):
         return id(provider.__self__), id(provider.__func__)
     return (id(provider),)

@@ -1,6 +1,6 @@
 """Readers of a record's value, key and headers for the parameters of a handler.
 
-They are made at start, so that as little as possible runs for each record.
+Readers are created at startup, to keep the work for each record small.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def value_reader(
 ) -> ValueReader:
     """Return the reader of values of type ``annotation``, for the parameter ``name`` of the handler ``where``.
 
-    With ``checks_topic=False``, a codec decodes by the bytes alone, whatever the topic.
+    With ``checks_topic=False``, the codec decodes without regard to the topic.
 
     Raises:
         ConfigurationError: The codec does not support the type.
@@ -97,7 +97,7 @@ def part_reader(
 ) -> Callable[[Record], object]:
     """Return the reader of a key or header for the parameter ``name``; it raises DecodeError.
 
-    ``reader`` decodes the bytes; without one they are text.
+    ``reader`` decodes the bytes; without a reader, they are decoded as text.
 
     Raises:
         ConfigurationError: The type is not supported.
@@ -213,7 +213,7 @@ def _made(make: Callable[[Any], _T], annotation: object, where: str, name: str) 
 # ---- keys and headers ----------------------------------------------------------------------------------------------
 
 
-def _text_of_any_topic(annotation: Any) -> _DecodeOfTopic:  # noqa: ANN401 - any type there is
+def _text_of_any_topic(annotation: Any) -> _DecodeOfTopic:  # noqa: ANN401 - any type
     decode = text_decoder(annotation)
     return lambda _topic, data: decode(data)
 
@@ -237,7 +237,7 @@ def _last_header(wanted: str) -> Callable[[Record], bytes | None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of a decoder, without more than a few characters of the payload."""
+    """Return the message of a decoder's error, cut so that it reveals little of the payload."""
     errors = getattr(error, "errors", None)
     if type(error).__module__.startswith("pydantic_core") and callable(errors):
         first, *others = errors(include_input=False, include_url=False, include_context=False)
@@ -245,7 +245,7 @@ def _reason(error: Exception) -> str:
         more = f" (and {len(others)} more)" if others else ""
         return _cut(f"{where}: {first['msg']}" if where else first["msg"]) + more
     text = _text(error)
-    # The path of msgspec contains names of the type's fields, and nothing of the payload.
+    # msgspec's path contains field names of the type, and nothing of the payload.
     head, at, path = text.rpartition(" - at `$")
     return f"{_cut(head)}{at}{_cut(path)}" if at else _cut(text)
 

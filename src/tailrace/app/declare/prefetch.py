@@ -1,6 +1,6 @@
-"""Fetches of codecs before records are decoded, such as of schemas.
+"""Fetches that codecs need before they decode records, such as of schemas.
 
-Nothing is awaited for a record that needs no fetch.
+A record that needs no fetch does not wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Prefetch:
 
     Attributes:
         lacks: Returns True if a fetch is needed.
-        fetch: Fetches. Raises the error of the fetch.
+        fetch: Runs the fetch; raises its error.
     """
 
     lacks: Callable[[Any], bool]
@@ -43,7 +43,7 @@ class Prefetch:
     async def before(
         self, subject: object, opened: AbstractAsyncContextManager[Opened, bool | None]
     ) -> AsyncIterator[Opened]:
-        """Enter ``opened`` after the fetch."""
+        """Fetch, then enter ``opened``."""
         if self.lacks(subject):
             await self.fetch(subject)
         async with opened as everything:

@@ -1,6 +1,6 @@
 """Reader of the signatures of handlers and providers.
 
-Errors name the function, the parameter, and what to write instead.
+Errors name the function and the parameter, and suggest a correction.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_signature(function: Callable[..., object], where: str, *, is_provider: 
     Args:
         function: Function, method, partial, class or callable object.
         where: Name of the function in errors.
-        is_provider: True if the function takes no value, and may have ``*args`` and ``**kwargs``, which stay empty.
+        is_provider: True for a provider, which takes no value; its ``*args`` and ``**kwargs`` stay empty.
 
     Raises:
         ConfigurationError: A parameter has no source for its argument.
@@ -92,7 +92,7 @@ def _asks(parameter: inspect.Parameter, namespace: dict[str, Any], of: str, *, m
         annotation = resolved(parameter.annotation, namespace, of)
     except ConfigurationError:
         if may_stay and "Annotated" not in str(parameter.annotation):
-            return Constant(default)  # such as a parameter of a library's class
+            return Constant(default)  # probably a parameter of a library's class
         raise
     if any(typing.get_origin(part) is Record for part in parts(annotation)):
         raise ConfigurationError(

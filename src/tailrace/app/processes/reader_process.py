@@ -87,7 +87,7 @@ class _Leases:
             self._outstanding[message.lease] = max(0, self._outstanding[message.lease] - message.released)
 
     def left(self, message: LeftMessage) -> None:
-        """Take back the records that the parent had not delivered when it halted the epoch."""
+        """Withdraw the records that the parent had not delivered when it halted the epoch."""
         if message.lease in self._halted:
             self._progress[message.lease].cut(message.offset)
 

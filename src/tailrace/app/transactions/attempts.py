@@ -1,7 +1,7 @@
-"""Attempts of handlers: the records that an attempt publishes join the transaction when it has succeeded.
+"""Attempts of handlers: the records that an attempt publishes are added to the transaction once it succeeds.
 
-Those of a failed attempt are dropped, so that the next attempt may publish them again. A context variable has the
-attempt to which running code belongs.
+Records of a failed attempt are dropped, so that the next attempt may publish them again. A context variable holds the
+attempt to which the running code belongs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PendingRecord(NamedTuple):
 
 
 class _Attempt:
-    """Records of one attempt."""
+    """One attempt, and the records that it publishes."""
 
     __slots__ = ("is_over", "outgoing", "publisher")
 
@@ -64,15 +64,15 @@ class Attempts:
     """Attempts of one group's handlers.
 
     Args:
-        transactor: producer of the transactions.
+        transactor: producer of the group's transactions.
         window: state of the open transaction.
         failure_counts: failures of records in aborted transactions.
         refusals: records whose results were too large.
         on_doom: called with the reason why the transaction must be aborted.
 
     Attributes:
-        has_letter: True if the open transaction has a dead letter.
-        has_sent: True if it has any record.
+        has_letter: True if the open transaction contains a dead letter.
+        has_sent: True if the open transaction contains any record.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Attempts:
         )
         self._refusals, self.has_letter, self.has_sent = refusals, False, False
         self._generation = 0
-        """Number of transactions that were aborted while attempts ran on."""
+        """Number of aborts during which attempts may have continued to run."""
         self._missing: dict[tuple[str, int | None], tuple[PublishError, float]] = {}
-        """Missing topics and partitions, and the time of the next look-up."""
+        """Errors of missing topics and partitions, and the time until which each is raised without another look-up."""
 
     def around(
         self, publisher: Publisher, handle: Callable[[WorkT], Awaitable[object]]
     ) -> Callable[[WorkT], Awaitable[object]]:
-        """Return ``handle`` with each call in an attempt; ``publisher`` publishes for it."""
+        """Return ``handle`` with each call in an attempt of its own, which publishes through ``publisher``."""
         refusals, failure_counts, send = self._refusals, self._failure_counts, self._send_all
 
         async def attempted(work: WorkT) -> object:
@@ -112,7 +112,7 @@ class Attempts:
                 _current.reset(token)
                 attempt.is_over = True
             if generation != self._generation:
-                # Its records are read and handled again.
+                # The transaction was aborted: the records are read and handled again.
                 return result
             if attempt.outgoing and (outgoing := [one for one in attempt.outgoing if one is not None]):
                 if refusals:
@@ -123,7 +123,7 @@ class Attempts:
         return attempted
 
     async def publish(self, one: PendingRecord) -> None:
-        """Publish in the transaction: from a handler once it has succeeded; a dead letter at once.
+        """Publish in the transaction: when the calling handler succeeds; outside of handlers (dead letters), at once.
 
         Raises:
             PublishError: the topic or partition does not exist, or the handler has returned already.
@@ -133,7 +133,7 @@ class Attempts:
             self.has_letter = True
             await self._send(one)
             return
-        # Records keep the order of the calls, whichever topic is found first.
+        # Reserves a place, so that records keep the order of the calls even if look-ups finish in another.
         place = len(attempt.outgoing)
         attempt.outgoing.append(None)
         if self._window.doomed_by is None and not attempt.is_over:
@@ -149,7 +149,7 @@ class Attempts:
         self._generation += 1
 
     async def _check(self, topic: str, partition: int | None) -> None:
-        """Look a topic up; one that is missing is not looked up again for a while, since the transaction waits."""
+        """Look up a topic; cache that it is missing for a while, since the transaction waits for the look-up."""
         loop = asyncio.get_running_loop()
         if self._missing and (known := self._missing.pop((topic, partition), None)) is not None:
             error, until = known
@@ -196,7 +196,7 @@ class Attempts:
 
     def _raise_last_word_of(self, work: object) -> None:
         records = _records_of(work)
-        # In a batch it would fail the other records, too.
+        # In a batch, the error would fail the other records, too.
         if len(records) == 1 and (
             error := self._failure_counts.final_error(records[0].topic_partition, records[0].offset)
         ):

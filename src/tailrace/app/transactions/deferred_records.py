@@ -1,4 +1,4 @@
-"""Records that may not join the open transaction: those that wait for one alone, and those of retry topics not due."""
+"""Records that must wait: for a transaction of their own, or in a retry topic until they are due."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["DeferredRecords"]
 
 
 class DeferredRecords:
-    """Waiting records of one group.
+    """Records of one group that must not join the open transaction.
 
     Args:
-        retry_topics: topics whose records are not delivered before they are due.
-        wall_clock: returns the seconds since the epoch; a header of a record has its due time.
+        retry_topics: retry topics, whose records are delivered when they are due.
+        wall_clock: returns the seconds since the epoch, to compare with the due time in a record's headers.
 
     Attributes:
         deferred_offsets: records that wait for a transaction of their own.
@@ -34,7 +34,7 @@ class DeferredRecords:
         return bool(self.deferred_offsets) or partition.topic in self._retry_topics
 
     def first_of(self, records: Sequence[Record], room: int) -> Sequence[Record]:
-        """Return those of a partition's next records that may be delivered; a deferred one goes alone."""
+        """Return the records of a partition that may be delivered next; a deferred record is delivered alone."""
         partition = records[0].topic_partition
         if self.deferred_offsets.is_stopped_at(partition, records[0].offset):
             room = 1
@@ -48,7 +48,7 @@ class DeferredRecords:
     def next_due_at(
         self, now: float, delivered: Mapping[TopicPartition, int | None], waiting: Iterable[Record]
     ) -> float | None:
-        """Return the time at which the next waiting record is due; None if none is."""
+        """Return the time at which the next waiting record is due; None if no record waits for a time."""
         due = [self.deferred_offsets.next_due_at(now, delivered)] if self.deferred_offsets else []
         due += [now + wait_s for record in waiting if (wait_s := self._wait_s(record))]
         return min((one for one in due if one is not None), default=None)

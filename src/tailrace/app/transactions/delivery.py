@@ -1,7 +1,7 @@
 """Delivery of records from a consumer into the open transaction.
 
-A partition's start offset is committed before any of its records is delivered, in a transaction without records: after
-an abort, another member would start elsewhere.
+A partition's start offset is committed before any of its records is delivered, in a transaction without records.
+Without that commit, another member could start at a different offset after an abort.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["TransactionDelivery"]
 
 
 class TransactionDelivery:
-    """Takes the records of one group from its consumer.
+    """Delivery of one group's records from its consumer.
 
     Args:
         source: started consumer.
         group_view: positions of the consumer.
         partitions: partitions of the open transaction.
-        deferred_records: records that may not join it.
+        deferred_records: records that must not join it.
         window: state of the transaction.
 
     Attributes:
-        alone: partition and offset of the record that is tried alone; None if there is none.
+        alone: partition and offset of the record that is handled in a transaction of its own; None if there is none.
         last: partition and offset of the last delivered record.
     """
 
@@ -55,11 +55,11 @@ class TransactionDelivery:
         self.alone: tuple[TopicPartition, int] | None = None
         self.last: tuple[TopicPartition, int] | None = None
         self._has_moved = True
-        """True if a position may be above the committed offset."""
+        """True if a position may have moved past the committed offset."""
         group_view.watch(self._moved)
 
     async def next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
-        """Return the next records to deliver; None if the window has to be checked."""
+        """Return the next records to deliver; None if the caller must check the window first."""
         if self._has_moved and self._commits_beginnings():
             return None
         rests = self._held.rests
@@ -67,7 +67,7 @@ class TransactionDelivery:
         def room(partition: TopicPartition) -> int:
             return 0 if partition in rests else self._room(partition, None, room_of)
 
-        # The time is read first, so that a record that becomes due meanwhile is found in the next round.
+        # Read before looking for records, so that one that becomes due meanwhile is found in the next iteration.
         now = self._loop.time()
         until = self._window.next_deadline(now)
         if until is None:
@@ -90,9 +90,9 @@ class TransactionDelivery:
         self._coming.cut()
 
     def progressed(self) -> None:
-        """Look again: records were finished, or there is room for more."""
+        """Check again for records to deliver: some were finished, or there is room for more."""
         if self._coming.is_waiting and (self._held.rests or self._is_open_for_nobody):
-            # The consumer does not know of records that wait here, nor of windows.
+            # The consumer does not know about records that wait here, or about windows.
             self._coming.cut()
 
     # ---- inside ------------------------------------------------------------------------------------------------
@@ -147,5 +147,5 @@ class TransactionDelivery:
 
     @property
     def _is_open_for_nobody(self) -> bool:
-        """True if a window is open past its interval and no batch waits any more."""
+        """True if a window is open past its interval although no batch waits and no handler runs."""
         return self._window.is_kept_open(self._loop.time()) and not (self._held.are_gathering or self._held.run)

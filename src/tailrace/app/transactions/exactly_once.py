@@ -1,4 +1,4 @@
-"""``App(delivery="exactly_once")``: its options, its sources and its publisher."""
+"""Exactly-once delivery of an app: options, sources and publisher."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CONSUMER_OPTIONS: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionOptions:
-    """An app's options for transactions; see ``App``."""
+    """Options of an app's transactions; see ``App``."""
 
     transactional_id: str | None = None
     transaction_timeout_ms: int = 10_000
@@ -74,7 +74,7 @@ class TransactionOptions:
             )
 
     def window(self, handlers: Sequence[Handler]) -> WindowSettings:
-        """Return the settings of the windows of these handlers."""
+        """Return the settings of transaction windows for these handlers."""
         waits_s = [0.0 if one.batch is None else one.batch.max_wait_ms / 1000 for one in handlers]
         bare = WindowSettings(
             interval_s=self.transaction_interval_ms / 1000,
@@ -104,7 +104,7 @@ class TransactionOptions:
         }
         template = self.transactional_id
         if template is None:
-            # A dynamic member has no lasting name: the broker ends an open transaction of it after the timeout.
+            # A dynamic member has no stable name: no successor fences its open transaction, which ends by its timeout.
             return f"{group_id}-{config.group_instance_id or uuid.uuid4().hex}"
         if re.search(r"\{instance\}", template) and config.group_instance_id is None:
             raise ConfigurationError(f"transactional_id={template!r} has {{instance}} - set group_instance_id, too")
@@ -118,7 +118,7 @@ class TransactionOptions:
 
 
 class TransactionalKafka(NamedTuple):
-    """Sources and publisher of a run."""
+    """Sources and publisher of one run of an app."""
 
     connect: Connect
     open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
@@ -154,7 +154,7 @@ def exactly_once(
     Args:
         options: options of the app's transactions.
         config: resolved options of the consumers.
-        given: the same options, as the user gave them.
+        given: options of the consumers, as the user gave them.
         kafka: publisher for code outside of handlers.
         observer: receives events.
     """
@@ -190,7 +190,7 @@ def exactly_once(
 
 
 class ByContext:
-    """Publishes in the transaction of the calling handler; outside of handlers, without one.
+    """Publisher that uses the transaction of the calling handler; outside of handlers, none.
 
     Args:
         deferred_records: publisher for code outside of handlers.

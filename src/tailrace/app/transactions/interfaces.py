@@ -1,4 +1,4 @@
-"""Interfaces between a transactional source and the consumer and producer it uses; ``TestApp`` has others."""
+"""Interfaces of the consumer and the producer that a transactional source uses; ``TestApp`` implements them, too."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class GroupView(Protocol):
         """Return True if a position belongs to the current assignment of its partition."""
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offsets, as soon as no open transaction may change them."""
+        """Return the committed offsets, after pending transactions that may change them have ended."""
 
     def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
-        """Read from a committed offset; a recreated topic is read by the reset policy."""
+        """Read again from a committed offset; for a recreated topic, apply the reset policy."""
 
 
 class GroupSource(Source, Protocol):
-    """Source of a group's records that commits nothing itself."""
+    """Source of a group's records that does not commit."""
 
     async def start(self, sink: RecordSink) -> int:
-        """Start, and return how many delivered records may wait."""
+        """Start, and return how many delivered records may be waiting at a time."""
 
     def group_view(self) -> GroupView:
         """Return the view of the started source."""
@@ -74,7 +74,7 @@ class TransactionCommitter(Protocol):
         """True if records may be sent."""
 
     async def check(self, topic: str, partition: int | None) -> None:
-        """Look a topic up, without sending a record."""
+        """Look up a topic, without sending a record."""
 
     async def send(  # noqa: PLR0913 - a record
         self,

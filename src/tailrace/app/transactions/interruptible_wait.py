@@ -1,4 +1,4 @@
-"""Wait for a consumer's next records that can be ended early, without losing records that have arrived."""
+"""Wait for a consumer's next records that can be ended early without losing records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ResultT = TypeVar("ResultT")
 
 
 class InterruptibleWait:
-    """One wait after the other, of one task."""
+    """Waits of one task, one at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -34,6 +34,6 @@ class InterruptibleWait:
             self._waiting = None
 
     def cut(self) -> None:
-        """End the wait."""
+        """End the current wait, if any."""
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(self._loop.time())

@@ -1,8 +1,8 @@
 """Partitions and offsets of the open transaction.
 
-For the consumer, records of a transaction are in flight until it is committed, finished or not (``Progress.hold``). So
-revoking a partition waits for the commit, and losing one aborts the transaction. A transaction that is cut commits the
-lowest unfinished offset with its offset map; records that have not started belong to the next transaction.
+To the consumer, all records of a transaction are in flight until the commit, even finished ones (``Progress.hold``).
+Revoking a partition therefore waits for the commit, and losing one aborts the transaction. A transaction that is cut
+commits the lowest unfinished offset with the offset map; records that have not started move to the next transaction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tailrace.records import OffsetAndMetadata, Record, TopicPartition
 __all__ = ["TransactionPartition", "TransactionPartitions", "UndeliveredRecords"]
 
 _FULL = 0.75
-"""Share of the commit metadata above which the offset map of a partition blocks its delivery."""
+"""Fill ratio of the commit metadata above which no more records of the partition are delivered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,33 +35,33 @@ class TransactionPartition:
     """End offset of the records in the transaction, exclusive."""
     leader_epoch: int
     topic_id: UUID | None
-    """Id of the topic its records were read from; None if no id is known."""
+    """Id of the topic that the records were read from; None if unknown."""
     metadata: str | None = None
-    """Metadata of the last commit that left records unfinished; None before one."""
+    """Metadata of the last commit that left records unfinished; None if there was none."""
     map_fill: float = 0.0
-    """Share of the commit metadata that the last offset map took; above 1 it did not fit."""
+    """Fill ratio of the commit metadata with the last offset map; above 1, the map did not fit."""
 
     @property
     def is_current(self) -> bool:
-        """True if the partition was not reassigned, sought or reset since."""
+        """True if the partition was not reassigned, sought or reset since its records were delivered."""
         return not self.progress.is_over
 
     @property
     def has_records(self) -> bool:
-        """True if records were delivered that are not committed."""
+        """True if delivered records are not committed yet."""
         return self.progress.held_from is not None and self.following > self.progress.held_from
 
 
 @dataclass(slots=True, eq=False)
 class UndeliveredRecords:
-    """Records that were fetched with others and may not be delivered yet."""
+    """Fetched records of a partition that must not be delivered yet."""
 
     position: Position
     lease: Lease
 
     @property
     def first(self) -> Record:
-        """First of the records."""
+        """First undelivered record."""
         record = self.lease.next_record
         assert record is not None
         return record
@@ -79,11 +79,11 @@ class TransactionPartitions:
     Args:
         handler_group: handlers of the records.
         on_halt: called when a partition with uncommitted records is being revoked.
-        on_loss: called when a partition was lost, sought or reset; True if it had uncommitted records.
+        on_loss: called when a partition was lost, sought or reset, with True if it was part of the transaction.
         metadata_bytes: largest size of an offset map.
 
     Attributes:
-        rests: fetched records that may not be delivered yet, by partition.
+        rests: fetched records that must not be delivered yet, by partition.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TransactionPartitions:
     # ---- for the consumer --------------------------------------------------------------------------------------
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start no more records of a partition about to be revoked; the transaction ends with those that run."""
+        """Start no more records of a partition about to be revoked; the transaction ends with the running ones."""
         if (rest := self.rests.pop(partition, None)) is not None:
             rest.lease.abandon_left()
         if partition in self._partitions:
@@ -127,7 +127,7 @@ class TransactionPartitions:
     # ---- for transactions --------------------------------------------------------------------------------------
 
     def begin(self, positions: Iterable[Position]) -> None:
-        """Add start offsets that are not committed yet; none of their records is delivered."""
+        """Add start offsets to commit before any record of their partitions is delivered."""
         for at in positions:
             assert at.progress is not None
             at.progress.hold()
@@ -156,10 +156,10 @@ class TransactionPartitions:
         self._partitions[position.partition] = _partition_of(position, lease.progress, lease.end)
 
     def next_rest(self, take: Callable[[Sequence[Record]], int]) -> tuple[Position, Lease] | None:
-        """Return a lease of undelivered records that may go now; None if there is none.
+        """Return a lease of waiting records that may be delivered now; None if there are none.
 
         Args:
-            take: given the undelivered records of a partition, returns how many of them may go.
+            take: returns how many of a partition's waiting records may be delivered now.
         """
         for partition, rest in self.rests.items():
             if not rest.may_go or not (count := take(rest.lease.rest)):
@@ -171,7 +171,7 @@ class TransactionPartitions:
         return None
 
     def are_owned(self, group_view: GroupView) -> bool:
-        """Return True if this member still owns the partitions of ``offsets``, as they were assigned."""
+        """Return True if this member still owns all partitions of ``offsets``, by the same assignment."""
         shares = (*self, *self._passed)
         return all(share.is_current and group_view.is_ours(share.position) for share in shares)
 
@@ -182,7 +182,7 @@ class TransactionPartitions:
 
     @property
     def run(self) -> bool:
-        """True if a handler runs."""
+        """True if a handler is running."""
         return self._handler_group.runs_ours
 
     @property
@@ -196,7 +196,7 @@ class TransactionPartitions:
         return self._handler_group.gathers
 
     def hurry(self) -> None:
-        """Start batches that wait for more records."""
+        """Start batches that wait for more records, as they are."""
         self._handler_group.hurry()
 
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -214,12 +214,12 @@ class TransactionPartitions:
         return offsets
 
     def topic_ids(self) -> dict[TopicPartition, UUID]:
-        """Return the ids of the topics that ``offsets`` belong to, where they are known."""
+        """Return the known topic ids of the partitions in ``offsets``."""
         shares = (*self, *self._passed)
         return {one.position.partition: one.topic_id for one in shares if one.topic_id is not None}
 
     def have_changed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
-        """True if a commit of ``offsets`` would change something."""
+        """Return True if a commit of ``offsets`` would change the committed offsets or metadata."""
         return bool(self._passed) or any(
             share.position.has_stale_commit
             or share.position.committed != offsets[share.position.partition].offset
@@ -228,7 +228,7 @@ class TransactionPartitions:
         )
 
     def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Note that ``offsets`` are committed; records that have not started stay for the next transaction."""
+        """Record that ``offsets`` were committed; records that have not started remain, for the next transaction."""
         shares, self._partitions = (*self, *self._passed), {}
         for share in shares:
             if not share.is_current:
@@ -242,7 +242,7 @@ class TransactionPartitions:
                 self._partitions[share.position.partition] = share
 
     def is_full(self, partition: TopicPartition) -> bool:
-        """Return True if the offset map of a partition is nearly full, so that no more of it may be delivered."""
+        """Return True if the offset map of a partition is nearly full, which stops its delivery."""
         share = self._partitions.get(partition)
         return share is not None and share.map_fill > _FULL
 
@@ -254,7 +254,7 @@ class TransactionPartitions:
         self._partitions.clear()
 
     def read_again(self, group_view: GroupView, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Read all partitions again from their committed offsets."""
+        """Read all partitions of the transaction again, from their committed offsets."""
         self._is_reading_again = True
         try:
             for share in self:

@@ -1,4 +1,4 @@
-"""Transactional producer of one group, replaced by another whenever it cannot go on."""
+"""Transactional producer of one group, replaced by a new one after fatal errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LONGEST_PAUSE_MS = 5_000
 
 
 class RenewingProducer:
-    """Transactional producer that outlives its failures, under one transactional id.
+    """Transactional producer that survives failures by replacement, under one transactional id.
 
     Args:
         config: brokers, security and timeouts.
@@ -54,9 +54,9 @@ class RenewingProducer:
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, _LONGEST_PAUSE_MS)
         self._producer: TransactionalProducer | None = None
         self._is_begun = False
-        """True from ``begin`` to ``commit`` or ``abort``, even if the producer has aborted the transaction itself."""
+        """True from ``begin`` to ``commit`` or ``abort``, even if the producer itself has aborted the transaction."""
         self._is_refused = False
-        """True if the brokers refuse a producer id."""
+        """True if the brokers permanently refuse a producer id."""
 
     async def start(self) -> None:
         """Start a producer, which fences earlier ones with the transactional id.
@@ -81,11 +81,11 @@ class RenewingProducer:
             await producer.close(timeout_s)
 
     async def begin(self) -> None:
-        """Begin a transaction, unless one is open; wait for unreachable brokers without end.
+        """Begin a transaction, unless one is open; retry without limit while brokers are unreachable.
 
         Raises:
             ProducerFencedError: another process has the same transactional id.
-            TailraceError: another attempt would not help.
+            TailraceError: the error is not retriable.
         """
         if self._is_begun:
             return
@@ -111,7 +111,7 @@ class RenewingProducer:
         return self._state in OPEN
 
     async def check(self, topic: str, partition: int | None) -> None:
-        """Look a topic up, without sending a record.
+        """Look up a topic, without sending a record.
 
         Raises:
             PublishError: the topic or partition does not exist.
@@ -148,10 +148,10 @@ class RenewingProducer:
         topic_ids: Mapping[TopicPartition, UUID],
         current_identity: Callable[[], Identity | None],
     ) -> None:
-        """Commit; repeat a commit that is in doubt until its outcome is known.
+        """Commit; retry a commit that is in doubt until its outcome is known.
 
         Raises:
-            TailraceError: nothing was committed; or the producer has failed with the commit in doubt.
+            TailraceError: nothing was committed, or the producer has failed and the outcome is unknown.
         """
         assert self._producer is not None
         failures = 0
@@ -169,11 +169,11 @@ class RenewingProducer:
             await self._pause(failures)
 
     async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:
-        """Abort; wait for unreachable brokers without end. The next ``begin`` replaces a producer that has failed.
+        """Abort; retry without limit while brokers are unreachable. A producer that has failed is replaced.
 
         Args:
             cause: reason of the abort.
-            is_timed_out: True if the broker may have aborted the transaction, whose timeout is over.
+            is_timed_out: True if the transaction timeout has passed, so that the broker may have aborted.
 
         Raises:
             ProducerFencedError: another process has the same transactional id.
@@ -189,14 +189,14 @@ class RenewingProducer:
                 else:
                     return
             if producer.state in OVER:
-                # The reason why this producer cannot begin another one, whatever the abort was for.
+                # The error that ended this producer; the cause of the abort may be another.
                 error = producer.error or error
                 if isinstance(error, ProducerFencedError) and not is_timed_out:
                     raise error
                 self._observer.emit(TransactionalProducerReplaced(self._group_id, self._id, str(error)))
                 await self.close()
                 if producer.state is ProducerState.FAILED:
-                    # The broker ends the transaction when a producer with the same id starts.
+                    # The coordinator aborts the open transaction when a producer with the same id initializes.
                     await self.begin()
                 return
             failures += 1

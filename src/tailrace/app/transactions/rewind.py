@@ -1,4 +1,4 @@
-"""Rewind to the committed offsets after an abort; only the broker knows them after a commit in doubt."""
+"""Rewind to the committed offsets after an abort; they are fetched, since a commit in doubt may have succeeded."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["rewind"]
 
 
 async def rewind(partitions: TransactionPartitions, group_view: GroupView, backoff: Backoff) -> None:
-    """Read the records of a transaction again; retry until the brokers return the committed offsets.
+    """Read the records of a transaction again; retry until the committed offsets are fetched.
 
     Raises:
-        BrokerError: another attempt would not help.
+        BrokerError: the error is not retriable.
         AuthenticationError: the brokers refuse the credentials.
     """
     failures = 0

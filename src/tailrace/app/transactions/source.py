@@ -1,8 +1,8 @@
-"""Source of records that are handled exactly once: delivered in transactions, committed with their results.
+"""Source of records for exactly-once handling: their offsets and results are committed in one transaction.
 
 ``core.transactions.window`` decides when a transaction opens and closes. To the consumer, all records of an open
-transaction are in flight, finished or not, so the revocation of a partition waits for the commit. Everything happens in
-the task that calls ``next_slice``.
+transaction are in flight, even finished ones, so the revocation of a partition waits for the commit. Transactions are
+begun, committed and aborted only in the task that calls ``next_slice``.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _STALLED_TIMEOUTS = 3
 
 
 class TransactionalSource:
-    """Consumer whose records are handled in transactions.
+    """Source whose records are handled in transactions.
 
     Args:
-        source: consumer, which commits nothing itself.
-        retry_topics: topics whose records are not delivered before they are due.
+        source: consumer, which does not commit.
+        retry_topics: retry topics, whose records are delivered when they are due.
         transactor: producer of the transactions.
         settings: limits of transactions.
         observer: receives events.
@@ -128,19 +128,19 @@ class TransactionalSource:
             await self._source.stop()
 
     def progressed(self) -> None:
-        """Look again: records were finished, or there is room for more."""
+        """Check again for records to deliver: some were finished, or there is room for more."""
         if self._handing is not None:
             self._handing.progressed()
         self._progress.set()
         self._source.progressed()
 
     def halt(self) -> None:
-        """Deliver and start nothing more, and commit when the running handlers have finished."""
+        """Deliver and start no more records, and commit when the running handlers have finished."""
         self._is_stopping = True
         self._close_soon()
 
     async def settled(self, until: float) -> None:
-        """Wait until no transaction is open, or it is ``until``."""
+        """Wait until no transaction is open, at most until ``until``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._shut.wait()
@@ -149,11 +149,11 @@ class TransactionalSource:
         """Return records of one partition, in an open transaction.
 
         Raises:
-            TailraceError: reading has failed, or no other transaction can be begun.
+            TailraceError: reading has failed, or no more transactions can begin.
         """
         while True:
             now, gathers = self._loop.time(), self._held.are_gathering
-            # With many partitions are_done takes long: it is not asked while it does not matter.
+            # are_done is slow with many partitions, so it is evaluated only if the window takes no more records.
             takes = self._window.takes(now, is_gathering=gathers)
             is_done = not takes and self._held.are_done
             is_idle = not takes and not self._held.run and not self._held.are_held_back
@@ -210,19 +210,19 @@ class TransactionalSource:
     def has_time(self, pause_s: float, work_s: float) -> bool:
         """Return True if a record may wait for its next attempt within the open transaction."""
         if self._out.alone is not None and pause_s > self._settings.interval_s:
-            # Other records are handled between the attempts of one that is tried alone.
+            # Between the attempts of a record that is handled alone, transactions of other records run.
             return False
         return self._window.has_time(pause_s + work_s, self._loop.time())
 
     def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
-        """Commit the records before this one, and try it again alone after ``seconds``."""
+        """Commit the records before this one, and retry it in a transaction of its own after ``seconds``."""
         if record.topic_partition not in self._held.partitions():
             # The partition was revoked.
             return
         self._refusals.lift(record.topic_partition, record.offset)
         due_at = self._loop.time() + seconds
         self._deferred_offsets.put(record.topic_partition, record.offset, due_at, is_given_up=is_given_up)
-        # Its worker goes on at once, and the records after it must not start.
+        # The worker continues at once, and must not start the records after this one.
         self._group.halt(record.topic_partition)
         reason = (
             f"{record.topic_partition} offset {record.offset} failed; the records before it are committed without it"
@@ -235,17 +235,17 @@ class TransactionalSource:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds without a commit although there are records; 0 while they are few."""
+        """Seconds without a commit although records wait for one; 0 below the limit."""
         return self._stall.stalled_s
 
     @property
     def waiting(self) -> int:
-        """Number of records that have failed permanently and wait."""
+        """Number of waiting records that have failed permanently."""
         return self._deferred_offsets.given_up
 
     @property
     def are_settled(self) -> bool:
-        """True if no transaction is open and all waiting records wait for one that has failed permanently."""
+        """True if no transaction is open and each waiting record has failed permanently or comes after one that has."""
         if self._window.is_open or len(self._deferred_offsets) > self._deferred_offsets.given_up:
             return False
         rests = self._held.rests.values()
@@ -266,7 +266,7 @@ class TransactionalSource:
             for share in self._held:
                 if share.position.partition in error.partitions:
                     self._observer.emit(TopicRecreated(share.position.partition, share.following))
-        # Records that are too large are searched for, and recreated topics read anew, without a pause.
+        # No backoff while searching for the record with too large results, or before reading a recreated topic.
         self._doom(error, is_at_fault=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
 
     def _look_again(self) -> None:
@@ -279,12 +279,12 @@ class TransactionalSource:
         self._deferred_offsets.lift(partition)
         self._failure_counts.forget(partition)
         self._refusals.forget(partition)
-        # During a commit the broker decides.
+        # During a commit, the coordinator decides whether it succeeds.
         if was_shared and not self._is_committing:
             self._doom(PublishError(f"{partition} was lost before its transaction was committed"), is_at_fault=False)
 
     async def _finish(self, step: WindowStep, now: float) -> None:
-        """Wait for the delivered records, or for those that run."""
+        """Wait for the delivered records to finish; on a cut, for the running ones only."""
         if self._held.are_held_back:
             self._doom(PublishError("a handler is paused, and its records wait"), is_at_fault=False)
             return
@@ -337,23 +337,23 @@ class TransactionalSource:
             self._out.alone = None
         self._window.committed(self._loop.time(), carried=self._carried(), is_searching=bool(self._refusals))
         if self._window.is_open:
-            # Records that have not started publish into the next transaction as soon as they may start.
+            # Remaining records publish into this transaction as soon as they may start.
             await self._transactor.begin()
         self._end()
 
     def _carried(self) -> int:
-        """Return the number of records that have not started and belong to the next transaction."""
+        """Return the number of records that have not started, which move to the next transaction."""
         if self._is_stopping:
             self._held.leave()
         return self._group.unstarted if self._held else 0
 
     def _carry_on(self) -> None:
-        """Keep the transaction open, since nothing was finished since the last commit."""
+        """Keep the transaction open: there is nothing to commit."""
         self._window.carry_on(self._loop.time(), self._carried())
         self._end()
 
     def _end(self, *, is_failure: bool = False) -> None:
-        """Note the end of a transaction; after a failure its records are still not committed."""
+        """Clean up after a transaction; after a failure, its records remain uncommitted."""
         self._attempts.has_letter = self._attempts.has_sent = False
         if self._window.is_open:
             self._stall.begin()
@@ -368,7 +368,7 @@ class TransactionalSource:
                 self._stall.end()
         if not self._is_stopping:
             self._group.allow_starts()
-        # Revocations that wait for the commit look again.
+        # Wake revocations that wait for the commit.
         self._source.progressed()
 
     # ---- aborting ----------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class TransactionalSource:
         """Abort, and read again from the committed offsets.
 
         Raises:
-            TailraceError: no other transaction can be begun.
+            TailraceError: no more transactions can begin.
         """
         error = self._window.doomed_by
         assert error is not None
@@ -386,7 +386,7 @@ class TransactionalSource:
         for partition in self._held.partitions():
             self._group.halt(partition)
         await self._transactor.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
-        # Results of running handlers are dropped, and must not get into the next transaction.
+        # Wait for running handlers, whose results are dropped and must not join the next transaction.
         until = self._loop.time() + self._settings.timeout_s
         while self._held.run and self._loop.time() < until:
             await self._progress.wait(until)
@@ -404,7 +404,7 @@ class TransactionalSource:
         self._end(is_failure=is_failure)
 
     def _blame(self, error: TailraceError) -> None:
-        """Let the record of a transaction of one record fail at its next delivery if its results are too large."""
+        """Mark a record as too large if it was alone in the transaction, so that it fails at its next delivery."""
         if isinstance(error, PublishTooLargeError) and self._window.count == 1 and self._out.last is not None:
             self._refusals.blame(*self._out.last, error, is_letter=self._attempts.has_letter)
 

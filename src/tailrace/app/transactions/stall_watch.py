@@ -1,4 +1,4 @@
-"""Watchdog of one group's transactions."""
+"""Watchdog for transactions that do not commit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["StallWatch"]
 
 
 class StallWatch:
-    """Reports that records were delivered and none was committed for long.
+    """Timer that reports when delivered records were not committed for too long.
 
     Args:
-        limit_s: time without a commit.
+        limit_s: longest time without a commit.
         on_stall: called with the seconds since the delivery, once for each stall.
     """
 
@@ -29,13 +29,13 @@ class StallWatch:
         return waited_s if waited_s >= self._limit_s else 0.0
 
     def begin(self) -> None:
-        """Start the time, if it does not run: records are uncommitted."""
+        """Start the timer unless it runs: there are uncommitted records."""
         if self._since is None:
             self._since = self._loop.time()
             self._timer = self._loop.call_at(self._since + self._limit_s, self._tell)
 
     def end(self) -> None:
-        """Stop the time: records were committed, or wait for a known reason."""
+        """Stop the timer: records were committed, or wait for a known reason."""
         self._since = None
         if self._timer is not None:
             self._timer.cancel()

@@ -104,14 +104,11 @@ def plan_replay(
     to_origin: bool,
     default_partitions: int,
 ) -> ReplayPlan:
-    """Plan one replay for each original record.
+    """Plan one replay for each original record of the selected dead letters.
 
-    Args:
-        letters: selected dead letters.
-        partitions: number of partitions of each topic that exists.
-        dead_topic: topic that the dead letters were read from.
-        to_origin: send to the original topic instead of the replay topic.
-        default_partitions: number of partitions of a new replay topic whose original topic no longer exists.
+    ``partitions`` has the partition count of each existing topic, and ``dead_topic`` is the topic that the dead letters
+    were read from. With ``to_origin``, records are sent to their original topic instead of the replay topic. A new
+    replay topic gets ``default_partitions`` partitions if the original topic no longer exists.
     """
     refused = [(one, why) for one in letters if (why := dead_topic.refusal(one, to_origin=to_origin))]
     refused_positions = {position_of(letter) for letter, _ in refused}

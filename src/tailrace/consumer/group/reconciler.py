@@ -107,7 +107,7 @@ class AssignmentReconciler:
         """Called when an assignment is complete: callbacks have returned, overrides are applied."""
         self._resets_offsets = config.reset_offset_on_start and is_first
         self._positions_before: dict[TopicPartition, int | None] = {}
-        """What was owned before the rebalance that is going on, and where each partition stood."""
+        """Partitions owned before the current rebalance, and the position of each."""
         self._announced: Partitions = frozenset()
         """Partitions that the user's listener knows as assigned: the next rebalance may cancel a takeover."""
         self._unsought: dict[TopicPartition, int] = {}

@@ -337,7 +337,7 @@ class Progress:
             lease.finish_through(offset)
 
     def cut(self, offset: int) -> None:
-        """Take back the records in flight from ``offset`` on, which will be delivered again."""
+        """Withdraw the records in flight from ``offset`` on, which will be delivered again."""
         for lease in list(self._leases):
             if lease.finished >= offset:
                 self.forget(lease)

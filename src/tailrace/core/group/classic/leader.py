@@ -1,9 +1,9 @@
 """Leader of a classic generation: computes the assignment and detects when it is outdated.
 
 A ``GroupLeader`` lasts for one generation. Assignments are checked before they are sent
-(``core.group.assignors.strategies``). A static leader that restarts is told by the group to assign nothing (KIP-814)
-and does not learn the partition counts of the last assignment, so it keeps a digest of them in the user data of its own
-assignment.
+(``core.group.assignors.strategies``). The coordinator instructs a restarted static leader to skip the assignment
+(KIP-814). Such a leader does not learn the partition counts of the last assignment, so a leader keeps a digest of them
+in the user data of its own assignment.
 """
 
 from __future__ import annotations
