@@ -360,7 +360,7 @@ async def test_metadata_above_the_brokers_limit_is_committed_without_the_map(
     topic, chance = new_topic(), random.Random(5)
     witness.produce(topic, (b"%d" % n for n in range(40_000)), partition=0)
 
-    async with by_hand(topic, offset_metadata_max_bytes=100_000) as consumer:
+    async with by_hand(topic, offset_metadata_max_bytes=100_000, max_unacknowledged_records=40_001) as consumer:
         for record in await take(consumer, 40_000):
             if record.offset < 10 or chance.random() < 0.5:
                 consumer.ack(record)
