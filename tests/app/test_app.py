@@ -381,12 +381,12 @@ async def test_what_a_handler_does_to_its_task_affects_no_other_record(new_app, 
     async with app:
         await until(lambda: len(seen) == 61)
 
-    # The second attempt at record 5 finds what its first one left, and nobody else finds anything.
+    # The second attempt at record 5 sees the value of its first attempt; all other handlers see the default.
     assert Counter(seen) == {0: 60, 6: 1}
 
 
 async def test_a_handler_that_exceeds_timeout_ms_has_failed(new_app, new_topic, witness, recorder):
-    """It is canceled, and its record fails like any other."""
+    """A handler that exceeds timeout_ms is canceled, and its record fails with TimeoutError."""
     topic, app = new_topic(), new_app(on_failure="skip", hooks=[recorder])
     witness.produce(topic, [b"0"])
 
@@ -456,7 +456,7 @@ async def test_a_slow_handler_does_not_block_other_handlers_of_its_topic(new_app
 
 @pytest.mark.parametrize("unmatched", ["fail", "skip"])
 async def test_a_record_without_a_matching_handler_fails(new_app, new_topic, witness, group, unmatched):
-    """It fails like any other unless `unmatched="skip"` is set; so does one at which `when` raises."""
+    """A record that no handler matches fails, unless `unmatched="skip"` is set; so does one at which `when` raises."""
     topic, app, handled = new_topic(), new_app(on_failure="stop"), []
     witness.produce(topic, [b"1", b"nobody's" if unmatched == "skip" else b"x", b"1"])
 

@@ -125,7 +125,7 @@ async def finished(witness, group, topic, partitions):
 async def wait_for_a_map(witness, group, topic, count):
     """Wait until the commits list a number of finished records after a stuck one."""
     async with asyncio.timeout(60):
-        while len(await finished(witness, group, topic, 2)) < count:  # noqa: ASYNC110 - a broker tells nobody
+        while len(await finished(witness, group, topic, 2)) < count:  # noqa: ASYNC110 - a committed offset sets no event
             await asyncio.sleep(0.05)
 
 

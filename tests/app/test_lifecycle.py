@@ -214,7 +214,7 @@ async def door_to(bootstrap_servers: str, door: socket.socket):
 async def test_an_app_may_start_before_kafka(new_app, new_topic, witness, kafka_server, recorder):
     """With require_broker=False it starts, is ready, refuses to publish, and begins when a broker answers."""
     topic, handled, hooked, door = new_topic(), [], [], socket.socket()
-    # Nobody else gets this port, and who connects is refused until somebody listens.
+    # No other process gets this port, and connections are refused until a server listens.
     door.bind(("127.0.0.1", 0))
     app = new_app(
         bootstrap_servers="{}:{}".format(*door.getsockname()),
@@ -310,7 +310,7 @@ async def test_an_app_that_never_reaches_a_broker_can_be_stopped(group):
 
 
 async def test_wait_ready_raises_when_the_app_ends():
-    """It raises the error that ended the app, or that it was stopped before; it does not return."""
+    """wait_ready() raises the error that ended the app, or ConsumerStateError if the app was stopped."""
     options = {"bootstrap_servers": "127.0.0.1:1", "group_id": "g", "start_timeout_ms": 100}
     broken, stopped = App(**options), App(**options, require_broker=False)
     for app in (broken, stopped):
@@ -363,7 +363,7 @@ async def silence(is_asked: asyncio.Event):
 @pytest.mark.parametrize("how", ["SIGTERM", "stop()"])
 @pytest.mark.parametrize("at", ["a dependency", "a start hook", "the brokers"])
 async def test_a_hanging_start_can_be_stopped_at_once(new_app, new_topic, at, how):
-    """Whatever it waits for, a signal or a stop() from another task ends it, and what was opened is closed."""
+    """A signal or a stop() from another task ends a start that hangs, and opened dependencies are closed."""
     hangs = asyncio.Event()
     waiting[:], done[:] = [hangs], []
     async with silence(hangs) as address:
@@ -433,7 +433,7 @@ asyncio.run(app.run())
     ("how", "number"), [("time.sleep(300)", signal.SIGTERM), ("await asyncio.sleep(300)", signal.SIGINT)]
 )
 def test_a_second_signal_ends_the_process_at_once(kafka_server, topic_with_one, how, number):
-    """It waits neither for handlers nor for a blocked event loop."""
+    """A second signal ends the process at once, also while handlers hang or block the event loop."""
     topic = topic_with_one
     program = [sys.executable, "-c", STUCK.format(how=how), kafka_server.bootstrap_servers, topic, topic]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment()) as process:

@@ -48,7 +48,7 @@ def declare(app: App, kind: str, handle, topic: str = "orders") -> None:
 @pytest.mark.parametrize("becomes", ["failure", "rejection", "failure of a second attempt"])
 @pytest.mark.parametrize("dead_letter", ["{topic}.dead", None], ids=["dead letters", "skip"])
 async def test_a_canceled_record_has_not_failed(kind, becomes, dead_letter):
-    """Whatever a handler makes of its cancellation, its record is neither dead-lettered, skipped nor committed."""
+    """A record whose handler was canceled is not dead-lettered, skipped or committed, whatever the handler raises."""
     events, begun, attempts = EventRecorder(), asyncio.Event(), 0
     retry = Retry(attempts=2 if "second" in becomes else 1, backoff_ms=1)
     app = App(group_id="g", dead_letter=dead_letter, on_failure="skip", retry=retry, hooks=[events])
@@ -113,7 +113,7 @@ async def test_dependencies_stay_open_until_canceled_handlers_have_cleaned_up(ki
 
 @KINDS
 async def test_a_handler_that_swallows_its_cancellation_starts_no_more_records(kind):
-    """It returns in spite of its cancellation, so its record is finished; no other starts, and no task remains."""
+    """A handler that swallows its cancellation finishes its record; no other record starts, and no task remains."""
     begun, count = asyncio.Event(), 0
     app = App(group_id="g")
 
@@ -205,7 +205,7 @@ async def test_several_groups_are_left_in_time_while_no_broker_answers():
 
         @app.handler("payments")
         async def pay(value: bytes) -> None:
-            # Whoever produced it has to have his answer, too.
+            # The test's own publish() must be acknowledged before the proxy goes silent.
             await produced.wait()
             server.proxy.black_hole()
             publishing.set()

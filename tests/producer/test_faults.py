@@ -128,7 +128,7 @@ async def test_undelivered_records_take_bounded_memory(proxied, proxied_topic):
 
 
 async def test_closing_fails_what_is_not_acknowledged_in_time(proxied, proxied_topic):
-    """Nobody waits for ever for a producer that was closed."""
+    """close() fails unacknowledged records after its timeout, so that no publish() waits forever."""
     producer = producer_of(proxied)
     await producer.start()
     await producer.publish(proxied_topic, b"0")

@@ -1,4 +1,4 @@
-"""What is published is there once, and every wait for it ends."""
+"""Producer against the real broker: acknowledged records are written once, and each publish() returns or raises."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_key_has_one_partition(new_producer, topic):
 
 
 async def test_a_partition_that_was_added_since_is_found(kafka_server, new_producer, topic):
-    """What the producer knows of a topic may be old: it looks again before it says that there is no such partition."""
+    """An unknown partition refreshes the metadata before PublishError is raised."""
     async with new_producer() as producer:
         await producer.publish(topic, b"v")
         kafka_server.add_partitions(topic, 5)
@@ -84,7 +84,7 @@ async def test_a_partition_that_was_added_since_is_found(kafka_server, new_produ
 
 
 async def test_calls_that_begin_together_keep_their_order(new_producer, topic):
-    """In one partition, whatever their size, and whoever else publishes to it meanwhile."""
+    """Concurrent calls of one task keep their order per partition, despite other sizes and other publishers."""
     values = [b"x" * (n * 7_919 % 5_000) for n in range(1_000)]
     is_over = False
 
@@ -123,7 +123,7 @@ async def test_many_records_arrive_once_and_in_order(kafka_server, new_producer,
     ],
 )
 async def test_a_refused_record_is_an_error_and_no_more(kafka_server, new_producer, topic, config, value, said):  # noqa: PLR0917
-    """A record that the broker does not take is told to whoever published it; its partition takes the next ones."""
+    """A record that the broker refuses raises PublishError in its own publish(); later records are written."""
     kafka_server.create_topic(strict := f"{topic}-strict", config=config)
 
     async with new_producer() as producer:
@@ -230,7 +230,7 @@ async def test_it_gets_in_with_a_consumers_options():
 
 
 class Tokens:
-    """A provider that fails when it is told to, with extensions that do."""
+    """OAuth token provider that fails and breaks on demand, with SASL extensions."""
 
     def __init__(self, real) -> None:
         self.real, self.fails, self.breaks = real, 0, 0

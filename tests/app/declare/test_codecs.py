@@ -1,4 +1,4 @@
-"""Values as bytes and back: what JSON takes, what a user's codec is asked, and what is said of what does not decode."""
+"""Encoding and decoding of values: JSON, user-defined codecs, and errors for values that do not decode."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_what_json_encodes_it_decodes(annotation, value):
 
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(), st.lists, max_leaves=8))
 def test_json_is_json(value):
-    """What goes out is what Python's own json reads, and what it writes is read; text alone is text."""
+    """The codec's JSON and that of Python's json module are interchangeable; plain strings are not JSON-encoded."""
     assert json.loads(CODEC.encode([value])) == [value]
     assert CODEC.decoder(Any)(json.dumps(value).encode()) == value
 
@@ -224,7 +224,7 @@ def test_a_type_that_json_has_not_is_refused_at_start(annotation, words):
 
 
 def test_pydantic_is_imported_for_its_types_alone():
-    """Whoever has none of its models need not have it."""
+    """The codec works without pydantic; only a handler that takes a pydantic model needs it."""
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "pydantic"}
     sys.modules["pydantic"] = None
     try:
@@ -296,7 +296,7 @@ class Failing:
     ],
 )
 async def test_an_error_does_not_repeat_the_payload(annotation, codec, value):
-    """Of what the record says, 80 characters at most are in the message, whatever the decoder said."""
+    """The message contains at most 80 characters of the payload, also if the decoder's own error contains more."""
     error = await failure(annotation, value.encode(errors="surrogateescape"), codec)
 
     assert str(error).count("s" * 81) == 0
@@ -334,7 +334,7 @@ class ByType:
 
 
 async def test_a_codec_of_a_user_is_asked_with_type_and_record():
-    """It gets what the handler wrote, None and all; bytes, null values, keys and headers are not its business."""
+    """A user's codec receives the annotation, unions included; bytes, null values, keys and headers bypass it."""
 
     async def both(it: dict, key: Annotated[str, Key]):
         return it, key
@@ -397,7 +397,7 @@ def test_what_is_no_codec_is_refused_at_start(codec, words):
 
 
 def test_ours_is_a_codec():
-    """It is what it asks of others."""
+    """The built-in codec satisfies the Codec protocol that user-defined codecs implement."""
     assert isinstance(CODEC, Codec)
     assert not isinstance(CODEC, RecordCodec)
     assert isinstance(Reversing(), RecordCodec)

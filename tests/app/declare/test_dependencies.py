@@ -1,4 +1,4 @@
-"""What providers give: opened once a scope, in order of need, and closed whatever happens."""
+"""Dependencies: opened once per scope, in dependency order, and closed also after an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CODEC = JsonCodec()
 RECORD = Record("orders", 3, 17, b"ann", b"v", 0, [("trace", b"t-1")])
 
 steps: list[object] = []
-"""What providers did, in order."""
+"""Actions of the providers, in order."""
 
 
 @pytest.fixture(autouse=True)
@@ -201,7 +201,7 @@ async def test_the_app_opens_a_provider_once_for_all_its_handlers():
 
 
 async def test_what_is_not_open_is_told():
-    """A handler that is called before the app's providers are open says so."""
+    """Calling a handler before the app's dependencies are open raises ConsumerStateError."""
     with pytest.raises(ConsumerStateError, match="open_bank is not open"):
         await prepare(refund, CODEC).call(RECORD)
 
@@ -221,7 +221,7 @@ async def test_a_provider_that_does_not_open_closes_those_before_it():
 
 
 async def test_an_error_in_closing_surfaces():
-    """It is raised, and what is still open is closed all the same."""
+    """The error is raised, and the dependencies that are still open are closed."""
 
     def failing(bank: Annotated[Bank, Depends(open_bank, scope="app")]) -> Iterator[None]:
         yield
@@ -262,7 +262,7 @@ async def test_a_record_has_its_own():
 
 
 async def test_the_two_scopes_of_a_provider_are_two():
-    """What the app shares is not what a record has."""
+    """A dependency of scope "app" and one of scope "record" are separate instances."""
 
     async def handler(
         shared: Annotated[Bank, Depends(open_bank, scope="app")], own: Annotated[Bank, Depends(open_bank)]
@@ -275,7 +275,7 @@ async def test_the_two_scopes_of_a_provider_are_two():
 
 
 async def test_a_generator_sees_what_the_handler_raises():
-    """It is thrown into it where it yielded; then the error goes on."""
+    """The handler's error is thrown into the generator at its yield, then propagates."""
 
     async def handler(tx: Annotated[tuple, Depends(begin)]):
         raise ValueError("no money")
@@ -322,7 +322,7 @@ async def test_what_is_cancelled_is_closed():
 
 
 async def test_a_header_that_a_provider_misses_is_a_decode_error():
-    """It names handler, provider and record, and what was opened before is closed."""
+    """The error names handler, provider and record, and dependencies opened before it are closed."""
 
     def traced(bank: Annotated[Bank, Depends(open_bank)], trace: Annotated[str, Header("span")]) -> str:
         return trace
@@ -354,7 +354,7 @@ async def test_a_plain_handler_has_its_dependencies_too():
 
 
 async def test_a_batch_has_its_own():
-    """What has the scope of a record is opened once a batch there."""
+    """A dependency of scope "record" is opened once per batch in a batch handler."""
 
     async def handler(values: list[bytes], bank: Annotated[Bank, Depends(open_bank)]):
         steps.append("handle")
@@ -373,7 +373,7 @@ async def test_a_batch_has_its_own():
 
 
 class FakeBank(Bank):
-    """What a test gives for a bank."""
+    """Replacement for Bank in tests."""
 
 
 async def test_a_provider_is_replaced_wherever_it_is_needed():
@@ -489,7 +489,7 @@ def test_an_override_that_cannot_be_called_is_refused():
 
 
 async def test_a_function_that_caches_is_a_provider():
-    """What wraps a function of the same kind is as good as the function."""
+    """A functools wrapper of a provider function behaves as the function does."""
     assert await given_by(cached) is await given_by(cached)
 
 
@@ -504,7 +504,7 @@ async def test_types_of_a_library_need_not_be_resolved():
 
 
 async def test_providers_of_a_batch_have_no_record():
-    """What needs one record is refused, for a batch has many."""
+    """A provider that needs a single record is refused in a batch handler."""
 
     async def handler(values: list[bytes], key: Annotated[str, Depends(with_key)]) -> None: ...
 

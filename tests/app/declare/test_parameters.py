@@ -99,7 +99,7 @@ async def test_a_null_value_reaches_only_who_takes_it(annotation):
 
 
 async def test_a_direct_call_names_the_record_that_failed():
-    """It raises the same error as call() does."""
+    """The direct call raises the same error as call()."""
     prepared = prepare(taking(Order), CODEC)
 
     for bad in (record(b'{"customer": 1}'), record(None)):
@@ -168,7 +168,7 @@ async def test_a_handler_may_do_without_the_value():
     ],
 )
 async def test_keys_and_headers_are_text_or_json(annotation, data, expected):
-    """What has a text is read from it, bytes are as they are, the rest is JSON; ``| None`` changes none of it."""
+    """Keys and headers decode from text where the type has a text form, else from JSON; bytes pass unchanged."""
     of = record(key=data, headers=[("x", data)])
 
     for wanted in (annotation, annotation | None):
@@ -229,7 +229,7 @@ def logged(function):
 
 
 async def test_methods_objects_and_decorated_functions_are_handlers():
-    """What can be called is a handler; what it is async of is found behind decorators that say what they wrap."""
+    """Methods, callable objects and functools.wraps wrappers are handlers, and async if the wrapped function is."""
     shop = Shop()
 
     assert await prepare(shop.charge, CODEC).call(record(ANN)) == (shop, "ann", "k")
@@ -251,7 +251,7 @@ async def test_what_a_partial_has_filled_in_is_left_to_it():
 
 
 async def test_a_plain_function_is_bound_and_not_called():
-    """It is not async and its arguments are there for a thread; call(), on the event loop, refuses it."""
+    """A plain function gets its arguments from bind(), to be called in a thread; call() raises."""
 
     def handler(order: Order, *, key: Annotated[str, Key]) -> str:
         return order.customer + key
@@ -442,7 +442,7 @@ async def batch_of_nothing(bank: Annotated[Bank, Depends(Bank)]) -> None: ...
     ],
 )
 def test_what_a_batch_has_not_is_refused(handler, words):
-    """What belongs to one record is no parameter of a batch handler."""
+    """Parameters that belong to a single record are refused in a batch handler."""
     with pytest.raises(ConfigurationError, match=rf"^handler \S+:? {words}"):
         prepare(handler, CODEC, is_batch=True)
 

@@ -120,7 +120,7 @@ async def test_an_incomplete_batch_starts_after_max_wait_ms(new_app, new_topic, 
 
 
 async def test_an_incomplete_batch_waits_for_later_records(new_app, new_topic, witness):
-    """It waits for more records while other topics are handled, and starts when it is full."""
+    """An incomplete batch does not block other topics, and starts when it is full."""
     topic, other, app, seen = new_topic(), new_topic(), new_app(fetch_max_wait_ms=50), []
 
     @app.batch_handler(topic, max_records=6, **FULL)

@@ -1,4 +1,4 @@
-"""Where plain handlers run: threads that are used again, end when nobody needs them, and keep no program alive."""
+"""Threads of plain handlers: reused, ended when idle, and never keeping the program alive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ said: contextvars.ContextVar[str] = contextvars.ContextVar("said", default="noth
 
 
 async def test_a_free_thread_is_used_again():
-    """What a handler keeps for its thread, as a connection, is there the next time; two at once have two."""
+    """An idle thread is reused, with its thread-local state; concurrent calls run in different threads."""
     pool, both = Threads(), threading.Barrier(2)
 
     def meet() -> int:
@@ -42,7 +42,7 @@ async def test_a_free_thread_is_used_again():
 
 
 async def test_a_function_has_the_context_and_its_errors_come_back():
-    """It sees what was said where it was called, changes nothing there, and raises where it is awaited."""
+    """A function sees a copy of the caller's context variables, and its exceptions are raised in the caller."""
     pool = Threads()
     said.set("hello")
 
@@ -61,7 +61,7 @@ async def test_a_function_has_the_context_and_its_errors_come_back():
 
 
 async def test_threads_that_rest_end(monkeypatch):
-    """After a rush there are no more threads than are used, as often as it comes and whoever wakes first."""
+    """Idle threads end after a burst, and later calls still run."""
     monkeypatch.setattr(threads, "_LONGEST_REST_S", 0.01)
     others = set(threading.enumerate())
     for _ in range(50):
@@ -73,7 +73,7 @@ async def test_threads_that_rest_end(monkeypatch):
 
 
 async def test_a_thread_is_waited_for_until_it_is_given_up():
-    """Who is cancelled waits for the function to come back, and for nothing when it is cancelled once more."""
+    """A canceled call waits until its function returns; a second cancellation ends the wait at once."""
     pool, let_go, is_back = Threads(), threading.Event(), []
 
     def hang() -> None:
@@ -97,7 +97,7 @@ async def test_a_thread_is_waited_for_until_it_is_given_up():
 
 
 def test_one_that_comes_back_too_late_ends_quietly():
-    """Nobody waits for it any more, and there may be no loop to tell."""
+    """A function that returns after its event loop was closed raises nothing in its thread."""
     let_go, seen = threading.Event(), []
 
     def hang() -> None:

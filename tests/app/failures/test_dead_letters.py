@@ -126,7 +126,7 @@ def test_the_traceback_has_the_chain_of_errors():
 
 
 def test_a_long_traceback_keeps_both_ends():
-    """It begins where the handler was called and ends at the error; the middle is omitted, with a note."""
+    """A long traceback starts at the handler's call, ends at the error, and notes how much of its middle is omitted."""
     with pytest.raises(ValueError, match="bottom") as caught:
         dig(120, ValueError("at the bottom"))
 
@@ -197,7 +197,7 @@ def test_a_record_keeps_its_origin():
 
 
 def test_a_record_in_a_retry_topic_has_its_failure():
-    """It has the record, the due time, the handler, the attempts and the reason; it is not a dead letter."""
+    """A record of a retry topic has due time, handler, attempts and reason as headers, and is not a dead letter."""
     hop = written(retry_record(RECORD, failure(), 1_700_000_128_456), topic="orders.billing.retry.5s")
 
     assert (hop.key, hop.value, hop.headers[:3]) == (RECORD.key, RECORD.value, RECORD.headers)
@@ -249,7 +249,7 @@ def test_a_brief_dead_letter_has_the_origin_and_the_error():
     assert read.origin == Origin("orders", 3, 17, 1_700_000_000_000)
 
 
-# ---- reading what somebody wrote -----------------------------------------------------------------------------------
+# ---- reading foreign headers ---------------------------------------------------------------------------------------
 
 
 def with_headers(*headers: tuple[str, bytes | None]) -> Record:

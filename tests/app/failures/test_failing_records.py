@@ -27,7 +27,7 @@ from tests.support.topic_contents import contents_of
 
 ONCE = Retry(attempts=1, backoff_ms=1, max_backoff_ms=100)
 IMPATIENT = {"request_timeout_ms": 1_000}
-"""A topic that nobody knows is given up after so long."""
+"""Options that shorten the wait for metadata of an unknown topic."""
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ class Outage:
         """Run the outage; return how many different records failed while the other partition was handled, and later."""
         full = await recorder.wait_for(LaneFull)
         await until(lambda: len(self.handled) == 300)
-        # Whoever reads on and on has long done so when what waits has been tried some times.
+        # A consumer that reads without limit has started more records by the time that the waiting ones were retried.
         await until(lambda: len(self.tried) >= 338 and self.tried.total() > 500)
         failing = len(self.tried) - 300
         self.is_over = True
@@ -385,7 +385,7 @@ async def test_on_failure_stop_ends_the_app_if_a_dead_letter_is_refused(
 async def test_a_result_that_cannot_be_published_is_a_failure(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, what
 ):
-    """It is retried as `Retry` says and dead-lettered; the next record is handled."""
+    """A result that cannot be published is retried by `Retry`, then dead-lettered; the next record is handled."""
     topic, results = new_topic(), new_topic()
     app, calls = new_app(dead_letter="{topic}.{group}.dead", **IMPATIENT), []
     witness.produce(topic, [b"bad", b"good"])

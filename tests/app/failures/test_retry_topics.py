@@ -67,7 +67,7 @@ async def test_a_record_is_retried_after_its_delay(new_app, new_topic, witness, 
 
 
 async def test_a_record_passes_all_retry_topics_and_is_dead_lettered(new_app, new_topic, witness, group, recorder):
-    """It is tried as often in each; its dead letter has the origin and the number of all attempts."""
+    """A record has the same number of attempts in each retry topic; its dead letter has its origin and all attempts."""
     topic, app, tried = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
     witness.produce(topic, [b"poison"])
 
@@ -198,7 +198,7 @@ async def test_the_next_owner_continues_the_delay(  # noqa: PLR0917 - fixtures
         await recorder.wait_for(RecordDelayed, 50)
     assert (await witness.committed(group, retries, 1)).get(0, 0) == 0
     assert not second_tries.of
-    # Nobody waits here for a whole minute, and it is long enough for the first to be gone before anything is due.
+    # Shifts the clock instead of waiting a minute, which leaves the first member time to stop before a record is due.
     monkeypatch.setattr(ConsumerSource, "wall_clock", lambda _source: time.time() + ahead_s)
     async with second_tries.app_of("second"):
         await until(lambda: len(second_tries.of) == 50)
@@ -229,7 +229,7 @@ async def test_a_rebalance_loses_no_waiting_record(new_app, new_topic, witness, 
 
 
 async def test_a_record_returns_to_the_handler_that_failed(new_app, new_topic, witness):
-    """Of several handlers of one topic it is the one that failed, even if another one matches the record by now."""
+    """A delayed record returns to the handler that failed, even if an earlier handler matches it by then."""
     topic, app, greedy_ones, seen = new_topic(), new_app(), [], []
     witness.produce(topic, [b"a", b"b"])
 

@@ -257,7 +257,7 @@ def test_an_idle_loop_with_an_overdue_tick_is_not_reported(new_loop):
 
     def look(loop: asyncio.AbstractEventLoop, thread_id: int) -> None:
         # It is through with handing this over when its innermost frame waits for something to happen; that of uvloop
-        # is not Python's, and whoever runs it is seen instead.
+        # is not Python's, and its caller is seen instead.
         while sys._current_frames()[thread_id].f_code.co_name not in {"select", "run"}:
             time.sleep(0.001)
         watched.watchdog._check(loop.time() + 3_600)

@@ -103,7 +103,7 @@ HEALS_ITSELF = {
 
 @given(st.fixed_dictionaries(HEALS_ITSELF), st.booleans())
 def test_no_outage_makes_the_app_not_live(what, require_broker):
-    """Whatever the brokers, the group and the records do, alone or combined, the app stays live."""
+    """Outages of the brokers, the group and single records, alone or combined, leave the app live."""
     assert examine(vitals(**what), require_broker=require_broker).is_live
 
 
@@ -252,7 +252,7 @@ async def served(app) -> AsyncIterator[httpx.AsyncClient]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
         async with asyncio.TaskGroup() as tasks:
-            # The socket listens already, so nobody has to wait until the server does.
+            # The socket listens already, so clients can connect before the server runs.
             tasks.create_task(server.serve(sockets=[listening]))
             address = f"http://127.0.0.1:{listening.getsockname()[1]}"
             async with httpx.AsyncClient(base_url=address, timeout=20) as client:

@@ -141,7 +141,7 @@ async def test_what_the_caller_has_taken_is_committed_and_not_what_was_fetched(
         await pool.commit()
         committed = await witness.committed(group, topic, 1)
         await taken(pool, 5)
-        # The fifth is in hand, and stop() leaves it so.
+        # The fifth is in flight, and stop() does not commit it.
     after = await witness.committed(group, topic, 1)
     async with new_pool(topic, workers=1, layout=layout) as pool:
         (again,) = await taken(pool, 1)
@@ -289,7 +289,7 @@ async def test_a_rebalance_delivers_each_record_once(new_pool, new_consumer, new
             async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
                 tasks.create_task(read_theirs())
                 while not theirs:
-                    # Slowly, so that there is something in hand and something in the queue when it is asked for, and
+                    # Slowly, so that records are in flight and queued at the rebalance, and
                     # plenty is left however long that takes.
                     records += await pool.getmany(max_records=5)
                     await asyncio.sleep(0.05)
@@ -492,13 +492,13 @@ async def test_a_commit_while_a_reader_starts_waits_for_it(new_pool, new_topic, 
             await pool.commit()
         committed = await witness.committed(group, topic, 1)
 
-    assert committed == {0: 4}  # the last one was in hand, and comes again
+    assert committed == {0: 4}  # the last one was in flight, and is delivered again
     assert len(recorder.of(WorkerExited)) == 1
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_its_health_is_that_of_its_readers(new_pool, new_topic, layout):
-    """It is ready when all of them read, until it is stopped."""
+    """The pool is ready while all of its readers are, until it is stopped."""
     pool = new_pool(new_topic(1), workers=1, layout=layout)
     early = pool.health()
     async with pool:
@@ -624,7 +624,7 @@ async def test_a_reader_resets_its_offsets_once(new_pool, new_topic, group, witn
 
     async with new_pool(topic, workers=1, layout="group", **anew) as pool:
         async with asyncio.timeout(20):
-            while await witness.committed(group, topic, 1) != {0: 5}:  # noqa: ASYNC110 - it tells nobody
+            while await witness.committed(group, topic, 1) != {0: 5}:  # noqa: ASYNC110 - a committed offset sets no event
                 await asyncio.sleep(0.05)
         os.kill(pool.pids[0], signal.SIGKILL)
         await recorder.wait_for(WorkerExited)
@@ -670,7 +670,7 @@ async def test_automatic_commits_by_number(new_pool, new_topic, group, witness, 
     async with new_pool(topic, workers=1, layout=layout, **by_number) as pool:
         await taken(pool, 30)
         async with asyncio.timeout(20):
-            while (committed := (await witness.committed(group, topic, 1)).get(0, 0)) < 20:  # noqa: ASYNC110 - it tells nobody
+            while (committed := (await witness.committed(group, topic, 1)).get(0, 0)) < 20:  # noqa: ASYNC110 - a committed offset sets no event
                 await asyncio.sleep(0.05)
 
     assert 20 <= committed <= 30

@@ -215,7 +215,7 @@ async def test_on_failure_stop_stops_the_pool(new_shop, new_topic, group, witnes
 
 
 async def test_a_worker_that_keeps_dying_is_not_ready(new_shop, recorder):
-    """It is restarted after growing pauses, and health is not ready; the pool can still be stopped."""
+    """A worker that keeps exiting is restarted after growing pauses; the pool is not ready, and can be stopped."""
     shop = new_shop("import os\nos._exit(3)\n")
 
     async with WorkerPool(shop.place, workers=1, hooks=[recorder]) as pool:
@@ -247,7 +247,7 @@ async def test_a_worker_with_a_blocked_loop_is_replaced(new_shop, new_topic, gro
         (hanging,) = pool.pids
         witness.produce(topic, [b"x"], partition=0)
         async with asyncio.timeout(40):
-            while pool.health().is_live:  # noqa: ASYNC110 - nobody tells of it
+            while pool.health().is_live:  # noqa: ASYNC110 - health has no event
                 await asyncio.sleep(0.05)
         (check,) = pool.health().checks
         ended = await recorder.wait_for(WorkerExited)
@@ -331,7 +331,7 @@ class OddError(TailraceError):
 
 
 def test_an_error_of_an_unknown_class_is_reported_as_text():
-    """It is a death of the worker like any other, and does not end the pool."""
+    """An exception class that the parent cannot import is reported as text and does not end the pool."""
     told = failed(OddError("the bank", "it is closed"))
 
     assert told.error is not None
@@ -390,7 +390,7 @@ async def test_a_worker_resets_its_offsets_once(new_shop, new_topic, group, witn
     async with WorkerPool(shop.place, workers=1, hooks=[recorder], **anew) as pool:
         await pool.wait_ready()
         async with asyncio.timeout(20):
-            while await witness.committed(group, topic, 1) != {0: 5}:  # noqa: ASYNC110 - it tells nobody
+            while await witness.committed(group, topic, 1) != {0: 5}:  # noqa: ASYNC110 - a committed offset sets no event
                 await asyncio.sleep(0.05)
         os.kill(pool.pids[0], signal.SIGKILL)
         await recorder.wait_for(WorkerExited)

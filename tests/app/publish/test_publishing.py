@@ -1,4 +1,4 @@
-"""What handlers return and publish goes where they say, as they say, with the trace of the record that led to it."""
+"""Results and published messages of handlers: topic, key, partition, headers and trace context."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ RETURNED = [
 
 @pytest.mark.parametrize(("returned", "published"), RETURNED)
 async def test_a_list_is_several_and_none_is_nothing(app, returned, published):
-    """Of a list or a tuple each item is a result; a result is a Message or the value of one, and None is none."""
+    """Each item of a list or tuple is one result, a Message or its value; None publishes nothing."""
 
     @app.handler("orders", publish="results")
     async def handle(value: bytes) -> object:
@@ -135,7 +135,7 @@ async def test_a_message_that_cannot_go_out_is_a_failure(app, kind, wrong, reaso
 
 
 async def test_middleware_may_publish_for_a_handler(app):
-    """What middleware returns is what is published, also for a handler that says it returns nothing."""
+    """A middleware's return value is published, also for a handler annotated to return None."""
 
     def counted(call: Callable[[Record], Any]) -> Callable[[Record], Any]:
         async def around(record: Record) -> object:
@@ -223,7 +223,7 @@ async def test_a_trace_that_is_begun_anew_stays(app):
     ],
 )
 async def test_of_a_batch_each_result_has_its_own_records_trace(app, returned, traces):
-    """Where there is one for each record; of fewer or more nobody knows which record led to what."""
+    """With one result per record each gets its record's trace context; with fewer or more none does."""
 
     @app.batch_handler("orders", max_records=3, publish="out")
     async def handle(records: list[Record]) -> object:

@@ -161,7 +161,7 @@ def test_replays_go_to_the_handler_of_their_topic():
 
 
 def test_a_handler_that_names_a_topic_receives_it():
-    """Whatever the topic's name looks like."""
+    """A handler receives a topic that it names, also one whose name looks like a dead-letter topic."""
     routes = routes_of(handlers_of("orders.g.dead", "orders.other.replay"))
 
     assert routes.receivers("orders.g.dead") == routes.receivers("orders.other.replay") == [0]

@@ -55,7 +55,7 @@ async def test_what_is_read_is_passed_on_once(  # noqa: PLR0917 - fixtures
 
 
 async def test_a_record_is_not_seen_before_its_transaction_is_over(ledger, witness, new_app):
-    """While another record of it runs, what a handler published can be read by nobody who reads committed records."""
+    """Published results stay invisible to read_committed consumers while another record of their transaction runs."""
     source, target, held = ledger.topic(), ledger.topic(), asyncio.Event()
     fill(witness, source, range(2))
     app = new_app()
@@ -109,7 +109,7 @@ async def test_outside_of_handlers_there_is_no_transaction_to_wait_for(ledger, n
 
 
 async def test_a_task_that_outlives_its_handler_publishes_nothing(ledger, witness, new_app, group):
-    """It is told so, whether it has begun to look for the topic before or not: its record may be committed already."""
+    """A task that outlives its handler cannot publish: the transaction of its record may be committed already."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     fill(witness, source, range(1))
     left_behind, go = [], asyncio.Event()
@@ -135,7 +135,7 @@ async def test_a_task_that_outlives_its_handler_publishes_nothing(ledger, witnes
 
 
 async def test_aborted_records_are_not_handled(ledger, new_app, group):
-    """It reads committed records, whatever stands between them."""
+    """Handlers receive committed records only."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     async with ledger.producer() as producer:
         for number, ends in enumerate([producer.abort, producer.commit] * 5):
@@ -177,7 +177,7 @@ async def test_what_is_no_record_is_committed_too(ledger, new_app, group):
 
 
 async def test_a_paused_handler_holds_no_transaction_up(ledger, witness, new_app, group, recorder):
-    """What it has not begun is left out of the transaction until it is resumed; other handlers go on meanwhile."""
+    """Records queued for a paused handler stay out of transactions until it is resumed; other handlers continue."""
     source, other, target, app = ledger.topic(), ledger.topic(), ledger.topic(), new_app(transaction_timeout_ms=60_000)
     fill(witness, source, range(20))
     paused = asyncio.Event()

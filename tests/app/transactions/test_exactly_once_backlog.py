@@ -29,7 +29,7 @@ from tests.support.transaction_faults import with_code
 async def eventually(ask: Callable[[], Awaitable[object]]) -> None:
     """Ask until the answer is yes."""
     async with asyncio.timeout(30):
-        while not await ask():  # noqa: ASYNC110 - it tells nobody
+        while not await ask():  # noqa: ASYNC110 - offsets of a group set no event
             await asyncio.sleep(0.02)
 
 
@@ -92,7 +92,7 @@ async def test_a_slow_handler_has_its_results_seen_within_seconds(ledger, witnes
 async def test_what_is_finished_behind_an_unfinished_record_is_never_handled_again(
     ledger, witness, new_app, group, recorder
 ):
-    """By key a cut transaction leaves holes, which the offset map tells: whoever reads on skips what is finished."""
+    """Records finished out of order are in the commit's offset map, and the next member skips them."""
     source, target = ledger.topic(), ledger.topic()
     witness.produce(
         source, (b"%d" % n for n in range(400)), keys=(b"hot" if n < 60 else b"k%d" % n for n in range(400))
@@ -171,7 +171,7 @@ async def test_a_handler_that_swallows_its_cancellation_holds_up_its_own_lane_al
 
 
 async def test_an_app_stops_soon_whatever_is_queued(ledger, witness, new_app, group):
-    """What runs is finished and committed, the rest is read by whoever comes next."""
+    """A stop finishes and commits running records; queued ones are left to the next member."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(300))
     seen = []

@@ -26,7 +26,7 @@ PARTITIONS, KEYS = 4, 100
 
 @pytest.fixture
 def server(own_server):
-    # What the dead leave open is ended by who comes after them; should nobody come, by the broker, and soon.
+    # The next producer with the same name aborts an open transaction; without one, the broker soon does.
     return direct(own_server)
 
 
@@ -135,7 +135,7 @@ async def check(ledger: CommittedRecords, topic: str, count: int) -> None:
             8,
             # Comes back with its name, and ends what it left open.
             {"group_instance_id": "a", "transactional_id": "{group}-{instance}"},
-            # Comes back as somebody new: the broker ends what it left open, and its membership.
+            # Restarts under a new name: the broker ends the open transaction and the old membership.
             {"session_timeout_ms": 2_000, "heartbeat_interval_ms": 500, "transaction_timeout_ms": 1_500},
             id="classic",
         ),
@@ -198,7 +198,7 @@ async def test_who_wakes_up_too_late_commits_nothing(server, protocol, timeout_m
     await until_there(ledger, target, 500)
     frozen.signal(signal.SIGSTOP)
     await other.start()
-    # Somebody else has all partitions now, and has read what is committed.
+    # The other member owns all partitions now, and has read their committed offsets.
     await until_owned(ledger, frozen.group, PARTITIONS)
     frozen.signal(signal.SIGCONT)
     await until_through(ledger, frozen, source)

@@ -1,4 +1,4 @@
-"""App(delivery="exactly_once") and records that fail: tried again, buried, set aside, however long that takes."""
+"""App(delivery="exactly_once") and failing records: retries, dead letters, deferred records, slow failures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def short_app(new_app):
 async def test_dead_letters_are_in_the_transaction(  # noqa: PLR0917 - fixtures
     ledger, witness, new_app, group, dead, proxy, recorder
 ):
-    """What fails for good stands among the dead letters once, though its transaction was aborted before."""
+    """A record that fails finally has one dead letter, also if a transaction with it was aborted before."""
     source, target, app = ledger.topic(), ledger.topic(), new_app(dead_letter="{topic}.{group}.dead")
     letters = dead(f"{source}.{group}.dead")
 
@@ -73,7 +73,7 @@ async def test_dead_letters_are_in_the_transaction(  # noqa: PLR0917 - fixtures
 
 
 async def test_a_poison_record_that_nobody_takes_stops_its_partition_only(ledger, witness, new_app, group):
-    """What comes before it is committed, other partitions go on, and when it is mended what is behind it follows."""
+    """A record that fails without a dead-letter topic holds up its partition only, until its handler succeeds."""
     source, target, app = ledger.topic(2), ledger.topic(), new_app()
     witness.produce(source, (b"%d" % n for n in range(50)), partition=0, keys=(b"k%d" % (n % 5) for n in range(50)))
     witness.produce(source, (b"%d" % n for n in range(50, 100)), partition=1, keys=(b"a" for _ in range(50)))
@@ -155,7 +155,7 @@ async def test_of_what_cannot_be_published_whole_nothing_is(ledger, witness, new
 
 
 async def test_a_record_whose_output_is_too_large_is_found_beside_others(ledger, witness, new_app, group, dead):
-    """It dies though other partitions have records all the time, and commit between its transactions."""
+    """A record whose output is too large is dead-lettered, although other partitions commit all the time."""
     source, target = ledger.topic(2), ledger.topic(max_message_bytes=10_000)
     app = new_app(dead_letter="{topic}.dead", transaction_max_records=2)
     letters, numbers = dead(f"{source}.dead"), itertools.count()
@@ -236,7 +236,7 @@ async def test_delayed_retries_wait_outside_of_transactions(ledger, witness, new
 
 
 async def test_batches_are_in_the_transaction(ledger, witness, new_app, group):
-    """What a batch handler publishes counts, of an attempt that failed nothing; what it names is tried again alone."""
+    """Results of batches are published once, those of failed attempts never; records named as failed are retried."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     fill(witness, source, range(100))
     attempts = Counter()
@@ -278,7 +278,7 @@ async def test_a_batch_that_cannot_be_filled_is_not_waited_for(ledger, witness, 
 
 
 async def test_a_batch_that_nobody_takes_is_set_aside(ledger, witness, new_app, group):
-    """Its transaction is taken back, other partitions go on, and it is passed on when it is mended."""
+    """A failing batch aborts its transaction and is retried; other partitions commit meanwhile."""
     source, target, app = ledger.topic(2), ledger.topic(), new_app()
     witness.produce(source, (b"%d" % n for n in range(20)), partition=0)
     witness.produce(source, (b"%d" % n for n in range(20, 40)), partition=1)
@@ -340,7 +340,7 @@ async def test_a_record_that_fails_slowly_dies(  # noqa: PLR0917 - fixtures
 
 
 async def test_a_record_of_a_batch_that_fails_slowly_dies(ledger, witness, short_app, group, dead):
-    """It alone, after as many attempts as were said; the others of its batches are passed on once."""
+    """A failing record of a batch is dead-lettered alone after its attempts; the others are published once."""
     source, target = ledger.topic(), ledger.topic()
     letters, app, tried = dead(f"{source}.dead"), short_app(retry=Retry(attempts=3, backoff_ms=250, jitter=False)), []
     fill(witness, source, range(20))
@@ -370,7 +370,7 @@ async def test_a_record_of_a_batch_that_fails_slowly_dies(ledger, witness, short
     ],
 )
 async def test_what_can_never_fit_into_a_transaction_is_refused_at_the_start(short_app, handler, said):
-    """All of its transactions would be taken back; the longest time that would do is told."""
+    """The start refuses times that exceed the transaction timeout, and names the longest that fits."""
     app = short_app()
     declare = app.batch_handler if "max_wait_ms" in handler else app.handler
 

@@ -77,7 +77,7 @@ async def test_a_lost_answer_loses_and_repeats_nothing(  # noqa: PLR0917 - fixtu
         (ProduceRequest, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
         (ProduceRequest, ErrorCode.TRANSACTION_ABORTABLE),
         (AddPartitionsToTxnRequest, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
-        # The producer is over, and made anew.
+        # INVALID_TXN_STATE is fatal: the producer is replaced.
         (EndTxnRequest, ErrorCode.INVALID_TXN_STATE),
         (AddOffsetsToTxnRequest, ErrorCode.INVALID_TXN_STATE),
     ],
@@ -85,7 +85,7 @@ async def test_a_lost_answer_loses_and_repeats_nothing(  # noqa: PLR0917 - fixtu
 async def test_what_is_refused_is_done_again(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder, request_, code
 ):
-    """Whatever ends a transaction, its records are handled again without a restart, and come out once."""
+    """A refused request aborts the transaction; its records are handled again, and published once."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     seen = passing_on(app, source, target)
 
@@ -96,7 +96,7 @@ async def test_what_is_refused_is_done_again(  # noqa: PLR0917 - fixtures
             await until_committed(ledger, group, source, 50)
 
     assert len(recorder.of(TransactionAborted)) == 1
-    # What is said to be refused may have been done all the same: then it is not done again.
+    # A request may have succeeded although its answer is an error: then the records are not handled again.
     assert Counter(seen).keys() == {*range(50)}
     await check(ledger, target, range(50))
 
@@ -124,7 +124,7 @@ async def test_a_generation_that_is_refused_in_passing_aborts_nothing(  # noqa: 
 async def test_a_commit_in_doubt_is_asked_about_until_it_is_known(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder
 ):
-    """While nobody says how a transaction ended, nothing else is begun; then it goes on where that ended."""
+    """No transaction begins while the outcome of the last one is unknown; then processing resumes after that."""
     source, target = ledger.topic(), ledger.topic()
     app = new_app(request_timeout_ms=300, default_api_timeout_ms=2_500)
     seen = passing_on(app, source, target)
@@ -143,7 +143,7 @@ async def test_a_commit_in_doubt_is_asked_about_until_it_is_known(  # noqa: PLR0
 async def test_a_transaction_that_the_broker_gave_up_is_done_again(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder
 ):
-    """One whose end came too late: the producer was fenced by the broker, is made anew, and its records come again."""
+    """A transaction that the broker aborted by timeout is repeated with a new producer."""
     source, target = ledger.topic(), ledger.topic()
     app = new_app(transaction_timeout_ms=1_000, request_timeout_ms=300)
     seen = passing_on(app, source, target)
@@ -155,7 +155,7 @@ async def test_a_transaction_that_the_broker_gave_up_is_done_again(  # noqa: PLR
             await recorder.wait_for(TransactionInDoubt)
             async with asyncio.timeout(30):
                 # Behind the records there is the broker's own marker.
-                while await ledger.stable_end(target) <= 20:  # noqa: ASYNC110 - the broker tells nobody
+                while await ledger.stable_end(target) <= 20:  # noqa: ASYNC110 - an end offset sets no event
                     await asyncio.sleep(0.05)
         await until_committed(ledger, group, source, 20)
 
@@ -253,7 +253,7 @@ async def test_a_broker_that_is_killed_and_comes_back(mortal_server, new_app, gr
 
 
 async def test_who_is_fenced_goes_on_under_no_new_name(own_server, ledger, recorder):
-    """Whatever its transaction was taken back for before that was known: the two would fence each other for ever."""
+    """A fenced producer is not replaced under its own name, where two processes would fence each other forever."""
     topic, config = ledger.topic(), resolve({**own_server.client_options, "retry_backoff_ms": 20}, {})
     name = f"x-{topic}"
     one = RenewingProducer(

@@ -43,7 +43,7 @@ def new_app(new_app):
 )
 @pytest.mark.slow
 async def test_members_come_and_go_in_the_middle(ledger, witness, new_app, group, options):
-    """Two more join and leave while records flow: each comes out once, in order, whoever passes it on."""
+    """While members join and leave, each record is published once, in order."""
     source, target, numbers = ledger.topic(4), ledger.topic(4), iter(range(0, 100_000, 400))
     first, others = new_app(**options), [new_app(**options) for _ in range(2)]
     seen = [passing_on(app, source, target, first=a_moment) for app in (first, *others)]
@@ -141,7 +141,7 @@ async def test_a_commit_in_the_middle_of_a_rebalance_keeps_its_transaction(  # n
 
 
 async def test_a_partition_that_waits_too_long_takes_its_transaction_along(ledger, witness, new_app, group, recorder):
-    """When the drain is over the partition goes, nothing of the transaction is seen, its records are handled anew."""
+    """After rebalance_drain_ms the partition is revoked and its transaction aborted; its records are handled again."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(40))
     go, app, other = asyncio.Event(), new_app(rebalance_drain_ms=300), new_app()
@@ -208,7 +208,7 @@ async def test_a_beginning_is_committed_before_anything_else(ledger, witness, ne
 async def test_a_transaction_that_is_taken_back_keeps_what_the_callback_has_said(
     ledger, witness, new_app, group, proxy
 ):
-    """Records that post_rebalance_callback passes over are not handled, whatever fails before the first commit."""
+    """Positions from post_rebalance_callback survive an aborted transaction: skipped records stay skipped."""
     source, target, tried = ledger.topic(), ledger.topic(), []
     fill(witness, source, range(5))
     before = new_app()

@@ -120,7 +120,7 @@ def test_first_record_holds_up_only_its_partition():
 
 
 def test_due_record_without_room_sets_no_timer():
-    """It waits for room, so nothing spins."""
+    """A due record waits for room without a timer, so that the loop does not spin."""
     shelf = DelayedRecords()
     put(shelf, T0, (0, 1.0), (1, 1.0))
 
@@ -131,7 +131,7 @@ def test_due_record_without_room_sets_no_timer():
 
 
 def test_partition_is_forgotten_after_its_last_record():
-    """It may be read again then."""
+    """A partition without waiting records is removed from the shelf."""
     shelf = DelayedRecords()
     put(shelf, T0, (0, 1.0))
 

@@ -1,4 +1,4 @@
-"""What is tried again, when, and what becomes of a record that failed for good."""
+"""Retry decisions: which errors are retried, when, and the policy for records that fail finally."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVEN = 0.5
 
 
 class Rejected(Exception):  # noqa: N818 - a word of the handler
-    """What is never tried again."""
+    """Error that is never retried."""
 
 
 NEVER = (Rejected,)
@@ -92,7 +92,7 @@ def of_group(*errors: Exception) -> ExceptionGroup:
 
 
 def test_a_group_of_errors_is_what_it_holds():
-    """What a TaskGroup raises is tried again if each error in it would be, however deep; one that is not is enough."""
+    """An exception group is retried only if each error in it, at any depth, is retriable."""
     network, reset, bug = Retry(on=OSError, not_on=PermissionError), ConnectionResetError(), ValueError()
 
     assert network.is_retriable(of_group(reset, of_group(TimeoutError(), reset)))
@@ -162,7 +162,7 @@ NO_DEAD_LETTERS = {"dead_letter": False}
         (HOPELESS, 1, {"retry": DELAYED}, DEAD),
         (REJECTED, 1, {"retry": DELAYED}, DEAD),
         (REJECTED, 1, {}, DEAD),
-        # nobody takes it
+        # no dead-letter topic: the partition is paused
         (FAILED, 3, NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
         (FAILED, 4, NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
         (

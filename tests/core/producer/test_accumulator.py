@@ -95,7 +95,7 @@ def test_a_broker_gets_no_more_requests_than_it_may_have():
 
 
 def test_a_batch_that_is_not_full_waits_for_linger():
-    """It is sent after ``linger_s``, when it is full, or at once for a flush."""
+    """A batch is sent after ``linger_s``, when it is full, or at once on flush()."""
     bench = Bench(linger_s=2.0)
     bench.append(1)
     assert bench.take() == []

@@ -162,7 +162,7 @@ def test_each_reaction_is_an_event(asked):
 
 @pytest.mark.parametrize("asked", TransactionRequestKind)
 def test_each_event_has_a_transition_where_it_occurs(asked):
-    """Whatever a broker answers, the table has a transition for every state in which the request is sent."""
+    """The table has a transition for each error code in each state in which its request is sent."""
     states = {
         TransactionRequestKind.FIND: transactions.ASKING,
         TransactionRequestKind.INIT: (transactions.ProducerState.UNINITIALIZED,),
@@ -203,7 +203,7 @@ def test_a_refusal_says_what_follows():
 
 
 def test_the_worst_trouble_decides():
-    """Of several troubles the gravest counts; of none, none."""
+    """worst_of() returns the gravest of several events, and None without any."""
     error = PublishError("no")
     in_order = (
         TryAgain("1"),

@@ -14,7 +14,7 @@ from tailrace.core.producer.partitioner import Partitioner, murmur2, partition_o
 
 
 def partitions(number: int, *, without_leader: tuple[int, ...] = ()) -> dict[int, Leadership]:
-    """So many, led by somebody but for some."""
+    """Return the leaderships of ``number`` partitions, some of them without a leader."""
     return {one: Leadership(-1 if one in without_leader else 1, 0) for one in range(number)}
 
 
@@ -77,7 +77,7 @@ def test_records_without_a_key_stick_together_for_a_batch():
 
 
 def test_records_without_a_key_go_where_a_leader_is():
-    """A partition that nobody leads is passed over while there are others."""
+    """A partition without a leader is skipped while others have one."""
     chooser = counting()
     chosen = Counter()
     for _ in range(20):

@@ -351,7 +351,7 @@ def test_an_abort_that_is_refused_ends_in_a_new_epoch_or_not_at_all():
 
 @pytest.mark.parametrize("state", ASKING)
 def test_a_fenced_producer_stops(state):
-    """It sends nothing more, reports the reason once, and keeps it."""
+    """A fenced producer sends nothing more, reports the error once, and keeps it."""
     one = member_in(state)
 
     (effect,) = told(one, Fenced("EndTxn: PRODUCER_FENCED"))
@@ -365,7 +365,7 @@ def test_a_fenced_producer_stops(state):
 
 
 def test_a_transaction_that_took_too_long_is_told_from_a_second_process():
-    """The broker also fences the producer of a transaction that was open for too long; the message says so."""
+    """If the broker fences after a transaction timeout, the message names the timeout, not a second process."""
     one = member_in(ProducerState.IN_TRANSACTION)
 
     told(one, Fenced("fenced"), now=NOW + 61.0)
@@ -490,7 +490,7 @@ def test_a_doubt_that_stays_is_reported(event):
 
 
 def test_an_abort_that_takes_too_long_is_left_to_the_next_call():
-    """It is reported, by its cause if it has one, and continues with the next transaction or abort."""
+    """An abort that times out reports its cause, if any, and continues with the next transaction or abort."""
     asked_for, forced = member_in(ProducerState.IN_TRANSACTION), aborting()
     told(asked_for, AbortTransaction(5.0), DISCARDED)
 
@@ -547,7 +547,7 @@ def test_a_commit_that_was_canceled_before_end_txn_is_an_abort(done):
 
 
 def test_a_commit_that_was_canceled_after_end_txn_is_in_doubt():
-    """A commit that was sent cannot be taken back."""
+    """A commit cannot be undone after EndTxn was sent."""
     one = member_in(ProducerState.COMMITTING)
     told(one, DELIVERED, OffsetsAdded(), OffsetsStored(), Interrupted())
 

@@ -44,7 +44,7 @@ class Bench:
 
 
 def test_batches_wait_until_their_partition_is_added():
-    """Those of other partitions are sent meanwhile."""
+    """Batches of a partition wait for its AddPartitionsToTxn; batches of other partitions are sent meanwhile."""
     bench = Bench(PLACE)
     bench.append(1)
     bench.append(2, place=OTHER)

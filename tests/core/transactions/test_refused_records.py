@@ -1,4 +1,4 @@
-"""What was too large of single records, for as long as it says something of them."""
+"""Records whose output or dead letter the broker refused as too large."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOO_LARGE, STILL = PublishTooLargeError("too large"), PublishTooLargeError("stil
 
 
 def test_it_is_known_whether_the_output_or_a_letter_was_too_large():
-    """Each letter that was refused is followed by a shorter one; the handler may publish nothing any more."""
+    """Refused outputs and refused dead letters of a record are kept apart."""
     refusals = RefusedRecords()
     refusals.blame(HERE, 3, TOO_LARGE, is_letter=True)
     refusals.blame(HERE, 3, STILL, is_letter=True)
@@ -37,7 +37,7 @@ def test_it_is_known_whether_the_output_or_a_letter_was_too_large():
     ],
 )
 def test_it_is_remembered_until_its_record_is_done_with(end, left):
-    """What others commit does not end it."""
+    """An entry is removed with its own record, not when others are committed."""
     refusals = RefusedRecords()
     for partition in (HERE, THERE):
         refusals.blame(partition, 3, TOO_LARGE, is_letter=False)

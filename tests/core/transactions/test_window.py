@@ -45,7 +45,7 @@ def test_it_gathers_for_its_interval_and_is_committed_when_all_is_finished():
 
 
 def test_it_is_cut_by_time_however_much_was_handed_out():
-    """What runs is finished, what has not started is part of the next one, which is open at once."""
+    """A window is cut after its interval; records that have not started are carried into the next one."""
     window = opened(10)
 
     assert window.step(0.05, is_done=False) is WindowStep.DRAIN
@@ -93,7 +93,7 @@ def test_a_partition_that_has_to_go_does_not_wait_for_what_has_not_started():
 
 
 def test_it_stays_open_for_a_batch_that_may_still_be_filled():
-    """After its interval too, for as long as a batch may wait; and no longer than somebody does."""
+    """A window stays open past its interval while a batch gathers records, for gathers_s at most."""
     window = Window(WindowSettings(interval_s=0.1, max_records=10, timeout_s=10, gathers_s=2))
     window.took(1, 0.0)
 
@@ -177,7 +177,7 @@ def test_what_was_too_much_is_looked_for_in_halves():
 
 
 def test_while_it_is_looked_for_transactions_do_not_grow():
-    """What others commit meanwhile says nothing of what was too much."""
+    """The window does not grow on commits while a refused record is being searched."""
     window = Window(SETTINGS)
     window.took(2, 0.0)
     window.aborted(shrink=True)
@@ -189,7 +189,7 @@ def test_while_it_is_looked_for_transactions_do_not_grow():
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 5), st.booleans()), max_size=30))
 def test_no_window_takes_more_than_it_may_nor_lasts_longer(moments):
-    """Whatever comes when: a window is fed within its interval and its room, and never waits past its last moment."""
+    """A window takes records within its interval and its room only, and never drains past its timeout."""
     window, now = Window(SETTINGS), 0.0
     for pause, count, is_done in moments:
         now += pause

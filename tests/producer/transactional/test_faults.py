@@ -35,7 +35,7 @@ IMPATIENT = {"request_timeout_ms": 300}
 
 @pytest.fixture
 def ledger(own_server) -> CommittedRecords:
-    """It makes the producers, which are to pass the proxy."""
+    """Ledger whose producers connect through the proxy."""
     return CommittedRecords(own_server)
 
 
@@ -77,7 +77,7 @@ async def test_a_lost_answer_loses_and_repeats_nothing(ledger, proxy, group, fau
 @pytest.mark.parametrize("fault", ["drop_answer", "reset_on_answer"])
 @pytest.mark.parametrize("request_", [InitProducerIdRequest, FindCoordinatorRequest])
 async def test_a_start_gets_over_a_lost_answer(ledger, proxy, group, request_, fault):
-    """Starting asks again, and whoever had the transactional id before is fenced all the same."""
+    """start() retries after a lost answer, and the previous producer of the transactional id is fenced."""
     topic, name = ledger.topic(2), f"x-{uuid.uuid4().hex[:12]}"
 
     async with ledger.producer(name) as zombie:
@@ -183,7 +183,7 @@ async def test_an_abort_of_what_never_began_is_no_trouble(ledger, proxy, group):
 
 
 async def test_nothing_is_seen_before_the_end(ledger, proxy, group):
-    """All is written and the commit on its way: no reader of committed records sees a record, and nobody an offset."""
+    """Before EndTxn reaches the coordinator, read_committed consumers see no record and the group has no offset."""
     topic = ledger.topic(2)
 
     async with ledger.producer() as producer, asyncio.TaskGroup() as tasks:

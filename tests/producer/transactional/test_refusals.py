@@ -1,4 +1,4 @@
-"""What a transactional producer refuses, and what brokers refuse of it: told as what it is, with the rest unharmed."""
+"""Calls refused by the transactional producer, and errors from brokers."""
 
 from __future__ import annotations
 
@@ -100,19 +100,19 @@ async def test_a_call_out_of_turn_says_what_to_do(ledger):
     ],
 )
 async def test_an_option_that_will_not_do_is_refused(options, words):
-    """It is named before anything is asked of a broker."""
+    """The constructor raises ConfigurationError before it connects."""
     with pytest.raises(ConfigurationError, match=words):
         TransactionalProducer(resolve({"bootstrap_servers": "127.0.0.1:1"}, {}), **{"transactional_id": "x", **options})
 
 
 async def test_a_timeout_that_the_broker_does_not_grant_is_told(ledger):
-    """A transaction may not be open for longer than the broker allows; the start says so."""
+    """start() raises if transaction_timeout_ms exceeds the broker's maximum."""
     with pytest.raises(PublishError, match="INVALID_TRANSACTION_TIMEOUT"):
         await ledger.producer(transaction_timeout_ms=2_000_000_000).start()
 
 
 async def test_a_partition_that_was_added_since_is_found(kafka_server, ledger):
-    """What the producer knows of a topic may be old: it looks again before it says that there is no such partition."""
+    """An unknown partition refreshes the metadata before PublishError is raised."""
     topic = ledger.topic()
 
     async with ledger.producer() as producer:

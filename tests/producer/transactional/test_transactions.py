@@ -41,7 +41,7 @@ def offsets_of(topic: str, *numbers: int) -> dict[TopicPartition, OffsetAndMetad
 
 
 async def test_what_is_committed_is_there_once_and_what_is_aborted_never(ledger):
-    """Of transactions that end one way or the other, readers of committed records see the one kind, in order."""
+    """read_committed consumers see the records of committed transactions in order, and none of aborted ones."""
     topic, expected = ledger.topic(), []
 
     async with ledger.producer() as producer:
@@ -114,7 +114,7 @@ async def test_batches_may_be_compressed(ledger, compression):
 
 
 async def test_a_transaction_may_be_larger_than_memory_should_be(ledger):
-    """What fills batches is written while the transaction is open, from several tasks, and seen when it is over."""
+    """Full batches are written during the transaction, which bounds memory, and become visible at its commit."""
     topic, value = ledger.topic(2), b"x" * 1_000
 
     async with ledger.producer(max_buffered_bytes=1 << 20) as producer:
@@ -198,7 +198,7 @@ async def test_ten_thousand_records_in_transactions_of_a_hundred(ledger, group):
 
 @pytest.mark.parametrize("moment", ["begin", "flush", "commit"])
 async def test_a_zombie_is_fenced(ledger, moment):
-    """Whoever starts with the same transactional id ends the transaction of the one before, who is told so for good."""
+    """A second producer with the same transactional id fences the first one and aborts its transaction."""
     topic, name = ledger.topic(), f"x-{uuid.uuid4().hex[:12]}"
 
     async with ledger.producer(name) as zombie:
@@ -289,7 +289,7 @@ async def test_a_consumer_hands_its_offsets_over(ledger, group, protocol):
 
 @pytest.mark.parametrize("failure", [None, ValueError])
 async def test_leaving_aborts_what_is_open(ledger, failure):
-    """Whether the block ends well or by an error, a transaction that nobody committed is taken back at once."""
+    """Leaving the context aborts an open transaction, with or without an error."""
     topic = ledger.topic()
 
     async def leave() -> None:
@@ -310,7 +310,7 @@ async def test_leaving_aborts_what_is_open(ledger, failure):
 
 
 async def test_closing_leaves_no_task(ledger):
-    """Whether its last transaction was committed or open, a producer ends its tasks."""
+    """A closed producer leaves no task, whether its last transaction was committed or left open."""
     topic, before = ledger.topic(), asyncio.all_tasks()
 
     for ends in (True, False):

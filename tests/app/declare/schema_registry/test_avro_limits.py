@@ -101,6 +101,6 @@ def test_items_that_take_bytes_are_read(items):
 
 @pytest.mark.parametrize("payload", [b"", b"\x02", b"\x04", b"\x01", b"\xff" * 20, b"\x02" * 50])
 def test_a_payload_that_ends_early_is_refused(payload):
-    """What is no value of a recursive schema is an error, as with any other schema."""
+    """A truncated payload of a recursive schema raises an error, as with any other schema."""
     with pytest.raises((ValueError, EOFError, IndexError)):
         reader(CHAIN)(header_of(1) + payload)

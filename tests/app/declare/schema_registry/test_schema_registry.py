@@ -96,7 +96,7 @@ class ModelOrder(pydantic.BaseModel):
 
 
 def generated():
-    """What protoc makes of two messages, one with another in it, in a file that imports another."""
+    """Message classes as protoc generates them: two messages, a nested one, and one from an imported file."""
     base = descriptor_pb2.FileDescriptorProto(name="shop/base.proto", package="shop", syntax="proto3")
     base.message_type.add(name="Money").field.add(name="cents", number=1, type=3, label=1)
     file = descriptor_pb2.FileDescriptorProto(name="shop/orders.proto", package="shop", syntax="proto3")
@@ -186,7 +186,7 @@ async def decoded(codec, annotation, data):
 async def test_each_format_is_read_and_written_as_confluent_does(  # noqa: PLR0917 - fixtures
     form, gate, new_app, new_topic, witness, kafka_server, group
 ):
-    """What confluent-kafka wrote reaches the handler as its type; what that returns, confluent-kafka reads."""
+    """Handlers decode records written by confluent-kafka, and confluent-kafka decodes their results."""
     topic, out = new_topic(), new_topic()
     kind = ProtoOrder if form == "protobuf" else Order
     write, _ = confluents(gate.url, topic, form)
@@ -287,7 +287,7 @@ async def test_a_tombstone_needs_no_schema(gate, new_app, new_topic, witness):
 async def test_records_wait_for_a_registry_that_is_down(  # noqa: PLR0917 - fixtures
     is_async, gate, new_app, new_topic, witness, kafka_server, group, recorder
 ):
-    """Nothing is lost, buried or handled twice while it is away, however often it is tried; then all is handled."""
+    """While the registry is down, records are retried without limit and none is lost; then each is handled once."""
     topic = new_topic()
     dead = f"{topic}.{group}.dead"
     kafka_server.create_topic(dead)
@@ -348,7 +348,7 @@ async def test_a_slow_registry_is_no_slow_handler(kind, gate, new_app, new_topic
 async def test_what_is_published_waits_for_the_registry_too(  # noqa: PLR0917 - fixtures
     gate, new_app, new_topic, witness, kafka_server, recorder
 ):
-    """A result whose schema cannot be asked for is published when the registry is back; the record is not buried."""
+    """A result whose schema cannot be fetched is published when the registry is back; no dead letter is written."""
     topic, out = new_topic(), new_topic()
     witness.produce(topic, [b"5"])
     gate.stop()
@@ -426,7 +426,7 @@ async def test_avro_keeps_what_it_has_types_for(registry, new_topic):
 
 
 async def test_protobuf_is_told_apart_by_its_messages(gate):
-    """Of a union the class that was written; nested ones, too; a dict has the fields; another message is refused."""
+    """The message indexes select the class, in unions and for nested messages; a different message is an error."""
     codec = SchemaRegistry(gate.url, format="protobuf", auto_register=True)
     order, line = ProtoOrder(customer="ann", total=5, paid=ProtoMoney(cents=7)), ProtoLine(amount=3)
     first, second = await codec.encode_for("p", order), await codec.encode_for("p", line)
@@ -498,7 +498,7 @@ async def test_schemas_that_refer_to_others_are_read_whole(registry):
 
 
 async def test_json_is_held_against_its_schema(registry):
-    """What breaks the schema is no value of it, unless the user says that it does not matter."""
+    """A value that violates its JSON schema raises an error unless validate=False."""
     codec = SchemaRegistry(registry, format="json", schemas={"json-t": JSON}, auto_register=True)
     data = await codec.encode_for("json-t", {"customer": "ann", "total": 5})
     broken = data[:5] + b'{"customer": "ann"}'
@@ -522,7 +522,7 @@ async def test_a_schema_of_another_format_or_with_rules_is_refused(gate):
 
 
 async def test_a_schema_is_asked_for_once(gate):
-    """However many records wait for it, and whoever of them is cancelled; nor is one that does not exist."""
+    """One request per schema id serves all waiting records, also after a cancellation and for an unknown id."""
     writing = SchemaRegistry(gate.url, schemas={"avro-t": AVRO}, auto_register=True)
     data, codec = await writing.encode_for("avro-t", Order("ann", 5)), SchemaRegistry(gate.url)
     gate.asked.clear()
@@ -546,7 +546,7 @@ async def test_a_schema_is_asked_for_once(gate):
 
 
 async def test_a_batch_has_its_schemas_before_it_is_decoded(registry, new_topic):
-    """``list[Order]`` of records written with two schemas; the one that does not decode is told by its index."""
+    """``list[Order]`` takes records written with two schemas; a decoding error names the record's index."""
     topic, got = new_topic(), []
     first = await SchemaRegistry(registry, schemas={topic: AVRO}, auto_register=True).encode_for(topic, Order("a", 1))
     second = await SchemaRegistry(registry, schemas={topic: NEWER}, auto_register=True).encode_for(
@@ -658,7 +658,7 @@ async def test_keys_are_the_codecs_where_it_is_said(registry, new_topic):
 
 
 async def test_a_slow_registry_costs_its_timeout_and_no_more(gate):
-    """Whoever waits is told so in time, all of them at once; when it answers again, so does the codec."""
+    """All calls that wait for a slow registry raise after timeout_ms; once the registry answers, calls succeed."""
     codec, data = SchemaRegistry(gate.url, timeout_ms=1_500), b"\x00\x7f\xff\xff\xff"
     gate.open.clear()
     async with asyncio.timeout(10):
@@ -690,7 +690,7 @@ async def given_later():
     ids=["user", "token", "function", "async function", "in the url"],
 )
 async def test_credentials_are_shown_to_the_registry_alone(auth, header, gate):
-    """A user, a token, or what gives them opens the registry; the wrong ones are told of; none are ever printed."""
+    """User, token and callable auth are accepted; wrong credentials raise an error; credentials are never printed."""
     url = gate.url if auth is not None else gate.url.replace("http://", "http://ann:hunter2@")
     gate.authorization, data = header, b"\x00\x7f\xff\xff\xff"
     right = SchemaRegistry(url, auth=auth)
@@ -732,7 +732,7 @@ async def test_https_is_trusted_by_the_file_that_is_given(registry, tmp_path):
 
 
 async def test_the_next_address_is_asked_when_one_is_dead(gate):
-    """Of several addresses the first that answers does."""
+    """The codec falls back to the next registry address when one does not answer."""
     codec = SchemaRegistry(["http://127.0.0.1:9", gate.url])
     await codec.fetch(b"\x00\x7f\xff\xff\xff")
 
@@ -762,7 +762,7 @@ def test_an_id_that_no_registry_gives_is_not_asked_for():
         codec.decoder(Order)(data)
 
 
-# ---- what will not do ----------------------------------------------------------------------------------------------
+# ---- invalid options and values ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -812,7 +812,7 @@ def test_a_value_without_a_topic_has_no_schema():
 
 @pytest.mark.parametrize("absent", ["confluent_kafka.schema_registry", "fastavro"])
 def test_without_the_extra_one_sentence_says_what_to_install(absent, monkeypatch):
-    """It names the command."""
+    """The error names the pip command."""
     monkeypatch.setitem(sys.modules, absent, None)
 
     with pytest.raises(ConfigurationError, match=r"pip install '\.\[schema-registry\]' in a clone"):

@@ -85,7 +85,7 @@ async def read(codec, topic, data):
 async def test_a_schema_of_another_subject_is_a_dead_letter(  # noqa: PLR0917 - fixtures
     kind, registry, register, new_topic, witness, kafka_server, group, recorder
 ):
-    """An id that the registry has, but not for this topic, buries its record alone; honest records are handled."""
+    """A record with a schema id of another topic's subject is dead-lettered; all other records are handled."""
     topic, other = new_topic(), new_topic()
     dead = f"{topic}.{group}.dead"
     kafka_server.create_topic(dead)
