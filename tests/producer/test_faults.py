@@ -1,4 +1,4 @@
-"""Publishing while answers get lost, leaders move and callers are canceled: every record is stored once, in order."""
+"""Publishing under faults: each record is stored once and in order, or its publish() raises."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.producer.test_producer import read_all
 from tests.support.transaction_faults import LOSSES, with_code
 
 IMPATIENT = {"request_timeout_ms": 600}
-"""A lost answer is missed soon."""
+"""Options that detect a lost answer early."""
 
 
 @pytest.fixture(scope="module")
 def proxied() -> Iterator[KafkaServer]:
-    """A broker behind a proxy."""
+    """Return a broker behind a proxy."""
     with KafkaServer(proxied=True) as started:
         yield started
 
@@ -43,7 +43,7 @@ def producer_of(server, **options: object) -> Producer:
 
 
 async def publish_all(producer: Producer, topic: str, count: int) -> None:
-    """Publish numbers in many batches, and see that each is where its future says."""
+    """Publish numbers in many batches, and assert the offset of each future."""
     futures = [await producer.send(topic, b"%d" % n + b" " * 90, partition=0) for n in range(count)]
     assert [(await future).offset for future in futures] == list(range(count))
 
@@ -55,7 +55,7 @@ async def numbers(server, topic: str, count: int) -> list[int]:
 @pytest.mark.parametrize("skip", [0, 3])
 @pytest.mark.parametrize("fault", LOSSES)
 async def test_a_lost_answer_loses_and_repeats_nothing(proxied, proxied_topic, fault, skip):
-    """Stored and not heard of, not stored, or sent twice: with several batches in flight each record is there once."""
+    """With several batches in flight, each record is stored once after a lost request, lost answer or duplicate."""
     async with producer_of(proxied, **IMPATIENT) as producer, asyncio.timeout(30):
         with getattr(proxied.proxy, fault)(ProduceRequest, skip=skip):
             await publish_all(producer, proxied_topic, 1_000)
@@ -73,7 +73,7 @@ async def test_a_lost_answer_loses_and_repeats_nothing(proxied, proxied_topic, f
     ],
 )
 async def test_an_error_that_passes_repeats_nothing(proxied, proxied_topic, code):
-    """The leader stores a batch and answers with an error: it is sent again and stored once."""
+    """A batch that the leader stored but answered with a retriable error is sent again, and stored once."""
     async with producer_of(proxied) as producer, asyncio.timeout(30):
         with proxied.proxy.edit_answer(ProduceRequest, with_code(code), times=2):
             await publish_all(producer, proxied_topic, 500)
@@ -82,7 +82,7 @@ async def test_an_error_that_passes_repeats_nothing(proxied, proxied_topic, code
 
 
 async def test_a_connection_that_breaks_again_and_again_loses_nothing(proxied, proxied_topic):
-    """Resets at any moment delay records and neither lose, repeat nor reorder them."""
+    """Connection resets lose, repeat and reorder no record."""
     count = 5_000
     async with producer_of(proxied) as producer, asyncio.timeout(60):
         proxied.proxy.reset_every(0.02, 0.2)
@@ -95,7 +95,7 @@ async def test_a_connection_that_breaks_again_and_again_loses_nothing(proxied, p
 
 
 async def test_a_canceled_call_holds_nobody_up(proxied, proxied_topic):
-    """A record whose publisher is canceled in flight is stored once, and those behind it, too."""
+    """A record whose publish() is canceled in flight is stored once, and later records follow."""
     async with producer_of(proxied) as producer, asyncio.timeout(30):
         await producer.publish(proxied_topic, b"0", partition=0)
         with proxied.proxy.hold_answer(ProduceRequest) as held:
@@ -111,7 +111,7 @@ async def test_a_canceled_call_holds_nobody_up(proxied, proxied_topic):
 
 
 async def test_undelivered_records_take_bounded_memory(proxied, proxied_topic):
-    """Above ``max_buffered_bytes`` a call waits; one that is canceled while it waits publishes nothing."""
+    """publish() waits while ``max_buffered_bytes`` are undelivered; a canceled wait publishes nothing."""
     config = resolve({"bootstrap_servers": proxied.bootstrap_servers}, {})
     async with Producer(config, max_buffered_bytes=5_000) as producer, asyncio.timeout(30):
         await producer.publish(proxied_topic, b"0")
@@ -142,7 +142,7 @@ async def test_closing_fails_what_is_not_acknowledged_in_time(proxied, proxied_t
 
 
 async def test_closing_fails_what_waits_for_metadata(proxied):
-    """A record for a topic that does not exist does not outlive its producer."""
+    """close() fails a record that waits for metadata of a missing topic."""
     producer = producer_of(proxied)
     await producer.start()
     with proxied.proxy.hold_answer(MetadataRequest) as held:
@@ -156,7 +156,7 @@ async def test_closing_fails_what_waits_for_metadata(proxied):
 
 @pytest.mark.slow
 async def test_leaders_that_move_lose_and_repeat_nothing(kafka_cluster, name):
-    """While brokers are restarted one after the other, each record is stored once, in order."""
+    """During a rolling restart of the brokers each record is stored once, in order."""
     cluster = kafka_cluster(3)
     cluster.create_topic(name, 3, replication_factor=3)
     published: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(3)}
@@ -186,7 +186,7 @@ async def test_leaders_that_move_lose_and_repeat_nothing(kafka_cluster, name):
 
 
 async def test_a_producer_that_fails_says_so(proxied, proxied_topic):
-    """A defect in the sender fails every record and later calls with a typed error, and reaches the loop's handler."""
+    """A defect in the sender raises PublishError in pending and later calls, and calls the loop's exception handler."""
     reported: list[dict] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
     async with AsyncExitStack() as stack:

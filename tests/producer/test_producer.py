@@ -48,7 +48,7 @@ async def read_all(server: KafkaServer, topic: str, count: int) -> list:
 
 
 async def test_a_record_is_where_it_is_said_to_be(kafka_server, new_producer, topic):
-    """The place that publish gives is the record's; key, value, headers and timestamp are as given."""
+    """publish() returns partition and offset of the record, which has the given key, value, headers and timestamp."""
     async with new_producer() as producer:
         places = [
             await producer.publish(topic, b"v", key=b"k", headers=[("h", b"1")], partition=2, timestamp_ms=1_234_567),
@@ -62,7 +62,7 @@ async def test_a_record_is_where_it_is_said_to_be(kafka_server, new_producer, to
 
 
 async def test_a_key_has_one_partition(new_producer, topic):
-    """Records of one key go to one partition, keys spread over all."""
+    """Records of one key are in one partition; keys spread over all partitions."""
     async with new_producer() as producer, asyncio.TaskGroup() as tasks:
         sent = {n: tasks.create_task(producer.publish(topic, b"%d" % n, key=b"%d" % (n % 20))) for n in range(200)}
 
@@ -104,7 +104,7 @@ async def test_calls_that_begin_together_keep_their_order(new_producer, topic):
 
 
 async def test_many_records_arrive_once_and_in_order(kafka_server, new_producer, topic):
-    """publish_many puts each record into its partition once, in order, however many batches they make."""
+    """publish_many() writes each record once, in order, in as many batches as it takes."""
     values = {p: [b"%d" % n * 100 for n in range(p, 9_000, 3)] for p in range(3)}
 
     async with new_producer() as producer:
@@ -138,7 +138,7 @@ async def test_a_refused_record_is_an_error_and_no_more(kafka_server, new_produc
 
 
 async def test_a_refused_record_fails_alone(kafka_server, new_producer, topic):
-    """Records that come together travel together: all arrive, once, but those that are too large by themselves."""
+    """A record that is too large fails alone; concurrent records are written once."""
     kafka_server.create_topic(strict := f"{topic}-strict", config={"max.message.bytes": 10_000})
     values = {n: b"%d " % n + b"x" * (20_000 if n % 50 == 7 else 1_000) for n in range(300)}
 
@@ -156,7 +156,7 @@ async def test_a_refused_record_fails_alone(kafka_server, new_producer, topic):
 
 
 async def test_what_is_under_way_outlives_refusals(kafka_server, new_producer, topic):
-    """While records are refused again and again, all others arrive once, those of each task in its order."""
+    """Refused records neither lose, repeat nor reorder those of concurrent tasks."""
     kafka_server.create_topic(strict := f"{topic}-strict", 2, config={"max.message.bytes": 1_000})
     refused = 0
 
@@ -177,7 +177,7 @@ async def test_what_is_under_way_outlives_refusals(kafka_server, new_producer, t
 
 
 async def test_what_cannot_be_published_is_an_error(new_producer, topic):
-    """A partition that the topic has not is an error of ours, for one record and for many."""
+    """A missing partition raises PublishError in publish() and publish_many()."""
     async with new_producer() as producer:
         with pytest.raises(PublishError, match=topic):
             await producer.publish(topic, b"x", partition=7)
@@ -186,14 +186,14 @@ async def test_what_cannot_be_published_is_an_error(new_producer, topic):
 
 
 async def test_a_topic_that_is_not_there_is_asked_about(new_producer, topic):
-    """Publishing to an unknown topic fails in ``default_api_timeout_ms``, with an error that names the topic."""
+    """publish() to a missing topic raises after ``default_api_timeout_ms``, with the name of the topic."""
     async with new_producer(default_api_timeout_ms=500) as producer:
         with pytest.raises(PublishError, match=r"finding topic '.*-gone' \(UNKNOWN_TOPIC_OR_PARTITION"):
             await producer.publish(f"{topic}-gone", b"x")
 
 
 async def test_a_refused_batch_is_an_error_when_all_have_to_be_there(kafka_server, new_producer, topic):
-    """Leaving the producer raises when some of publish_many was refused; its partition takes the next record."""
+    """flush() and leaving the context raise if records of publish_many() were refused; later records are written."""
     small = f"{topic}-small"
     kafka_server.create_topic(small, config={"max.message.bytes": 1_000})
     places = []
@@ -213,7 +213,7 @@ async def test_a_refused_batch_is_an_error_when_all_have_to_be_there(kafka_serve
 
 
 async def test_it_gets_in_with_a_consumers_options():
-    """TLS and SASL options mean the same as for a consumer, in transactions, too."""
+    """TLS and SASL options are those of a consumer, in Producer and TransactionalProducer."""
     with KafkaServer(security="SCRAM-SHA-512", tls=True) as server:
         server.create_topic("t")
         config = resolve(server.client_options, {})
@@ -249,7 +249,7 @@ class Tokens:
 
 
 async def test_without_a_token_it_goes_on_later():
-    """A provider that fails costs time. What is raised elsewhere costs what is under way, and no restart."""
+    """A failing token provider is retried; an error in its extensions fails pending records only."""
     with KafkaServer(security="OAUTHBEARER", tls=True) as server:
         server.create_topic("t")
         options = server.client_options
@@ -265,7 +265,7 @@ async def test_without_a_token_it_goes_on_later():
 
             async def publish_until(is_over: Callable[[], bool]) -> None:
                 while not is_over():
-                    await asyncio.sleep(0.2)  # idle for so long, its connection is closed
+                    await asyncio.sleep(0.2)  # longer than connections_max_idle_ms
                     await producer.publish("t", b"x")
 
             tokens.fails = 1
@@ -277,7 +277,7 @@ async def test_without_a_token_it_goes_on_later():
 
 
 async def test_no_broker_is_told_in_time():
-    """Starting without a broker is one error of ours, which names the address; so is starting without an address."""
+    """start() raises BrokerConnectionError with the address, or ConfigurationError without any."""
     with pytest.raises(BrokerConnectionError, match=r"127\.0\.0\.1:1"):
         await Producer(resolve({"bootstrap_servers": "127.0.0.1:1", "start_timeout_ms": 200}, {})).start()
     with pytest.raises(ConfigurationError, match="bootstrap_servers is missing"):
@@ -285,7 +285,7 @@ async def test_no_broker_is_told_in_time():
 
 
 async def test_a_broker_that_hangs_holds_nobody_up():
-    """Publishing to a frozen broker, and closing then, end by their own deadlines; no task is left."""
+    """With a frozen broker publish() and close() end by their own timeouts, and leave no task."""
     with KafkaServer() as server:
         server.create_topic("t")
         options = {"default_api_timeout_ms": 2_500, "stop_timeout_ms": 1_000, "request_timeout_ms": 60_000}
@@ -307,13 +307,13 @@ async def test_a_broker_that_hangs_holds_nobody_up():
 
 
 async def test_a_producer_that_is_not_started_says_so(new_producer):
-    """Using it outside of ``async with`` is an error of ours."""
+    """publish() outside of ``async with`` raises ConsumerStateError."""
     with pytest.raises(ConsumerStateError, match="async with"):
         await new_producer().publish("t", b"x")
 
 
 async def test_a_name_that_no_topic_can_have_is_refused_before_anything_is_sent(new_producer):
-    """The error comes at once: brokers would be asked for such a topic until the time is up."""
+    """An illegal topic name raises at once, without a request."""
     async with new_producer() as producer, asyncio.timeout(5):
         with pytest.raises(PublishError, match=r"'new orders' is not a legal topic name: .* ' '"):
             await producer.publish("new orders", b"1")

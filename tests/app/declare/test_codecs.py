@@ -154,7 +154,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("annotation", "value"), VALUES, ids=lambda one: str(one)[:40])
 def test_what_json_encodes_it_decodes(annotation, value):
-    """Every kind of value that a handler may take comes back as it was, null or not."""
+    """Values of each supported type are the same after encoding and decoding, also as ``T | None``."""
     data = CODEC.encode(value)
 
     decoded = CODEC.decoder(annotation)(data)
@@ -176,19 +176,19 @@ def test_json_is_json(value):
     [("grüß", "grüß".encode()), (bytearray(b"\xff"), b"\xff"), (memoryview(b"\xff"), b"\xff"), (b"{", b"{")],
 )
 def test_text_and_bytes_are_encoded_as_they_are(value, data):
-    """Without the quotes of JSON: a handler of ``str`` reads UTF-8."""
+    """Text and bytes are encoded raw, without JSON quotes."""
     assert CODEC.encode(value) == data
 
 
 def test_what_has_no_json_is_a_type_error():
-    """Naming the type, nested or not."""
+    """A value without a JSON form raises TypeError with its type, nested or not."""
     for value in (Foreign(), [Foreign()]):
         with pytest.raises(TypeError, match=r"no JSON for .*Foreign"):
             CODEC.encode(value)
 
 
 def test_text_in_a_union_is_of_json():
-    """Only ``str`` alone, or with None, is read as it is: beside other types text is told from them by its quotes."""
+    """``str`` alone, or with None, decodes raw text; in other unions text is JSON with quotes."""
     decode = CODEC.decoder(int | str)
 
     assert [decode(b"5"), decode(b'"5"')] == [5, "5"]
@@ -212,7 +212,7 @@ def test_text_in_a_union_is_of_json():
     ],
 )
 def test_a_type_that_json_has_not_is_refused_at_start(annotation, words):
-    """Before any record is read, naming handler, parameter and type; in a batch and as a key no less."""
+    """A type without a JSON form raises ConfigurationError with handler, parameter and type, also in batches."""
     for refused in (
         lambda: prepare(taking(annotation), CODEC),
         lambda: prepare(taking(list[annotation]), CODEC, is_batch=True),
@@ -236,7 +236,7 @@ def test_pydantic_is_imported_for_its_types_alone():
         sys.modules.update(before)
 
 
-# ---- what does not decode -------------------------------------------------------------------------------------------
+# ---- decoding errors ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_pydantic_is_imported_for_its_types_alone():
     ],
 )
 async def test_what_does_not_decode_is_told_in_full(annotation, value, words):
-    """Where the record is, which handler wanted what of it, and what was wrong; the cause is chained."""
+    """A DecodeError names position, handler, part, type and reason, and chains its cause."""
     error = await failure(annotation, value)
 
     assert re.match(rf"orders\[3\] at offset 17: handler \S+charge: the value is {words}", str(error))
@@ -303,11 +303,11 @@ async def test_an_error_does_not_repeat_the_payload(annotation, codec, value):
     assert len(str(error)) < 400
 
 
-# ---- codecs of users ------------------------------------------------------------------------------------------------
+# ---- user-defined codecs --------------------------------------------------------------------------------------------
 
 
 class Reversing:
-    """A codec as a user writes one: of the record, too."""
+    """User-defined codec whose decode() receives the record."""
 
     def decode(self, data: bytes, annotation: Any, of: Record) -> object:
         return annotation, data[::-1], of.topic
@@ -322,7 +322,7 @@ class Registry(Reversing):
 
 
 class ByType:
-    """A codec that makes a decoder a type, and would take a null for a value."""
+    """User-defined codec that returns one decoder per type, and does not expect nulls."""
 
     def decoder(self, annotation: Any) -> Any:
         if annotation is Foreign:
@@ -351,7 +351,7 @@ async def test_a_codec_of_a_user_is_asked_with_type_and_record():
 
 
 async def test_what_a_codec_cannot_reach_is_not_the_fault_of_the_record():
-    """An OSError is passed on as it is, alone and in a batch, so that another try may succeed."""
+    """An OSError of a codec propagates unchanged, so that the record is retried, alone or in a batch."""
     with pytest.raises(ConnectionRefusedError):
         await prepare(taking(dict), Registry()).call(record(b"ab"))
     with pytest.raises(ConnectionRefusedError):
@@ -359,7 +359,7 @@ async def test_what_a_codec_cannot_reach_is_not_the_fault_of_the_record():
 
 
 async def test_a_batch_of_a_users_codec_names_the_index():
-    """As with JSON, and with the codec's own error as its cause."""
+    """A decoding error in a batch names the record's index, and has the codec's error as its cause."""
     with pytest.raises(DecodeError, match=r"^index 0 of the batch: orders\[3\] at offset 17: .*ab") as caught:
         await prepare(taking(list[dict]), Failing(), is_batch=True).call([record(b"ab")])
 
@@ -367,7 +367,7 @@ async def test_a_batch_of_a_users_codec_names_the_index():
 
 
 async def test_a_codec_may_make_a_decoder_a_type():
-    """Then its handlers are as simple as those of JSON, it may refuse types at start, and it never sees a null."""
+    """A codec with decoder() makes the decoder once per type, may refuse types at the start, and never sees null."""
     prepared = prepare(taking(int), ByType())
 
     assert prepared.sees_values_only
@@ -391,7 +391,7 @@ class Waiting(Reversing):
     ],
 )
 def test_what_is_no_codec_is_refused_at_start(codec, words):
-    """Naming what a codec has to have."""
+    """An object that is no codec raises ConfigurationError with the missing methods."""
     with pytest.raises(ConfigurationError, match=rf"handler \S+charge: .*{words}"):
         prepare(taking(dict), codec)
 

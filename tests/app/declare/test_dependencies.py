@@ -31,7 +31,7 @@ def no_steps():
 
 
 class Bank:
-    """Opened and closed by a generator, and each one another."""
+    """Bank opened and closed by a generator; instances are distinct."""
 
 
 async def open_bank() -> AsyncIterator[Bank]:
@@ -100,7 +100,7 @@ class Settings(msgspec.Struct):
 
 
 class Opener:
-    """A provider that is an object, and one that is a method."""
+    """Providers that are a callable object and a method."""
 
     def __call__(self) -> str:
         return "object"
@@ -113,7 +113,7 @@ OPENER = Opener()
 
 
 def needing(provider, scope="record", *, around=None):
-    """A handler that returns what the provider gives."""
+    """Return a handler that returns the value of its provider."""
 
     async def handler(given):
         return around() if around else given
@@ -128,7 +128,7 @@ async def given_by(provider, scope="record", **options):
         return await prepared.call(RECORD, opened)
 
 
-# ---- what providers are ---------------------------------------------------------------------------------------------
+# ---- kinds of providers ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", ["record", "app"])
@@ -147,12 +147,12 @@ async def given_by(provider, scope="record", **options):
     ],
 )
 async def test_every_kind_of_provider_gives_its_value(provider, expected, scope):
-    """Functions, generators, sync and async, classes, methods, objects, partials; in either scope."""
+    """Functions, generators, async ones, classes, methods, objects and partials are providers, in either scope."""
     assert await given_by(provider, scope) == expected
 
 
 async def test_a_class_is_made_of_what_it_asks_for():
-    """Its __init__ is as a function's signature; what it does not mark stays at its default."""
+    """A class is a provider by the signature of its __init__; unmarked parameters keep their defaults."""
     made = await given_by(Made)
 
     assert isinstance(made, Made)
@@ -160,7 +160,7 @@ async def test_a_class_is_made_of_what_it_asks_for():
 
 
 async def test_a_provider_of_record_scope_may_look_at_the_record():
-    """Record, key, headers and other providers, as the handler may."""
+    """A provider of scope "record" may take the record, its key and headers, and other providers."""
 
     async def handler(tx: Annotated[tuple, Depends(begin)], whole: Record):
         return tx, whole
@@ -173,7 +173,7 @@ async def test_a_provider_of_record_scope_may_look_at_the_record():
     assert (rest, whole) == ([17, "ann", "t-1"], RECORD)
 
 
-# ---- the scope of the app -------------------------------------------------------------------------------------------
+# ---- scope "app" ----------------------------------------------------------------------------------------------------
 
 
 async def pay(
@@ -189,7 +189,7 @@ async def refund(bank: Annotated[Bank, Depends(open_bank, scope="app")]):
 
 
 async def test_the_app_opens_a_provider_once_for_all_its_handlers():
-    """In order of need, closed in reverse; every call of every handler shares it, concurrent ones too."""
+    """An app-scoped dependency is opened once for all handlers and concurrent calls, and closed in reverse order."""
     first, second = prepare(pay, CODEC), prepare(refund, CODEC)
 
     async with open_dependencies([*first.app_dependencies, *second.app_dependencies]) as opened:
@@ -207,7 +207,7 @@ async def test_what_is_not_open_is_told():
 
 
 async def test_a_provider_that_does_not_open_closes_those_before_it():
-    """And its error is raised as it is."""
+    """A provider's error at opening propagates, and the dependencies opened before it are closed."""
 
     def broken(bank: Annotated[Bank, Depends(open_bank, scope="app")]) -> None:
         raise OSError("no ledger")
@@ -233,11 +233,11 @@ async def test_an_error_in_closing_surfaces():
     assert steps == ["open bank", "body", "OSError('cannot close')", "close bank"]
 
 
-# ---- the scope of a record ------------------------------------------------------------------------------------------
+# ---- scope "record" -------------------------------------------------------------------------------------------------
 
 
 async def test_a_record_has_its_own():
-    """Opened for each call, once however many need it, and closed when the handler is through."""
+    """A record-scoped dependency is opened once per call, shared within it, and closed after the handler."""
 
     def account(bank: Annotated[Bank, Depends(open_bank)]) -> Bank:
         return bank
@@ -289,7 +289,7 @@ async def test_a_generator_sees_what_the_handler_raises():
 
 
 async def test_a_generator_may_deal_with_what_the_handler_raises():
-    """As in contextlib: what it catches and does not raise again has been dealt with."""
+    """A generator that catches the handler's error suppresses it, as in contextlib."""
 
     def forgiving() -> Iterator[None]:
         try:
@@ -305,7 +305,7 @@ async def test_a_generator_may_deal_with_what_the_handler_raises():
 
 
 async def test_what_is_cancelled_is_closed():
-    """A handler that is cancelled in the middle leaves nothing open."""
+    """Cancellation of a handler closes its dependencies."""
     started = asyncio.Event()
 
     async def handler(bank: Annotated[Bank, Depends(open_bank)]) -> None:
@@ -335,7 +335,7 @@ async def test_a_header_that_a_provider_misses_is_a_decode_error():
 
 
 async def test_a_plain_handler_has_its_dependencies_too():
-    """Opened on the event loop around the call that a thread makes."""
+    """Dependencies of a plain handler are opened on the event loop, around the call in a thread."""
 
     def handler(value: bytes, *, tx: Annotated[tuple, Depends(begin)]) -> object:
         steps.append("handle")
@@ -377,7 +377,7 @@ class FakeBank(Bank):
 
 
 async def test_a_provider_is_replaced_wherever_it_is_needed():
-    """In either scope, by any kind of provider, in the handler and in other providers."""
+    """An override replaces its provider in either scope, in handlers and in other providers."""
     prepared = prepare(pay, CODEC, overrides={open_bank: FakeBank})
 
     async with open_dependencies(prepared.app_dependencies) as opened:
@@ -390,7 +390,7 @@ async def test_a_provider_is_replaced_wherever_it_is_needed():
 
 
 async def test_providers_are_told_apart_by_identity():
-    """One that is equal is another; a method is the same as long as its object is."""
+    """Overrides match providers by identity, not equality; methods of one object are the same provider."""
 
     class Equal:
         def __init__(self, name: str) -> None:
@@ -417,7 +417,7 @@ async def test_providers_are_told_apart_by_identity():
 
 
 async def test_what_takes_the_place_of_a_provider_may_need_others():
-    """Its own signature counts, not that of what it replaces."""
+    """An override is called by its own signature, not by that of its provider."""
 
     async def fake(key: Annotated[str, Key], text: Annotated[str, Depends(plain)]) -> str:
         return f"{key} {text}"
@@ -425,7 +425,7 @@ async def test_what_takes_the_place_of_a_provider_may_need_others():
     assert await given_by(generator, overrides={generator: fake}) == "ann plain"
 
 
-# ---- what is refused at start ---------------------------------------------------------------------------------------
+# ---- refused at the start -------------------------------------------------------------------------------------------
 
 
 def of_one_record(whole: Record) -> None: ...
@@ -477,13 +477,13 @@ def cached() -> object:
     ],
 )
 def test_a_provider_that_cannot_be_is_refused(provider, scope, words):
-    """At start, naming the handler, the provider, its parameter, and what to write instead."""
+    """An invalid provider raises ConfigurationError with handler, provider, parameter and advice."""
     with pytest.raises(ConfigurationError, match=rf"^handler \S+handler: .*{words}"):
         prepare(needing(provider, scope), CODEC)
 
 
 def test_an_override_that_cannot_be_called_is_refused():
-    """An override is a provider, not what it gives."""
+    """An override that is not callable raises ConfigurationError."""
     with pytest.raises(ConfigurationError, match=r"\S+Bank overrides \S+open_bank and is not callable"):
         prepare(refund, CODEC, overrides={open_bank: Bank()})
 
@@ -494,7 +494,7 @@ async def test_a_function_that_caches_is_a_provider():
 
 
 async def test_types_of_a_library_need_not_be_resolved():
-    """A parameter that stays at its default may be annotated with what only its own module knows."""
+    """Annotations of parameters that keep their defaults need not resolve."""
 
     class Client:
         def __init__(self, verify: SSLContext | bool = True) -> None:  # noqa: F821, FBT001, FBT002

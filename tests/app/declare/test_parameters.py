@@ -1,4 +1,4 @@
-"""A handler's signature becomes a call: parameters get what they ask for, and what cannot be is refused at start."""
+"""Parameters of handlers: values, keys, headers, records and batches; invalid signatures are refused at the start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Colour(Enum):
 
 
 class Bank:
-    """Something that no record has in it."""
+    """Type that no record can be decoded to."""
 
 
 Raw = NewType("Raw", bytes)
@@ -48,7 +48,7 @@ def record(
 
 
 def taking(annotation: object):
-    """An async handler of one parameter, ``it``, which it returns."""
+    """Return an async handler of one parameter, ``it``, which it returns."""
 
     async def handler(it):
         return it
@@ -65,7 +65,7 @@ async def got(annotation: object, of: Record) -> object:
 
 
 async def test_a_handler_of_one_value_is_called_with_it():
-    """The first parameter without a marker is the value, decoded as it is annotated, text annotations too."""
+    """The first unmarked parameter receives the value, decoded to its annotation, which may be a string."""
 
     async def charge(order: Order) -> float:
         return order.total
@@ -80,7 +80,7 @@ async def test_a_handler_of_one_value_is_called_with_it():
 
 @pytest.mark.parametrize("annotation", [bytes, bytes | None, Raw])
 async def test_bytes_are_not_looked_at(annotation):
-    """The very bytes of the record reach the handler, whatever they are."""
+    """A parameter of ``bytes`` receives the record's own bytes object."""
     value = b"\xff{"
 
     prepared = prepare(taking(annotation), CODEC)
@@ -91,7 +91,7 @@ async def test_bytes_are_not_looked_at(annotation):
 
 @pytest.mark.parametrize("annotation", [bytes, str, dict, Order, int, Any])
 async def test_a_null_value_reaches_only_who_takes_it(annotation):
-    """A tombstone is None for handlers annotated so, and a DecodeError that says how to take it for all others."""
+    """A null value is None for ``T | None``, and otherwise raises a DecodeError with advice."""
     assert await got(annotation | None, record(None)) is None
 
     with pytest.raises(DecodeError, match=r"orders\[3\] at offset 17: handler .*handler: the value is null.*\| None"):
@@ -115,7 +115,7 @@ async def test_a_direct_call_names_the_record_that_failed():
 
 
 async def test_a_record_is_taken_apart():
-    """Value, key, headers and the record itself, positional or by keyword, in any order."""
+    """Value, key, headers and record are passed by position or keyword, in any order."""
 
     async def handler(
         trace: Annotated[str, Header("trace")],
@@ -138,7 +138,7 @@ async def test_a_record_is_taken_apart():
 
 
 async def test_a_handler_may_do_without_the_value():
-    """Then nothing is decoded, and null values reach it."""
+    """A handler without a value parameter decodes nothing and accepts null values."""
 
     async def handler(whole: Record) -> object:
         return whole.value
@@ -178,7 +178,7 @@ async def test_keys_and_headers_are_text_or_json(annotation, data, expected):
 
 @pytest.mark.parametrize(("marker", "what"), [(Key, "key"), (Key(), "key"), (Header("x"), "header 'x'")])
 async def test_what_is_absent_needs_none_or_a_default(marker, what):
-    """A record without the key or the header gives None where that is allowed, or else is a DecodeError."""
+    """A missing key or header is None for ``T | None``, and otherwise raises a DecodeError with advice."""
     bare, null = record(key=None), record(key=None, headers=[("x", None), ("X", b"1")])
 
     for of in (bare, null):
@@ -189,21 +189,21 @@ async def test_what_is_absent_needs_none_or_a_default(marker, what):
 
 @pytest.mark.parametrize(("marker", "what"), [(Key, "key"), (Header("x"), "header 'x'")])
 async def test_a_key_or_header_that_does_not_decode_is_told(marker, what):
-    """The error names the place, the handler, which part of the record it was, and the type."""
+    """A key or header that does not decode raises a DecodeError with position, handler, part and type."""
     with pytest.raises(DecodeError, match=rf"orders\[3\] at offset 17: handler \S+: the {what} is no int: .*`int`"):
         await got(Annotated[int, marker], record(key=b"many", headers=[("x", b"many")]))
 
 
 async def test_of_several_headers_the_last_counts():
-    """As with Kafka's own lastHeader."""
+    """The last of several headers of one name is passed, as with lastHeader in Kafka's API."""
     assert await got(Annotated[str, Header("x")], record(headers=[("x", b"1"), ("y", b"2"), ("x", b"3")])) == "3"
 
 
-# ---- what a handler may be ------------------------------------------------------------------------------------------
+# ---- kinds of handlers ----------------------------------------------------------------------------------------------
 
 
 class Shop:
-    """Handlers that are methods and objects."""
+    """Handlers that are methods and callable objects."""
 
     async def charge(self, order: Order, key: Annotated[str, Key]) -> object:
         return self, order.customer, key
@@ -240,7 +240,7 @@ async def test_methods_objects_and_decorated_functions_are_handlers():
 
 
 async def test_what_a_partial_has_filled_in_is_left_to_it():
-    """Arguments of a partial stay as they are, even where the parameter has a marker."""
+    """Arguments bound by a partial are kept, also for parameters with a marker."""
     bank = Bank()
 
     prepared = prepare(functools.partial(functools.partial(bound_in_part, 7), bank=bank), CODEC)
@@ -267,7 +267,7 @@ async def test_a_plain_function_is_bound_and_not_called():
 
 
 async def test_other_parameters_with_defaults_stay_at_them():
-    """Also where one behind them is filled in, and where they can be passed by position only."""
+    """Unmarked parameters keep their defaults, also before marked ones and if positional-only."""
 
     async def by_position(order: Order, limit: int = 3, /, key: Annotated[str, Key] = "", more: int = 4):
         return order.customer, limit, key, more
@@ -280,14 +280,14 @@ async def test_other_parameters_with_defaults_stay_at_them():
 
 
 def test_a_name_in_what_it_returns_need_not_exist():
-    """Only parameters are resolved: a return type may be for type checkers alone."""
+    """Return annotations are not resolved, so their names may be missing at run time."""
 
     async def handler(order: Order) -> Invoice: ...  # noqa: F821
 
     assert isinstance(prepare(handler, CODEC), PreparedHandler)
 
 
-# ---- what is refused at start ---------------------------------------------------------------------------------------
+# ---- refused at the start -------------------------------------------------------------------------------------------
 
 
 async def two_values(order: Order, bank: Bank) -> None: ...
@@ -354,7 +354,7 @@ async def a_generator(order: Order):
     ],
 )
 def test_a_signature_that_no_record_can_fill_is_refused(handler, words):
-    """At start, naming the handler, the parameter, and what to write instead."""
+    """An invalid signature raises ConfigurationError with handler, parameter and advice."""
     name = getattr(handler, "__qualname__", "str")
 
     with pytest.raises(ConfigurationError, match=rf"^handler \S*{name}\b:? {words}"):
@@ -369,7 +369,7 @@ def batch(*values: bytes | None) -> list[Record]:
 
 
 async def test_a_batch_is_a_list_of_values():
-    """Each value decoded as the list says, null values where they are allowed."""
+    """A batch handler receives a list of decoded values; null values need ``T | None`` as the item type."""
     orders, numbers = (
         prepare(taking(list[Order]), CODEC, is_batch=True),
         prepare(taking(list[int | None]), CODEC, is_batch=True),
@@ -383,7 +383,7 @@ async def test_a_batch_is_a_list_of_values():
 
 
 async def test_a_batch_may_be_the_records():
-    """``list[Record]`` is given as they are, with nothing decoded, in a list that is the handler's own."""
+    """``list[Record]`` receives the records undecoded, in a new list."""
     records = batch(b"{", None)
 
     prepared = prepare(taking(list[Record]), CODEC, is_batch=True)
@@ -397,7 +397,7 @@ async def test_a_batch_may_be_the_records():
 
 @pytest.mark.parametrize("bad", [b"{", None])
 async def test_the_error_of_a_batch_says_which_record_it_was(bad):
-    """By its index and by its place; the others can be told from it one by one."""
+    """A decoding error in a batch names index and position; decode_one() decodes single records of it."""
     prepared = prepare(taking(list[Order]), CODEC, is_batch=True)
     records = batch(ANN, ANN, bad, ANN)
 
@@ -409,7 +409,7 @@ async def test_the_error_of_a_batch_says_which_record_it_was(bad):
 
 
 async def test_a_plain_function_takes_batches_too():
-    """Its arguments are there for a thread."""
+    """bind() returns the arguments of a plain batch handler."""
 
     def handler(orders: list[Order]) -> int:
         return len(orders)
@@ -447,11 +447,11 @@ def test_what_a_batch_has_not_is_refused(handler, words):
         prepare(handler, CODEC, is_batch=True)
 
 
-# ---- what a handler returns -----------------------------------------------------------------------------------------
+# ---- results of handlers --------------------------------------------------------------------------------------------
 
 
 def test_a_message_is_a_value():
-    """Equal to another of the same content, and never changed."""
+    """Messages compare by content and are immutable."""
     message = Message({"total": 5}, key="ann", headers=[("x", b"1")])
 
     assert message == Message({"total": 5}, "ann", [("x", b"1")], None, None)

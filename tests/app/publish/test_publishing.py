@@ -33,7 +33,7 @@ def values(kafka: TestApp, topic: str) -> list[Any]:
     return [None if one.value is None else json.loads(one.value) for one in kafka.published(topic)]
 
 
-# ---- what is returned ----------------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------------------------
 
 RETURNED = [
     (None, []),
@@ -68,7 +68,7 @@ async def test_a_list_is_several_and_none_is_nothing(app, returned, published):
 
 @pytest.mark.parametrize(("returned", "published"), [*RETURNED[:-1], ([[1, 2], [3], None, []], [1, 2, 3])])
 async def test_batch_handlers_return_as_others_do(app, returned, published):
-    """The rule is the same for batches; and what is returned for one record may be a list of results as well."""
+    """Batch handlers return results like other handlers; the result for one record may be a list, too."""
 
     @app.batch_handler("orders", publish="results")
     async def handle(values: list[bytes]) -> object:
@@ -101,7 +101,7 @@ def declare(app: App, kind: str, returned: object, **options: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["record", "thread", "batch"])
 async def test_a_message_with_a_topic_needs_no_other(app, kind):
-    """Without `publish=` a Message goes to its own topic, and values stay where they are."""
+    """Without `publish=` a Message is published to its own topic, and plain values are not published."""
     declare(app, kind, [Message(1, topic="a"), 2, None, Message(3, topic="b", key="k")])
 
     async with TestApp(app) as kafka:
@@ -122,7 +122,7 @@ async def test_a_message_with_a_topic_needs_no_other(app, kind):
     ],
 )
 async def test_a_message_that_cannot_go_out_is_a_failure(app, kind, wrong, reason):
-    """The record has failed, with what is wrong, and nothing that was returned with it is published."""
+    """A Message that cannot be published fails its record, and no other result of that record is published."""
     declare(app, kind, [Message(0, topic="a"), wrong])
 
     async with TestApp(app) as kafka:
@@ -171,7 +171,7 @@ async def publish_in_a_task(app: App) -> None:
 
 @pytest.mark.parametrize("publish", [publish_itself, publish_together, publish_in_a_task])
 async def test_what_a_handler_publishes_carries_the_trace_on(app, publish):
-    """From the handler itself and from tasks of its own; a record without a trace, which comes next, has none."""
+    """app.publish in a handler or its tasks copies trace headers of the record, and only of that record."""
 
     @app.handler("orders")
     async def handle(value: bytes) -> None:
@@ -187,7 +187,7 @@ async def test_what_a_handler_publishes_carries_the_trace_on(app, publish):
 
 
 async def test_a_thread_carries_the_trace_on(app):
-    """A plain handler publishes by `anyio.from_thread`; what it publishes and what it returns carries the trace."""
+    """Trace headers are copied in a plain handler, too: from `anyio.from_thread` and to its result."""
 
     @app.handler("orders", publish="out")
     def handle(value: bytes) -> object:
@@ -201,7 +201,7 @@ async def test_a_thread_carries_the_trace_on(app):
 
 
 async def test_a_trace_that_is_begun_anew_stays(app):
-    """Headers of one's own that belong to a trace are not mixed with the record's."""
+    """A message with trace headers of its own gets none of the record's."""
 
     @app.handler("orders", publish="out")
     async def handle(value: bytes) -> Message:
@@ -238,7 +238,7 @@ async def test_of_a_batch_each_result_has_its_own_records_trace(app, returned, t
 
 
 async def test_a_name_that_no_topic_can_have_is_refused(app):
-    """In a declaration at once, by app.publish before anything is sent; of a result it is the record's failure."""
+    """An illegal topic name is refused in a declaration and by app.publish; in a result it fails the record."""
     with pytest.raises(ConfigurationError, match=r"publish='new orders' is not a legal topic name: .* ' '"):
         app.handler("orders", publish="new orders")
     with pytest.raises(ConfigurationError, match=r"'new orders' is not a legal topic name: .* ' '"):
@@ -258,7 +258,7 @@ async def test_a_name_that_no_topic_can_have_is_refused(app):
 
 
 async def test_what_is_published_carries_the_active_span():
-    """By OpenTelemetry's propagator: results a middleware's span, which is over by then, app.publish the active one."""
+    """Results carry the span of the middleware, and app.publish the active span, by OpenTelemetry's propagator."""
     spans = [SpanContext(0xABC, number, is_remote=False, trace_flags=TraceFlags(1)) for number in (1, 2)]
 
     def spanned(call):
@@ -290,7 +290,7 @@ async def test_what_is_published_carries_the_active_span():
 
 
 async def test_results_of_a_batch_carry_the_active_span():
-    """A middleware's span, which is over by then, in place of the records' traces; baggage stays each record's own."""
+    """Results of a batch carry the span of the middleware; baggage is that of each result's record."""
     spans = [SpanContext(0xABC, number, is_remote=False, trace_flags=TraceFlags(1)) for number in (1, 2)]
 
     def spanned(call):

@@ -1,4 +1,4 @@
-"""A broker behind a proxy, what it has committed, and apps that handle records exactly once."""
+"""Fixtures: a broker behind a proxy, its committed records, and factories of exactly-once apps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One app of a chain, as a process of its own: what it reads goes on to the next topic, exactly once.
+"""App of a chain, run as a process: passes records to the next topic, exactly once.
 
 python eos_chain_program.py <source> <target> <options of App as JSON>
 """
@@ -19,7 +19,7 @@ def main(source: str, target: str, options: str) -> None:
     @app.handler(source, publish=target, order_by="key")
     async def pass_on(record: Record) -> Message:
         if record.offset % 50 == 0:
-            # Some give the loop to others, so that keys overtake each other.
+            # Some handlers yield to the event loop, so that keys overtake each other.
             await asyncio.sleep(0.001)
         return Message(record.value, key=record.key)
 

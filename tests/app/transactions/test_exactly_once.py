@@ -1,6 +1,6 @@
-"""App(delivery="exactly_once") on the real broker: what readers of committed records see is there once.
+"""App(delivery="exactly_once") on the real broker: read_committed consumers see each result once.
 
-The witness is librdkafka: what it reads as committed, and what it says the group has committed.
+Committed records and offsets are read with librdkafka.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INIT_PRODUCER_ID = 22
 async def test_what_is_read_is_passed_on_once(  # noqa: PLR0917 - fixtures
     ledger, witness, new_app, group, order_by, protocol
 ):
-    """Records, their keys and their order come out as they went in, and the offsets are committed without a map."""
+    """Each record is published once, with its key and in order, and offsets are committed without an offset map."""
     source, target = ledger.topic(3), ledger.topic(3)
     fill(witness, source, range(600))
     app = new_app(group_protocol=protocol)
@@ -74,7 +74,7 @@ async def test_a_record_is_not_seen_before_its_transaction_is_over(ledger, witne
 
 
 async def test_what_is_published_by_hand_goes_with_the_record(ledger, witness, new_app, group):
-    """App.publish in a handler or a task of its own is in the transaction; an attempt that fails leaves nothing."""
+    """App.publish in a handler or its tasks joins the record's transaction; a failed attempt publishes nothing."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     fill(witness, source, range(10))
     attempts = Counter()
@@ -97,7 +97,7 @@ async def test_what_is_published_by_hand_goes_with_the_record(ledger, witness, n
 
 
 async def test_outside_of_handlers_there_is_no_transaction_to_wait_for(ledger, new_app):
-    """App.publish from elsewhere is acknowledged at once, and seen at once."""
+    """App.publish outside of handlers is acknowledged and visible at once."""
     app, target = new_app(), ledger.topic()
     passing_on(app, ledger.topic(), target)
 
@@ -121,7 +121,7 @@ async def test_a_task_that_outlives_its_handler_publishes_nothing(ledger, witnes
     @app.handler(source)
     async def leave(_value: bytes) -> None:
         left_behind.extend((asyncio.create_task(late()), asyncio.create_task(app.publish(target, b"2"))))
-        # The second one looks for a topic that is not known yet.
+        # The second task looks up a topic without metadata.
         await asyncio.sleep(0)
 
     async with app:
@@ -153,7 +153,7 @@ async def test_aborted_records_are_not_handled(ledger, new_app, group):
 
 
 async def test_what_is_no_record_is_committed_too(ledger, new_app, group):
-    """Behind markers and aborted records nothing is left to read, also where no record follows."""
+    """The committed offset reaches the end of the log, past transaction markers and aborted records."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
 
     async with ledger.producer() as producer:
@@ -194,7 +194,7 @@ async def test_a_paused_handler_holds_no_transaction_up(ledger, witness, new_app
         await paused.wait()
         fill(witness, other, range(20, 40))
         await until_committed(ledger, group, other, 20)
-        # The one that had records which were not begun, if any had come by then.
+        # The transaction that had queued records of the handler, if it had any.
         assert len(recorder.of(TransactionAborted)) <= 1
         app.resume(pass_on)
         await until_committed(ledger, group, source, 20)
@@ -202,11 +202,11 @@ async def test_a_paused_handler_holds_no_transaction_up(ledger, witness, new_app
     assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(40))
 
 
-# ---- the end ---------------------------------------------------------------------------------------------------
+# ---- shutdown --------------------------------------------------------------------------------------------------
 
 
 async def test_a_stop_commits_what_is_under_way(ledger, witness, new_app, group):
-    """Handlers that run are waited for; what they publish is committed, and nothing is done again after a restart."""
+    """A stop waits for running handlers and commits their results; a restart handles no record twice."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(30))
     seen: list[int] = []
@@ -227,7 +227,7 @@ async def test_a_stop_commits_what_is_under_way(ledger, witness, new_app, group)
 
 
 async def test_a_stop_takes_back_what_does_not_end(ledger, witness, new_app, group):
-    """Within its time: a handler that hangs leaves nothing behind, and the next one to start does its work."""
+    """A stop aborts the transaction of a handler that hangs; the next app handles its records."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(10))
     stuck = new_app(rebalance_drain_ms=500)
@@ -267,7 +267,7 @@ async def test_a_stop_takes_back_what_does_not_end(ledger, witness, new_app, gro
     ],
 )
 def test_invalid_options_are_refused(options, said):
-    """The error names the option, its value and what is allowed, before anything starts."""
+    """An invalid option raises ConfigurationError with its name, value and valid values."""
     with pytest.raises(ConfigurationError, match=said):
         App(**{"delivery": "exactly_once", "group_id": "g", **options})
 
@@ -285,7 +285,7 @@ def test_invalid_options_are_refused(options, said):
     ],
 )
 async def test_options_that_contradict_each_other(new_app, options, said):
-    """The start refuses them before it connects."""
+    """Contradicting options raise ConfigurationError at the start, before the app connects."""
     app = new_app(**options)
 
     @app.handler("t", timeout_ms=2_000)
@@ -296,7 +296,7 @@ async def test_options_that_contradict_each_other(new_app, options, said):
 
 
 async def test_a_transaction_longer_than_the_broker_allows_is_refused_at_the_start(ledger, new_app):
-    """The error has the broker's reason."""
+    """The start raises the broker's error for a transaction timeout that is too long."""
     app = new_app(transaction_timeout_ms=2**31 - 1)
     passing_on(app, ledger.topic(), ledger.topic())
 
@@ -305,7 +305,7 @@ async def test_a_transaction_longer_than_the_broker_allows_is_refused_at_the_sta
 
 
 async def test_brokers_that_are_too_old_are_told_of(ledger, new_app, proxy):
-    """Transactions with generation fencing want Apache Kafka 2.5."""
+    """Brokers before Apache Kafka 2.5, which have no generation fencing (KIP-447), raise UnsupportedVersionError."""
     app = new_app()
     passing_on(app, ledger.topic(), ledger.topic())
 
@@ -324,7 +324,7 @@ async def test_brokers_that_are_too_old_are_told_of(ledger, new_app, proxy):
 
 
 async def test_what_is_published_at_once_keeps_its_order(own_server, ledger, witness, new_app, group):
-    """Also into a topic that is not there yet, of which each call hears when its turn is."""
+    """Concurrent calls of app.publish keep their order, also into a topic that does not exist yet."""
     source, target, app, begun = ledger.topic(), f"{group}-later", new_app(), asyncio.Event()
     fill(witness, source, range(1))
 

@@ -27,7 +27,7 @@ from tests.support.transaction_faults import with_code
 
 
 async def eventually(ask: Callable[[], Awaitable[object]]) -> None:
-    """Ask until the answer is yes."""
+    """Poll until the call returns a true value."""
     async with asyncio.timeout(30):
         while not await ask():  # noqa: ASYNC110 - offsets of a group set no event
             await asyncio.sleep(0.02)
@@ -42,7 +42,7 @@ def slow(app, source, target, seconds, order_by="partition"):
 
 @pytest.mark.slow
 async def test_a_backlog_in_one_partition_drains_with_default_options(ledger, witness, new_app, group, recorder):
-    """However many records are queued: no transaction is aborted, and no record is handled twice."""
+    """A backlog drains without an aborted transaction, and no record is handled twice."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(1_500))
     app = new_app()
@@ -59,7 +59,7 @@ async def test_a_backlog_in_one_partition_drains_with_default_options(ledger, wi
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
 @pytest.mark.slow
 async def test_a_backlog_in_several_partitions_drains(ledger, witness, new_app, group, recorder, order_by):  # noqa: PLR0917 - fixtures
-    """In each order, though all that is queued takes several times as long as a transaction may."""
+    """A backlog of several partitions takes longer than a transaction timeout, and drains without an abort."""
     source, target = ledger.topic(6), ledger.topic()
     fill(witness, source, range(600))
     app = new_app(transaction_timeout_ms=2_000)
@@ -75,7 +75,7 @@ async def test_a_backlog_in_several_partitions_drains(ledger, witness, new_app, 
 
 
 async def test_a_slow_handler_has_its_results_seen_within_seconds(ledger, witness, new_app):
-    """A record takes 200 ms, and hundreds of them wait: the first are committed long before the last."""
+    """Results of a slow handler are committed within seconds, long before the backlog is handled."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(500))
     app = new_app()
@@ -121,7 +121,7 @@ async def test_what_is_finished_behind_an_unfinished_record_is_never_handled_aga
 async def test_a_record_that_takes_too_long_fails_alone(  # noqa: PLR0917 - fixtures
     ledger, witness, new_app, group, recorder, dead
 ):
-    """Without timeout_ms a handler has a share of the transaction's time; the record dies, others are handled once."""
+    """Without timeout_ms a handler gets a share of the transaction's time; a slower record is dead-lettered."""
     source, target = ledger.topic(), ledger.topic()
     letters = dead(f"{source}.dead")
     fill(witness, source, range(20))
@@ -145,7 +145,7 @@ async def test_a_record_that_takes_too_long_fails_alone(  # noqa: PLR0917 - fixt
 async def test_a_handler_that_swallows_its_cancellation_holds_up_its_own_lane_alone(
     ledger, witness, new_app, group, recorder
 ):
-    """Its transaction is aborted once; other partitions are committed while it runs on, and what it returns is void."""
+    """A handler that swallows its cancellation aborts one transaction; other partitions commit while it runs."""
     source, target, go = ledger.topic(2), ledger.topic(), asyncio.Event()
     witness.produce(source, [b"0"], partition=0)
     witness.produce(source, (b"%d" % n for n in range(1, 30)), partition=1)
@@ -191,14 +191,14 @@ async def test_an_app_stops_soon_whatever_is_queued(ledger, witness, new_app, gr
 async def test_while_nothing_can_be_committed_health_says_so_and_less_is_repeated(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder
 ):
-    """Each transaction that fails is half as large as the one before; when commits succeed again, all is well."""
+    """While commits fail, transactions shrink by half and health is degraded; after that both recover."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(200))
     app = new_app(transaction_timeout_ms=1_000)
     seen = slow(app, source, target, 0.005)
 
     async with app:
-        # Of where it begins.
+        # The committed start position.
         await recorder.wait_for(OffsetsCommitted)
         with proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.UNKNOWN_MEMBER_ID), times=None):
             stalled = await recorder.wait_for(TransactionsStalled)
@@ -216,7 +216,7 @@ async def test_while_nothing_can_be_committed_health_says_so_and_less_is_repeate
 async def test_a_call_that_does_not_return_is_reported_while_other_partitions_are_committed(
     ledger, witness, new_app, group, recorder
 ):
-    """Its record is named within the transaction's time, and health is degraded until the call returns."""
+    """HandlerOverdue names the record before the handler returns; health is degraded until then."""
     source, target, go = ledger.topic(2), ledger.topic(), asyncio.Event()
     witness.produce(source, [b"0"], partition=0)
     witness.produce(source, (b"%d" % n for n in range(1, 30)), partition=1)
@@ -243,9 +243,9 @@ async def test_a_call_that_does_not_return_is_reported_while_other_partitions_ar
 
 
 async def test_an_offset_map_fits_into_offset_metadata_max_bytes(ledger, witness, proxy, new_app, group):
-    """A transaction with a larger one is aborted and the next ones are smaller: each result is published once."""
+    """A transaction with a larger offset map is aborted and later ones are smaller; each result is published once."""
     source, target = ledger.topic(), ledger.topic()
-    # At random, as a pattern would be compressed to nothing.
+    # Random offsets, as a pattern would compress to nothing.
     hot = set(random.Random(1).sample(range(900), 200))
     witness.produce(
         source, (b"%d" % n for n in range(900)), keys=(b"hot" if n in hot else b"k%d" % n for n in range(900))

@@ -1,4 +1,4 @@
-"""A chain of two apps that are killed at random: what comes out at its end comes out once, in order."""
+"""Two chained apps, killed at random: each record reaches the last topic once, in order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server(own_server):
 
 
 class Link:
-    """One app of the chain, whose process may be killed, frozen and started again."""
+    """App of the chain, in a process that can be killed, frozen and restarted."""
 
     def __init__(self, server, source: str, target: str, **options: object) -> None:
         self.group, self.target = f"g-{uuid.uuid4().hex[:8]}", target
@@ -56,7 +56,7 @@ class Link:
         )
 
     async def running(self) -> None:
-        """Wait until it would hear a signal."""
+        """Wait until the process handles signals."""
         assert self._process is not None
         assert self._process.stdout is not None
         assert await self._process.stdout.readline() == b"running\n"
@@ -76,7 +76,7 @@ class Link:
 
 
 async def fill(ledger: CommittedRecords, topic: str, count: int) -> None:
-    """So many records of some keys, numbered."""
+    """Produce ``count`` numbered records of several keys."""
     numbers = range(count)
     witness = Witness(ledger.server.bootstrap_servers)
     await asyncio.to_thread(
@@ -85,7 +85,7 @@ async def fill(ledger: CommittedRecords, topic: str, count: int) -> None:
 
 
 async def until_there(ledger: CommittedRecords, topic: str, count: int, timeout_s: float = 100) -> None:
-    """Wait until so much of a topic may be read by readers of committed records, markers counted as well."""
+    """Wait until the last stable offsets of a topic add up to ``count``, markers included."""
     async with asyncio.timeout(timeout_s):
         while True:
             if sum([await ledger.stable_end(topic, one) for one in range(PARTITIONS)]) >= count:
@@ -94,19 +94,19 @@ async def until_there(ledger: CommittedRecords, topic: str, count: int, timeout_
 
 
 async def until_through(ledger: CommittedRecords, link: Link, source: str, timeout_s: float = 100) -> None:
-    """Wait until a link has committed that it has handled all of its topic."""
+    """Wait until the link has committed all records of its source topic."""
     async with asyncio.timeout(timeout_s):
         ends = {one: await ledger.stable_end(source, one) for one in range(PARTITIONS)}
         while True:
             at = await offsets_now(ledger, link.group, source, PARTITIONS)
-            # Behind the last record there is at most the marker of its transaction.
+            # After the last record there is at most the marker of its transaction.
             if all(ends[one] - at.get(one, 0) <= 1 for one in ends):
                 return
             await asyncio.sleep(0.05)
 
 
 async def until_owned(ledger: CommittedRecords, group: str, partitions: int) -> None:
-    """Wait until one member has all partitions."""
+    """Wait until one member owns all partitions."""
     witness = Witness(ledger.server.bootstrap_servers)
     async with asyncio.timeout(30):
         while True:
@@ -117,7 +117,7 @@ async def until_owned(ledger: CommittedRecords, group: str, partitions: int) -> 
 
 
 async def check(ledger: CommittedRecords, topic: str, count: int) -> None:
-    """Each record is there once, and those of each key in order."""
+    """Assert that each record is committed once, and each key is in order."""
     by_key = defaultdict(list)
     for one in await ledger.committed(topic):
         by_key[one.key()].append(int(one.value()))
@@ -133,7 +133,7 @@ async def check(ledger: CommittedRecords, topic: str, count: int) -> None:
         pytest.param(
             100_000,
             8,
-            # Comes back with its name, and ends what it left open.
+            # Restarts under the same name, and aborts its open transaction.
             {"group_instance_id": "a", "transactional_id": "{group}-{instance}"},
             # Restarts under a new name: the broker ends the open transaction and the old membership.
             {"session_timeout_ms": 2_000, "heartbeat_interval_ms": 500, "transaction_timeout_ms": 1_500},
@@ -149,7 +149,7 @@ async def check(ledger: CommittedRecords, topic: str, count: int) -> None:
     ],
 )
 async def test_killed_at_random_everything_comes_out_once(server, count, kills, first, second):
-    """100,000 records through a chain of two apps with kills at random show each once, in order of its key."""
+    """Each of 100,000 records passes two apps once and in order of its key, although both are killed at random."""
     ledger, chance = CommittedRecords(server), random.Random(20)
     topics = [ledger.topic(PARTITIONS) for _ in range(3)]
     links = [Link(server, topics[0], topics[1], **first), Link(server, topics[1], topics[2], **second)]
@@ -158,7 +158,7 @@ async def test_killed_at_random_everything_comes_out_once(server, count, kills, 
     for link in links:
         await link.start()
     for share in sorted(chance.uniform(0.02, 0.9) for _ in range(kills)):
-        # At any moment of a transaction, and at the start, too.
+        # Kills hit any moment of a transaction, and the start.
         link = chance.choice(links)
         await until_there(ledger, link.target, round(share * count))
         await asyncio.sleep(chance.uniform(0, 0.3))
@@ -184,7 +184,7 @@ async def test_killed_at_random_everything_comes_out_once(server, count, kills, 
     ],
 )
 async def test_who_wakes_up_too_late_commits_nothing(server, protocol, timeout_ms):
-    """A process that was frozen until others had its partitions is fenced by the group, and goes on as a new member."""
+    """A process that is frozen until its partitions are reassigned is fenced, and rejoins as a new member."""
     ledger = CommittedRecords(server)
     source, target = ledger.topic(PARTITIONS), ledger.topic(PARTITIONS)
     options = {"group_protocol": protocol, "transaction_timeout_ms": timeout_ms}

@@ -39,7 +39,7 @@ POISON = b"7"
 
 @pytest.fixture
 def short_app(new_app):
-    """Makes apps whose transactions wait for 400 ms at most."""
+    """Return a factory of apps whose transactions wait for 400 ms at most."""
     return functools.partial(new_app, dead_letter="{topic}.dead", transaction_timeout_ms=500)
 
 
@@ -59,14 +59,14 @@ async def test_dead_letters_are_in_the_transaction(  # noqa: PLR0917 - fixtures
 
     passing_on(app, source, target, first=some_fail)
     async with app:
-        # Where it begins.
+        # The committed start position.
         await recorder.wait_for(OffsetsCommitted)
         with proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.UNKNOWN_MEMBER_ID)):
             fill(witness, source, range(100))
             await until_committed(ledger, group, source, 100)
 
     assert recorder.of(TransactionAborted)
-    # The first record is one of those that failed, and was in the first transaction.
+    # The first record fails, and was in the first transaction.
     assert len(recorder.of(RecordDeadLettered)) > 10
     assert sorted(map(int, await ledger.values(letters))) == list(range(0, 100, 10))
     await check(ledger, target, [n for n in range(100) if n % 10])
@@ -97,7 +97,7 @@ async def test_a_poison_record_that_nobody_takes_stops_its_partition_only(ledger
 
 
 async def test_a_failure_that_is_to_stop_the_app_takes_its_transaction_back(ledger, witness, new_app, group):
-    """The app ends with the handler's error, and nothing of the transaction is seen or committed."""
+    """With on_failure="stop" the app ends with the handler's error, and its transaction is aborted."""
     source, target, app = ledger.topic(), ledger.topic(), new_app(on_failure="stop", transaction_interval_ms=2_000)
     fill(witness, source, range(10))
 
@@ -116,7 +116,7 @@ async def test_a_failure_that_is_to_stop_the_app_takes_its_transaction_back(ledg
 async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: PLR0917 - fixtures
     ledger, witness, new_app, group, dead, recorder, monkeypatch
 ):
-    """A topic that is not there, or that takes no record so large: that record dies, and others are not held up."""
+    """A record whose output goes to a missing topic or is too large is dead-lettered; the others are published."""
     monkeypatch.setattr("tailrace.producer.partitions._TOPIC_GRACE_S", 2.5)
     source, target, app = ledger.topic(), ledger.topic(max_message_bytes=10_000), new_app(dead_letter="{topic}.dead")
     letters = dead(f"{source}.dead")
@@ -137,7 +137,7 @@ async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: P
 
 
 async def test_of_what_cannot_be_published_whole_nothing_is(ledger, witness, new_app, group, dead):
-    """Not even what came before the one that is refused, however often it is tried; others are not held up."""
+    """A record with an output that cannot be published publishes nothing at all, and is dead-lettered."""
     source, target, app = ledger.topic(), ledger.topic(), new_app(dead_letter="{topic}.dead")
     letters, name_of = dead(f"{source}.dead"), {POISON: "no \ud800 text"}
     fill(witness, source, range(10))
@@ -176,7 +176,7 @@ async def test_a_record_whose_output_is_too_large_is_found_beside_others(ledger,
 
 
 async def test_letters_that_are_too_large(ledger, witness, new_app, group, recorder):
-    """One goes without its traceback; one that does not fit so either waits for room, its partition with it."""
+    """A large dead letter omits its traceback; one that does not fit at all holds up its partition only."""
     source, letters, target = ledger.topic(2), ledger.topic(max_message_bytes=5_000), ledger.topic()
     app = new_app(dead_letter=letters, retry=Retry(attempts=1, backoff_ms=1, max_backoff_ms=50))
     too_large, large = b"x" * 6_000, b"y" * 3_000
@@ -212,7 +212,7 @@ def set_limit(witness, topic: str, max_message_bytes: int) -> None:
 
 
 async def test_delayed_retries_wait_outside_of_transactions(ledger, witness, new_app, group):
-    """A record that is tried again later is in the transactions that send it there and bring it back, once each."""
+    """A delayed retry is published in one transaction and handled in a later one, once each."""
     source, target = ledger.topic(), ledger.topic()
     app = new_app(transaction_timeout_ms=1_000, retry=Retry(attempts=1, topic_delays_ms=[1_500]))
     fill(witness, source, range(20))
@@ -263,7 +263,7 @@ async def test_batches_are_in_the_transaction(ledger, witness, new_app, group):
 
 
 async def test_a_batch_that_cannot_be_filled_is_not_waited_for(ledger, witness, new_app, group):
-    """When the transaction takes no more, what is gathered is handled at once, and not after max_wait_ms."""
+    """A batch starts at once when its transaction is full, without waiting for max_wait_ms."""
     source, sizes, app = ledger.topic(), [], new_app(transaction_max_records=3, transaction_timeout_ms=120_000)
     fill(witness, source, range(9))
 
@@ -299,25 +299,25 @@ async def test_a_batch_that_nobody_takes_is_set_aside(ledger, witness, new_app, 
     assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(40))
 
 
-# ---- failures that take long -----------------------------------------------------------------------------------
+# ---- slow failures ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("retry", "takes_s", "timeout_ms", "attempts"),
     [
-        # The pauses add up to more than a transaction may last, and so does the longest of them alone.
+        # The pauses exceed the transaction timeout together, or the longest of them alone.
         (Retry(attempts=4, backoff_ms=150, jitter=False), 0.0, None, 4),
         (Retry(attempts=2, backoff_ms=600, jitter=False), 0.0, None, 2),
-        # The attempts do.
+        # The attempts exceed it together.
         (Retry(attempts=3, backoff_ms=1), 600.0, 250, 3),
-        # One attempt alone does.
+        # One attempt exceeds it alone.
         (Retry(attempts=2, backoff_ms=1), 0.6, None, 2),
     ],
 )
 async def test_a_record_that_fails_slowly_dies(  # noqa: PLR0917 - fixtures
     ledger, witness, short_app, group, recorder, dead, retry, takes_s, timeout_ms, attempts
 ):
-    """After as many attempts as were said, in the transaction that goes on without it; others are not held up."""
+    """A record whose attempts exceed the transaction timeout is dead-lettered after them; others are published once."""
     source, target = ledger.topic(2), ledger.topic()
     letters, app, tried = dead(f"{source}.dead"), short_app(retry=retry), []
     fill(witness, source, range(20))

@@ -1,4 +1,4 @@
-"""App(delivery="exactly_once") while answers get lost, brokers die, transactions time out and others take over."""
+"""App(delivery="exactly_once") with lost answers, killed brokers, transaction timeouts and fencing."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from tests.support.witness import Witness
 
 @pytest.fixture
 def new_app(new_app):
-    """Transactions that are lost are ended by the broker soon."""
+    """Return a factory of apps whose abandoned transactions the broker soon aborts."""
     return functools.partial(new_app, transaction_timeout_ms=5_000)
 
 
 async def its_beginning(recorder: EventRecorder) -> None:
-    """Wait until it is committed where the only partition begins: what goes wrong then goes wrong with records."""
+    """Wait until the start position is committed, so that later faults hit transactions with records."""
     await recorder.wait_for(OffsetsCommitted)
 
 
-# ---- answers that get lost, requests that are refused ----------------------------------------------------------
+# ---- lost answers, refused requests ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", LOSSES)
 async def test_a_lost_answer_loses_and_repeats_nothing(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder, fault
 ):
-    """Done and not heard of, or not done, or done twice: what comes out comes out once."""
+    """Each record is published once, although requests or answers are lost or requests arrive twice."""
     source, target = ledger.topic(), ledger.topic()
     app = new_app(request_timeout_ms=400)
     passing_on(app, source, target)
@@ -105,7 +105,7 @@ async def test_what_is_refused_is_done_again(  # noqa: PLR0917 - fixtures
 async def test_a_generation_that_is_refused_in_passing_aborts_nothing(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder, code
 ):
-    """While the member owns its partitions, the offsets are sent again: no record is handled twice."""
+    """A refused offset commit is repeated while the member owns its partitions; no record is handled twice."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     seen = passing_on(app, source, target)
 
@@ -154,7 +154,7 @@ async def test_a_transaction_that_the_broker_gave_up_is_done_again(  # noqa: PLR
             fill(witness, source, range(20))
             await recorder.wait_for(TransactionInDoubt)
             async with asyncio.timeout(30):
-                # Behind the records there is the broker's own marker.
+                # The broker's own abort marker follows the records.
                 while await ledger.stable_end(target) <= 20:  # noqa: ASYNC110 - an end offset sets no event
                     await asyncio.sleep(0.05)
         await until_committed(ledger, group, source, 20)
@@ -165,7 +165,7 @@ async def test_a_transaction_that_the_broker_gave_up_is_done_again(  # noqa: PLR
 
 
 async def test_a_handler_that_takes_too_long_has_its_transaction_taken_back(ledger, witness, new_app, group, recorder):
-    """If it swallows its timeout: before the broker does it; the records come again, and the producer is the same."""
+    """If a handler swallows its timeout, its transaction is aborted before the broker fences the producer."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     fill(witness, source, range(20))
     slow = True
@@ -190,7 +190,7 @@ async def test_a_handler_that_takes_too_long_has_its_transaction_taken_back(ledg
 
 
 async def test_offsets_that_nobody_gives_yet_are_asked_for_again(ledger, witness, proxy, new_app, recorder):
-    """After an abort it goes back to what is committed, however long the coordinator takes to say what that is."""
+    """After an abort the app restores committed positions, and retries while the coordinator has pending offsets."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(20))
     app = new_app()
@@ -208,11 +208,11 @@ async def test_offsets_that_nobody_gives_yet_are_asked_for_again(ledger, witness
     await check(ledger, target, range(40))
 
 
-# ---- others ----------------------------------------------------------------------------------------------------
+# ---- other processes, killed brokers ---------------------------------------------------------------------------
 
 
 async def test_two_processes_with_one_name_are_told_so(ledger, witness, new_app, group):
-    """The one that started first ends and says why; the other takes over, and nothing is seen twice."""
+    """The first process with a shared transactional_id ends with ProducerFencedError; the second takes over."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(20))
     first, second = (new_app(transactional_id="the same", heartbeat_interval_ms=200) for _ in range(2))
@@ -224,7 +224,7 @@ async def test_two_processes_with_one_name_are_told_so(ledger, witness, new_app,
     async with second:
         await second.wait_ready()
         fill(witness, source, range(20, 40))
-        # By that check alone: a loop that this test has blocked is no better health.
+        # By this check alone: the test may have blocked the event loop, which fails another check.
         await until(lambda: any(one.name == "app" and one.status == "failed" for one in first.health().checks))
         with pytest.raises(ProducerFencedError, match="give each process a transactional_id of its own"):
             await first.stop()
@@ -235,7 +235,7 @@ async def test_two_processes_with_one_name_are_told_so(ledger, witness, new_app,
 
 @pytest.mark.slow
 async def test_a_broker_that_is_killed_and_comes_back(mortal_server, new_app, group):
-    """In the middle of it all: what was under way is found out or done again, and comes out once."""
+    """A broker that is killed and restarted loses no record, and each result is published once."""
     ledger, witness = CommittedRecords(mortal_server), Witness(mortal_server.bootstrap_servers)
     source, target = ledger.topic(2), ledger.topic(2)
     app = new_app(bootstrap_servers=mortal_server.bootstrap_servers)

@@ -1,4 +1,4 @@
-"""App(delivery="exactly_once") while members come and go: a transaction ends before its partitions do."""
+"""App(delivery="exactly_once") in a changing group: transactions end before their partitions are revoked."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_members_come_and_go_in_the_middle(ledger, witness, new_app, group
         for number, other in enumerate(others, 1):
             more()
             async with other:
-                # It takes over in the middle of the others' transactions.
+                # It joins in the middle of the others' transactions.
                 async with asyncio.timeout(60):
                     while len(seen[number]) < 50:
                         more()
@@ -76,10 +76,10 @@ async def a_moment(_record: Record) -> None:
 
 
 async def test_a_partition_is_given_back_when_its_transaction_is_over(ledger, witness, new_app, group, recorder):
-    """A handler that runs while another member joins is waited for, and its record is not handled twice."""
+    """A rebalance waits for running handlers and their transaction; no record is handled twice."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(40))
-    # The transactions of the partition that stays end before, during and after the rebalance.
+    # Transactions of the partition that stays end before, during and after the rebalance.
     app = new_app(transaction_timeout_ms=60_000, transaction_interval_ms=10)
     go, other = asyncio.Event(), new_app()
 
@@ -106,7 +106,7 @@ async def test_a_partition_is_given_back_when_its_transaction_is_over(ledger, wi
 async def test_a_commit_in_the_middle_of_a_rebalance_keeps_its_transaction(  # noqa: PLR0917 - fixtures
     ledger, witness, new_app, own_server, proxy, group, recorder, request_
 ):
-    """The coordinator has completed the join and its answer is on the way: the offsets go with the new generation."""
+    """A commit during a rebalance is sent under the new generation, and its transaction is not aborted."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(40))
     app = new_app(transaction_timeout_ms=60_000)
@@ -133,7 +133,7 @@ async def test_a_commit_in_the_middle_of_a_rebalance_keeps_its_transaction(  # n
                 held.release()
                 await until_committed(ledger, group, source, 40, 2)
 
-    # Between JoinGroup and SyncGroup the member has the new generation already.
+    # Between JoinGroup and SyncGroup the member already has the new generation.
     assert (codes[0] == ErrorCode.ILLEGAL_GENERATION) is (request_ is JoinGroupRequest)
     assert not recorder.of(TransactionAborted)
     assert Counter(seen + seen_there) == Counter(range(40))
@@ -163,7 +163,7 @@ async def test_a_partition_that_waits_too_long_takes_its_transaction_along(ledge
 
 
 async def test_what_was_finished_at_least_once_before_is_not_done_again(ledger, witness, new_app, group, recorder):
-    """A group that goes over from at-least-once: what its last commit says is finished out of order is skipped."""
+    """After a change from at-least-once, records that the last offset map lists as finished are skipped."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(40), keys=2)
     before = new_app(delivery="at_least_once", auto_commit_interval_ms=50, rebalance_drain_ms=500)
@@ -191,7 +191,7 @@ async def test_what_was_finished_at_least_once_before_is_not_done_again(ledger, 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_beginning_is_committed_before_anything_else(ledger, witness, new_app, group, protocol):
-    """A group that begins at latest and is gone before a record comes goes on there, and skips nothing."""
+    """The start position of a new group is committed at once: with "latest", no record is skipped after a restart."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(20))
     for numbers in (range(0), range(20, 40)):

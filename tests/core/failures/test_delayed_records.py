@@ -1,4 +1,4 @@
-"""Records of retry topics wait until they are due, in order within a partition, whatever the clocks show."""
+"""Delays and due times of retry topics, and records that wait until they are due."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def put(shelf: DelayedRecords, partition: TopicPartition, *due: tuple[int, float]) -> Lease:
-    """Add records by offset, with their due times."""
+    """Add records with given offsets and due times."""
     records = records_at([offset for offset, _ in due], partition)
     lease = Progress(partition, 0).deliver(records, records[-1].offset + 1)
     shelf.put(lease, [at for _, at in due])
@@ -44,13 +44,13 @@ def offsets(lease: Lease | None) -> list[int]:
     ],
 )
 def test_delay_name_has_the_largest_exact_unit(delay_ms, name):
-    """Such as 10m for 600,000 ms."""
+    """The name of a delay uses its largest exact unit, such as 10m for 600,000 ms."""
     assert delay_name(delay_ms) == name
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**9))
 def test_delay_names_are_unique_and_legal(one, other):
-    """Each delay has a retry topic of its own."""
+    """Different delays have different names, and names are legal in a topic name."""
     assert (delay_name(one) == delay_name(other)) is (one == other)
     assert re.fullmatch(r"[0-9]+(ms|s|m|h)", delay_name(one))
 
@@ -70,7 +70,7 @@ def test_delay_names_are_unique_and_legal(one, other):
     ],
 )
 def test_wait_is_until_the_due_time(due_at_ms, written_at_ms, now_ms, left_ms):
-    """But never longer than the topic's delay, whatever the clocks show."""
+    """A record waits until its due time, for the topic's delay at most, whatever the clocks show."""
     assert wait_ms(due_at_ms, written_at_ms=written_at_ms, delay_ms=5_000, now_ms=now_ms) == left_ms
 
 
@@ -81,7 +81,7 @@ def test_wait_is_until_the_due_time(due_at_ms, written_at_ms, now_ms, left_ms):
         (5, (5, 60), 0),
         (60, (5, 60), 1),
         (60, (60, 5), 0),
-        # delays that the handler no longer has
+        # delays removed from the handler's retry policy
         (10, (5, 60), 0),
         (1, (5, 60), None),
         (99, (5, 60), 1),
@@ -90,7 +90,7 @@ def test_wait_is_until_the_due_time(due_at_ms, written_at_ms, now_ms, left_ms):
     ],
 )
 def test_record_continues_after_the_retry_topic_it_came_from(delay_ms, retry_topics, hop):
-    """If the handler has dropped that delay, with the first longer one."""
+    """A record of a removed delay continues with the next longer delay."""
     assert hop_of(delay_ms, retry_topics) == hop
 
 
@@ -98,7 +98,7 @@ def test_record_continues_after_the_retry_topic_it_came_from(delay_ms, retry_top
 
 
 def test_records_leave_when_due():
-    """In order; the next due time is known."""
+    """Records that are due leave in order of offset; next_at() is the next due time."""
     shelf = DelayedRecords()
     lease = put(shelf, T0, (3, 1.0), (4, 2.0), (7, 2.0), (8, 5.0))
 
@@ -109,7 +109,7 @@ def test_records_leave_when_due():
 
 
 def test_first_record_holds_up_only_its_partition():
-    """Order within a partition comes before due times, which a clock that jumps may have mixed up."""
+    """A record that is not due holds up later ones of its partition only, even if those are due."""
     shelf = DelayedRecords()
     put(shelf, T0, (0, 9.0), (1, 1.0))
     put(shelf, T1, (0, 1.0))

@@ -13,7 +13,7 @@ from tailrace.core.failures.retry import FailureAction, Retry, RetryDecision, af
 from tailrace.errors import ConfigurationError
 
 EVEN = 0.5
-"""The chance that leaves a pause as it is."""
+"""Random number that leaves a pause unchanged."""
 
 
 class Rejected(Exception):  # noqa: N818 - a word of the handler
@@ -23,11 +23,11 @@ class Rejected(Exception):  # noqa: N818 - a word of the handler
 NEVER = (Rejected,)
 
 
-# ---- the policy ------------------------------------------------------------------------------------------------
+# ---- policy ----------------------------------------------------------------------------------------------------
 
 
 def test_the_defaults():
-    """Three attempts at every error, 200 ms apart at first and 30 s at most, without retry topics."""
+    """By default: three attempts at any exception, pauses of 200 ms to 30 s, no retry topics."""
     assert Retry() == Retry(3, 200, 30_000, True, Exception, (), (), False)
     assert hash(Retry(topic_delays_ms=[5])) == hash(Retry(topic_delays_ms=(5,)))
 
@@ -63,13 +63,13 @@ def test_invalid_policies_are_refused(options, words):
 
 
 def test_the_edges_are_allowed():
-    """One attempt, no pause, and a pause that does not grow."""
+    """Boundary values are valid: a single attempt, no pause, a constant pause."""
     assert Retry(attempts=1, backoff_ms=0, max_backoff_ms=1).pause_s(1, EVEN) is None
     assert Retry(backoff_ms=500, max_backoff_ms=500).pause_s(2, EVEN) == 0.5
 
 
 def test_exceptions_are_one_or_several():
-    """With all that derive from them; what ``not_on`` has is taken from what ``on`` has."""
+    """``on`` and ``not_on`` include subclasses, and ``not_on`` takes precedence."""
     network = Retry(on=OSError, not_on=(PermissionError, FileNotFoundError))
 
     assert network.is_retriable(ConnectionResetError())
@@ -80,7 +80,7 @@ def test_exceptions_are_one_or_several():
 
 
 def test_what_is_never_tried_again_is_not():
-    """The framework's word is above the user's; and only exceptions are failures at all."""
+    """Exceptions in ``never`` are not retried whatever ``on`` contains, nor is a KeyboardInterrupt."""
     assert Retry().is_retriable(Rejected())
     assert not Retry().is_retriable(Rejected(), NEVER)
     assert not Retry(on=Rejected).is_retriable(Rejected(), NEVER)
@@ -105,7 +105,7 @@ def test_a_group_of_errors_is_what_it_holds():
 
 
 def test_pauses_grow_until_the_attempts_are_used_up():
-    """The first attempt counts: five of them have four pauses between them."""
+    """Pauses grow up to their maximum; N attempts have N - 1 pauses."""
     retry = Retry(attempts=5, backoff_ms=200, max_backoff_ms=1_000, jitter=False)
 
     assert [retry.pause_s(n, 0.9) for n in range(1, 5)] == pytest.approx([0.2, 0.4, 0.8, 1.0])
@@ -116,13 +116,13 @@ def test_pauses_grow_until_the_attempts_are_used_up():
 
 @given(st.integers(1, 50), st.floats(0, 1, exclude_max=True), st.integers(0, 10_000), st.integers(1, 60_000))
 def test_pauses_are_those_of_all_of_tailrace(failures, chance, first_ms, more_ms):
-    """Exponential with jitter, as for requests and connections."""
+    """Pauses are exponential with jitter, as those of requests and connections."""
     retry = Retry(attempts=51, backoff_ms=first_ms, max_backoff_ms=first_ms + more_ms)
 
     assert retry.pause_s(failures, chance) == Backoff.of_ms(first_ms, first_ms + more_ms).pause_s(failures, chance)
 
 
-# ---- the decision ----------------------------------------------------------------------------------------------
+# ---- decision --------------------------------------------------------------------------------------------------
 
 RETRY = Retry(attempts=3, backoff_ms=200, max_backoff_ms=5_000, jitter=False, not_on=KeyError)
 DELAYED = dataclasses.replace(RETRY, topic_delays_ms=(10_000, 60_000))
@@ -137,16 +137,16 @@ NO_DEAD_LETTERS = {"dead_letter": False}
 @pytest.mark.parametrize(
     ("error", "failures", "situation", "decision"),
     [
-        # an outage: here, for as long as it lasts
+        # an outage: retried in place for as long as it lasts
         (AWAY, 1, {}, RetryDecision(FailureAction.PAUSE, 0.2)),
         (AWAY, 4, {"retry": DELAYED}, RetryDecision(FailureAction.PAUSE, 1.6)),
         (AWAY, 99, {"on_failure": "skip"} | NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
-        # attempts left: here, whatever topics there are
+        # attempts left: retried in place, with or without retry topics
         (FAILED, 1, {}, RetryDecision(FailureAction.RETRY, 0.2)),
         (FAILED, 2, NO_DEAD_LETTERS, ONCE_MORE),
         (FAILED, 2, {"retry": DELAYED}, ONCE_MORE),
         (FAILED, 2, {"retry": DELAYED, "attempt_topic_index": 1}, ONCE_MORE),
-        # used up: from one retry topic to the next, then to the dead letters
+        # attempts used up: the next retry topic, then the dead-letter topic
         (FAILED, 3, {"retry": DELAYED}, RetryDecision(FailureAction.RETRY_TOPIC, 10.0, 0)),
         (
             FAILED,
@@ -158,7 +158,7 @@ NO_DEAD_LETTERS = {"dead_letter": False}
         (FAILED, 3, {"retry": DELAYED, "attempt_topic_index": 1}, DEAD),
         (FAILED, 3, {"retry": DELAYED, "attempt_topic_index": 7}, DEAD),
         (FAILED, 3, {}, DEAD),
-        # another attempt will not help: to the dead letters at once
+        # not retriable: dead-lettered at once
         (HOPELESS, 1, {"retry": DELAYED}, DEAD),
         (REJECTED, 1, {"retry": DELAYED}, DEAD),
         (REJECTED, 1, {}, DEAD),
@@ -175,7 +175,7 @@ NO_DEAD_LETTERS = {"dead_letter": False}
     ],
 )
 def test_what_becomes_of_a_failure(error, failures, situation, decision):
-    """The table of the module, row by row."""
+    """after_failure() returns the decision for each row of the table."""
     options = {"retry": RETRY, "dead_letter": True, "on_failure": "pause", "chance": EVEN, "never": NEVER} | situation
     options["outages"] = (ConnectionError,)
 
@@ -184,7 +184,7 @@ def test_what_becomes_of_a_failure(error, failures, situation, decision):
 
 @pytest.mark.parametrize(("on_failure", "step"), [("stop", FailureAction.STOP), ("skip", FailureAction.SKIP)])
 def test_the_user_says_what_happens_without_dead_letters(on_failure, step):
-    """A pause is the default of the app; stopping and skipping have to be asked for, and dead letters go before."""
+    """Without a dead-letter topic on_failure decides; with one the record is dead-lettered."""
     with_none, with_some = (
         after_failure(RETRY, 3, FAILED, dead_letter=there_are, on_failure=on_failure, chance=EVEN)
         for there_are in (False, True)
@@ -202,7 +202,7 @@ def test_the_user_says_what_happens_without_dead_letters(on_failure, step):
     st.floats(0, 1, exclude_max=True),
 )
 def test_every_record_comes_to_an_end(attempts, delays_ms, dead_letter, on_failure, chance):
-    """One that always fails is tried ``attempts`` times in each topic, in each topic once, and then given up."""
+    """A record that always fails has ``attempts`` attempts in its topic and each retry topic, then a final decision."""
     retry = Retry(attempts=attempts, topic_delays_ms=delays_ms)
     tried, topics, came_by, failures = 0, [], None, 0
 

@@ -1,4 +1,4 @@
-"""Undelivered records: batches, sequence numbers, and the meaning of every answer."""
+"""Record accumulator: batches, sequence numbers, and reactions to each answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLACE = TopicPartition("t", 0)
 
 
 class Bench:
-    """An accumulator with one leader, and a clock."""
+    """Accumulator with one leader, and a clock."""
 
     def __init__(self, *, limit: int = 2, linger_s: float = 0.0, most_bytes: int = 1_000, requests: int = 5) -> None:
         settings = ProducerSettings(linger_s, 60.0, most_bytes, Backoff(1.0, 8.0))
@@ -39,7 +39,7 @@ class Bench:
         return self.accumulator.answered(batch, code, offset, self.now, **more)
 
     def confirmed(self) -> Bench:
-        """The same, after one record was stored, so that several batches may be in flight."""
+        """Return the bench after one acknowledged record, so that several batches may be in flight."""
         self.append(-1)
         (batch,) = self.take()
         self.answer(batch)
@@ -47,17 +47,17 @@ class Bench:
 
 
 def numbers(batches: list[PendingBatch]) -> list[tuple[int, int, int]]:
-    """Epoch, first sequence number and count of each batch."""
+    """Return epoch, first sequence number and count of each batch."""
     return [(batch.producer.epoch, batch.sequence, len(batch.tickets)) for batch in batches]
 
 
 def test_records_share_a_batch_until_it_is_full():
-    """The result tells the sender whether a batch was opened or filled."""
+    """append() returns if a batch was opened, joined or filled."""
     assert Bench().append(1, 2, 3) == [Appended.OPENED, Appended.JOINED, Appended.FILLED]
 
 
 def test_the_first_batch_of_an_epoch_goes_alone():
-    """A broker that has no record of the epoch would accept any sequence number."""
+    """The first batch of an epoch is sent alone: a broker without state of the epoch accepts any sequence number."""
     bench = Bench()
     bench.append(1, 2, 3, 4)
 
@@ -69,7 +69,7 @@ def test_the_first_batch_of_an_epoch_goes_alone():
 
 
 def test_five_batches_of_a_partition_are_in_flight_at_most():
-    """A broker remembers the sequence numbers of five batches."""
+    """At most five batches of a partition are in flight, as a broker remembers five sequence numbers."""
     bench = Bench(requests=10).confirmed()
     bench.append(*range(20))
 
@@ -81,7 +81,7 @@ def test_five_batches_of_a_partition_are_in_flight_at_most():
 
 
 def test_a_broker_gets_no_more_requests_than_it_may_have():
-    """Partitions of one leader share its requests."""
+    """Batches of one leader share its requests, whose number is limited."""
     bench = Bench(requests=1)
     places = [TopicPartition("t", n) for n in range(3)]
     for place in places:
@@ -110,7 +110,7 @@ def test_a_batch_that_is_not_full_waits_for_linger():
 
 
 def test_a_batch_that_is_not_full_waits_for_the_one_in_flight():
-    """Records that come one by one share the next request in place of one each."""
+    """While a batch is in flight, records gather in an incomplete one, which is sent after the answer."""
     bench = Bench(limit=10).confirmed()
     bench.append(1)
     (first,) = bench.take()
@@ -121,7 +121,7 @@ def test_a_batch_that_is_not_full_waits_for_the_one_in_flight():
 
 
 def test_an_outcome_names_offset_and_tickets():
-    """Memory is free again when a batch is delivered."""
+    """An outcome has the batch's offset and tickets, and a delivered batch releases its memory."""
     bench = Bench()
     bench.append(1, 2)
     assert bench.accumulator.buffered_bytes == 20
@@ -134,7 +134,7 @@ def test_an_outcome_names_offset_and_tickets():
 
 
 def test_what_overtook_a_failed_batch_is_sent_behind_it_again():
-    """After a retriable error the batches keep their sequence numbers and go one by one, in order."""
+    """After a retriable error the batches are sent again one by one, in order, with their sequence numbers."""
     bench = Bench().confirmed()
     bench.append(*range(6))
     bench.accumulator.flush()
@@ -161,7 +161,7 @@ def test_what_overtook_a_failed_batch_is_sent_behind_it_again():
     ],
 )
 def test_a_log_that_lost_the_producer_gets_another_epoch(code):
-    """Once nothing is in flight, the partition raises its epoch and counts from zero (KIP-360)."""
+    """A partition whose log lost the producer state raises its epoch and restarts at sequence zero (KIP-360)."""
     bench = Bench().confirmed()
     bench.append(*range(4))
     bench.accumulator.flush()
@@ -178,7 +178,7 @@ def test_a_log_that_lost_the_producer_gets_another_epoch(code):
 
 
 def test_another_producer_id_is_taken_when_the_epochs_are_used_up():
-    """Epochs end at 32767."""
+    """A new producer id is requested after epoch 32767, the last one."""
     bench = Bench()
     bench.accumulator.producer = ProducerId(7, 32_767)
     bench.append(1)
@@ -195,7 +195,7 @@ def test_another_producer_id_is_taken_when_the_epochs_are_used_up():
 
 
 def test_the_records_that_the_broker_names_fail_alone():
-    """The others go again, in order."""
+    """Records that the broker names as invalid fail; the others of the batch are sent again, in order."""
     bench = Bench(limit=4)
     bench.append(0, 1, 2, 3)
     (batch,) = bench.take()
@@ -210,7 +210,7 @@ def test_the_records_that_the_broker_names_fail_alone():
 
 
 def test_a_batch_that_is_too_large_is_halved_until_one_record_is_too_large():
-    """Only the record that is too large by itself fails."""
+    """A batch that is too large is split until only the record that is too large by itself fails."""
     bench = Bench(limit=4)
     bench.append(0, 1, 2, 3)
     stored, failed = [], []
@@ -226,7 +226,7 @@ def test_a_batch_that_is_too_large_is_halved_until_one_record_is_too_large():
 
 
 def test_a_batch_expires_in_flight_and_leaves_when_it_is_answered():
-    """Its records fail at the deadline, once; the answer that comes later changes nothing for them."""
+    """A batch in flight fails at its deadline, once; a later answer is ignored."""
     bench = Bench()
     bench.append(1)
     (batch,) = bench.take()
@@ -242,7 +242,7 @@ def test_a_batch_expires_in_flight_and_leaves_when_it_is_answered():
 
 
 def test_what_the_broker_may_have_is_settled_before_the_epoch_is_raised():
-    """After a batch expired unanswered, those behind it are asked for under the old epoch, so none is stored twice."""
+    """After an unanswered batch expired, later ones are settled under the old epoch, so that none is stored twice."""
     bench = Bench().confirmed()
     bench.append(1, 2)
     (first,) = bench.take()
@@ -266,7 +266,7 @@ def test_what_the_broker_may_have_is_settled_before_the_epoch_is_raised():
 
 
 def test_a_partition_without_a_leader_waits():
-    """Its leader is looked up."""
+    """A partition without a leader waits, and requests a metadata refresh."""
     bench = Bench()
     bench.leader = -1
     bench.append(1)
@@ -275,7 +275,7 @@ def test_a_partition_without_a_leader_waits():
 
 
 def test_a_partition_without_records_for_an_hour_is_forgotten():
-    """Its next batch, and the first of any other partition, has an epoch that no forgotten partition has used."""
+    """An idle partition is removed after an hour; later batches have an epoch that it has not used."""
     bench, other = Bench(), TopicPartition("t", 1)
     for code in (ErrorCode.UNKNOWN_PRODUCER_ID, 0):
         bench.append(1) if code else None
@@ -295,7 +295,7 @@ def test_a_partition_without_records_for_an_hour_is_forgotten():
 
 @pytest.mark.parametrize("is_in_flight", [True, False])
 def test_a_partition_with_records_is_not_forgotten(is_in_flight):
-    """Neither while a batch is undelivered nor within an hour."""
+    """A partition with an undelivered batch, or idle for less than an hour, is kept."""
     bench = Bench()
     bench.append(1)
     (batch,) = bench.take()
@@ -309,7 +309,7 @@ def test_a_partition_with_records_is_not_forgotten(is_in_flight):
 
 
 def test_closing_fails_everything():
-    """No record is left without an outcome."""
+    """fail_all() fails each record, queued or in flight."""
     bench = Bench().confirmed()
     bench.append(*range(5))
     bench.take()

@@ -1,4 +1,4 @@
-"""A producer and a partition's leader under any order of answers, errors and losses."""
+"""Record accumulator and a partition's leader under random answers, errors and losses."""
 
 from __future__ import annotations
 

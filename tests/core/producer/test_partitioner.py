@@ -1,4 +1,4 @@
-"""Records of one key keep together, wherever they come from; those without spread in batches."""
+"""Partitions of records: by hash for records with a key, by batch for those without."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def partitions(number: int, *, without_leader: tuple[int, ...] = ()) -> dict[int
 
 
 def counting() -> Partitioner:
-    """One whose chances come in turn: 0.0, 0.1, … 0.9, and again."""
+    """Return a partitioner whose random numbers are 0.0, 0.1, … 0.9, and again."""
     numbers = count()
     return Partitioner(lambda: next(numbers) % 10 / 10)
 
@@ -36,18 +36,18 @@ def counting() -> Partitioner:
     ],
 )
 def test_a_key_hashes_as_with_kafkas_own_clients(key, expected):
-    """The numbers that Kafka's own test of its Utils.murmur2 has."""
+    """murmur2() returns the values of Kafka's own test of Utils.murmur2."""
     assert expected % (1 << 32) == murmur2(key)
 
 
 def test_the_sign_of_a_hash_is_left_out():
-    """A hash that is negative in Java gives the partition that it gives there: murmur2(b"21") has its first bit set."""
+    """A negative hash selects the same partition as in Java, by its lower 31 bits."""
     assert partition_of(b"21", 10) == (-973932308 & 0x7FFFFFFF) % 10 == 0
 
 
 @given(st.binary(max_size=40), st.integers(1, 100))
 def test_a_key_has_one_partition(key, number):
-    """The same for every producer, and one that the topic has."""
+    """A key has the same partition in each producer."""
     one, other = Partitioner(lambda: 0.1), Partitioner(lambda: 0.9)
 
     assert one.choose("t", key, partitions(number)) == other.choose("t", key, partitions(number))
@@ -55,14 +55,14 @@ def test_a_key_has_one_partition(key, number):
 
 
 def test_a_key_stays_where_it_is_while_its_partition_has_no_leader():
-    """A leader that is away for a while moves no key elsewhere."""
+    """A key keeps its partition while that has no leader."""
     chosen = counting().choose("t", b"k", partitions(3))
 
     assert counting().choose("t", b"k", partitions(3, without_leader=(chosen,))) == chosen
 
 
 def test_records_without_a_key_stick_together_for_a_batch():
-    """One partition until the batch is full, then another; each topic has its own (KIP-480)."""
+    """Records without a key fill a batch of one partition, then continue with another, per topic (KIP-480)."""
     chooser, all_of_them = counting(), partitions(10)
 
     first = {chooser.choose("t", None, all_of_them) for _ in range(9)}
@@ -89,7 +89,7 @@ def test_records_without_a_key_go_where_a_leader_is():
 
 
 def test_a_partition_that_is_gone_is_not_stuck_to():
-    """A topic recreated with fewer partitions gets its records where it has some."""
+    """A topic recreated with fewer partitions gets its records in one that exists."""
     chooser = Partitioner(lambda: 0.99)
     assert chooser.choose("t", None, partitions(8)) == 7
 

@@ -1,4 +1,4 @@
-"""Reactions of a producer to error codes in the answer to Produce."""
+"""Reactions of the producer to error codes of Produce."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ HEALING = {ProduceReaction.STORED, ProduceReaction.RETRY, ProduceReaction.LOOK_U
     ],
 )
 def test_reactions_to_codes_of_produce(code, reaction):
-    """The codes that occur in answers to Produce, one by one."""
+    """Each code that Produce may return has the listed reaction."""
     assert reaction_to(code) is reaction
 
 
 def test_retriable_codes_are_retried():
-    """No code that Kafka defines as retriable fails a record, except those that a new epoch or a division heals."""
+    """No code that Kafka defines as retriable fails a record."""
     lost = {ProduceReaction.FAIL}
 
     assert [code for code in RETRIABLE if reaction_to(code) in lost] == []
@@ -53,12 +53,12 @@ def test_retriable_codes_are_retried():
 
 @pytest.mark.parametrize("code", [code for code in (*ErrorCode, 999) if reaction_to(code) not in HEALING])
 def test_in_a_transaction_other_codes_end_it(code):
-    """The transactional table has an event for each code with which a batch cannot be sent again as it is."""
+    """In a transaction each code that forbids sending the batch again has an event."""
     assert isinstance(event_of(code, TransactionRequestKind.PRODUCE), MustAbort | Fenced | TransactionFailed)
 
 
 def test_a_refusal_names_the_topic_and_the_reason():
-    """A record that is too large has an error type of its own."""
+    """The error names topic and reason, and PublishTooLargeError is raised for a record that is too large."""
     too_large = refusal("orders", ErrorCode.MESSAGE_TOO_LARGE)
     refused = refusal("orders", ErrorCode.INVALID_RECORD, "no key")
 

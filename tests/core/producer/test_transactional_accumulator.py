@@ -1,4 +1,4 @@
-"""Records of a transaction: which may be sent, and which failures end the transaction."""
+"""Records of a transaction: when batches are sent, and which failures end the transaction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACE, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 class Bench:
-    """An accumulator in a transaction, one leader, and a clock."""
+    """Accumulator in a transaction, with one leader and a clock."""
 
     def __init__(self, *added: TopicPartition) -> None:
         limits = ProducerSettings(0.0, 60.0, 1_000, Backoff(1.0, 8.0))
@@ -74,7 +74,7 @@ def test_partitions_are_added_to_each_transaction():
 
 
 def test_several_batches_of_a_partition_are_in_flight():
-    """Publishing in a transaction is pipelined as outside of one."""
+    """Several batches of a partition are in flight in a transaction, too."""
     bench = Bench(PLACE)
     bench.append(0)
     bench.answer(bench.take()[0])
@@ -113,7 +113,7 @@ def test_a_batch_that_cannot_be_stored_ends_the_transaction(code):
 
 
 def test_a_record_that_is_too_large_is_named():
-    """The event names the partition and what the broker said."""
+    """The event of a record that is too large has the partition and the broker's message."""
     bench = Bench(PLACE)
     bench.append(1)
     bench.answer(bench.take()[0], ErrorCode.MESSAGE_TOO_LARGE, detail="1,000 bytes")
@@ -125,7 +125,7 @@ def test_a_record_that_is_too_large_is_named():
 
 
 def test_a_gap_ends_the_transaction_only_if_nothing_before_it_is_unsettled():
-    """A batch that overtook another one is sent again after it."""
+    """A sequence error after an unsettled batch is retried, since the batch has only overtaken it."""
     bench = Bench(PLACE)
     bench.append(0)
     bench.answer(bench.take()[0])
@@ -146,7 +146,7 @@ def test_a_gap_ends_the_transaction_only_if_nothing_before_it_is_unsettled():
 
 
 def test_the_worst_failure_counts():
-    """A fenced producer is not taken for one whose transaction can be aborted."""
+    """The gravest failure counts: a fenced producer is not reported as an abortable transaction."""
     bench = Bench(PLACE, OTHER)
     bench.append(1)
     bench.append(2, place=OTHER)
@@ -159,7 +159,7 @@ def test_the_worst_failure_counts():
 
 
 def test_an_error_that_no_attempt_heals_ends_the_producer():
-    """Refused credentials, for one."""
+    """An error that no retry resolves, such as refused credentials, ends the producer."""
     bench = Bench(PLACE)
     bench.append(1)
     error = AuthenticationError("no")
@@ -170,7 +170,7 @@ def test_an_error_that_no_attempt_heals_ends_the_producer():
 
 
 def test_a_record_that_takes_too_long_ends_the_transaction():
-    """The reason names the last trouble; the deadline is no reason to wake up again."""
+    """A record that is not delivered in time ends the transaction; the reason has its last error."""
     bench = Bench(PLACE)
     bench.append(1)
     (batch,) = bench.take()
@@ -188,7 +188,7 @@ def test_a_record_that_takes_too_long_ends_the_transaction():
 
 
 def test_records_in_flight_are_over_when_they_are_discarded():
-    """An answer that comes later settles the sequence: it has no gap if the batch was stored."""
+    """Discarded records in flight are over at once; a later answer decides if their sequence has a gap."""
     bench = Bench(PLACE)
     bench.append(1)
     (batch,) = bench.take()
@@ -204,7 +204,7 @@ def test_records_in_flight_are_over_when_they_are_discarded():
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.MESSAGE_TOO_LARGE])
 def test_a_discarded_batch_that_was_not_stored_leaves_a_gap(code):
-    """So does one that was sent and not answered."""
+    """A discarded batch that was refused or not answered leaves a gap in the sequence."""
     bench = Bench(PLACE)
     bench.append(1)
     (batch,) = bench.take()
@@ -217,7 +217,7 @@ def test_a_discarded_batch_that_was_not_stored_leaves_a_gap(code):
 
 @pytest.mark.parametrize("was_sent", [True, False])
 def test_after_a_batch_without_an_answer_the_epoch_is_new(was_sent):
-    """Although its copy was stored: the first one may still arrive. One that was never written cannot."""
+    """A batch without an answer requires a new epoch, even if its copy was stored; an unsent one does not."""
     bench = Bench(PLACE)
     bench.append(1)
     (batch,) = bench.take()

@@ -1,4 +1,4 @@
-"""Transactions with several batches in flight under any order of losses, delays, refusals and canceled calls."""
+"""Transactions under random losses, delays, refusals and canceled calls."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ LIMITS = ProducerSettings(0.005, 60.0, 100_000, Backoff(0.1, 1.0), max_request_b
 
 
 class Frozen(NamedTuple):
-    """A batch as it was written to the connection."""
+    """Batch as written to the connection."""
 
     batch: PendingBatch
     producer: ProducerId
@@ -70,7 +70,7 @@ class Frozen(NamedTuple):
 
 
 class Life:
-    """One producer, its user and the network; ``pick`` chooses what happens next.
+    """A producer, its user and the network; ``pick`` chooses the next event.
 
     When the producer is fenced, another takes its place, as in an application.
     """
@@ -108,7 +108,7 @@ class Life:
         self.records = TransactionAccumulator(LIMITS, lambda: ListedBatch(2), lambda: 0.5)
         self.requests: deque[list[Frozen]] = deque()
 
-    # ---- the user ----------------------------------------------------------------------------------------------
+    # user
 
     def transaction(self) -> None:
         """Send some records, then end the transaction as the user wants; note the outcome of a commit."""
@@ -136,14 +136,14 @@ class Life:
         while self.machine.state is not ProducerState.READY:
             self.learn(self.call(Settle(60.0)))
             if self.machine.is_over:
-                # Only a late request can have done that: partitions that were added after the end, for one.
+                # A late request for a partition that was added after the end, for example.
                 assert self.machine.state is ProducerState.FENCED, self.machine.error
                 assert self.has_been_late, self.machine.error
                 self.drop_records(PublishError("fenced"))
                 self.start()
 
     def learn(self, error: Exception | None) -> None:
-        """Note what is known of the commit now."""
+        """Record the outcome of a commit as soon as it is known."""
         if self.in_doubt is None or self.machine.is_in_doubt:
             return
         if self.machine.is_over:
@@ -152,7 +152,7 @@ class Life:
             self.committed.append(self.in_doubt)
         self.in_doubt = None
 
-    # ---- the producer ------------------------------------------------------------------------------------------
+    # producer
 
     def tend(self) -> None:
         """Let some time pass while the transaction is open, as the task beside the sender does."""
@@ -224,7 +224,7 @@ class Life:
                     self.note(self.records.unanswered(one.batch, "given up", self.now, was_sent=True))
         assert self.records.is_empty
 
-    # ---- the network: records ----------------------------------------------------------------------------------
+    # network: records
 
     def exchange(self) -> bool:
         """Send what may be sent, and let one request be answered or lost; False if the call is canceled meanwhile."""
@@ -256,7 +256,7 @@ class Life:
                 self.arrive(request, is_heard=True)
                 return
             case "half done":
-                # The leader has stored it and misses replicas.
+                # The leader has stored the batch, but lacks replicas.
                 self.arrive(request)
                 code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
             case "busy":
@@ -291,7 +291,7 @@ class Life:
                 assert name not in self.outcomes, "a record has one outcome"
                 self.outcomes[name] = outcome.base_offset + at if isinstance(outcome, Delivered) else None
 
-    # ---- the network: coordinators -----------------------------------------------------------------------------
+    # network: coordinators
 
     def let_late_arrive(self) -> None:
         while self.late and not self.is_calm and self.pick((False, False, True)):
@@ -301,7 +301,7 @@ class Life:
     def ask(self, question: Question) -> TransactionEvent | None:
         """Return the outcome of a request; None if the call is canceled."""
         fate = "fine" if self.is_calm else self.pick(self.FATES)
-        # The very first cannot be late: nothing tells it from that of another process.
+        # The first request cannot be late: the coordinator cannot distinguish it from that of another process.
         if fate in {"late", "canceled"} and isinstance(question, SendInit) and question.producer.id < 0:
             fate = "lost"
         if self.is_calm or self.pick((True, True, False)):
@@ -326,7 +326,7 @@ class Life:
         self.now += question.timeout_s
         return None if fate == "canceled" else Unanswered("silence")
 
-    # ---- the end -----------------------------------------------------------------------------------------------
+    # end
 
     def end(self) -> None:
         """Heal the network; all late requests arrive, and one more transaction is made."""
@@ -366,7 +366,7 @@ def test_all_or_nothing_whatever_gets_lost(seed, transactions):
 
 
 def test_the_simulation_has_several_batches_in_flight():
-    """Otherwise it would not test what it is for."""
+    """Simulated runs have at least three batches in flight at times."""
     most = 0
     for seed in range(20):
         life = Life(Random(seed).choice)

@@ -1,4 +1,4 @@
-"""Windows of transactions: when one opens, closes, is given up; and records that wait outside of them."""
+"""Transaction windows, from opening to commit or abort, and records deferred out of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def opened(count: int = 1) -> Window:
 
 
 def test_it_opens_with_its_first_record():
-    """However long nothing comes, no time runs."""
+    """A window opens with its first record, and its interval begins then."""
     window = Window(SETTINGS)
 
     assert window.step(1_000, is_done=True) is WindowStep.FEED
@@ -35,7 +35,7 @@ def test_it_opens_with_its_first_record():
 
 
 def test_it_gathers_for_its_interval_and_is_committed_when_all_is_finished():
-    """Not before: what came early is seen soon, with what came behind it."""
+    """A window is committed after its interval, once all of its records are finished."""
     window = opened()
 
     assert window.step(0.05, is_done=True) is WindowStep.FEED
@@ -59,7 +59,7 @@ def test_it_is_cut_by_time_however_much_was_handed_out():
 
 
 def test_it_starts_records_for_a_few_times_as_long_as_the_last_end_took():
-    """So that ends take a fifth of the time at most, and a fifth of the timeout goes by at most before the cut."""
+    """The drain takes a fifth of the time at most, and the cut follows within a fifth of the timeout."""
     window, cuts, now = Window(SETTINGS), [], 0.0
     for end_s in (0.1, 0.3, 1, 0.0):
         window.took(1, now)
@@ -74,7 +74,7 @@ def test_it_starts_records_for_a_few_times_as_long_as_the_last_end_took():
 
 
 def test_a_record_that_starts_last_has_its_time_before_the_window_is_given_up():
-    """Handlers without a timeout of their own get half of the transaction's, or what batches leave of it."""
+    """A handler without timeout_ms gets half of the transaction timeout, or the part that batches leave."""
     bare, half = SETTINGS, WindowSettings(interval_s=0.1, max_records=10, timeout_s=10, works_s=7)
     long = WindowSettings(interval_s=4, max_records=10, timeout_s=10, works_s=5)
 
@@ -83,7 +83,7 @@ def test_a_record_that_starts_last_has_its_time_before_the_window_is_given_up():
 
 
 def test_a_partition_that_has_to_go_does_not_wait_for_what_has_not_started():
-    """Nothing more is taken nor started at once; what runs is finished."""
+    """A cut window starts no more records and is committed once running ones are finished."""
     window = opened()
     window.cut()
 
@@ -106,7 +106,7 @@ def test_it_stays_open_for_a_batch_that_may_still_be_filled():
 
 
 def test_it_is_closed_sooner_when_it_is_full_or_somebody_asks():
-    """Records, a rebalance, the end: whatever comes first."""
+    """A full or closed window is committed before its interval is over."""
     full, asked = opened(10), opened()
     asked.close()
 
@@ -115,7 +115,7 @@ def test_it_is_closed_sooner_when_it_is_full_or_somebody_asks():
 
 
 def test_what_is_asked_for_while_none_is_open_is_not_remembered():
-    """A partition that goes without a record in a transaction closes none, and dooms none."""
+    """close() and doom() of a window that is not open have no effect on the next one."""
     window = Window(SETTINGS)
     window.close()
     window.doom(BROKEN)
@@ -126,7 +126,7 @@ def test_what_is_asked_for_while_none_is_open_is_not_remembered():
 
 
 def test_it_is_given_up_before_the_broker_does():
-    """So that its records come again soon, and the producer is good for another."""
+    """A window that exceeds its time is aborted before the broker's timeout, which would fence the producer."""
     late, in_time = opened(), opened()
 
     assert late.step(8, is_done=False) is WindowStep.ABORT
@@ -138,7 +138,7 @@ def test_it_is_given_up_before_the_broker_does():
 
 
 def test_it_has_time_for_what_ends_before_it_is_given_up():
-    """An attempt that would come later is not waited for; one that is doomed has time for nothing."""
+    """An attempt has time if it ends before the window is given up; in a doomed window none has."""
     window = opened()
 
     assert window.has_time(3, 4.9)
@@ -149,7 +149,7 @@ def test_it_has_time_for_what_ends_before_it_is_given_up():
 
 
 def test_what_is_doomed_is_aborted_whatever_else_happens():
-    """The first reason is the one that is told."""
+    """A doomed window is aborted, and keeps its first reason."""
     window = opened()
     window.doom(BROKEN)
     window.doom(PublishError("because of that"))
@@ -162,7 +162,7 @@ def test_what_is_doomed_is_aborted_whatever_else_happens():
 
 
 def test_what_was_too_much_is_looked_for_in_halves():
-    """And once that is found, transactions grow again."""
+    """An abort with shrink=True halves the room of the next window; commits double it again."""
     window, rooms = Window(SETTINGS), []
     for _ in range(4):
         rooms.append(window.room)
@@ -215,7 +215,7 @@ MOMENTS = st.integers(0, 10**9).map(lambda ms: ms / 1000) | st.floats(0, 1e6)
 def test_at_a_deadline_its_time_is_over_whatever_the_clock_is_rounded_to(
     opened_at, interval_ms, gathers_ms, is_gathering, is_full
 ):
-    """A moment that was named as the next one is no more waited for when it is there."""
+    """A step at a deadline always advances, whatever the clock's rounding."""
     settings = WindowSettings(
         interval_s=interval_ms / 1000, max_records=1 + (not is_full), timeout_s=1.25, gathers_s=gathers_ms / 1000
     )
@@ -238,7 +238,7 @@ def test_at_a_deadline_its_time_is_over_whatever_the_clock_is_rounded_to(
 )
 @pytest.mark.parametrize("what", ["shut", "open", "closing", "doomed", "full"])
 def test_while_it_takes_more_nobody_has_to_know_what_is_finished(what, now, is_gathering):
-    """With many partitions that takes time; what is to be done then is the same either way, and only then."""
+    """A window that still takes records gives the same step whether or not its records are finished."""
 
     def step(*, is_done: bool) -> tuple[bool, WindowStep]:
         window = Window(WindowSettings(interval_s=0.1, max_records=3, timeout_s=10, gathers_s=0.5))
@@ -255,11 +255,11 @@ def test_while_it_takes_more_nobody_has_to_know_what_is_finished(what, now, is_g
     assert step(is_done=True)[0] is (step(is_done=True)[1] is step(is_done=False)[1] is WindowStep.FEED)
 
 
-# ---- records that wait outside ---------------------------------------------------------------------------------
+# ---- deferred records ------------------------------------------------------------------------------------------
 
 
 def test_what_comes_before_a_record_that_waits_goes_on():
-    """Its partition is read up to it; others do not notice."""
+    """Records before a deferred offset are delivered; other partitions are not affected."""
     aside = DeferredOffsets()
     aside.put(HERE, 10, due_at=5)
 
@@ -270,7 +270,7 @@ def test_what_comes_before_a_record_that_waits_goes_on():
 
 
 def test_it_is_tried_again_when_it_is_due_alone():
-    """In a transaction of its own, that nothing else has to share the end of."""
+    """A deferred record is retried alone, in a transaction of its own."""
     aside = DeferredOffsets()
     aside.put(HERE, 10, due_at=5)
 
@@ -284,7 +284,7 @@ def test_it_is_tried_again_when_it_is_due_alone():
 
 
 def test_of_several_in_a_partition_the_first_stops_it():
-    """The others are met when that one is finished; the first may be put there again for another time."""
+    """Only the first deferred offset of a partition is kept; a later entry for it replaces its due time."""
     aside = DeferredOffsets()
     for offset, due_at in ((12, 5), (10, 6), (11, 7), (10, 8)):
         aside.put(HERE, offset, due_at, is_given_up=due_at < 8)

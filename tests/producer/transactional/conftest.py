@@ -1,4 +1,4 @@
-"""A broker behind a proxy, and what it has committed."""
+"""Fixtures: a broker behind a proxy, and its committed records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions while answers get lost, brokers die and callers are cancelled: still all of it, once, or nothing."""
+"""Transactions under faults: each is committed once as a whole, or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.transaction_faults import IN_TRANSACTION, LOSSES, with_code
 
 NOBODY = Identity()
 
-# So that what is lost is missed soon.
+# Detects lost answers early.
 IMPATIENT = {"request_timeout_ms": 300}
 
 
@@ -40,29 +40,29 @@ def ledger(own_server) -> CommittedRecords:
 
 
 def offset(topic: str, number: int) -> dict[TopicPartition, OffsetAndMetadata]:
-    """The next one to read of the first partition."""
+    """Return an offset of the first partition, to commit."""
     return {TopicPartition(topic, 0): OffsetAndMetadata(number)}
 
 
 async def begin(producer: TransactionalProducer, topic: str, value: bytes) -> None:
-    """The first half of one: a record to each of two partitions."""
+    """Begin a transaction, and send a record to each of two partitions."""
     await producer.begin()
     for partition in (0, 1):
         await producer.send(topic, value, partition=partition)
 
 
 async def publish(producer: TransactionalProducer, topic: str, value: bytes, group: str, number: int) -> None:
-    """One transaction: a record to each of two partitions, and an offset."""
+    """Commit a transaction of a record in each of two partitions, and an offset."""
     await begin(producer, topic, value)
     await producer.commit(offset(topic, number), NOBODY, group)
 
 
-# ---- answers that get lost -------------------------------------------------------------------------------------
+# ---- lost answers ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", LOSSES)
 async def test_a_lost_answer_loses_and_repeats_nothing(ledger, proxy, group, fault):
-    """Done and not heard of, or not done, or done twice: each record is there once, and each offset is right."""
+    """Records and offsets are committed once after a lost request, lost answer or duplicate."""
     topic, numbers = ledger.topic(2), range(len(IN_TRANSACTION))
 
     async with ledger.producer(config=IMPATIENT) as producer:
@@ -93,7 +93,7 @@ async def test_a_start_gets_over_a_lost_answer(ledger, proxy, group, request_, f
 
 
 async def test_after_a_lost_answer_the_epoch_is_new(ledger, proxy, group):
-    """The next transaction has a new epoch, so that what may still arrive of the last one is refused."""
+    """After a lost answer the next transaction has a new epoch, which fences requests that arrive late."""
     topic = ledger.topic(2)
 
     async with ledger.producer() as producer:
@@ -107,7 +107,7 @@ async def test_after_a_lost_answer_the_epoch_is_new(ledger, proxy, group):
     assert (after.id, after.epoch) == (before.id, before.epoch + 1)
 
 
-# ---- answers that refuse ---------------------------------------------------------------------------------------
+# ---- refused requests ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ async def test_after_a_lost_answer_the_epoch_is_new(ledger, proxy, group):
     ],
 )
 async def test_what_may_heal_is_asked_again(ledger, proxy, group, request_, code):
-    """Refused twice for a passing reason, or done and called refused, it is done once."""
+    """A request refused with a retriable error is repeated, and takes effect once."""
     topic = ledger.topic(2)
 
     async with ledger.producer() as producer:
@@ -145,7 +145,7 @@ async def test_what_may_heal_is_asked_again(ledger, proxy, group, request_, code
     ],
 )
 async def test_what_does_not_heal_aborts(ledger, proxy, group, request_, code):
-    """The commit raises it, nothing of the transaction is seen, and the next one is committed."""
+    """commit() raises an error that is not retriable, the transaction is aborted, and the next one is committed."""
     topic = ledger.topic(2)
 
     async with ledger.producer() as producer:
@@ -163,7 +163,7 @@ async def test_what_does_not_heal_aborts(ledger, proxy, group, request_, code):
 
 
 async def test_an_abort_of_what_never_began_is_no_trouble(ledger, proxy, group):
-    """The coordinator never heard of the transaction that it is to abort; the next one is committed."""
+    """The abort of a transaction that the coordinator never knew succeeds, and the next one is committed."""
     topic = ledger.topic(2)
 
     async with ledger.producer(config=IMPATIENT) as producer:
@@ -179,7 +179,7 @@ async def test_an_abort_of_what_never_began_is_no_trouble(ledger, proxy, group):
     assert await ledger.values(topic) == [b"2"] * 2
 
 
-# ---- when it is decided ----------------------------------------------------------------------------------------
+# ---- commits ---------------------------------------------------------------------------------------------------
 
 
 async def test_nothing_is_seen_before_the_end(ledger, proxy, group):
@@ -200,7 +200,7 @@ async def test_nothing_is_seen_before_the_end(ledger, proxy, group):
 
 
 async def test_a_commit_in_doubt_is_found_out(ledger, proxy, group):
-    """Sent and never answered, it is told as in doubt, cannot be aborted, and is committed by whatever comes next."""
+    """A commit without an answer is in doubt: abort() raises, and the next call completes the commit."""
     topics = {way_on: ledger.topic(2) for way_on in ("commit", "begin", "close")}
 
     async def doubt(producer: TransactionalProducer, topic: str) -> None:
@@ -229,7 +229,7 @@ async def test_a_commit_in_doubt_is_found_out(ledger, proxy, group):
 
 @pytest.mark.parametrize("request_", IN_TRANSACTION)
 async def test_a_cancelled_commit_is_all_or_nothing(ledger, proxy, group, request_):
-    """Cancelled at any request: before the last one nothing is seen, after it all; the next transaction is whole."""
+    """A canceled commit takes effect only if EndTxn was sent; the next transaction is committed."""
     topic = ledger.topic(2)
 
     async with ledger.producer() as producer:
@@ -245,12 +245,12 @@ async def test_a_cancelled_commit_is_all_or_nothing(ledger, proxy, group, reques
     assert await ledger.group_offsets(group, topic) == {0: 2}
 
 
-# ---- brokers that die, hang or lose patience -------------------------------------------------------------------
+# ---- broker failures and timeouts ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 async def test_a_coordinator_that_is_killed_ends_transactions_as_it_is_told(mortal_server, group):
-    """SIGKILL of the only broker in the middle of two transactions: one is committed after its return, one aborted."""
+    """After SIGKILL and restart of the broker, pending commits and aborts complete."""
     ledger = CommittedRecords(mortal_server)
     topic = ledger.topic(2)
 
@@ -271,7 +271,7 @@ async def test_a_coordinator_that_is_killed_ends_transactions_as_it_is_told(mort
 
 
 async def test_a_broker_that_hangs_holds_nobody_up(ledger, proxy):
-    """Every call ends by its own deadline when nothing is answered, and so does leaving; no task is left."""
+    """Without answers each call and the exit end by their own timeouts, and leave no task."""
     topic, before = ledger.topic(2), asyncio.all_tasks()
     options = {"default_api_timeout_ms": 700, "stop_timeout_ms": 500, "request_timeout_ms": 60_000}
 
@@ -291,14 +291,14 @@ async def test_a_broker_that_hangs_holds_nobody_up(ledger, proxy):
 
 
 async def test_a_transaction_that_takes_too_long_is_told_as_such(ledger):
-    """The broker aborts it; the producer is told that time was the reason, and another takes its place."""
+    """After a transaction timeout commit() raises ProducerFencedError with advice; a new producer works."""
     topic, name = ledger.topic(), f"x-{uuid.uuid4().hex[:12]}"
 
     async with ledger.producer(name, transaction_timeout_ms=2_500) as slow:
         await slow.begin()
         await slow.send(topic, b"slow", partition=0)
         await ledger.flush(slow)
-        # Its reader comes to the end of the topic when the broker has aborted what was open.
+        # The read ends once the broker has aborted the open transaction.
         assert await ledger.values(topic) == []
         with pytest.raises(ProducerFencedError, match="raise transaction_timeout_ms"):
             await slow.commit()
@@ -311,7 +311,7 @@ async def test_a_transaction_that_takes_too_long_is_told_as_such(ledger):
 
 
 async def test_brokers_that_have_moved_are_found_again(own_server, proxy, ledger):
-    """All of them, while nothing was published: who is in charge is asked where the cluster is found at the start."""
+    """If all brokers move, the producer finds them by its bootstrap servers."""
     topic = ledger.topic()
     with FaultProxy("127.0.0.1", own_server.node.ports.internal) as old:
 

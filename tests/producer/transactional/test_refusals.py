@@ -26,7 +26,7 @@ def ledger(kafka_server) -> CommittedRecords:
 
 
 async def test_a_refused_record_takes_its_transaction_with_it(ledger):
-    """The commit says why, all of the transaction is aborted, and the next one is as good as any."""
+    """A refused record aborts its transaction; commit() raises the reason, and the next transaction is committed."""
     topic, small = ledger.topic(), ledger.topic(max_message_bytes=1_000)
 
     async with ledger.producer() as producer:
@@ -48,7 +48,7 @@ async def test_a_refused_record_takes_its_transaction_with_it(ledger):
 
 
 async def test_what_cannot_be_sent_leaves_the_transaction_as_it_is(ledger, monkeypatch):
-    """A topic or partition that is not there, or what is no record, is an error of ours; the rest is committed."""
+    """An unknown topic or partition, or an invalid record, raises PublishError; the transaction can be committed."""
     topic = ledger.topic()
 
     async with ledger.producer() as producer:
@@ -67,7 +67,7 @@ async def test_what_cannot_be_sent_leaves_the_transaction_as_it_is(ledger, monke
 
 
 async def test_a_call_out_of_turn_says_what_to_do(ledger):
-    """Nothing is sent without a transaction, none begun within another, and no producer used that is not running."""
+    """Calls in the wrong state raise ConsumerStateError that names the call to make first."""
     topic, producer = ledger.topic(), ledger.producer()
     with pytest.raises(ConsumerStateError, match="async with"):
         await producer.begin()
@@ -129,7 +129,7 @@ async def test_a_partition_that_was_added_since_is_found(kafka_server, ledger):
 
 
 async def test_a_transaction_that_was_aborted_is_not_taken_for_a_new_one(ledger):
-    """A record is refused while the transaction is open: the next call raises the reason, ``begin`` included, once."""
+    """After an abort the next call, ``begin`` included, raises the reason once."""
     topic, small = ledger.topic(), ledger.topic(max_message_bytes=1_000)
 
     async with ledger.producer() as producer, asyncio.timeout(20):

@@ -1,4 +1,4 @@
-"""Transactions on the real broker: all of it or nothing, as readers of committed records see it."""
+"""Transactions on the real broker, as read_committed consumers see them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ledger(kafka_server) -> CommittedRecords:
 
 
 def offsets_of(topic: str, *numbers: int) -> dict[TopicPartition, OffsetAndMetadata]:
-    """The next offset to read of each partition, from the first on."""
+    """Return offsets to commit for partitions 0, 1, …"""
     return {TopicPartition(topic, one): OffsetAndMetadata(number) for one, number in enumerate(numbers)}
 
 
@@ -60,7 +60,7 @@ async def test_what_is_committed_is_there_once_and_what_is_aborted_never(ledger)
 
 
 async def test_a_record_is_as_it_was_sent(ledger):
-    """Key, value, headers, time and partition are as given; null and empty are kept apart; futures name the offsets."""
+    """Key, value, headers, timestamp and partition are unchanged, null and empty differ, and futures have offsets."""
     topic = ledger.topic(3)
 
     async with ledger.producer() as producer:
@@ -80,7 +80,7 @@ async def test_a_record_is_as_it_was_sent(ledger):
 
 
 async def test_a_key_goes_where_other_clients_put_it(ledger):
-    """Librdkafka with Kafka's own partitioner puts records of a key into the same partition."""
+    """A key has the same partition as with librdkafka's murmur2 partitioner."""
     topic, keys = ledger.topic(7), [b"%d" % number * (number % 5 + 1) for number in range(100)]
     theirs = Producer({"bootstrap.servers": ledger.server.bootstrap_servers, "partitioner": "murmur2"})
 
@@ -101,7 +101,7 @@ async def test_a_key_goes_where_other_clients_put_it(ledger):
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
 async def test_batches_may_be_compressed(ledger, compression):
-    """Every codec is read by others, and what is stored is small."""
+    """Batches of each compression codec can be read by librdkafka."""
     topic, values = ledger.topic(), [b"%d" % number * 200 for number in range(100)]
 
     async with ledger.producer(compression=compression) as producer:
@@ -135,7 +135,7 @@ async def send_many(producer, topic, value, partition):
 
 
 async def test_offsets_are_committed_with_the_records(ledger, group):
-    """Committed with the transaction, they are the group's; aborted with it, they never were."""
+    """Offsets of a committed transaction are the group's committed offsets."""
     topic, out = ledger.topic(2), ledger.topic()
 
     async with ledger.producer() as producer:
@@ -152,7 +152,7 @@ async def test_offsets_are_committed_with_the_records(ledger, group):
 
 
 async def test_offsets_alone_can_be_committed(ledger, group):
-    """A transaction without a record commits offsets, with their metadata."""
+    """A transaction without records commits offsets and their metadata."""
     topic = ledger.topic()
 
     async with ledger.producer(config={"group_id": group}) as producer:
@@ -166,7 +166,7 @@ async def test_offsets_alone_can_be_committed(ledger, group):
 
 
 async def test_a_transaction_of_nothing_costs_nothing(ledger):
-    """Begun and ended without a record, it leaves no trace, and any number may follow."""
+    """Empty transactions can be committed and aborted any number of times."""
     async with ledger.producer() as producer:
         for end in (producer.commit, producer.abort) * 3:
             await producer.begin()
@@ -176,7 +176,7 @@ async def test_a_transaction_of_nothing_costs_nothing(ledger):
 
 
 async def test_ten_thousand_records_in_transactions_of_a_hundred(ledger, group):
-    """A hundred transactions with records and offsets take a few seconds, and lose or repeat none."""
+    """A hundred transactions of records and offsets take seconds, and lose or repeat no record."""
     topic, source = ledger.topic(3), ledger.topic()
 
     async with ledger.producer() as producer:
@@ -193,7 +193,7 @@ async def test_ten_thousand_records_in_transactions_of_a_hundred(ledger, group):
     assert await ledger.group_offsets(group, source) == {0: 100}
 
 
-# ---- others ----------------------------------------------------------------------------------------------------
+# ---- fencing and generations -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("moment", ["begin", "flush", "commit"])
@@ -222,7 +222,7 @@ async def test_a_zombie_is_fenced(ledger, moment):
 
 
 async def go_on(zombie: TransactionalProducer, topic: str) -> None:
-    """As if nothing had happened."""
+    """Continue as a process unaware of its successor."""
     if zombie.state is ProducerState.READY:
         await zombie.begin()
         await zombie.send(topic, b"zombie")
@@ -230,7 +230,7 @@ async def go_on(zombie: TransactionalProducer, topic: str) -> None:
 
 
 async def test_a_member_of_the_group_commits_and_one_left_behind_does_not(ledger, group):
-    """Offsets of a generation that is over are refused, and with them the records; then things go on."""
+    """Offsets of an old generation or unknown member abort their transaction; the next one is committed."""
     source, out = ledger.topic(), ledger.topic()
 
     config = {"group_id": group}
@@ -240,7 +240,7 @@ async def test_a_member_of_the_group_commits_and_one_left_behind_does_not(ledger
     ):
         generation = (await member.join(source)).generation_id
         await publish(producer, out, b"1", offsets_of(source, 1), Identity(member.member_id, generation))
-        # Its next join begins a new generation.
+        # Joining again begins a new generation.
         await member.join(source, "another")
         with pytest.raises(CommitFailedError, match="the group has gone on without this member"):
             await publish(producer, out, b"2", offsets_of(source, 2), Identity(member.member_id, generation))
@@ -255,7 +255,7 @@ async def test_a_member_of_the_group_commits_and_one_left_behind_does_not(ledger
 
 
 async def publish(producer, topic, value, offsets, identity):
-    """One transaction: a record, and how far its source was read."""
+    """Commit a transaction of a record and offsets."""
     await producer.begin()
     await producer.send(topic, value)
     await producer.commit(offsets, identity)
@@ -263,7 +263,7 @@ async def publish(producer, topic, value, offsets, identity):
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_consumer_hands_its_offsets_over(ledger, group, protocol):
-    """Under both protocols a consumer's own identity is accepted; one that is older or another's is not."""
+    """A consumer's own identity is accepted under both protocols; a stale or foreign one is refused."""
     source, out = ledger.topic(), ledger.topic()
     options = {"group_id": group, "group_protocol": protocol, "group_instance_id": "i", "enable_auto_commit": False}
 
@@ -284,7 +284,7 @@ async def test_a_consumer_hands_its_offsets_over(ledger, group, protocol):
     assert await ledger.group_offsets(group, source) == {0: 1}
 
 
-# ---- the end ---------------------------------------------------------------------------------------------------
+# ---- shutdown --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("failure", [None, ValueError])
@@ -324,7 +324,7 @@ async def test_closing_leaves_no_task(ledger):
 
 
 async def test_no_broker_is_told_in_time():
-    """Starting without a broker is one error of ours, which names the address."""
+    """start() without a broker raises BrokerConnectionError with the address."""
     config = resolve({"bootstrap_servers": "127.0.0.1:1", "start_timeout_ms": 300}, {})
 
     with pytest.raises(BrokerConnectionError, match=r"127\.0\.0\.1:1"):

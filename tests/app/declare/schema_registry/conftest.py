@@ -1,4 +1,4 @@
-"""Fixtures: a schema registry, and a gate before it."""
+"""Fixtures: a schema registry and an HTTP proxy before it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.schema_registry import Gate, running_registry
 
 @pytest.fixture(scope="session")
 def registry():
-    """Address of a registry that all tests share; each test has subjects of its own."""
+    """URL of a registry shared by all tests; each test uses its own subjects."""
     with running_registry() as url:
         yield url
 

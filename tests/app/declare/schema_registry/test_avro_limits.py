@@ -1,4 +1,4 @@
-"""No Avro payload ends the process or fills its memory; it is refused, so that its record becomes a dead letter."""
+"""Malicious Avro payloads raise an error: none crashes the process or exhausts its memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tree(depth):
 
 
 def test_a_recursive_value_is_read():
-    """Every type is passed, at any depth that a value of honest data has."""
+    """A recursive schema decodes with every Avro type, at any depth of ordinary data."""
     for depth in (0, 1, 30):
         stream = io.BytesIO()
         fastavro.schemaless_writer(stream, fastavro.parse_schema(TREE), tree(depth))
@@ -51,14 +51,14 @@ def test_a_recursive_value_is_read():
 
 
 def test_a_long_list_of_links_is_read():
-    """Up to 200 records within records."""
+    """Up to 200 nested records are decoded; more raise an error."""
     assert reader(CHAIN)(header_of(1) + b"\x02" * 199 + b"\x00")
     with pytest.raises(ValueError, match="nested deeper than 200 levels"):
         reader(CHAIN)(header_of(1) + b"\x02" * 200 + b"\x00")
 
 
 def test_a_record_that_is_nested_too_deep_ends_no_process():
-    """A payload of some kilobytes would have a decoder in C overflow the stack."""
+    """A deeply nested payload raises an error instead of overflowing the C stack."""
     script = (
         "from tests.app.declare.schema_registry.test_avro_limits import CHAIN, header_of, reader\n"
         "try:\n    reader(CHAIN)(header_of(1) + b'\\x02' * 500_000 + b'\\x00')\n"
@@ -81,7 +81,7 @@ def test_a_record_that_is_nested_too_deep_ends_no_process():
 )
 @pytest.mark.parametrize("is_inner", [False, True])
 def test_items_that_take_no_bytes_are_refused(items, is_inner):
-    """Five bytes would be millions of items."""
+    """Arrays whose items take no bytes are refused: five bytes of payload would decode to millions of items."""
     array = {"type": "array", "items": items}
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "map", "values": array}}]}
     with pytest.raises(TypeError, match="items take no bytes"):
@@ -90,7 +90,7 @@ def test_items_that_take_no_bytes_are_refused(items, is_inner):
 
 @pytest.mark.parametrize("items", ["boolean", ["null", "int"], {"type": "array", "items": "int"}, TREE])
 def test_items_that_take_bytes_are_read(items):
-    """However few bytes each takes, the payload bounds their number."""
+    """Arrays of items that take bytes are accepted: the payload bounds their number."""
     assert (
         AvroFormat().reader(Schema(1, "AVRO", json.dumps({"type": "array", "items": items})), list)(
             header_of(1) + b"\x00"

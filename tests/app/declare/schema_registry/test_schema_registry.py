@@ -1,4 +1,4 @@
-"""SchemaRegistry against a real registry and a real broker; what it writes is read by confluent-kafka, and back."""
+"""SchemaRegistry with a real registry and broker, in both directions with confluent-kafka."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ JSON = json.dumps(
 )
 
 pytestmark = [
-    pytest.mark.timeout(400),  # the first time, the registry is downloaded
-    pytest.mark.xdist_group("schema registry"),  # one is enough
+    pytest.mark.timeout(400),  # the registry is downloaded at the first run
+    pytest.mark.xdist_group("schema registry"),  # avoids a second download
 ]
 QUICK = Retry(attempts=2, backoff_ms=1, max_backoff_ms=50)
 
@@ -139,7 +139,7 @@ clients: list[SchemaRegistryClient] = []
 
 
 def confluents_client(url):
-    """Closed after the test."""
+    """Return a client that is closed after the test."""
     clients.append(SchemaRegistryClient({"url": url}))
     return clients[-1]
 
@@ -155,7 +155,7 @@ SUBJECT = {"subject.name.strategy": topic_subject_name_strategy}
 
 
 def confluents(url, topic, form):
-    """How confluent-kafka writes and reads values of a topic."""
+    """Return confluent-kafka's serializer and deserializer for the values of a topic."""
     client, ctx = confluents_client(url), SerializationContext(topic, MessageField.VALUE)
     write, read = {
         "avro": lambda: (AvroSerializer(client, AVRO, conf=SUBJECT), AvroDeserializer(client, conf=SUBJECT)),
@@ -172,7 +172,7 @@ def confluents(url, topic, form):
 
 
 async def decoded(codec, annotation, data):
-    """As a handler gets it."""
+    """Decode a value as for a handler."""
     decode = codec.decoder(annotation)
     if codec.lacks(data):
         await codec.fetch(data)
@@ -216,7 +216,7 @@ async def test_each_format_is_read_and_written_as_confluent_does(  # noqa: PLR09
 
 
 async def test_an_evolved_schema_reaches_one_handler_old_and_new(gate, new_app, new_topic, witness, registry):
-    """Records written with either schema become one type; what the old ones have not is its default."""
+    """Records of an old and a new schema version decode to one type; missing fields get their defaults."""
     topic = new_topic()
     ctx, client = SerializationContext(topic, MessageField.VALUE), confluents_client(registry)
     old, new = (AvroSerializer(client, text, conf=SUBJECT) for text in (AVRO, NEWER))
@@ -239,7 +239,7 @@ async def test_an_evolved_schema_reaches_one_handler_old_and_new(gate, new_app, 
 async def test_what_does_not_decode_is_buried_once_with_its_bytes(  # noqa: PLR0917 - fixtures
     registry, new_app, new_topic, witness, kafka_server, group, recorder
 ):
-    """Not the wire format, an id that does not exist, bytes that are none of the schema's: each goes at once, raw."""
+    """An undecodable value is dead-lettered with its raw bytes after one attempt; the next record is handled."""
     topic = new_topic()
     dead = f"{topic}.{group}.dead"
     kafka_server.create_topic(dead)
@@ -304,7 +304,7 @@ async def test_records_wait_for_a_registry_that_is_down(  # noqa: PLR0917 - fixt
 
     app.handler(topic)(handle if is_async else handle_in_thread)
     async with app:
-        # More often than it has attempts.
+        # More failures than the retry policy has attempts.
         await recorder.wait_for(HandlerFailed, QUICK.attempts + 3)
         assert got == []
         gate.start()
@@ -319,7 +319,7 @@ async def test_records_wait_for_a_registry_that_is_down(  # noqa: PLR0917 - fixt
 
 @pytest.mark.parametrize("kind", ["single", "batch"])
 async def test_a_slow_registry_is_no_slow_handler(kind, gate, new_app, new_topic, witness, recorder):  # noqa: PLR0917
-    """``timeout_ms`` of a handler is its own time: a registry that hangs for longer costs no attempt and no record."""
+    """A handler's ``timeout_ms`` excludes the registry: a slow registry uses up no attempt and skips no record."""
     topic, got = new_topic(), []
     write, _ = confluents(gate.url, topic, "avro")
     witness.produce(topic, [write({"customer": "ann", "total": 5})])
@@ -386,7 +386,7 @@ async def test_what_is_published_waits_for_the_registry_too(  # noqa: PLR0917 - 
     ids=str,
 )
 async def test_a_value_is_what_the_annotation_says(form, annotation, value, registry):
-    """The same types as without a registry, written and read."""
+    """Values decode to the same annotations as without a registry."""
     codec = SchemaRegistry(
         registry, format=form, schemas={f"{form}-t": {"avro": AVRO, "json": JSON}[form]}, auto_register=True
     )
@@ -398,7 +398,7 @@ async def test_a_value_is_what_the_annotation_says(form, annotation, value, regi
 
 
 async def test_avro_keeps_what_it_has_types_for(registry, new_topic):
-    """Bytes, decimals and texts of an enum come out as they went in."""
+    """Bytes, decimals and enums are the same after encoding and decoding."""
     schema = json.dumps(
         {
             "type": "record",
@@ -443,7 +443,7 @@ async def test_protobuf_is_told_apart_by_its_messages(gate):
 
 
 async def test_a_schema_that_is_kept_as_text_is_asked_for_compiled(gate):
-    """A registry that has protobuf's source gives the other form, too; where it has none, one class is enough."""
+    """A schema stored as protobuf source is fetched serialized; without that form, only a single class decodes."""
     codec = SchemaRegistry(gate.url, format="protobuf", auto_register=True)
     data = await codec.encode_for("p", ProtoOrder(customer="ann"))
     _, read = confluents(gate.url, "p", "protobuf")
@@ -468,7 +468,7 @@ async def test_a_schema_that_is_kept_as_text_is_asked_for_compiled(gate):
 
 @pytest.mark.parametrize("behind", [b"", b"\x02", b"\x01", b"\xff" * 20, b"\x02\x01", b"\x80\x80\x04"], ids=bytes.hex)
 async def test_message_indexes_that_are_none_are_refused(behind, gate):
-    """Cut off, negative, too many or leading nowhere: an error, and at once."""
+    """Truncated, negative, excessive or unknown message indexes raise an error."""
     codec = SchemaRegistry(gate.url, format="protobuf", auto_register=True)
     data = await codec.encode_for("p", ProtoOrder(customer="ann"))
 
@@ -477,7 +477,7 @@ async def test_message_indexes_that_are_none_are_refused(behind, gate):
 
 
 async def test_schemas_that_refer_to_others_are_read_whole(registry):
-    """In Avro and in JSON, what a schema names of another subject is fetched with it."""
+    """References of an Avro or JSON schema to other subjects are resolved."""
     client = confluents_client(registry)
     money = '{"type": "record", "name": "shop.Money", "fields": [{"name": "cents", "type": "long"}]}'
     bill = '{"type": "record", "name": "shop.Bill", "fields": [{"name": "sum", "type": "shop.Money"}]}'
@@ -509,7 +509,7 @@ async def test_json_is_held_against_its_schema(registry):
 
 
 async def test_a_schema_of_another_format_or_with_rules_is_refused(gate):
-    """Nothing is read as what it is not, or without what its owner wants done to it."""
+    """A schema of a different format, or with rules, raises TypeError."""
     codec = SchemaRegistry(gate.url, format="json", schemas={"json-t": JSON}, auto_register=True)
     data = await codec.encode_for("json-t", {"customer": "ann", "total": 5})
     rule = {"name": "decrypt", "kind": "TRANSFORM", "mode": "WRITEREAD", "type": "ENCRYPT"}
@@ -574,7 +574,7 @@ def record_of(topic, offset, value, key=None):
 
 
 async def test_nothing_is_registered_unless_the_user_says_so(registry, new_topic):
-    """An unknown schema is an error that says what to do; registered, or with auto_register, its values are written."""
+    """Without auto_register an unregistered schema raises PublishError with advice; a registered one is used."""
     topic = new_topic()
     given, newest = SchemaRegistry(registry, schemas={topic: AVRO}), SchemaRegistry(registry)
 
@@ -590,7 +590,7 @@ async def test_nothing_is_registered_unless_the_user_says_so(registry, new_topic
 
 
 async def test_the_newest_schema_is_written_with_where_it_is_wanted(registry, new_topic):
-    """``use_latest_version`` goes before ``schemas``; a value that fits none is an error, until one is newer."""
+    """``use_latest_version`` takes precedence over ``schemas``; a value that does not fit raises PublishError."""
     topic, client = new_topic(), confluents_client(registry)
     client.register_schema(f"{topic}-value", Schema(AVRO, "AVRO"))
     codec = SchemaRegistry(registry, schemas={topic: AVRO}, use_latest_version=True)
@@ -614,7 +614,7 @@ async def test_the_newest_schema_is_written_with_where_it_is_wanted(registry, ne
     ],
 )
 async def test_subjects_are_named_as_asked(form, subject, expected, registry, new_topic, tmp_path):  # noqa: PLR0917
-    """By the topic, by the schema's name, or by both; a schema may stand in a file."""
+    """The subject is named by topic, record name or both; schemas= takes files, too."""
     topic, file = new_topic(), tmp_path / "order.schema"
     file.write_text(JSON if form == "json" else AVRO)
     codec = SchemaRegistry(registry, format=form, subject=subject, auto_register=True, schemas={topic: file})
@@ -625,7 +625,7 @@ async def test_subjects_are_named_as_asked(form, subject, expected, registry, ne
 
 
 async def test_what_the_registry_does_not_take_is_told(registry, new_topic):
-    """A schema that is not compatible, or none at all, is a PublishError and no outage."""
+    """A schema that the registry refuses as incompatible or invalid raises PublishError."""
     topic = new_topic()
     client = confluents_client(registry)
     client.register_schema(f"{topic}-value", Schema(AVRO, "AVRO"))
@@ -639,7 +639,7 @@ async def test_what_the_registry_does_not_take_is_told(registry, new_topic):
 
 
 async def test_keys_are_the_codecs_where_it_is_said(registry, new_topic):
-    """With ``keys=True`` they have a subject of their own and arrive as their annotation says; else they are text."""
+    """With ``keys=True`` keys have their own subject and decode to their annotation; otherwise they are text."""
     topic, got = new_topic(), []
     codec = SchemaRegistry(registry, schemas={topic: AVRO, f"{topic}-key": '"long"'}, keys=True, auto_register=True)
     key, value = await codec.encode_for(topic, 7, is_key=True), await codec.encode_for(topic, Order("ann", 5))
@@ -654,7 +654,7 @@ async def test_keys_are_the_codecs_where_it_is_said(registry, new_topic):
     assert f"{topic}-key" in confluents_client(registry).get_subjects()
 
 
-# ---- the way to the registry ---------------------------------------------------------------------------------------
+# ---- connection to the registry ------------------------------------------------------------------------------------
 
 
 async def test_a_slow_registry_costs_its_timeout_and_no_more(gate):
@@ -706,7 +706,7 @@ async def test_credentials_are_shown_to_the_registry_alone(auth, header, gate):
 
 
 async def test_credentials_that_cannot_be_had_are_an_outage():
-    """What ``auth`` raises is not told, for it may have a secret in it; only what it was."""
+    """If ``auth`` raises, SchemaRegistryError has the exception's type but not its text, which may be secret."""
 
     def broken():
         raise ValueError("hunter2")
@@ -718,7 +718,7 @@ async def test_credentials_that_cannot_be_had_are_an_outage():
 
 
 async def test_https_is_trusted_by_the_file_that_is_given(registry, tmp_path):
-    """With ``ssl_cafile`` the registry is asked; without it, it is not trusted."""
+    """``ssl_cafile`` makes a private CA trusted; without it the connection fails."""
     authority, context, data = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), b"\x00\x7f\xff\xff\xff"
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -741,7 +741,7 @@ async def test_the_next_address_is_asked_when_one_is_dead(gate):
 
 @pytest.mark.parametrize("answer", [None, b"<html>default backend - 404</html>"], ids=["no such path", "a proxy"])
 async def test_only_a_registry_knows_that_there_is_no_schema(answer, gate, new_topic):
-    """A 404 of who knows nothing of schemas, as proxies give while it restarts, is an outage: records wait for it."""
+    """A 404 from a server that is no registry, such as a proxy, is an outage, not a missing schema."""
     codec = SchemaRegistry(f"{gate.url}/elsewhere")
     if answer is not None:
         gate.refusal = 404, answer
@@ -754,7 +754,7 @@ async def test_only_a_registry_knows_that_there_is_no_schema(answer, gate, new_t
 
 
 def test_an_id_that_no_registry_gives_is_not_asked_for():
-    """Ids are positive numbers of 32 bits: what has another one is no such value, and is told so without a registry."""
+    """Schema ids outside the positive 32-bit range raise an error without a request."""
     codec, data = SchemaRegistry("http://127.0.0.1:9"), b"\x00\xff\xff\xff\xffrest"
 
     assert not codec.lacks(data)
@@ -782,7 +782,7 @@ def test_an_id_that_no_registry_gives_is_not_asked_for():
     ],
 )
 def test_options_that_will_not_do_are_refused_at_once(url, options, message):
-    """Each says what is wrong, and no secret."""
+    """Invalid options raise ConfigurationError that names the option and contains no secret."""
     with pytest.raises(ConfigurationError, match=message) as refused:
         SchemaRegistry(url, **options)
 
@@ -791,7 +791,7 @@ def test_options_that_will_not_do_are_refused_at_once(url, options, message):
 
 @pytest.mark.parametrize("annotation", [dict[str, Consumer], ProtoOrder | dict, complex])
 def test_a_type_that_is_never_read_is_refused_at_the_start(annotation):
-    """As without a registry: before the first record."""
+    """An annotation that no format can decode raises ConfigurationError before the first record."""
 
     async def handle(order): ...
 
@@ -802,7 +802,7 @@ def test_a_type_that_is_never_read_is_refused_at_the_start(annotation):
 
 
 def test_a_value_without_a_topic_has_no_schema():
-    """Only bytes can be encoded without one."""
+    """encode() without a topic accepts bytes only."""
     codec = SchemaRegistry("http://127.0.0.1:9")
 
     assert codec.encode(b"raw") == b"raw"
@@ -820,7 +820,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(absent, monkeypatch
 
 
 def test_whoever_does_not_use_it_does_not_import_it():
-    """Neither tailrace nor an app brings in confluent-kafka, fastavro, jsonschema or protobuf."""
+    """Importing tailrace, App and SchemaRegistry does not import confluent-kafka, fastavro, jsonschema or protobuf."""
     asked = "import json, sys, tailrace; tailrace.App, tailrace.SchemaRegistry; print(json.dumps([*sys.modules]))"
     ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=True)
 

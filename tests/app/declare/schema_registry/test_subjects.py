@@ -1,4 +1,4 @@
-"""A record can name only the schemas of its topic's subject; the registry is real, and so is the broker."""
+"""Records may use only schemas of their topic's subject, with a real registry and broker."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tailrace.observe.events import RecordDeadLettered
 from tests.support.consumer_group import until
 
 pytestmark = [
-    pytest.mark.timeout(400),  # the first time, the registry is downloaded
-    pytest.mark.xdist_group("schema registry"),  # one is enough
+    pytest.mark.timeout(400),  # the registry is downloaded at the first run
+    pytest.mark.xdist_group("schema registry"),  # avoids a second download
 ]
 QUICK = Retry(attempts=2, backoff_ms=1, max_backoff_ms=50)
 
@@ -29,7 +29,7 @@ class Order(msgspec.Struct):
 
 
 def avro(name):
-    """A schema whose values have the same bytes, whatever its name."""
+    """Return an Avro schema of a given name; the bytes of its values do not depend on the name."""
     fields = [{"name": "customer", "type": "string"}, {"name": "total", "type": "long"}]
     return json.dumps({"type": "record", "name": name, "fields": fields})
 
@@ -68,7 +68,7 @@ async def read_all(kafka_server, topic, count):
 
 
 async def read(codec, topic, data):
-    """Decode a value as a handler of the topic gets it."""
+    """Decode a value as for a handler of the topic."""
     got = []
 
     async def handle(order: Order) -> None:
@@ -127,7 +127,7 @@ async def test_a_schema_of_another_subject_is_a_dead_letter(  # noqa: PLR0917 - 
 async def test_a_topic_without_a_subject_takes_any_schema(  # noqa: PLR0917 - fixtures
     registry, register, new_topic, witness, kafka_server, group
 ):
-    """Mirrored topics and subjects named otherwise: there is nothing to compare an id with."""
+    """A topic without a subject accepts any schema, as after mirroring."""
     topic, origin = new_topic(), new_topic()
     schema_id = register(f"{origin}-value", avro("Mirrored"))
     witness.produce(topic, [value(schema_id, n) for n in range(5)])
@@ -149,7 +149,7 @@ async def test_a_topic_without_a_subject_takes_any_schema(  # noqa: PLR0917 - fi
 async def test_a_version_that_is_registered_later_is_read_without_a_restart(  # noqa: PLR0917 - fixtures
     registry, register, new_topic, witness, kafka_server, group
 ):
-    """The id of a version that is registered while the app runs is accepted with its first record."""
+    """A schema version registered while the app runs is accepted without a restart."""
     topic = new_topic()
     witness.produce(topic, [value(register(f"{topic}-value", avro("Order")), 1)])
     app = App(
@@ -167,11 +167,11 @@ async def test_a_version_that_is_registered_later_is_read_without_a_restart(  # 
         await until(lambda: got == [1, 2])
 
 
-# ---- what is asked, and what is kept -------------------------------------------------------------------------------
+# ---- requests and caches -------------------------------------------------------------------------------------------
 
 
 async def test_an_id_is_asked_for_once_a_topic(gate, register, new_topic):
-    """Accepted ids are not asked for again, refused ones not for some seconds."""
+    """Each schema id of a topic is requested once; a refused id is cached for some seconds."""
     topic = new_topic()
     own, foreign = register(f"{topic}-value", avro("Order")), register(f"{new_topic()}-value", avro("Foreign"))
     codec = SchemaRegistry(gate.url)
@@ -193,7 +193,7 @@ async def test_an_id_is_asked_for_once_a_topic(gate, register, new_topic):
 
 
 async def test_a_refused_id_is_asked_for_again(registry, register, new_topic, monkeypatch):
-    """A schema that is registered for the topic after its id was refused is accepted some seconds later."""
+    """A refused id is accepted some seconds after its schema was registered for the topic."""
     monkeypatch.setattr(subjects, "_REFUSED_FOR_S", 0.2)
     topic = new_topic()
     register(f"{topic}-value", avro("Order"))
@@ -208,7 +208,7 @@ async def test_a_refused_id_is_asked_for_again(registry, register, new_topic, mo
 
 
 async def test_a_registry_that_is_down_refuses_nothing(gate, register, new_topic):
-    """A schema known from one topic waits for the registry in another; what was accepted needs none."""
+    """While the registry is down, accepted ids still decode, and other ids raise SchemaRegistryError."""
     topic, other = new_topic(), new_topic()
     shared = register(f"{topic}-value", avro("Shared"))
     assert register(f"{other}-value", avro("Shared")) == shared
@@ -224,7 +224,7 @@ async def test_a_registry_that_is_down_refuses_nothing(gate, register, new_topic
 
 
 async def test_a_hostile_producer_fills_no_memory(gate, register, new_topic, monkeypatch):
-    """However many ids and topics there are, a bounded number is kept; of unknown ids no subject is asked for."""
+    """Caches of ids and topics are bounded, and an id unknown to the registry needs one request only."""
     monkeypatch.setattr(subjects, "_MOST_REFUSED", 3)
     monkeypatch.setattr(subjects, "_MOST_TOPICS", 3)
     topic, foreign = new_topic(), [register(f"{new_topic()}-value", avro(f"Foreign{n}")) for n in range(8)]
@@ -269,7 +269,7 @@ async def test_keys_have_a_subject_of_their_own(registry, client, register, new_
 
 @pytest.mark.parametrize("strategy", ["record", "topic_record"])
 async def test_a_name_in_the_subject_is_that_of_the_schema(strategy, registry, register, new_topic):
-    """A schema that was registered elsewhere is not read as the one of the same name that its topic has."""
+    """A schema of the same name from a different subject is refused; a name without a subject is accepted."""
     topic = new_topic()
     name = f"Order{topic.replace('-', '_').replace('.', '_')}"
     subject = name if strategy == "record" else f"{topic}-{name}"
@@ -285,7 +285,7 @@ async def test_a_name_in_the_subject_is_that_of_the_schema(strategy, registry, r
 
 
 async def test_records_outlive_the_deletion_of_their_version(registry, client, register, new_topic):
-    """A version that was deleted from the subject is still read."""
+    """A record of a deleted schema version is decoded."""
     topic = new_topic()
     old = register(f"{topic}-value", avro("Old"))
     register(f"{topic}-value", avro("New"))
@@ -295,7 +295,7 @@ async def test_records_outlive_the_deletion_of_their_version(registry, client, r
 
 
 async def test_subjects_of_a_context_and_aliases_are_known(gate, register, new_topic):
-    """Subjects that the registry answers as ``:.context:name``, and the subject that an alias stands for."""
+    """Subjects with a context (``:.context:name``) and subject aliases are accepted."""
     topic, alias, foreign = new_topic(), new_topic(), new_topic()
     own = register(f"{topic}-value", avro("Order"))
     pairs = json.dumps([{"subject": f":.shop:{topic}-value", "version": 1}]).encode()
@@ -312,7 +312,7 @@ async def test_subjects_of_a_context_and_aliases_are_known(gate, register, new_t
 
 
 async def test_what_an_app_writes_it_reads_without_asking_again(gate, new_topic):
-    """The schema that a value was written with belongs to the topic."""
+    """A schema id that the app itself has encoded with is decoded without a request."""
     topic = new_topic()
     codec = SchemaRegistry(gate.url, schemas={topic: avro("Order")}, auto_register=True)
     data = await codec.encode_for(topic, Order("ann", 5))
