@@ -130,7 +130,7 @@ async def test_parameters_are_filled_by_annotation(new_app, new_topic, witness):
 async def test_a_poisoned_record_is_tried_again_buried_and_overtaken_by_other_keys(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, group, recorder
 ):
-    """Only records of its own key wait for it; its dead letter is written once, with the failure."""
+    """A poisoned record holds up its own key only, and has one dead letter."""
     topic = new_topic()
     kafka_server.create_topic(f"{topic}.{group}.dead")
     app = new_app(dead_letter="{topic}.{group}.dead", hooks=[recorder])
@@ -217,7 +217,7 @@ async def test_rejected_and_undecodable_records_are_not_retried(  # noqa: PLR091
 
 
 async def test_without_dead_letters_the_lane_waits_and_heals(new_app, new_topic, witness, group, recorder):
-    """on_failure="pause": the record is retried at intervals and blocks its key; other keys go on; none is skipped."""
+    """With on_failure="pause" a failed record is retried at intervals and blocks its key only; none is skipped."""
     topic, app = new_topic(), new_app(hooks=[recorder])
     witness.produce(topic, (b"%d" % n for n in range(50)), keys=[b"k%d" % (n % 2) for n in range(50)])
     handled, is_broken = [], True
@@ -265,7 +265,7 @@ async def test_on_failure_stop_ends_the_app_and_commits_up_to_the_failure(new_ap
 
 
 async def test_on_failure_skip_continues_and_emits_an_event(new_app, new_topic, witness, group, recorder):
-    """The skipped record has an event, and the following ones are handled."""
+    """A skipped record emits an event, and later records are handled."""
     topic, app = new_topic(), new_app(on_failure="skip", hooks=[recorder])
     witness.produce(topic, (b"%d" % n for n in range(10)))
     handled = declare_failing_at_seven(app, topic)
@@ -299,7 +299,7 @@ async def test_results_are_published_before_the_offset_is_committed(new_app, new
 
 
 async def test_a_handler_that_runs_is_waited_for_when_the_app_stops(new_app, new_topic, witness, group):
-    """stop() starts no more records, waits for running ones and commits them, so that the next start repeats none."""
+    """stop() waits for running handlers and commits their records; the next start repeats none."""
     topic, app, begun, ended, may_end = new_topic(), new_app(), [], [], asyncio.Event()
     witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"k%d" % n for n in range(100)])
 
@@ -321,7 +321,7 @@ async def test_a_handler_that_runs_is_waited_for_when_the_app_stops(new_app, new
 
 
 async def test_two_apps_share_and_hand_over_cleanly(new_app, new_topic, witness, group):
-    """A second app joins and the first one stops: each record is handled once, also those in flight."""
+    """When one app joins and another stops, each record is handled once, also those in flight."""
     topic, handled = new_topic(6), Counter()
     options = {"heartbeat_interval_ms": 300}
 
@@ -425,7 +425,7 @@ async def test_several_handlers_share_a_topic_by_when(new_app, new_topic, witnes
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
 async def test_a_slow_handler_does_not_block_other_handlers_of_its_topic(new_app, new_topic, witness, group, order_by):
-    """In any order of records: those of the other handler are read meanwhile, and the slow one keeps its order."""
+    """While a handler is slow, other handlers of its topic receive their records, in each order_by."""
     topic, app = new_topic(), new_app()
     let_go, begun, slow, quick = asyncio.Event(), asyncio.Event(), [], []
 
@@ -525,7 +525,7 @@ def test_an_app_always_commits(monkeypatch):
 
 
 def test_configure_takes_options_of_consumers_only():
-    """An option of App itself raises an error that says where it belongs; a typo finds it, too."""
+    """configure() refuses options of App itself, with advice, and App() suggests the option meant by a typo."""
     with pytest.raises(ConfigurationError, match=r"dead_letter is an option of App\(\)"):
         App(group_id="g").configure(dead_letter="dead")
     with pytest.raises(ConfigurationError, match="did you mean 'dead_letter'"):

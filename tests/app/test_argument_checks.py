@@ -1,4 +1,4 @@
-"""Checks of objects that users pass: a wrong one is refused at once, with its value and advice."""
+"""Checks of user-supplied objects: an invalid one is refused at once, with its value and advice."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ asyncio.run(app.run())
 async def test_a_process_ends_without_a_hook_or_provider_that_swallows_its_cancellation(
     kafka_server, new_topic, witness, what, named
 ):
-    """After SIGTERM it ends in time, names the hook or the provider, and exits with a nonzero code."""
+    """After SIGTERM the process ends in time with a nonzero code, and names the hook or provider."""
     topic = new_topic()
     witness.produce(topic, [b"0"])
     command = [sys.executable, "-c", PROGRAM, kafka_server.bootstrap_servers, topic, what]

@@ -1,6 +1,6 @@
 """A killed process repeats only the records that it had not finished or not committed.
 
-Handlers write the reference themselves: a line for the start of each record, and one for its end.
+Handlers log the start and the end of each record for comparison.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Process:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
-            # Its pipe is closed in the loop's next turn.
+            # The transport of the process's pipe is closed in the next loop iteration.
             await asyncio.sleep(0)
 
 
@@ -153,7 +153,7 @@ async def test_a_killed_process_repeats_only_uncommitted_records(process, witnes
     assert committed <= ended.keys()
     ledger.path.unlink()
     await process.start()
-    # The last commit may have come to the broker after we asked.
+    # The broker may have received a later commit after the read.
     await wait_for_a_map(witness, group, process.topic, 600)
     await process.kill()
 
@@ -164,7 +164,7 @@ async def test_a_killed_process_repeats_only_uncommitted_records(process, witnes
 
 
 async def test_an_offset_map_survives_several_kills(process, witness, group):
-    """All records after a stuck one are finished and committed: a restart runs only the stuck ones."""
+    """A restart runs only the stuck records, as all records after them are in the offset map."""
     ledger = process.ledger
     await process.start(stuck="key 3")
     await wait_for_a_map(witness, group, process.topic, 540)

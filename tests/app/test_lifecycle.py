@@ -212,7 +212,7 @@ async def door_to(bootstrap_servers: str, door: socket.socket):
 
 
 async def test_an_app_may_start_before_kafka(new_app, new_topic, witness, kafka_server, recorder):
-    """With require_broker=False it starts, is ready, refuses to publish, and begins when a broker answers."""
+    """With require_broker=False an app starts without a broker, refuses to publish, and begins once one answers."""
     topic, handled, hooked, door = new_topic(), [], [], socket.socket()
     # No other process gets this port, and connections are refused until a server listens.
     door.bind(("127.0.0.1", 0))
@@ -243,7 +243,7 @@ async def test_an_app_may_start_before_kafka(new_app, new_topic, witness, kafka_
 
 
 async def test_a_start_waits_for_its_brokers(new_app, new_topic, kafka_server):
-    """By default it tries for `start_timeout_ms`, like a consumer, so that both may start together."""
+    """By default a start waits for its brokers for `start_timeout_ms`."""
     door = socket.socket()
     door.bind(("127.0.0.1", 0))
     app = new_app(bootstrap_servers="{}:{}".format(*door.getsockname()))
@@ -263,7 +263,7 @@ async def test_a_start_waits_for_its_brokers(new_app, new_topic, kafka_server):
 async def test_a_retried_start_keeps_the_whole_stop_timeout(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, group, recorder
 ):
-    """Brokers that fail during the start are waited for; later the app is healthy, and can commit at its stop."""
+    """Time spent on a retried start does not count for stop_timeout_ms."""
     host, port = kafka_server.bootstrap_servers.split(":")
     topic, handled = new_topic(), []
     witness.produce(topic, [b"0"])
@@ -283,7 +283,7 @@ async def test_a_retried_start_keeps_the_whole_stop_timeout(  # noqa: PLR0917 - 
 
         async with app:
             await recorder.wait_for(BrokersUnavailable)
-            # So long does it have at its end: what had counted from the first attempt would have none of it left.
+            # Long enough to use up the stop timeout, if it counted from the first attempt.
             await asyncio.sleep(2.3)
             proxy.restore()
             await until(lambda: handled == [b"0"])
@@ -441,7 +441,7 @@ def test_a_second_signal_ends_the_process_at_once(kafka_server, topic_with_one, 
         try:
             assert process.stdout.readline() == "hangs\n"
             while process.poll() is None:
-                # The first may not be told before the second comes, which is one signal then.
+                # Two signals in quick succession may be delivered as one.
                 process.send_signal(number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.2)

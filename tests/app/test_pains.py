@@ -1,6 +1,6 @@
-"""Problems that users of other clients have, on the real broker.
+"""Known problems of other Kafka clients, on the real broker.
 
-The whole list, with the tests in other files, is docs/explanation/fifteen-pains.md.
+The full list, with tests in other files, is docs/explanation/fifteen-pains.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.expulsion import expel
 from tests.support.loop_turns import LoopTurns
 
 HASTY = {"rebalance_drain_ms": 500, "stop_timeout_ms": 60_000}
-"""Handlers have half a second to end; what comes after it, as the last commit, has all the time that it needs."""
+"""Options that give handlers half a second to end, and the final commit all the time that it needs."""
 
 SESSION_S = 3
 
@@ -102,7 +102,7 @@ async def test_a_listener_may_wait_for_the_lock_of_the_reading_loop(options, new
 
 
 async def test_an_app_that_is_thrown_out_comes_back(options, new_topic, witness, group, recorder):
-    """Its partitions are lost during work and its commits refused: it joins again, and handles all records."""
+    """An app whose partitions are lost and whose commits are refused rejoins, and handles all records."""
     topic, handled, is_free = new_topic(2), Counter(), asyncio.Event()
     app = App(**options, hooks=[recorder], heartbeat_interval_ms=200, auto_commit_interval_ms=100)
     for partition in range(2):
@@ -129,7 +129,7 @@ async def test_an_app_that_is_thrown_out_comes_back(options, new_topic, witness,
 
 
 async def test_a_handler_that_blocks_its_thread_keeps_the_membership(options, new_topic, witness, group, recorder):
-    """A plain function blocks for longer than a session: heartbeats go on, no rebalance, its record is handled once."""
+    """While a plain function blocks beyond the session timeout, heartbeats continue and no rebalance occurs."""
     topic, handled, begun, is_free = new_topic(), [], [], threading.Event()
     app = App(**options, hooks=[recorder], session_timeout_ms=SESSION_S * 1_000, heartbeat_interval_ms=200)
     witness.produce(topic, [b"0", b"1"])
@@ -137,7 +137,7 @@ async def test_a_handler_that_blocks_its_thread_keeps_the_membership(options, ne
     @app.handler(topic)
     def handle(value: bytes) -> None:
         begun.append(time.monotonic())
-        # In the event loop it would wait in vain, and so would the heartbeats.
+        # In the event loop this would block the heartbeats.
         assert is_free.wait(20)
         handled.append(value)
 
@@ -155,13 +155,13 @@ async def test_a_handler_that_blocks_its_thread_keeps_the_membership(options, ne
     assert await witness.committed(group, topic, 1) == {0: 2}
 
 
-# ---- what is committed ---------------------------------------------------------------------------------------------
+# ---- commits -------------------------------------------------------------------------------------------------------
 
 
 async def test_b15_gaps_are_no_unfinished_records_and_unfinished_records_no_gaps(  # noqa: PLR0917 - fixtures
     options, new_topic, witness, kafka_server, group, recorder
 ):
-    """A record in flight holds the commit whatever gaps are beside it; gaps of markers and aborts hold none."""
+    """A record in flight holds back the commit; gaps of markers and aborted records do not."""
     topic, handled, is_free = new_topic(), [], asyncio.Event()
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
     await asyncio.to_thread(producer.init_transactions, 20)
@@ -256,11 +256,11 @@ async def test_a_record_that_fails_is_no_hot_loop(options, new_topic, witness, g
     assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
 
 
-# ---- starting, stopping, going on for long ---------------------------------------------------------------------------
+# ---- start, stop and long runs ---------------------------------------------------------------------------------------
 
 
 async def test_many_consumers_stop_at_once(options, new_topic):
-    """Twenty members of one group stop at the same moment, between heartbeats: none hangs."""
+    """Twenty members of a group that stop at once all end."""
     topic = new_topic(20)
     quick = {**options, "heartbeat_interval_ms": 100, "stop_timeout_ms": 60_000}
     members = [Consumer(topic, **quick) for _ in range(20)]
@@ -275,7 +275,7 @@ async def test_many_consumers_stop_at_once(options, new_topic):
 
 
 async def test_starting_and_stopping_leaves_nothing_behind(options, new_topic, witness):
-    """However often consumers and apps start and stop, no objects, tasks, threads or open files remain."""
+    """Repeated starts and stops of consumers and apps leave no objects, tasks, threads or open files."""
     topic = new_topic()
     witness.produce(topic, [b"0"] * 40)
 
@@ -309,12 +309,12 @@ async def test_starting_and_stopping_leaves_nothing_behind(options, new_topic, w
         witness.produce(topic, [b"0"])
         await come_and_go()
 
-    # Others in this process come and go too; what each round left behind would be as many as there are rounds.
+    # Other tests have objects in this process, too; a leak would add at least one per round.
     await until(lambda: all(count < before[what] + rounds for what, count in left().items()))
 
 
 async def test_waiting_for_long_leaves_nothing_behind(options, new_topic):
-    """Thousands of calls that are canceled or time out: memory does not grow."""
+    """Memory does not grow over thousands of calls that are canceled or time out."""
 
     async def wait_in_vain(consumer: Consumer, times: int) -> None:
         for _ in range(times):
@@ -337,7 +337,7 @@ async def test_waiting_for_long_leaves_nothing_behind(options, new_topic):
 
 
 async def test_a_handler_of_nothing_is_quick(options, new_topic, witness):
-    """A hundred thousand records go through a handler in seconds, also under other load."""
+    """A handler that does nothing handles a hundred thousand records within seconds, also under load."""
     topic, app, handled = new_topic(2), App(**options), 0
     witness.produce(topic, (b"." * 100 for _ in range(100_000)))
     everything = asyncio.Event()

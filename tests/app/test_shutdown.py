@@ -139,7 +139,7 @@ async def test_a_handler_that_swallows_its_cancellation_starts_no_more_records(k
 
 @KINDS
 async def test_a_handler_that_does_not_end_is_abandoned_with_an_event(kind):
-    """The app ends in time whatever its handlers do, and names the one that still runs."""
+    """An app whose handlers do not end stops in time, and an event names the one that still runs."""
     begun, let_go, events = asyncio.Event(), asyncio.Event(), EventRecorder()
     app = App(group_id="g", hooks=[events], stop_timeout_ms=20_000)
     tasks = []
@@ -160,7 +160,7 @@ async def test_a_handler_that_does_not_end_is_abandoned_with_an_event(kind):
         began_at = asyncio.get_running_loop().time()
         await app.stop()
         took_s = asyncio.get_running_loop().time() - began_at
-        # asyncio.run would wait without end for a task that asyncio knows.
+        # asyncio.run would wait forever for a task that asyncio knows.
         assert asyncio.all_tasks() == {asyncio.current_task()}
         let_go.set()
         await asyncio.wait(tasks)
@@ -192,7 +192,7 @@ async def test_a_handler_does_not_stop_its_own_app(kind):
 
 @pytest.mark.slow
 async def test_several_groups_are_left_in_time_while_no_broker_answers():
-    """All at once, with uncommitted records, a waiting handler and an unacknowledged publish."""
+    """Several groups with uncommitted records and pending calls are left concurrently, in time."""
     groups = [f"g{n}" for n in range(4)]
     with KafkaServer(proxied=True) as server:
         witness, events, handled = Witness(server.bootstrap_servers), EventRecorder(), []
@@ -224,7 +224,7 @@ async def test_several_groups_are_left_in_time_while_no_broker_answers():
             began_at = asyncio.get_running_loop().time()
         took_s = asyncio.get_running_loop().time() - began_at
 
-    # One group after the other would take five times as long, and to wait for answers as well.
+    # Sequential LeaveGroup calls would take five times as long, and so would waiting for their answers.
     assert took_s < 16
     assert {event.group_id for event in events.of(LeaveGroupTimedOut)} == {"g", *groups}
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -54,7 +54,7 @@ async def of_another_kind(value: dict[str, int]) -> None: ...
     ],
 )
 async def test_a_failure_says_where_it_came_from(recorder, function, text):
-    """In every attempt, from coroutines, threads and batches; a DecodeError of tailrace has no line of the user's."""
+    """Each failed attempt has the user's file and line; a DecodeError of tailrace has none."""
     app = App(group_id="g", on_failure="skip", retry=Retry(attempts=2), hooks=[recorder])
     declare = app.batch_handler if function is of_a_batch else app.handler
     declare("t")(function)
@@ -91,7 +91,7 @@ async def test_a_dead_letter_has_only_the_last_failure():
 
 @pytest.mark.parametrize("kind", ["record", "batch"])
 async def test_the_log_has_the_traceback_once_and_hooks_have_the_error(recorder, caplog, kind):
-    """The last attempt is logged as an error with the user's frames, the others as warnings."""
+    """The last attempt is logged as an error with the user's frames, earlier ones as warnings."""
     app = App(group_id="g", on_failure="skip", retry=Retry(attempts=3, backoff_ms=1), hooks=[recorder])
     if kind == "batch":
         app.batch_handler("t")(of_a_batch)
@@ -170,7 +170,7 @@ async def test_causes_are_logged_with_only_the_users_frames(kafka_server, group,
     ):
         assert "JSONDecodeError: Expecting value" in text
         assert text.count("Traceback (most recent call last)") == 2
-        # One frame of the user's for each error, and those of the library that raised.
+        # Each error has one frame of the user's code, and the frames of the library that raised.
         files = [line.split('"')[1].rpartition("/")[2] for line in text.splitlines() if "  File " in line]
         assert set(files) <= {"test_stack_frames.py", "decoder.py", "taskgroups.py"}, text
         assert len(files) <= 4

@@ -104,7 +104,7 @@ async def test_the_result_of_a_plain_handler_is_awaited_before_the_commit(new_ap
 
 
 async def test_the_error_of_a_pool_future_fails_the_record(new_app, new_topic, witness, recorder):
-    """Only if the future is awaited; the pool works in either case."""
+    """The error of a concurrent.futures.Future that a plain handler returns fails its record."""
     topic, app = new_topic(), new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"0"])
 
@@ -274,7 +274,7 @@ async def test_a_coroutine_returned_by_an_async_handler_annotated_none_is_awaite
 
 
 async def test_the_error_of_a_returned_coroutine_fails_the_record(new_app, new_topic, witness, recorder):
-    """Also for an async handler, in each attempt."""
+    """The error of a coroutine that an async handler returns fails each attempt at its record."""
     topic, tries = new_topic(), []
     app = new_app(on_failure="skip", retry=Retry(attempts=2, backoff_ms=1), hooks=[recorder])
     witness.produce(topic, [b"0"])
@@ -374,7 +374,7 @@ async def test_a_middleware_that_does_not_await_its_call_fails_the_record(  # no
 
 
 async def test_a_middleware_may_call_its_handler_in_a_task_again_or_not_at_all(new_app, new_topic, witness, recorder):
-    """Only a call that has started must end: calls that failed, or never came, fail no record."""
+    """Middleware may skip the call, repeat a failed one, or run it in a task; none of these fails the record."""
     topic, seen = new_topic(), []
     app = new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"drop", b"again", b"task"])

@@ -39,7 +39,7 @@ from tests.support.consumer_group import until
 
 QUICK = Retry(attempts=3, backoff_ms=1, max_backoff_ms=50)
 FULL = {"max_wait_ms": 60_000}
-"""A batch is begun when it is full, and not before, however slow this machine is."""
+"""Options with which only full batches start, however slow the machine is."""
 
 
 class Click(msgspec.Struct):
@@ -83,7 +83,7 @@ def numbers(count, start=0):
 
 
 async def test_batches_are_full_while_there_are_enough_records(new_app, new_topic, witness, group):
-    """max_records at a time, in order, each once, all of them committed; the values are decoded."""
+    """While there are enough records, each batch has max_records decoded values, in order, and all are committed."""
     topic, app, batches = new_topic(), new_app(), []
     witness.produce(topic, (b'{"page":"/","n":%d}' % n for n in range(2_000)))
 
@@ -159,7 +159,7 @@ async def test_a_batch_is_not_larger_than_max_bytes(new_app, new_topic, witness)
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
 async def test_order_by_limits_concurrent_batches(new_app, new_topic, witness, group, order_by):
-    """By partition one batch of each at a time; by key none shares a key with another; unordered, concurrently."""
+    """Batches of a partition run one at a time, those by key without a common key, unordered ones concurrently."""
     topic, app, running, most, seen = new_topic(3), new_app(), [], 0, []
     at_once, are_enough = {"partition": 3}.get(order_by, 4), asyncio.Event()
     witness.produce(topic, numbers(1_200), keys=[b"k%d" % (n // 20 % 60) for n in range(1_200)])
@@ -197,7 +197,7 @@ def lanes_of_keys(records):
 
 
 async def test_a_failed_batch_is_retried_unchanged(new_app, new_topic, witness, group, recorder):
-    """The same records in the same order, until it succeeds; no later batch of its partition starts before."""
+    """A failed batch is retried with the same records in the same order, before later batches of its partition."""
     topic, app, calls = new_topic(), new_app(hooks=[recorder]), []
     witness.produce(topic, numbers(20))
 
@@ -247,7 +247,7 @@ async def until_committed(witness, group, topic, offset):
 
 
 async def test_only_named_records_are_retried(new_app, new_topic, witness, group, letters, recorder):  # noqa: PLR0917
-    """PartialFailureError: the named records are retried as a smaller batch, then dead-lettered; a Reject at once."""
+    """Records named in a PartialFailureError are retried alone, then dead-lettered; with a Reject at once."""
     topic, calls = new_topic(), []
     app = new_app(dead_letter=letters.of(topic), hooks=[recorder])
     witness.produce(topic, numbers(10))
@@ -308,7 +308,7 @@ async def test_named_indices_without_errors_have_the_cause(new_app, new_topic, w
     ],
 )
 async def test_invalid_indices_fail_the_whole_batch(new_app, new_topic, witness, recorder, failed, said):  # noqa: PLR0917
-    """Indices out of range, or none at all: the whole batch has failed, and the error says why."""
+    """A PartialFailureError with invalid or no indices fails the whole batch, with an error that says why."""
     topic, app, calls = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(4))
 
@@ -326,7 +326,7 @@ async def test_invalid_indices_fail_the_whole_batch(new_app, new_topic, witness,
 
 @pytest.mark.parametrize("order_by", ["partition", "none"])
 async def test_an_undecodable_record_is_dead_lettered_alone(new_app, new_topic, witness, group, letters, order_by):  # noqa: PLR0917
-    """With its raw bytes, once, without another attempt; the other records are handled once, as the batch."""
+    """An undecodable record is dead-lettered alone, without a retry; the other records are handled once as a batch."""
     topic, calls = new_topic(), []
     app = new_app(dead_letter=letters.of(topic))
     values = [b'{"page":"/","n":%d}' % n for n in range(6)]
@@ -366,7 +366,7 @@ async def test_an_undecodable_record_is_not_retried_with_its_batch(new_app, new_
 
 
 async def test_without_dead_letters_the_partition_waits_and_heals(new_app, new_topic, witness, group, recorder):
-    """on_failure="pause": the batch is retried at intervals, other partitions go on, no record is skipped."""
+    """With on_failure="pause" a failed batch is retried at intervals; other partitions continue, none is skipped."""
     topic, app = new_topic(2), new_app(hooks=[recorder])
     witness.produce(topic, numbers(50), partition=0)
     witness.produce(topic, numbers(50, 50), partition=1)
@@ -406,7 +406,7 @@ async def test_on_failure_stop_commits_the_finished_records_of_the_batch(new_app
 
 
 async def test_results_are_published_before_the_batch_is_committed(new_app, new_topic, witness, kafka_server, group):
-    """Each item of a list, a value or a Message, in this order; None publishes nothing, a single value one record."""
+    """Results of a batch, one value or a list of values and Messages, are published in order before the commit."""
     topic, out, app = new_topic(), new_topic(), new_app()
     witness.produce(topic, numbers(400))
 
@@ -433,7 +433,7 @@ async def test_results_are_published_before_the_batch_is_committed(new_app, new_
 
 
 async def test_a_result_that_cannot_be_published_is_a_failure(new_app, new_topic, witness, recorder, kafka_server):
-    """None of the results is published, and the batch is retried like any other failed one."""
+    """If one result of a batch cannot be published, none is, and the batch is retried."""
     topic, out, app, calls = new_topic(), new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(2))
 
@@ -468,7 +468,7 @@ async def test_a_plain_function_runs_in_a_thread(new_app, new_topic, witness):
 
 
 async def test_a_batch_that_exceeds_timeout_ms_has_failed(new_app, new_topic, witness, recorder):
-    """timeout_ms applies to the batch; and what a handler does to its task affects no other batch."""
+    """timeout_ms applies to a batch as a whole; changes of a handler to its task affect no other batch."""
     topic, app, calls = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(30))
 
@@ -613,7 +613,7 @@ async def test_incomplete_batches_are_not_handled_when_the_app_stops(new_app, ne
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
 async def test_two_apps_share_and_hand_over_cleanly(new_app, new_topic, witness, group, order_by):
-    """A running batch delays the rebalance, incomplete ones go to the next owner: each record is handled once."""
+    """A running batch delays a rebalance, and an incomplete one goes to the next owner; each record is handled once."""
     topic, handled = new_topic(6), Counter()
 
     def one():
@@ -725,7 +725,7 @@ async def test_after_a_kill_only_uncommitted_records_are_repeated(kafka_server, 
     before, again = handled(ledgers[0]), handled(ledgers[1])
     assert before == list(range(len(before)))
     assert again == list(range(again[0], 2_000))
-    # The last commit may have come to the broker after we asked.
+    # The broker may have received a later commit after the read.
     assert 0 < committed <= again[0] <= len(before)
     assert second.returncode == 0
 

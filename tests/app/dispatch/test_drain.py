@@ -1,4 +1,4 @@
-"""Running handlers of a partition that is being revoked: the rebalance waits for them, and not longer."""
+"""Rebalances wait for running handlers of a partition that is being revoked, and for nothing else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def has_begun_to_drain(app: App) -> None:
 
 
 def other_app(new_app, topic: str, seen: list[int], **options) -> tuple[App, EventRecorder]:
-    """A member that takes over the partition."""
+    """Return another member, which takes over the partition, and its events."""
     events = EventRecorder()
     app = new_app(hooks=[events], **options)
 
@@ -87,7 +87,7 @@ async def test_a_failure_during_a_drain_ends_it(  # noqa: PLR0917 - fixtures
 
 
 async def test_a_drain_waits_for_all_handlers_of_a_topic(new_app, new_topic, witness, group, recorder):
-    """Two handlers share a topic by ``when``: a running one is waited for after the other has finished."""
+    """If two handlers share a topic by ``when``, the rebalance waits for both."""
     topic, seen, again = new_topic(), [], []
     let_go = {b"a": asyncio.Event(), b"b": asyncio.Event()}
     witness.produce(topic, [b"a", b"b", b"a", b"b"])
@@ -123,7 +123,7 @@ async def test_a_drain_waits_for_all_handlers_of_a_topic(new_app, new_topic, wit
 
 
 async def test_a_stopping_app_starts_no_records_of_new_partitions(new_app, new_topic, witness, group, recorder):
-    """While it waits for a handler, it is assigned more partitions: their records are left to the next owner."""
+    """A stopping app that is assigned more partitions leaves their records to the next owner."""
     topic, let_go, begun = new_topic(2), asyncio.Event(), []
     cooperative = {"partition_assignment_strategy": "cooperative-sticky"}
     app = new_app(hooks=[recorder], stop_timeout_ms=180_000, **cooperative)
@@ -197,7 +197,7 @@ async def test_a_drain_waits_for_a_running_batch_after_a_failed_one(  # noqa: PL
 
 
 async def test_records_left_by_one_handler_repeat_none_of_another(new_app, new_topic, witness, group, recorder):
-    """One handler has unstarted records when the partition is revoked; later ones of the other stay finished."""
+    """Records that one handler has not started at a revocation cause no repetition of those another has finished."""
     topic, let_go, seen = new_topic(), asyncio.Event(), []
     witness.produce(topic, [b"a", b"a", b"b", b"b"])
     app = new_app(hooks=[recorder])
@@ -236,7 +236,7 @@ def at_the_beginning() -> Position:
 
 
 async def test_a_record_lost_when_its_pause_ends_is_not_retried():
-    """Both happen in one iteration of the event loop, the loss first."""
+    """A record is not retried if its partition is lost in the same loop iteration in which its pause ends."""
     loop, tried, waited = asyncio.get_running_loop(), [], []
 
     async def fail(record: Record) -> None:
@@ -245,7 +245,7 @@ async def test_a_record_lost_when_its_pause_ends_is_not_retried():
 
     async def recover(_line: RecordExecutor, work: Worker, _failed: Failed) -> None:
         loop.call_later(0.01, line.drop, PARTITION)
-        # Nothing else has its turn before both are due.
+        # Blocks the loop until both callbacks are due.
         loop.call_soon(time.sleep, 0.1)
         waited.append(await line.pause_all(work, 0.05))
 
@@ -262,7 +262,7 @@ async def test_a_record_lost_when_its_pause_ends_is_not_retried():
 
 
 async def test_a_batch_does_not_start_when_its_partition_was_just_lost():
-    """Its task was created, and had not run yet."""
+    """A batch whose task has not run yet does not start if its partition is lost."""
     tried = []
 
     async def attempt(records: list[Record]) -> dict[int, Exception]:

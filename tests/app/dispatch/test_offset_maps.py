@@ -23,7 +23,7 @@ def new_app(kafka_server, group, recorder):
 
 
 async def test_handlers_wait_while_too_much_is_finished_out_of_order(new_app, new_topic, witness, group, recorder):
-    """Above three quarters of the map's size the partition's next records wait; other partitions and commits go on."""
+    """Above three quarters of the offset map's size the partition's next records wait; other partitions continue."""
     topic, chance, let_go = new_topic(2), random.Random(11), asyncio.Event()
     for partition in range(2):
         witness.produce(topic, (b"%d" % n for n in range(8_000)), partition=partition)
@@ -88,7 +88,7 @@ def is_finished(offset_map):
 
 
 async def test_batches_that_overtake_a_poisoned_key_are_in_the_map(new_app, new_topic, witness, group):
-    """By key, records after a failing one are finished for good, although others of its key wait in between."""
+    """With order_by="key" records after a failing key are finished, and committed in the offset map."""
     topic, app, done = new_topic(), new_app(auto_commit_interval_ms=30, retry=Retry(attempts=1)), []
     witness.produce(topic, (b"%d" % n for n in range(8)), keys=[b"poison", b"poison", *[b"good"] * 6])
 

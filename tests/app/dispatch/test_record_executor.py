@@ -1,4 +1,4 @@
-"""Executor of records: the event loop gets its turns, whatever handlers do without suspending."""
+"""Executor of records and the event loop."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def declared(app, topic, kind, swallow, **options):
 async def test_an_overdue_handler_is_reported_and_degrades_health(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, kind
 ):
-    """One event names the record; when the handler ends, its record has failed and health is ok again."""
+    """An overdue handler emits one event and degrades health; when it ends, its record has failed."""
     topic, let_go = new_topic(), asyncio.Event()
     app = new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"0"])
@@ -114,7 +114,7 @@ async def test_a_handler_that_returns_after_its_cancellation_has_failed(new_app,
 async def test_an_abandoned_handler_cannot_publish(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, kind, way
 ):
-    """Its record is delivered again, so that its messages would be published twice; stop hooks can still publish."""
+    """An abandoned handler cannot publish, as its record is delivered again; stop hooks still can."""
     topic, out, handles = new_topic(), new_topic(), asyncio.Event()
     let_go, errors, tasks = asyncio.Event(), [], []
     app = new_app(hooks=[recorder], stop_timeout_ms=4_000)
@@ -188,7 +188,7 @@ asyncio.run(app.run())
 async def test_a_process_ends_without_a_handler_that_swallows_its_cancellation(
     kafka_server, new_topic, witness, decorator, parameter
 ):
-    """After SIGTERM it ends in time, names the handler, exits with a nonzero code, and does not commit the record."""
+    """After SIGTERM a process with such a handler ends in time with a nonzero code, and does not commit the record."""
     topic = new_topic()
     witness.produce(topic, [b"0"])
     program = PROGRAM.format(decorator=decorator, parameter=parameter)

@@ -118,7 +118,7 @@ def test_one_that_comes_back_too_late_ends_quietly():
 
 
 async def test_a_plain_handler_that_hangs_is_named():
-    """The app ends in its time, and tells of the handler that it leaves behind."""
+    """stop() ends in time, and an event names the plain handler that is still running."""
     begun, let_go, events = threading.Event(), threading.Event(), EventRecorder()
     app = App(group_id="g", stop_timeout_ms=500, hooks=[events])
 
@@ -157,7 +157,7 @@ def handle({parameter}) -> None:
 
 @pytest.mark.parametrize("kind", ["handler, App.run", "batch_handler, tailrace run"])
 def test_a_plain_handler_that_hangs_keeps_no_program_alive(kafka_server, new_topic, witness, tmp_path, kind):
-    """After SIGTERM the process ends within the time that stopping may take, and its exit code tells of the thread."""
+    """After SIGTERM a process with a hanging plain handler ends within its stop timeout, with exit code 1."""
     topic = new_topic()
     witness.produce(topic, [b"0"])
     decorator, way = kind.split(", ")

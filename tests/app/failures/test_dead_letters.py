@@ -58,11 +58,11 @@ def died(record: Record = RECORD, error: BaseException | None = None, **what: ob
     return read_dead_letter(written(dead_letter(record, failure(error, **what))))
 
 
-# ---- what it says --------------------------------------------------------------------------------------------------
+# ---- contents ------------------------------------------------------------------------------------------------------
 
 
 def test_a_dead_letter_has_the_record_and_its_failure():
-    """Key, value and headers are unchanged, with the error, the attempts, the handler and the origin."""
+    """A dead letter has the record's key, value and headers, and the error, attempts, handler and origin."""
     letter = died()
 
     assert (letter.key, letter.value, letter.headers) == (RECORD.key, RECORD.value, tuple(RECORD.headers))
@@ -75,7 +75,7 @@ def test_a_dead_letter_has_the_record_and_its_failure():
 
 
 def test_added_headers_have_one_prefix():
-    """Readers without tailrace find them by name, as text, after the record's own."""
+    """Added headers are text, start with "tailrace-" and follow the record's own."""
     headers = dead_letter(RECORD, failure()).headers
 
     added = {name: value.decode() for name, value in headers[3:]}
@@ -95,19 +95,19 @@ def test_null_and_empty_are_distinct(part):
 
 
 class OddError(Exception):
-    """Error of the user's."""
+    """User-defined error whose ``__str__`` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
 def test_an_error_is_named_with_its_module():
-    """Two errors of one name can be distinguished."""
+    """An error type includes its module."""
     assert died(error=raised(ConfigurationError("x - y"))).error_type == "tailrace.errors.ConfigurationError"
 
 
 def test_an_error_whose_str_raises_has_a_dead_letter():
-    """Whatever ``__str__`` of the user's error does."""
+    """A dead letter is written even if ``__str__`` of the error raises."""
     letter = died(error=raised(OddError()))
 
     assert letter.error_type.endswith(".OddError")
@@ -139,7 +139,7 @@ def test_a_long_traceback_keeps_both_ends():
 
 @given(st.text(st.characters(codec=None), min_size=0, max_size=40), st.integers(1, 2_000))
 def test_added_headers_are_bounded_and_valid_utf8(text, times):
-    """However long the names of the error, the handler or the group are, and whatever characters they have."""
+    """Added headers have a bounded size and are UTF-8, whatever error, handler and group are named."""
     long = text * times
     letter = dead_letter(RECORD, failure(ValueError(long), handler=long, group_id=long))
 
@@ -148,7 +148,7 @@ def test_added_headers_are_bounded_and_valid_utf8(text, times):
     assert all(value.decode() is not None for _, value in added)
 
 
-# ---- dying again ---------------------------------------------------------------------------------------------------
+# ---- replays and repeated failures ---------------------------------------------------------------------------------
 
 
 def test_a_replay_has_the_original_record():
@@ -208,7 +208,7 @@ def test_a_record_in_a_retry_topic_has_its_failure():
 
 
 def test_a_dead_letter_after_retry_topics_has_the_first_origin():
-    """After two retry topics, a replay and a second death: one origin, counted deaths, no duplicate headers."""
+    """A dead letter after retry topics and a replay has the first origin, counted deaths, and each header once."""
     first = written(retry_record(RECORD, failure(), 1), topic="orders.billing.retry.5s")
     second = written(retry_record(first, failure(attempts=6), 2), topic="orders.billing.retry.1m")
     letter = died(second, attempts=9)
@@ -237,7 +237,7 @@ def test_a_handler_sees_the_original_position():
 
 
 def test_a_brief_dead_letter_has_the_origin_and_the_error():
-    """In less than a kibibyte, for a record whose complete dead letter is too large."""
+    """A brief dead letter has origin and error in less than a kibibyte, for records that leave no more room."""
     long = "x" * 5_000
     letter = dead_letter(RECORD, failure(ValueError(long)), is_brief=True)
     read = read_dead_letter(written(letter))
@@ -260,12 +260,12 @@ def with_headers(*headers: tuple[str, bytes | None]) -> Record:
     "headers", [(), [("x", b"1")], [("tailrace-error-type", None)], [("tailrace-origin-topic", b"t")]]
 )
 def test_a_record_without_an_error_type_is_no_dead_letter(headers):
-    """Only a record with the header of its error's type is one."""
+    """A record without the header of the error type is not a dead letter."""
     assert read_dead_letter(with_headers(*headers)) is None
 
 
 def test_missing_headers_are_empty():
-    """A dead letter with only an error type can be parsed: it failed when it was written, and died once."""
+    """A dead letter with no header but the error type can be parsed; its time is that of the record."""
     letter = read_dead_letter(with_headers(("tailrace-error-type", b"Boom")))
 
     assert (letter.error_type, letter.reason, letter.traceback, letter.handler) == ("Boom", "", "", "")
@@ -280,7 +280,7 @@ CONTENTS = st.none() | st.binary(max_size=30) | st.integers(-(2**70), 2**70).map
 
 @given(st.lists(st.tuples(st.sampled_from([*OURS, "tailrace-", "own"]), CONTENTS)))
 def test_malformed_headers_are_ignored(headers):
-    """Parsing, dying again and replaying never fail, and the record's own headers are kept."""
+    """Malformed headers break neither parsing nor replays, and the record's own headers are kept."""
     record = with_headers(*headers, ("tailrace-error-type", b"Boom"))
     letter = read_dead_letter(record)
 

@@ -63,11 +63,11 @@ def poison_all(app: App, topic: str) -> None:
         raise ValueError("poison")
 
 
-# ---- other keys ----------------------------------------------------------------------------------------------------
+# ---- isolation of keys ---------------------------------------------------------------------------------------------
 
 
 async def test_a_poisoned_key_delays_no_other(new_app, new_topic, witness, group):
-    """One key of twenty keeps failing: the others are finished before its next attempt, and it has one dead letter."""
+    """While one key of twenty keeps failing, the others are handled; the failing record has one dead letter."""
     topic, app, handled = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
     handled_before, others_are_through = [], asyncio.Event()
     witness.produce(topic, (b"%d" % n for n in range(4_000)), keys=[b"k%d" % (n % 20) for n in range(4_000)])
@@ -95,7 +95,7 @@ async def test_a_poisoned_key_delays_no_other(new_app, new_topic, witness, group
 
 
 async def test_a_full_lane_emits_an_event_and_blocks_only_its_partition(new_app, new_topic, witness, recorder):
-    """When half the window waits after one record, its partition is read no further, and an event is emitted."""
+    """When half the window waits after one record, an event is emitted and its partition is read no further."""
     topic, app, handled, is_fixed = new_topic(2), new_app(max_queued_records=40), [], False
     witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"same"] * 100, partition=0)
     witness.produce(topic, (b"%d" % n for n in range(300)), keys=[b"k%d" % (n % 7) for n in range(300)], partition=1)
@@ -154,7 +154,7 @@ class Outage:
 async def test_an_outage_reads_no_further_than_the_window(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, order_by, is_in_place
 ):
-    """Records that wait for another attempt fill the window; other partitions go on, and in the end all are handled."""
+    """Records that wait for a retry fill the window; other partitions continue, and finally all are handled."""
     topic, app, outage = new_topic(2), new_app(max_queued_records=60), Outage()
     witness.produce(topic, (b"" for _ in range(600)), keys=[b"k%d" % n for n in range(600)], partition=0)
     witness.produce(topic, (b"" for _ in range(300)), keys=[b"k%d" % n for n in range(300)], partition=1)
@@ -183,7 +183,7 @@ async def test_an_outage_reads_no_further_than_the_window(  # noqa: PLR0917 - fi
 async def test_an_outage_gathers_no_more_batches_than_the_window_holds(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, order_by
 ):
-    """Records of failed batches fill the window; other partitions go on, and in the end all are handled."""
+    """Records of failed batches fill the window; other partitions continue, and finally all are handled."""
     topic, app, outage = new_topic(2), new_app(max_queued_records=60), Outage()
     for partition in range(2):
         witness.produce(topic, [b""] * 300, keys=[b"k%d" % n for n in range(300)], partition=partition)
@@ -205,7 +205,7 @@ async def test_an_outage_gathers_no_more_batches_than_the_window_holds(  # noqa:
 async def test_dead_letters_are_replayed_to_success(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """After a fix `tailrace dead-letters replay` sends each once, and the handler sees its original position."""
+    """After a fix `tailrace dead-letters replay` sends each record once, and handlers see the original position."""
     topic, app, handled, is_fixed = new_topic(2), new_app(dead_letter="{topic}.{group}.dead"), [], False
     app.configure(metadata_max_age_ms=300)
     witness.produce(topic, [b"1", b"bad", b"2"], keys=[b"a", b"b", b"c"], partition=1)
@@ -239,7 +239,7 @@ async def test_dead_letters_are_replayed_to_success(  # noqa: PLR0917 - fixtures
 async def test_without_its_topic_a_dead_letter_waits(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """No process of the group ends, other keys go on, health is degraded; once the topic exists, it arrives, once."""
+    """A dead letter whose topic is missing waits with its key, health is degraded, and the app continues."""
     topic, handled = new_topic(), []
     dead = f"{topic}.{group}.dead"
 
@@ -277,7 +277,7 @@ async def test_without_its_topic_a_dead_letter_waits(  # noqa: PLR0917 - fixture
 async def test_a_dead_letter_that_is_too_large_is_shortened(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """If a record only just fits into its dead-letter topic, the traceback is omitted, and no byte of the record.
+    """A dead letter just too large for its topic omits the traceback, but no byte of the record.
 
     Earlier and later dead letters of the same partition are complete.
     """
@@ -306,7 +306,7 @@ async def test_a_dead_letter_that_is_too_large_is_shortened(  # noqa: PLR0917 - 
 async def test_a_record_too_large_for_its_dead_letter_topic_waits(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """Not even a brief dead letter fits: the record waits, the event names the setting to raise, then it arrives."""
+    """A record too large even for a brief dead letter waits; the event names the setting to raise, then it arrives."""
     topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
     dead, value = f"{topic}.{group}.dead", b"x" * 2_000
     kafka_server.create_topic(dead, config={"max.message.bytes": 1_000})
@@ -328,7 +328,7 @@ async def test_a_record_too_large_for_its_dead_letter_topic_waits(  # noqa: PLR0
 async def test_a_large_record_has_a_complete_dead_letter(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """The topic's limit decides: a dead letter of three megabytes arrives where that is allowed."""
+    """A dead letter of three megabytes is written if the topic allows it."""
     topic, app, value = f"{new_topic()}-large", new_app(dead_letter="{topic}.{group}.dead"), bytes(3_000_000)
     dead = f"{topic}.{group}.dead"
     for name in (topic, dead):
@@ -378,7 +378,7 @@ async def test_on_failure_stop_ends_the_app_if_a_dead_letter_is_refused(
     assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
 
 
-# ---- what handlers return and raise --------------------------------------------------------------------------------
+# ---- results and exceptions of handlers ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["unencodable", "no topic", "no such partition"])
@@ -434,7 +434,7 @@ async def test_a_handler_that_does_not_end_fails_after_timeout_ms(new_app, new_t
 
 
 async def test_a_thread_that_exceeds_timeout_ms_fails_when_it_returns(new_app, new_topic, witness, recorder):
-    """A plain function cannot be canceled: it fails when it returns, and no other attempt runs concurrently."""
+    """A plain function that exceeds timeout_ms fails when it returns; no other attempt runs concurrently."""
     topic, app, running, most = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), [], []
     witness.produce(topic, [b"1", b"2"])
 
@@ -501,7 +501,7 @@ class WordlessError(Exception):
 
 @pytest.mark.parametrize("kind", ["handler", "batch_handler"])
 async def test_an_error_whose_str_raises_is_handled(kind, recorder):
-    """Its record is retried and dead-lettered, and other records are handled."""
+    """A record whose error cannot be converted to text is retried and dead-lettered; other records are handled."""
     app = App(group_id="g", dead_letter="{topic}.dead", retry=Retry(attempts=2), hooks=[recorder])
 
     async def on_record(value: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Retry topics: no record is handled before it is due, no other record waits for it, and none is lost."""
+"""Retry topics: each record is handled when it is due, and delays no other record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def new_app(kafka_server, group, recorder):
 
 
 async def test_a_record_is_retried_after_its_delay(new_app, new_topic, witness, group, recorder):
-    """By the same handler, with the original record; the retry topic is created like the topic that it belongs to."""
+    """A retry topic with the partitions of its topic delays the record; the same handler gets the original record."""
     topic, app, seen = new_topic(3), new_app(), []
     witness.produce(topic, [b"7"], keys=[b"ann"], partition=2)
 
@@ -96,12 +96,12 @@ async def test_a_record_passes_all_retry_topics_and_is_dead_lettered(new_app, ne
 async def test_failed_records_of_a_batch_come_back_in_batches(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, recorder, delivery
 ):
-    """Failed records of a batch wait one by one, and are in a batch again when they are due."""
+    """Failed records of a batch are delayed singly, and handled in a batch again when they are due."""
     topic, batches = new_topic(), []
     app = new_app(dead_letter="{topic}.{group}.dead", delivery=delivery)
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
-    # Only what is full is begun, so that the time between two records that wait decides nothing.
+    # Only full batches start, so that the time between waiting records does not matter.
     @app.batch_handler(topic, max_records=5, max_wait_ms=7_000, retry=Retry(attempts=1, topic_delays_ms=[200, 400]))
     async def store(records: list[Record]) -> None:
         batches.append((time.monotonic(), [(record.topic, record.offset) for record in records]))
@@ -129,7 +129,7 @@ async def test_failed_records_of_a_batch_come_back_in_batches(  # noqa: PLR0917 
 
 
 async def test_waiting_records_block_no_others(new_app, new_topic, witness, group, recorder):
-    """While records wait, all others of the topic are handled and committed, and the app is almost idle."""
+    """While records are delayed, others of the topic are handled and committed, and the app uses little CPU."""
     topic, app, good = new_topic(), new_app(), []
     witness.produce(topic, (b"%d" % n for n in range(1_000)))
 
@@ -188,7 +188,7 @@ class SecondTries:
 async def test_the_next_owner_continues_the_delay(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, recorder, monkeypatch
 ):
-    """A member that leaves does not commit its waiting records; the next one handles each once, when it is due."""
+    """A member that leaves does not commit its delayed records; the next owner handles each once, when it is due."""
     topic, ahead_s = new_topic(), 57
     second_tries = SecondTries(new_app, topic, 60_000)
     witness.produce(topic, (b"%d" % n for n in range(50)))
@@ -272,7 +272,7 @@ async def test_records_that_are_not_retryable_skip_the_retry_topics(new_app, new
 async def test_retry_and_replay_topics_are_read_from_their_beginning(  # noqa: PLR0917 - fixtures
     new_app, new_topic, kafka_server, witness, group, begins_at
 ):
-    """Records that were there before the first read are handled, whatever auto_offset_reset is for other topics."""
+    """Retry and replay topics are read from the beginning, whatever auto_offset_reset is."""
     topic, app, seen = new_topic(), new_app(auto_offset_reset=begins_at), []
     await witness.commit(group, topic, 0, "")
     for own in (f"{topic}.{group}.retry.100ms", f"{topic}.{group}.replay"):
@@ -350,7 +350,7 @@ class TopicNames:
 
 @pytest.mark.parametrize("kind", ["handler", "batch_handler"])
 async def test_a_codec_sees_the_origin_topic_of_a_record(kind):
-    """Also if the record comes from a retry topic, alone or in a batch."""
+    """Codecs see the origin topic of a record from a retry topic, alone or in a batch."""
     app, decoded = App(group_id="billing", codec=TopicNames()), []
 
     async def handle(values: str) -> None:
@@ -368,7 +368,7 @@ async def test_a_codec_sees_the_origin_topic_of_a_record(kind):
 
 
 async def test_due_records_form_new_batches():
-    """Records of one failed batch may be in several batches when they are due, and vice versa."""
+    """Due records form batches independent of the batches in which they failed."""
     app, batches = App(group_id="billing"), []
 
     @app.batch_handler("orders", max_records=2, order_by="none", retry=Retry(attempts=1, topic_delays_ms=[60_000]))
@@ -414,7 +414,7 @@ def test_retry_topics_need_topics_by_name():
 
 
 def test_retry_topics_are_accepted_without_an_order_of_keys():
-    """Reordering has to be allowed for handlers that keep the order of keys only."""
+    """allow_reordering is required only for handlers that keep the order of keys."""
     handlers = Handlers()
     handlers.handler("orders", retry=Retry(topic_delays_ms=[5], allow_reordering=True), order_by="key")(print)
     handlers.handler("orders", retry=Retry(topic_delays_ms=(5,)), order_by="none")(print)

@@ -1,4 +1,4 @@
-"""Watchdog: a blocked event loop is reported while it is blocked, with the line; a running one is not."""
+"""Watchdog: reports a blocked event loop, with the line, while it is blocked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tailrace.app.health.event_loop_watchdog import Watchdog
 from tailrace.observe.events import LoopBlocked, LoopUnblocked
 
 LIMIT_S = 0.25
-"""More than a busy machine lets a process wait for its turn."""
+"""Limit above the scheduling delays of a busy machine."""
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -47,7 +47,7 @@ class Watched:
             self.is_blocked.set()
 
     def run(self, main: Callable[[], Coroutine]) -> list[LoopBlocked | LoopUnblocked]:
-        """Run a coroutine, and return the events meanwhile."""
+        """Run a coroutine, and return the events emitted in between."""
 
         async def watched() -> None:
             loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ def test_a_block_is_reported_while_it_lasts(new_loop):
     seen = []
 
     def block() -> None:
-        # Ends when it was told: if it is told only afterwards, this takes ten seconds and finds nothing.
+        # Returns once the event was emitted; without one, this takes ten seconds and fails.
         for _ in range(1_000):
             time.sleep(0.01)  # here
             if not watched.told.empty():
@@ -115,7 +115,7 @@ def test_a_block_is_reported_while_it_lasts(new_loop):
 
 
 def test_each_block_is_reported_once():
-    """However long it lasts, a block is one event, and its end another; so is the next block."""
+    """Each block emits one event when it is detected and one when it ends, however long it lasts."""
     watched = Watched()
 
     async def main() -> None:
@@ -145,7 +145,7 @@ def test_a_blocking_callback_is_reported():
 
 
 def test_the_line_is_the_users_and_not_a_librarys():
-    """For a call into the standard library, the line that made it is reported; the stack has the rest."""
+    """A call into the standard library is reported by the user's line; the stack contains the rest."""
     reading, writing = os.pipe()
 
     def tell(event: LoopBlocked | LoopUnblocked) -> None:
@@ -167,7 +167,7 @@ def test_the_line_is_the_users_and_not_a_librarys():
 
 
 def test_an_installed_program_is_named_by_its_own_line(tmp_path, monkeypatch):
-    """If the user's code is installed, too, its line is reported, and not the innermost package's."""
+    """The user's line is reported also if the user's code is installed in site-packages."""
     packages = tmp_path / "site-packages"
     packages.mkdir()
     (packages / "watched_shop.py").write_text(
@@ -197,7 +197,7 @@ def test_c_code_that_holds_the_gil_is_reported(new_loop):
         began = time.monotonic()
         sum(range(enough))
         let_go = time.monotonic()
-        # A busy machine may let the watchdog's thread wait for a while yet.
+        # On a busy machine the watchdog's thread may not run at once.
         while watched.told.empty():
             time.sleep(0.001)
         return let_go - began, time.monotonic() - began
@@ -217,7 +217,7 @@ def test_c_code_that_holds_the_gil_is_reported(new_loop):
 
 
 def test_an_idle_loop_is_not_reported(new_loop):
-    """Not within five times the limit."""
+    """An idle loop is not reported."""
     watched = Watched(new_loop)
 
     async def idle() -> None:
@@ -227,7 +227,7 @@ def test_an_idle_loop_is_not_reported(new_loop):
 
 
 def test_a_busy_loop_that_yields_is_not_reported(new_loop):
-    """Not within five times the limit, unless the machine itself suspends it."""
+    """A busy loop that yields is not reported, unless the machine itself suspends it."""
     watched, turned_at = Watched(new_loop), [time.monotonic()]
 
     async def busy() -> None:
@@ -252,11 +252,11 @@ def test_a_busy_loop_that_yields_is_not_reported(new_loop):
 
 
 def test_an_idle_loop_with_an_overdue_tick_is_not_reported(new_loop):
-    """After the whole process was suspended its tick is overdue, but the loop is idle."""
+    """An idle loop with an overdue tick, as after the process was suspended, is not reported."""
     watched = Watched(new_loop)
 
     def look(loop: asyncio.AbstractEventLoop, thread_id: int) -> None:
-        # It is through with handing this over when its innermost frame waits for something to happen; that of uvloop
+        # The call was received when the innermost frame waits in select; the frame of uvloop
         # is not Python's, and its caller is seen instead.
         while sys._current_frames()[thread_id].f_code.co_name not in {"select", "run"}:
             time.sleep(0.001)
@@ -269,7 +269,7 @@ def test_an_idle_loop_with_an_overdue_tick_is_not_reported(new_loop):
 
 
 def test_a_loop_that_is_not_running_is_not_reported(new_loop):
-    """Between two runs of one loop it does not iterate, whatever else its thread does; that is not a block."""
+    """A loop that is not running between two runs is not reported, whatever its thread does."""
 
     def work(depth: int) -> None:
         if depth:
@@ -302,7 +302,7 @@ def thread_of(watchdog: Watchdog) -> threading.Thread:
 
 
 def test_stop_waits_for_the_thread():
-    """After stop() its thread has ended; it may be stopped twice, and started again."""
+    """The thread has ended when stop() returns; a watchdog can be stopped twice and started again."""
     with asyncio.Runner() as runner:
         watchdog = Watchdog(runner.get_loop(), LIMIT_S, running_handler=lambda: None, on_event=lambda _event: None)
 
@@ -322,7 +322,7 @@ def test_stop_waits_for_the_thread():
 
 
 def test_the_thread_ends_with_its_loop(new_loop):
-    """If the loop is closed first, the thread ends by itself, without an event."""
+    """The thread ends without an event if its loop is closed first."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         watchdog = Watchdog(runner.get_loop(), 0.05, running_handler=lambda: None, on_event=lambda _event: None)
 

@@ -1,4 +1,4 @@
-"""Health fails only where a restart helps, and is ready only while the app works; as an object and over HTTP."""
+"""Health as an object and over HTTP: live unless a restart helps, ready while the app works."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def vitals(**what: object) -> Vitals:
     return Vitals(**{**GOOD, **what})
 
 
-# ---- what is judged ------------------------------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_status_of_each_condition(what, status, is_live, is_ready):
 
 @pytest.mark.parametrize("what", [{"is_started": False, "was_assigned": False}, {"was_assigned": False}])
 def test_an_app_that_needs_no_broker_is_ready_at_once(what):
-    """With require_broker=False it is ready before it reaches a broker or has an assignment, with the details."""
+    """With require_broker=False an app is ready before it reaches a broker or has an assignment."""
     health = examine(vitals(**what), require_broker=False)
 
     assert (health.status, health.is_ready) == ("ok", True)
@@ -118,7 +118,7 @@ def test_no_outage_makes_the_app_not_live(what, require_broker):
     ],
 )
 def test_the_status_is_that_of_the_worst_check(statuses, status):
-    """In the order failed, stopping, starting, degraded."""
+    """The status is that of the worst check, in the order failed, stopping, starting, degraded."""
     assert Health.of(Check(str(n), one) for n, one in enumerate(statuses)).status == status
 
 
@@ -248,7 +248,7 @@ async def test_websockets_are_closed():
 
 @asynccontextmanager
 async def served(app) -> AsyncIterator[httpx.AsyncClient]:
-    """The app behind uvicorn, and a client for it."""
+    """Serve the app with uvicorn, and yield a client."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
         async with asyncio.TaskGroup() as tasks:
@@ -278,7 +278,7 @@ async def test_a_real_server_serves_it():
 
 @pytest.mark.parametrize("way", ["routes", "mount"])
 async def test_a_service_keeps_its_own_404s_and_redirects(way):
-    """With a route for each path, or a mount below a path of its own, all other paths are the service's."""
+    """Mounted or routed by path, the health app leaves all other paths to the service."""
     web = fastapi.FastAPI()
 
     @web.get("/orders/")

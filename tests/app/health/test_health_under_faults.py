@@ -24,7 +24,7 @@ def new_app(kafka_server, group):
 
 
 async def test_it_is_ready_from_its_first_assignment_on(new_app, new_topic):
-    """Before the start it is live and not ready; from the first assignment on it is both."""
+    """A starting app is live and not ready; with its first assignment it is ready."""
     app = new_app()
 
     @app.handler(new_topic())
@@ -56,7 +56,7 @@ async def test_a_waiting_lane_degrades_health_and_stays_live(new_app, new_topic,
 
 @pytest.mark.parametrize("attempts", [1, 2], ids=["given up", "tried again"])
 async def test_pauses_between_attempts_do_not_count_as_running(attempts):
-    """Only a running handler counts as too slow, and not one that failed and waits, however long."""
+    """The time of a running handler is measured without the pauses between attempts."""
     retry = Retry(attempts=attempts, backoff_ms=400_000, max_backoff_ms=400_000, jitter=False)
     app = App(group_id="g", max_poll_interval_ms=300_000, retry=retry, on_failure="pause")
     begun = 0
@@ -71,7 +71,7 @@ async def test_pauses_between_attempts_do_not_count_as_running(attempts):
     async with TestApp(app):
         await app.publish("t", b"poison")
         lives = []
-        # It fails after a second and is tried again 400 seconds later, which takes too long this time.
+        # It fails after a second; the retry 400 seconds later runs for too long.
         for seconds in (390, 200, 200):
             await asyncio.sleep(seconds)
             lives.append((begun, app.health().is_live))
@@ -87,7 +87,7 @@ async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, w
     told, begun, over = [], threading.Event(), threading.Event()
 
     def by_the_handler() -> list[LoopBlocked]:
-        # On a busy machine the loop may have stood still for so long before, too.
+        # On a busy machine the loop may have been blocked before.
         return [one for one in recorder.of(LoopBlocked) if one.handler is not None and begun.is_set()]
 
     def look() -> None:
@@ -126,7 +126,7 @@ async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, w
 
 
 async def test_it_is_not_ready_while_it_stops_nor_afterwards():
-    """A stopping app is not ready; a restart would not help, so it stays live."""
+    """A stopping app is not ready, but live, as a restart would not help."""
     app, begun, let_go, said = App(group_id="g"), asyncio.Event(), asyncio.Event(), []
 
     def look() -> None:
@@ -166,7 +166,7 @@ async def open_bank():
 
 
 async def test_it_is_failed_before_dependencies_are_closed():
-    """Closing may take long; health must not be ok meanwhile."""
+    """Health is failed before dependencies are closed, which may take long."""
     app = App(group_id="g", retry=Retry(attempts=1), on_failure="stop")
     looks.clear()
     watched[:] = [app]

@@ -274,7 +274,7 @@ async def test_a_killed_reader_continues_where_it_was(new_pool, new_topic, group
 
 
 async def test_a_rebalance_delivers_each_record_once(new_pool, new_consumer, new_topic, group, witness):
-    """Another member joins during reading: each record is delivered once, by one of the two."""
+    """If another member joins during reading, each record is delivered once, by one of the two."""
     topic = new_topic(4)
     fill(witness, topic, 4, 1_000)
     async with new_pool(topic, workers=1, layout="group", max_queued_records=300) as pool:
@@ -303,7 +303,7 @@ async def test_a_rebalance_delivers_each_record_once(new_pool, new_consumer, new
 
 
 async def test_partitions_that_are_added_are_read_once(new_pool, new_topic, group, witness, recorder):
-    """By one reader each, from their beginning; also by the next process of a killed reader."""
+    """Each added partition is read by one reader from its beginning, also after all readers were killed."""
     topic = new_topic(2)
     fill(witness, topic, 2, 5)
 
@@ -365,7 +365,7 @@ async def test_a_reader_that_keeps_dying_fails_the_consumer(new_pool, new_topic,
 
 @pytest.mark.slow
 async def test_a_reader_that_starts_during_an_outage_is_restarted(new_pool, new_topic, witness, recorder):
-    """An outage fails no consumer, however often a reader dies of it: after it, reading continues where it was."""
+    """A reader that cannot start during an outage is restarted, and continues at its position afterwards."""
     topic, (host, port) = new_topic(1), witness.bootstrap_servers.split(":")
     fill(witness, topic, 1, 5)
 
@@ -457,7 +457,7 @@ def test_invalid_arguments_are_refused(new_pool, options, said):
 
 
 async def test_a_group_instance_id_without_worker_is_refused(new_pool, new_topic):
-    """Without {worker}, the processes would fence each other."""
+    """A group_instance_id without {worker} is refused, since the processes would fence each other."""
     with pytest.raises(ConfigurationError, match=r"add \{worker\} to it"):
         await new_pool(new_topic(2), workers=2, layout="group", group_instance_id="a").start()
 
@@ -509,7 +509,7 @@ async def test_its_health_is_that_of_its_readers(new_pool, new_topic, layout):
 
 
 async def test_it_is_not_ready_before_it_has_readers():
-    """While it tries to reach the cluster, no reader runs."""
+    """While start() tries to reach the cluster, the status is "starting"."""
     seen = []
 
     def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -522,7 +522,7 @@ async def test_it_is_not_ready_before_it_has_readers():
         with pytest.raises(BrokerConnectionError):
             await pool.start()
 
-    # The last connection may be accepted when start() has just failed.
+    # The last connection may be accepted after start() has failed.
     assert seen[0] == "starting"
     assert set(seen) <= {"starting", "failed"}
     assert pool.health().status == "failed"
@@ -584,7 +584,7 @@ async def test_a_loop_ends_with_stop(new_pool, new_topic, group, witness, layout
 
 
 async def test_finished_offsets_survive_two_deaths_in_a_row(new_pool, new_topic, group, witness, recorder):
-    """Also if a process dies before it has read: finished records are not delivered again."""
+    """Finished records are not delivered again if the restarted process dies before it has read."""
     topic = new_topic(1)
     fill(witness, topic, 1, 10)
 
@@ -636,7 +636,7 @@ async def test_a_reader_resets_its_offsets_once(new_pool, new_topic, group, witn
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_reset_offset_on_start_resets_and_is_committed(new_pool, new_topic, group, witness, layout):
-    """In both layouts."""
+    """`reset_offset_on_start` resets the group's committed offsets, in both layouts."""
     topic = new_topic(1)
     fill(witness, topic, 1, 10)
     async with new_pool(topic, workers=1) as pool:
@@ -650,7 +650,7 @@ async def test_reset_offset_on_start_resets_and_is_committed(new_pool, new_topic
 
 
 async def test_consumer_timeout_ms_ends_a_call(new_pool, new_topic):
-    """`consumer_timeout_ms` applies to calls without a timeout, and a loop ends as `when_timed_out` says."""
+    """`consumer_timeout_ms` applies to calls without a timeout; a loop then ends as set by `when_timed_out`."""
     async with new_pool(new_topic(1), workers=1, consumer_timeout_ms=100, when_timed_out="stop") as pool:
         for call in (pool.getone, pool.getmany):
             with pytest.raises(ConsumerTimeoutError, match="consumer_timeout_ms=100"):

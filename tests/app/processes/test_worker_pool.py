@@ -95,7 +95,7 @@ async def shared(witness, group: str, members: int, partitions: int) -> dict[str
     async with asyncio.timeout(30):
         while True:
             found = {}
-            with contextlib.suppress(KafkaException):  # the coordinator of a group that is not there yet
+            with contextlib.suppress(KafkaException):  # the coordinator of a group that does not exist yet
                 found = await described(witness, group)
             shares = [share for _, share in found.values()]
             if len(found) == members and all(shares) and sum(map(len, shares)) == partitions:
@@ -136,7 +136,7 @@ async def test_workers_share_the_partitions_and_leave_with_the_pool(new_shop, ne
 
 
 async def test_a_killed_worker_comes_back_and_affects_no_other(new_shop, new_topic, group, witness, recorder):
-    """After SIGKILL it has its name and partitions again; the other keeps its id and share; no record is lost."""
+    """A killed worker gets its name and partitions again; other workers are not affected, and no record is lost."""
     topic = new_topic(4)
     shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
 
@@ -182,7 +182,7 @@ async def test_a_configuration_error_ends_the_pool(new_shop, workers, source, sa
 
 
 async def test_a_group_instance_id_without_worker_is_refused(new_shop, new_topic, group, witness):
-    """Without {worker}, the workers would fence each other."""
+    """A group_instance_id without {worker} is refused, since the workers would fence each other."""
     shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=new_topic()))
 
     async with asyncio.timeout(60):
@@ -315,7 +315,7 @@ async def test_a_requested_stop_that_fails_is_reported(new_shop, recorder, last,
 
 
 def test_a_worker_runs_with_its_output_closed(monkeypatch):
-    """As some service managers start it."""
+    """A worker starts with closed output, as under some service managers."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
     label_output("worker 0 | ")
@@ -354,7 +354,7 @@ def test_invalid_arguments_are_refused(arguments, said):
 
 
 def test_the_name_of_the_app_is_checked():
-    """MODULE:APP, as for `tailrace run`."""
+    """The app must be named as MODULE:APP, as for `tailrace run`."""
     with pytest.raises(ConfigurationError, match="write MODULE:APP"):
         WorkerPool("shop", workers=1)
 
@@ -371,7 +371,7 @@ async def test_a_pool_is_started_once(new_shop):
 
 
 async def test_a_transactional_id_without_worker_is_refused(new_shop):
-    """Without {worker}, the workers would fence each other's producers in turn, forever."""
+    """A transactional_id without {worker} is refused, since the workers would fence each other's producers."""
     options = 'group_id="g", bootstrap_servers="127.0.0.1:1", delivery="exactly_once", transactional_id="{hostname}"'
     shop = new_shop(f"from tailrace import App\n\napp = App({options})\n")
 

@@ -87,7 +87,7 @@ async def test_a_topic_that_appears_later_has_its_own_topics_before_its_first_re
 
 
 async def test_a_handler_without_dead_letters_has_no_replay_topic(new_app, new_topic, recorder):
-    """Without dead letters there is nothing to replay."""
+    """No replay topic is created for a handler without dead letters."""
     app = new_app(dead_letter=None)
 
     @app.handler(new_topic())

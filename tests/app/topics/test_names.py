@@ -29,7 +29,7 @@ NAMES = st.text("ab.-_", min_size=1, max_size=8)
     ],
 )
 def test_a_template_is_filled_in(template, options, name):
-    """With the topic, the group and the delay; also a template of the user's."""
+    """Topic, group and delay are inserted into a template, also a user-defined one."""
     assert topic_name(template, topic="orders", group="billing", **options) == name
 
 
@@ -86,14 +86,14 @@ def test_two_groups_have_two_names(one, other):
 
 @given(NAMES, NAMES, st.sampled_from([DEAD, REPLAY, RETRY, "{topic}-{topic}", "dead-{group}.{topic}"]))
 def test_a_name_is_parsed(topic, group, template):
-    """With the group, the topic of a name is found; with another group it is not."""
+    """The topic can be parsed from a name of the same group, and not from that of another group."""
     name = topic_name(template, topic=topic, group=group, delay="5s" if template == RETRY else None)
 
     assert set(NameForm(template, group=group).topics_of(name)) == {topic}
     assert not NameForm(template, group=group).is_of_all(name)
 
 
-# ---- what handlers take --------------------------------------------------------------------------------------------
+# ---- routing -------------------------------------------------------------------------------------------------------
 
 
 def routes_of(*handlers: Handlers, dead_letter: str | None = None, group: str = "g") -> Routes:
@@ -134,7 +134,7 @@ def handlers_of(*topics: str, **options: object) -> Handlers:
     ],
 )
 def test_a_pattern_matches_no_retry_replay_or_dead_letter_topic(pattern, template, topic, is_read):
-    """Neither of this group nor of others; replay topics of this group are read by name."""
+    """A pattern matches no retry, replay or dead-letter topic of any group, unless it matches only those."""
     routes = routes_of(handlers_of(pattern=pattern), dead_letter=template)
 
     assert routes.reads(topic) is is_read
@@ -142,7 +142,7 @@ def test_a_pattern_matches_no_retry_replay_or_dead_letter_topic(pattern, templat
 
 
 def test_replays_go_to_the_handler_of_their_topic():
-    """The name of a replay topic leads to its topic, also if that is matched by a pattern only."""
+    """Records of a replay topic go to the handlers of its topic, also if that is matched by a pattern only."""
     routes = routes_of(handlers_of("clicks"), handlers_of(pattern="ord.*"), handlers_of(pattern="ord.*s"))
 
     assert [routes.receivers(topic) for topic in ("clicks.g.replay", "orders.g.replay", "order.g.replay")] == [
@@ -170,7 +170,7 @@ def test_a_handler_that_names_a_topic_receives_it():
 @pytest.mark.parametrize("one", [{"pattern": "ord.*"}, {"topics": ["orders", "clicks"]}])
 @pytest.mark.parametrize("other", [{"topics": ["orders"]}])
 def test_two_handlers_of_one_topic_are_refused(one, other):
-    """By name or by pattern, in either order; with when= for both they share it."""
+    """Two handlers of one topic, by name or pattern, are refused unless both have when=."""
     both = [handlers_of(*said.get("topics", ()), pattern=said.get("pattern")) for said in (one, other)]
     sharing = [handlers_of(*said.get("topics", ()), pattern=said.get("pattern"), when=bool) for said in (one, other)]
 
@@ -181,7 +181,7 @@ def test_two_handlers_of_one_topic_are_refused(one, other):
 
 
 def test_overlapping_patterns_are_found_with_their_topic():
-    """Two patterns may never match the same topic; when they do, the two handlers are named."""
+    """overlapping_handlers() returns the two handlers whose patterns match the same topic."""
     first, second = handlers_of(pattern="ord.*"), handlers_of(pattern=".*ers")
     routes = routes_of(first, second)
 

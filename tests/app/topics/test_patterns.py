@@ -28,7 +28,7 @@ def new_app(kafka_server, group, recorder):
 async def test_dead_letters_of_matched_topics_are_replayed_to_success(  # noqa: PLR0917 - fixtures
     new_app, new_topic, kafka_server, witness, group, recorder
 ):
-    """Later topics are read, too; dead-letter topics of any group are not; a replay looks like its record."""
+    """A pattern reads later topics and replays, but no dead-letter topic of any group."""
     first, is_fixed, seen = new_topic(), False, []
     later, letters, replays = f"{first}-later", f"{first}.{group}.dead", f"{first}.{group}.replay"
     app = new_app(dead_letter="{topic}.{group}.dead")

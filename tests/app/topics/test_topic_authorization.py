@@ -91,7 +91,7 @@ async def test_a_retry_topic_that_cannot_be_created_fails_the_start(server, grou
 
 
 async def test_a_dead_letter_topic_that_cannot_be_created_is_reported(server, group):
-    """The app starts, as nothing has failed yet, and an event names the missing topic."""
+    """An app without permission to create its dead-letter topic starts, and an event names the topic."""
     recorder = EventRecorder()
     app = App(group_id=group, dead_letter="{topic}.missing", hooks=[recorder], **server.client_options)
 
@@ -107,7 +107,7 @@ async def test_a_dead_letter_topic_that_cannot_be_created_is_reported(server, gr
 
 
 async def test_a_record_waits_until_its_dead_letter_may_be_written(server, group):
-    """Its key waits, others go on; once the permission is granted, the dead letter is written."""
+    """A record whose dead letter is denied holds up its key only, until the permission is granted."""
     recorder, handled = EventRecorder(), []
     app = App(group_id=group, dead_letter="{topic}.dead", hooks=[recorder], **server.client_options)
     admin, dead = admin_of(server), (ResourceType.TOPIC, "orders.dead")

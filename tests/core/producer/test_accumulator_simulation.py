@@ -66,7 +66,7 @@ class Request(NamedTuple):
 
 
 class Simulation:
-    """One leader, one connection, any fault."""
+    """Simulation of a leader and a connection with random faults."""
 
     def __init__(self, linger_s: float) -> None:
         limits = ProducerSettings(linger_s, 30.0, 100_000, Backoff(1.0, 4.0), max_request_bytes=40)

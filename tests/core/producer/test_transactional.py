@@ -241,7 +241,7 @@ def test_a_failed_request_is_sent_again_unchanged(trouble):
 
 
 def test_records_that_take_long_are_waited_for_again():
-    """No coordinator is looked up for them."""
+    """Records that take long are awaited again without a coordinator lookup."""
     one = member_in(ProducerState.COMMITTING)
 
     assert told(one, TryAgain("records are not acknowledged")) == []
@@ -318,7 +318,7 @@ def test_a_transaction_that_cannot_be_committed_is_aborted(state):
 
 
 def test_the_abort_of_a_transaction_that_the_coordinator_never_knew_succeeds():
-    """If AddPartitionsToTxn was refused or lost, there may be nothing to abort."""
+    """An abort after AddPartitionsToTxn was refused or lost succeeds, as there may be nothing to abort."""
     one = member_in(ProducerState.READY)
     told(one, BeginTransaction(), AddPartitions((FIRST,), 60.0))
 
@@ -403,7 +403,7 @@ def test_offsets_are_sent_again_when_the_newer_generation_is_known():
 
 
 def test_offsets_of_partitions_that_are_no_longer_owned_abort():
-    """Their next owner handles the records again."""
+    """A commit without owned partitions aborts, since their next owner handles the records again."""
     one = storing()
 
     assert told(one, GenerationRefused(REFUSED, None), DISCARDED, Ended()) == [
@@ -414,7 +414,7 @@ def test_offsets_of_partitions_that_are_no_longer_owned_abort():
 
 
 def test_a_generation_that_stays_refused_aborts_when_the_time_is_over():
-    """The reason is the refusal."""
+    """If the generation stays refused, the commit aborts after its time, with the refusal as the reason."""
     one = storing()
     told(one, GenerationRefused(REFUSED, OFFSETS.identity), now=NOW + 59.999)
 
@@ -428,7 +428,7 @@ def test_a_generation_that_stays_refused_aborts_when_the_time_is_over():
 
 
 def test_a_commit_that_takes_too_long_is_aborted():
-    """When its time is over, the transaction is aborted, and the reason is reported after that."""
+    """A commit that exceeds its time is aborted, and the reason is reported after the abort."""
     one = member_in(ProducerState.COMMITTING)
     told(one, TryAgain("too few replicas"), now=NOW + 59.95)
     assert one.next_deadline() == NOW + 60.0
