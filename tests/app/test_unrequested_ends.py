@@ -1,4 +1,4 @@
-"""Each unrequested end of an app or a consumer is one event at level ERROR, and health reports it."""
+"""Unrequested ends of apps and consumers: one event at level ERROR, and failed health."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tracebacks(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 async def test_a_handler_that_raises_a_base_exception_ends_the_app_with_an_event(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, caplog, is_batch
 ):
-    """The event comes before stop() and has the exception; the log has its traceback; health is failed."""
+    """A BaseException of a handler is an event before stop(); the log has its traceback, and health is failed."""
     topic, app = new_topic(), new_app()
     witness.produce(topic, [b"0"])
 

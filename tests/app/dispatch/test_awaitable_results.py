@@ -485,7 +485,7 @@ def test_generators_are_refused_where_they_are_declared(function):
 
 
 async def test_a_when_that_returns_a_coroutine_fails_the_record(new_app, new_topic, witness, recorder):
-    """The result of an async when= would be true for each record; the record fails instead."""
+    """A `when` that returns a coroutine fails the record, as a coroutine is true for each record."""
     topic, app, seen = new_topic(), new_app(on_failure="skip", retry=ONCE, hooks=[recorder]), []
     witness.produce(topic, [b"0"])
 

@@ -219,7 +219,7 @@ async def test_a_failed_batch_is_retried_unchanged(new_app, new_topic, witness, 
 async def test_a_batch_that_fails_for_good_has_a_dead_letter_for_each_record(
     new_app, new_topic, witness, group, letters
 ):
-    """Each record has one dead letter before it is committed; the next batch is handled."""
+    """A batch that fails finally has a dead letter for each record before its commit; the next batch is handled."""
     topic, handled = new_topic(), []
     app = new_app(dead_letter=letters.of(topic))
     witness.produce(topic, numbers(100), keys=[b"k"] * 100)
@@ -568,7 +568,7 @@ async def test_middleware_may_modify_its_list(delivery, error):
 
 
 async def test_batches_and_single_records_share_a_topic_by_when(new_app, new_topic, witness, group):
-    """Each receives the records that its `when` matches; a record without a match fails alone."""
+    """Batch handlers and single-record handlers of a topic each receive the records that match their `when`."""
     topic, app, even, odd = new_topic(), new_app(on_failure="skip"), [], []
     witness.produce(topic, [*numbers(100), b"x"])
 

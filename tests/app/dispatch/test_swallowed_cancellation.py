@@ -75,7 +75,7 @@ async def test_an_overdue_handler_is_reported_and_degrades_health(  # noqa: PLR0
 
 
 async def test_an_overdue_plain_handler_is_reported(new_app, new_topic, witness, recorder):
-    """A thread cannot be canceled, but its handler is reported as early as a coroutine."""
+    """A plain handler, whose thread cannot be canceled, is reported as early as a coroutine."""
     topic, let_go = new_topic(), threading.Event()
     app = new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"0"])

@@ -197,7 +197,7 @@ async def test_automatic_commits_follow_the_caller(new_pool, new_topic, group, w
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_readers_do_not_run_ahead(new_pool, new_topic, witness, layout):
-    """No more than max_queued_records wait for a caller that takes none."""
+    """At most max_queued_records wait for a caller that takes none."""
     topic = new_topic(4)
     fill(witness, topic, 4, 2_000)
 
@@ -386,7 +386,7 @@ async def test_a_reader_that_starts_during_an_outage_is_restarted(new_pool, new_
 
 
 async def test_without_a_group_it_starts_by_auto_offset_reset(new_pool, new_topic, witness):
-    """No group, no commits: auto_offset_reset decides where to begin; commit() raises."""
+    """Without a group, auto_offset_reset decides where reading begins, and commit() raises."""
     topic = new_topic(2)
     fill(witness, topic, 2, 20)
 
@@ -569,7 +569,7 @@ async def test_finished_records_of_a_deleted_topic_do_not_count_for_the_new_one(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_a_loop_ends_with_stop(new_pool, new_topic, group, witness, layout):
-    """No further record is delivered, however many are queued; the record in flight is not finished."""
+    """After stop() a loop delivers no queued record, and the record in flight is not finished."""
     topic, records = new_topic(1), []
     fill(witness, topic, 1, 200)
 
@@ -686,7 +686,7 @@ async def test_a_process_that_dies_while_its_topic_is_recreated_skips_no_record_
 
     async with new_pool(topic, workers=1, layout=layout, auto_offset_reset="earliest") as pool:
         await taken(pool, 50)
-        # It neither reads nor commits while the topic is recreated.
+        # The process neither reads nor commits while the topic is recreated.
         os.kill(pool.pids[0], signal.SIGSTOP)
         await asyncio.to_thread(kafka_server.delete_topic, topic)
         await asyncio.to_thread(kafka_server.create_topic, topic, 1)

@@ -111,7 +111,7 @@ async def fifty_each(witness, topic: str, shop: Shop, count: int) -> None:
 
 
 async def test_workers_share_the_partitions_and_leave_with_the_pool(new_shop, new_topic, group, witness):
-    """Each worker is a static member with a share; each record is handled once; stop() leaves no process, no member."""
+    """Each worker is a static member with a share of the partitions; stop() leaves no process and no member."""
     topic = new_topic(4)
     shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
 

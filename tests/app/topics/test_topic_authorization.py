@@ -80,7 +80,7 @@ def admin_of(server: KafkaServer) -> AdminClient:
 
 
 async def test_a_retry_topic_that_cannot_be_created_fails_the_start(server, group):
-    """The error names the topic to create, and its number of partitions."""
+    """A start without permission to create its retry topic raises an error with topic and number of partitions."""
     app = App(group_id=group, **server.client_options)
 
     @app.handler("orders", retry=Retry(topic_delays_ms=[1_000]))

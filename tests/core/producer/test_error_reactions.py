@@ -129,7 +129,7 @@ def test_reactions_to_codes_of_transactions(code, asked, reaction):
 
 @pytest.mark.parametrize("asked", TransactionRequestKind)
 def test_retriable_codes_are_retried(asked):
-    """No code that Kafka defines as retriable ends a producer or a transaction."""
+    """No retriable code of Kafka ends a producer or a transaction."""
     gives_up = {
         TransactionReaction.ABORT,
         TransactionReaction.ABORT_AND_RENEW,
@@ -180,7 +180,7 @@ def test_each_event_has_a_transition_where_it_occurs(asked):
 
 
 def test_a_member_that_the_group_left_behind_gets_a_typed_error():
-    """CommitFailedError after a rebalance, FencedMemberError after another member joined with the same instance id."""
+    """CommitFailedError is raised after a rebalance, FencedMemberError if another member has the instance id."""
     left_behind = error_of(ErrorCode.ILLEGAL_GENERATION, TransactionRequestKind.COMMIT_OFFSETS)
     replaced = error_of(ErrorCode.FENCED_INSTANCE_ID, TransactionRequestKind.COMMIT_OFFSETS)
 
@@ -191,7 +191,7 @@ def test_a_member_that_the_group_left_behind_gets_a_typed_error():
 
 
 def test_a_refusal_says_what_follows():
-    """The error names the partition, the request, the code, and whether the producer can go on."""
+    """An error names partition, request and code, and if the producer can continue."""
     aborted = error_of(ErrorCode.MESSAGE_TOO_LARGE, TransactionRequestKind.PRODUCE, "orders[0]")
     over = error_of(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TransactionRequestKind.INIT)
 

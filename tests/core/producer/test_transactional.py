@@ -1,4 +1,4 @@
-"""Transactional producer: its table, and examples of what it does next."""
+"""Transactional producer: transition table and examples."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_every_event_in_every_state(state, event):
 
 
 def test_every_state_is_reached_and_left():
-    """No state but the last two is a dead end, and none is unreachable."""
+    """Only the last two states are never left, and each state is reached."""
     ways = {(state, then) for (state, _), rule in TABLE.items() for then in (rule.then, *rule.exceptions)}
 
     assert {then for state, then in ways if state is not then} == set(ProducerState)
@@ -221,7 +221,7 @@ def test_offsets_alone_are_a_transaction():
     "trouble", [TryAgain("busy"), Moved("elsewhere"), Unanswered("silence")], ids=lambda t: t.reason
 )
 def test_a_failed_request_is_sent_again_unchanged(trouble):
-    """The next attempt follows after a pause that grows (KIP-580), to a coordinator that is looked up again."""
+    """A failed request is sent again after a growing pause (KIP-580), to the coordinator that is looked up again."""
     one = member_in(ProducerState.READY)
     question = SendAddPartitions(WHO, (FIRST,), 20.0)
     assert told(one, BeginTransaction(), AddPartitions((FIRST,), 60.0)) == [question]
@@ -481,7 +481,7 @@ def test_a_commit_in_doubt_stays_a_commit():
     "event", [Fenced("fenced"), TransactionFailed(REFUSED), NoTransaction(REFUSED)], ids=lambda e: type(e).__name__
 )
 def test_a_doubt_that_stays_is_reported(event):
-    """The error of a producer that ends with a commit in doubt says that the commit may have succeeded."""
+    """If a producer ends with a commit in doubt, its error says that the commit may have succeeded."""
     one = in_doubt()
 
     told(one, CommitTransaction(None, 60.0), event)
@@ -534,7 +534,7 @@ def test_partitions_whose_request_was_canceled_are_added_by_the_commit():
 
 @pytest.mark.parametrize("done", [(), (DELIVERED,), (DELIVERED, OffsetsAdded())], ids=["records", "offsets", "stored"])
 def test_a_commit_that_was_canceled_before_end_txn_is_an_abort(done):
-    """The next call discards the records and aborts."""
+    """A commit canceled before EndTxn was sent is aborted by the next call."""
     one = member_in(ProducerState.COMMITTING)
     told(one, *done)
 

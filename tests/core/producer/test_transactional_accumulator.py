@@ -93,7 +93,7 @@ FINAL = [
 
 @pytest.mark.parametrize("code", FINAL, ids=lambda code: code.name)
 def test_a_batch_that_cannot_be_stored_ends_the_transaction(code):
-    """No record fails by itself, no epoch is raised, nothing more is sent; the records wait to be discarded."""
+    """A batch that cannot be stored ends the transaction: nothing more is sent, and records wait to be discarded."""
     bench = Bench(PLACE, OTHER)
     bench.append(1, 2)
     (batch,) = bench.take()
