@@ -333,7 +333,7 @@ async def test_a_listeners_commit_does_not_finish_records_in_flight(new_topic, n
     class Listener:
         async def on_partitions_revoked(self, _partitions):
             await consumer.commit()
-            await consumer.commit(consumer.assignment())
+            await consumer.commit(*consumer.assignment())
             heard.set()
 
     options = {"enable_auto_commit": False, "heartbeat_interval_ms": 200}

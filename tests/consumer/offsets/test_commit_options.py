@@ -189,7 +189,7 @@ async def test_stop_leaves_the_group_if_its_commit_fails(kafka, group):
 
 
 async def test_commit_of_some_partitions(kafka, group):
-    """commit([partition]) commits its delivered records, and leaves the others' unfinished."""
+    """commit(partition) commits its delivered records, and leaves the others' unfinished."""
     topic = kafka.topic_with(5, partitions=2)
 
     async with kafka.consumer(topic, group_id=group, **NEVER) as consumer:
@@ -209,7 +209,7 @@ async def test_commit_of_some_partitions(kafka, group):
 
 
 async def test_commit_of_a_partition_includes_its_record_in_flight(kafka, group):
-    """commit([partition]) includes the record in flight if it is of that partition."""
+    """commit(partition) includes the record in flight if it is of that partition."""
     topic = kafka.topic(2)
     kafka.produce(topic, [b"%d" % n for n in range(5)], partition=0)
 
