@@ -23,10 +23,10 @@ settings.load_profile("same")
 
 
 def pytest_configure() -> None:
-    # pytest-asyncio asks which loop there was before its own: where nobody ever said "none", asyncio makes one for the
-    # answer, nobody closes it, and whichever test collects it fails.
+    # pytest-asyncio asks for the current event loop. Unless it is set to None, asyncio creates one, which is never
+    # closed, and the test during which it is garbage-collected fails.
     asyncio.set_event_loop(None)
-    # Who runs in the background, or is to outlive a terminal, is started with these ignored, and hands that down.
+    # A background process, or one under nohup, ignores these signals, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -77,7 +77,7 @@ def counting_server():
 
 @pytest.fixture
 def counting(counting_server):
-    """That broker without earlier requests, and without faults after the test."""
+    """The counting broker without earlier requests, and without faults after the test."""
     counting_server.proxy.frames.clear()
     yield counting_server
     counting_server.proxy.restore()

@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[2] / "docs/howto/inspect-and-reset-groups.md").re
 
 
 async def test_the_program_of_the_page_resets_a_group(kafka_server, witness, new_topic, commit, group):
-    """It shows the lag, plans, and resets the offsets by an hour."""
+    """The program shows the lag, prints the plan, and resets the offsets by an hour."""
     topic = new_topic(1, records=10)  # almost an hour old
     commit(group, topic, {0: 7})
     program = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0].replace(

@@ -26,7 +26,7 @@ CALLBACKS = {
 
 
 def test_every_module_has_a_docstring(modules):
-    """It says what the module contains."""
+    """The docstring describes the contents of the module."""
     assert [m.where for m in modules if not ast.get_docstring(m.tree)] == []
 
 

@@ -159,7 +159,7 @@ def drawn_tree() -> dict[str, str | None]:
 
 
 def test_the_documented_tree_of_errors_is_correct():
-    """It has all errors, except some subclasses of BrokerError."""
+    """The tree has all errors except some subclasses of BrokerError."""
     real = {one.__name__: one.__base__.__name__ if one is not errors.TailraceError else None for one in ERRORS}
     drawn = drawn_tree()
 

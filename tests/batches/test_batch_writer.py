@@ -54,7 +54,7 @@ def test_batches_round_trip(compression):
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_batch_has_producer_and_sequence(compression):
-    """It is transactional, with producer id, epoch and first sequence (KIP-98)."""
+    """The batch is transactional, with producer id, epoch and first sequence (KIP-98)."""
     content = written([(b"k", b"v" * 1_000, (), 1_000)] * 5, compression)
 
     raw = DefaultRecordBatch(content)
@@ -104,7 +104,7 @@ def test_the_default_timestamp_is_now():
     ],
 )
 def test_an_invalid_record_is_refused(row):
-    """It raises MalformedMessageError, and the batch is unchanged."""
+    """An invalid record raises MalformedMessageError and leaves the batch unchanged."""
     writer = BatchWriter(1_000)
     writer.append(b"k", b"before", (), 1_000)
 

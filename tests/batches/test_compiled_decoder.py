@@ -67,7 +67,7 @@ def test_both_decoders_agree(records, changes, position, slices):
 @settings(max_examples=200)
 @given(st.binary(max_size=120), st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**63 - 1))
 def test_any_bytes_are_records_or_one_typed_error(content, count, position):
-    """Whatever follows the header, and whatever count the header claims, the answer is records or one typed error."""
+    """Any bytes after the header, with any record count in it, give records or one typed error."""
     data = bytearray(batch(Said(b"k", b"v", 1, ()))[:HEAD] + content)
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
     data[57:61] = count.to_bytes(4, "big", signed=True)

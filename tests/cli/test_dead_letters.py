@@ -56,7 +56,7 @@ def letter(  # noqa: PLR0917
     key: bytes | None = b"ann",
     headers: Iterable[tuple[str, bytes | None]] = (),
 ) -> ForwardedRecord:
-    """What an app writes when a record fails."""
+    """Return the dead letter that an app publishes for a failed record."""
     record = Record(topic, partition, offset, key, value, NOON - MINUTE, list(headers))
     return dead_letter(record, Failure(error or ValueError("negative total"), 3, handler, group, at_ms))
 
@@ -579,7 +579,7 @@ def test_to_origin_prints_a_warning(world, call):
 
 
 def test_dead_letters_without_origin_are_skipped(world, call):
-    """They are reported, the others are sent, and the exit code is 1."""
+    """Dead letters without origin are reported, the others are replayed, and the exit code is 1."""
     world.write(ForwardedRecord(b"k", b"v", (("tailrace-error-type", b"Boom"),)), world.letter(1))
 
     done = call("replay", "--all", "--execute")

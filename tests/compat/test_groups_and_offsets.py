@@ -498,7 +498,7 @@ async def test_max_poll_interval_ms(compat):
 
 
 async def test_kip_345_enabled(compat):
-    """A static member that leaves and returns within its session has its partitions back; nobody rebalances."""
+    """A static member that leaves and returns within its session gets its partitions back without a rebalance."""
     members = []
     for number in (1, 2):
         consumer = compat.consumer(

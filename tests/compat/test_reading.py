@@ -210,7 +210,7 @@ async def test_consumer_seek_forward_getmany(compat):
 
 
 async def test_consumer_seek_to_beginning(compat):
-    """Of all partitions and of one."""
+    """The consumer seeks to the beginning of all partitions, or of one."""
     compat.send(0, [1, 2, 3])
     consumer = await compat.started()
     start = await consumer.position(compat.first)
@@ -344,7 +344,7 @@ async def test_consumer_serialize_deserialize(compat):
 
 
 async def test_consumer_compressed_returns_older_msgs(compat):
-    """Of a compressed batch, records before the position are left out."""
+    """Records of a compressed batch before the position are not delivered."""
     compat.send(0, range(10), compression="gzip")
     consumer = await compat.started()
     consumer.seek(compat.first, 5)

@@ -1,4 +1,4 @@
-"""Options: where they come from, what they may be, what contradicts what, and how an error says so."""
+"""Sources, valid values and contradictions of options, and their error messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def words_of(error: BaseException | None) -> str:
 
 
 def test_an_argument_wins_over_the_environment():
-    """What the program says is not changed from outside, not even where it says None."""
+    """An argument, None included, takes precedence over a variable."""
     environ = {"TAILRACE_GROUP_ID": "from outside", "TAILRACE_CLIENT_ID": "from outside"}
 
     config = resolve({"group_id": None, "client_id": "mine"}, environ)
@@ -101,7 +101,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content):
 
 
 def test_a_config_does_not_change():
-    """It is frozen, and may be copied and shared between tasks."""
+    """A config is frozen, and may be copied and shared between tasks."""
     config = resolve({"group_id": "billing"}, {})
 
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -205,7 +205,7 @@ def test_a_wrong_type_is_refused(options, words):
 
 
 def test_a_wrong_text_from_outside_names_its_variable(tmp_path):
-    """Who set the variable reads its name, not that of an argument that nobody gave."""
+    """The error names the variable, not the argument."""
     (tmp_path / "count").write_text("many")
 
     with pytest.raises(ConfigurationError, match=r"^TAILRACE_CHECK_CRCS must be True or False, not 'yes'$"):
@@ -228,7 +228,7 @@ def test_numbers_have_bounds(name):
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_python_objects_come_as_arguments_only(name):
-    """A callback, a hook or a TLS context cannot be written down in a variable, and the error says so."""
+    """The error explains that a variable cannot hold a callback, a hook or a TLS context."""
     with pytest.raises(ConfigurationError, match=f"TAILRACE_{name.upper()}: .* pass it as an argument"):
         resolve({}, {f"TAILRACE_{name.upper()}": "os.system"})
 
@@ -347,7 +347,7 @@ def test_options_that_contradict_each_other_are_refused(options, words):
     ],
 )
 def test_options_at_their_bounds_are_taken(options):
-    """What is just allowed is allowed."""
+    """Bounds are inclusive."""
     config = resolve(options, {})
 
     assert {name: getattr(config, name) for name in options} == options
@@ -458,7 +458,7 @@ def test_whatever_is_given_as_an_address_is_one_or_is_refused(text):
 
 
 def test_several_addresses_are_a_list_or_one_text():
-    """A list, a tuple and a text with commas are the same; empty parts of a text are passed over."""
+    """A list, a tuple and a comma-separated string are equivalent; empty parts of a string are skipped."""
     both = ("a:1", "b:2")
 
     for given_ in (["a:1", "b:2"], both, "a:1,b:2", " a:1 , b:2 ,"):

@@ -26,7 +26,7 @@ def test_a_mistyped_variable_is_refused(variable, meant):
 
 
 def test_another_unknown_variable_is_warned_of_once(caplog):
-    """It may belong to something else, so it ends nothing; its value is in no log."""
+    """An unknown variable may belong to another program, so it raises no error; its value is not logged."""
     for _ in range(3):
         resolve({}, {"TAILRACE_COLOUR_OF_SHED": "hunter2"})
 

@@ -28,7 +28,7 @@ from tests.support.consumer_group import until
 
 
 async def test_assigned_waits_for_the_first_assignment(new_topic, new_consumer, group):
-    """It returns the partitions, when the callbacks have returned; a second call returns at once."""
+    """The call returns the partitions after the callbacks have returned; a second call returns at once."""
     topic = new_topic(3)
     told: list[object] = []
 
@@ -109,7 +109,7 @@ async def test_assigned_ends_with_the_consumer(new_topic, new_consumer, group):
     async with new_consumer(topic, group_id=group, rebalance_listener=Listener(), stop_timeout_ms=2_000) as consumer:
         waiting = asyncio.create_task(consumer.assigned())
         async with asyncio.timeout(20):
-            while not raised:  # noqa: ASYNC110 - the callback tells nobody else
+            while not raised:  # noqa: ASYNC110 - the callback sets no event
                 await asyncio.sleep(0.01)
         assert not waiting.done()
         await consumer.stop()
@@ -232,7 +232,7 @@ async def test_a_commit_without_offsets_is_refused(new_topic, new_consumer, grou
 
 
 async def test_a_commit_for_a_partition_that_does_not_exist_is_an_error(new_topic, new_consumer, witness, group):
-    """It is raised within seconds, of a partition of a known topic and of an unknown topic; nothing is committed."""
+    """The error is raised within seconds, for known and unknown topics; nothing is committed."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
     async with new_consumer(topic, group_id=group, enable_auto_commit=False) as consumer:

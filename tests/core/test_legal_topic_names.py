@@ -9,7 +9,7 @@ from tailrace.core.legal_topic_names import topic_name_fault
 
 @pytest.mark.parametrize("name", ["orders", "Orders.eu_1-x", "a" * 249, "...", "-"])
 def test_legal_name_has_no_fault(name):
-    """Letters, digits, dot, underscore and dash, up to 249 of them."""
+    """Up to 249 ASCII alphanumerics, dots, underscores and dashes are legal."""
     assert topic_name_fault(name) == ""
 
 

@@ -120,7 +120,7 @@ def test_metadata_name_the_writer():
 
 
 def test_texts_of_earlier_versions_are_decoded():
-    """They are stored in groups' offsets."""
+    """Texts of earlier versions are still stored in groups' offsets."""
     bits = "omap:1:ac4d9e38:billing-3:AAAAAAAAAAAAAAAAAAAABw.12:b42LjBAA:half-way: ok"
     gaps = "omap:1:cac5b0b9:::gW8PE8I9xDzMA:\\u00fc:\\n"
 
@@ -154,7 +154,7 @@ def test_common_maps_fit_the_default_limit(offset_map, share):
 
 
 def test_map_above_three_quarters_is_high():
-    """It fits, but no new records should be started."""
+    """The map fits, but no new records should be started."""
     envelope = encode_metadata(scattered(2_000, 500_000), "", LIMIT)
 
     assert 0.75 < envelope.fill < 1
@@ -240,7 +240,7 @@ def test_later_version_is_a_problem():
 
 
 def test_text_with_a_lone_surrogate_has_no_map():
-    """It cannot be encoded, so no tailrace wrote it."""
+    """A lone surrogate cannot be encoded, so the text is not tailrace's."""
     assert decode_metadata("omap:1:00000000::::\ud800", 5).problem
 
 

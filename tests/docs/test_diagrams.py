@@ -20,7 +20,7 @@ def diagrams():
 
 
 def test_the_page_shows_what_runs(diagrams):
-    """A table that changes without its diagram fails here: `python docs/diagrams.py` draws it anew."""
+    """A table that changes without its diagram fails here: `python docs/diagrams.py` redraws it."""
     page = diagrams.PAGE.read_text()
 
     assert page == diagrams.drawn(page)

@@ -67,7 +67,7 @@ def server(request):
 
 
 def test_client_options_connect(server):
-    """They are consumer options, and another client connects with the same."""
+    """Client options are those of a consumer, and another client connects with the same."""
     config = resolve(server.client_options, {})
 
     assert config.security_protocol != "PLAINTEXT"

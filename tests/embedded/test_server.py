@@ -92,7 +92,7 @@ def test_acknowledged_records_survive_a_kill(server, topic):
 
 
 def test_a_stopped_broker_refuses_connections_until_its_restart(server, topic):
-    """It closes its logs, its port is free meanwhile, and its data is kept."""
+    """A stopped broker closes its logs, frees its port and keeps its data."""
     produce(server, topic, b"one")
     host, port = server.bootstrap_servers.split(":")
 
@@ -172,7 +172,7 @@ def test_restart_replaces_a_running_process(server):
 
 
 def test_requests_to_a_stopped_broker_fail_at_once(server):
-    """They do not wait for a timeout."""
+    """Requests to a stopped broker do not wait for a timeout."""
     server.stop()
     try:
         with pytest.raises(KafkaServerError, match="no broker is running"):
@@ -184,7 +184,7 @@ def test_requests_to_a_stopped_broker_fail_at_once(server):
 
 
 def test_the_error_of_a_failed_restart(server):
-    """It contains the log since this start, not of earlier ones."""
+    """The error contains the log of this start, not of earlier ones."""
     server.stop()
     meta = server.node.data / "meta.properties"
     before = meta.read_text()
@@ -238,7 +238,7 @@ def test_a_server_may_be_started_again(temporary):
 
 
 def test_errors_before_the_start_and_after_close():
-    """They say what to do."""
+    """Errors before the start and after close name the remedy."""
     server = KafkaServer()
 
     for question in (
@@ -266,7 +266,7 @@ def test_errors_before_the_start_and_after_close():
     ],
 )
 def test_invalid_options_of_a_server(options, words):
-    """They raise on construction, before a JVM is started."""
+    """Invalid options raise on construction, before a JVM is started."""
     with pytest.raises(ConfigurationError, match=words):
         KafkaServer(**options)
 
@@ -279,6 +279,6 @@ def test_invalid_options_of_a_server(options, words):
     ],
 )
 def test_invalid_options_of_a_cluster(brokers, options, words):
-    """They raise on construction."""
+    """Invalid options of a cluster raise on construction."""
     with pytest.raises(ConfigurationError, match=words):
         KafkaCluster(brokers, **options)

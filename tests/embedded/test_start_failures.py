@@ -22,7 +22,7 @@ def kept_logs(error: BaseException) -> list[Path]:
 
 
 def test_the_error_of_an_invalid_configuration(temporary):
-    """It contains Kafka's message about the setting, not a stack trace, and the log is kept."""
+    """The error contains Kafka's message about the setting, not a stack trace, and the log is kept."""
     with pytest.raises(KafkaServerError, match=r"Invalid value soon for configuration log\.retention\.ms") as caught:
         KafkaServer(config={"log.retention.ms": "soon"}).start()
 
@@ -33,7 +33,7 @@ def test_the_error_of_an_invalid_configuration(temporary):
 
 
 def test_the_error_of_a_broker_that_exits_while_starting(temporary):
-    """It is raised promptly, with the relevant part of the log."""
+    """The error is raised promptly, with the relevant part of the log."""
     with pytest.raises(KafkaServerError, match=r"(?s)broker 1 exited while starting.*no\.such\.Authorizer") as caught:
         KafkaServer(config={"authorizer.class.name": "no.such.Authorizer"}).start()
 

@@ -314,7 +314,7 @@ async def test_an_idle_connection_is_reopened():
         assert not first.is_open
 
 
-# ---- how long anybody waits ----------------------------------------------------------------------------------------
+# ---- timeouts ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_request_has_a_time_of_its_own(kafka, address, name):

@@ -41,7 +41,7 @@ from tests.support.net.peers import Peer, black_hole, hangs_up, nobody, opens_th
 # ---- finding the cluster -------------------------------------------------------------------------------------------
 
 PATIENT = {"socket_connection_setup_timeout_ms": 60_000, "request_timeout_ms": 90_000}
-"""Who waits for one address in vain takes far longer than the others need."""
+"""Timeouts far above the time that the reachable addresses need."""
 
 
 async def found_by(cluster: Cluster) -> float:
@@ -62,7 +62,7 @@ async def test_a_dead_address_first(address):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
 async def test_an_address_that_drops_packets_first(address):
-    """It delays the next address by a quarter of a second, not by its connection timeout."""
+    """An unreachable address delays the next one by a quarter of a second, not by its connection timeout."""
     with black_hole() as swallows:
         async with cluster_at(f"{swallows},{address}", **PATIENT) as cluster:
             assert await found_by(cluster) < 20
@@ -109,7 +109,7 @@ async def test_bootstrapping_leaves_no_connection(kafka, direct):
         assert sockets.now() == set()
 
 
-# ---- the picture ---------------------------------------------------------------------------------------------------
+# ---- metadata ------------------------------------------------------------------------------------------------------
 
 
 def asked(kafka, kind, name):
@@ -401,7 +401,7 @@ async def test_transient_errors_are_retried():
     "failure", [broker_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED), ConfigurationError("x"), ValueError("x")]
 )
 async def test_permanent_errors_are_not_retried(failure):
-    """They are raised immediately and unchanged."""
+    """Permanent errors are raised immediately and unchanged."""
     attempt = Attempts(failure)
     async with cluster_at("localhost") as cluster:
         with pytest.raises(type(failure)) as caught:

@@ -197,7 +197,7 @@ async def test_close_fails_pending_requests(address, kafka):
 
 
 async def test_a_reset_fails_pending_requests(kafka, address):
-    """They fail with the reason, ``on_lost`` is called once, and later requests fail immediately."""
+    """Pending requests fail with the reason, ``on_lost`` is called once, and later requests fail immediately."""
     async with dialled(address) as connection:
         reasons = lost_reasons(connection)
         with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:

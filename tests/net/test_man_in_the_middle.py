@@ -122,7 +122,7 @@ async def token() -> str:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
 async def test_a_connection_closed_during_login_is_not_a_refusal(mechanism):
-    """It raises no AuthenticationError, and the error shows no secret."""
+    """A closed connection raises no AuthenticationError, and the error shows no secret."""
     error = await refusal([hang_up], mechanism, sasl_oauth_token_provider=token)
 
     assert type(error) is BrokerConnectionError
@@ -134,7 +134,7 @@ def hang_up(_said: str) -> bytes:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
 async def test_login_counts_towards_the_connection_timeout(mechanism):
-    """It ends after ``socket_connection_setup_timeout_ms``."""
+    """A login ends after ``socket_connection_setup_timeout_ms``."""
     options = {"sasl_oauth_token_provider": token, "socket_connection_setup_timeout_ms": 300}
     error = await refusal([None], mechanism, **options)
 

@@ -222,7 +222,7 @@ async def test_an_untrusted_client_certificate_is_refused(secured, tmp_path):
 
 
 async def test_a_certificate_of_another_host(tmp_path):
-    """It is refused unless ``ssl_check_hostname`` is False."""
+    """A certificate of another host is refused unless ``ssl_check_hostname`` is False."""
     import ssl  # noqa: PLC0415 - the one use
 
     authority = trustme.CA()

@@ -100,7 +100,7 @@ async def test_an_unfinished_frame_times_out():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
 async def test_an_address_that_drops_packets_times_out():
-    """It costs ``socket_connection_setup_timeout_ms``."""
+    """The attempt ends after ``socket_connection_setup_timeout_ms``."""
     with black_hole() as address:
         error = await refusal(address, socket_connection_setup_timeout_ms=300)
 
@@ -267,7 +267,7 @@ async def test_a_broker_that_knows_only_an_older_apiversions(newest):
 
 
 async def test_another_error_of_api_versions():
-    """It is raised with its code instead of being retried."""
+    """Another error is raised with its code instead of being retried."""
     async with Peer(scripted(lambda *_: ApiVersionsResponse(42))) as peer:
         with pytest.raises(UnsupportedVersionError, match="ApiVersions failed with code 42"):
             async with dialled(peer.address):

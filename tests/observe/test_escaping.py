@@ -26,7 +26,7 @@ STEERING = "\x1b[2J", "\x9b31m", "\u202eevil", "\nERROR forged", "\r", "\x00", "
 
 @pytest.mark.parametrize("text", STEERING)
 def test_control_characters_are_escaped(text):
-    """Escape sequences, C1, bidirectional controls and line ends are escaped; letters of all languages are kept."""
+    """Escape sequences, C1, bidirectional controls and line ends are escaped; text of all languages is kept."""
     assert escaped(f"größe {text}").isprintable()
     assert escaped("größe 漢字 😀") == "größe 漢字 😀"
     line = json.dumps({"a": f"ü 😀 {text}", "b": 1}, ensure_ascii=False)
@@ -118,7 +118,7 @@ def test_inline_pem_is_refused_and_not_shown(name):
 
 @pytest.mark.parametrize("name", ["ssl_cafile", "ssl_certfile", "ssl_keyfile"])
 def test_inline_pem_for_a_registry_is_refused_and_not_shown(name):
-    """It is refused before a request to the registry could show the path."""
+    """Inline PEM is refused before a request to the registry could show the path."""
     pem = "-----BEGIN PRIVATE KEY-----\nMIIsecret\n-----END PRIVATE KEY-----"
 
     with pytest.raises(ConfigurationError, match=f"{name} must be the path of a file") as raised:

@@ -70,7 +70,7 @@ def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
 
 
 def test_the_error_for_an_unsupported_api():
-    """It names the API and the versions of both sides."""
+    """The error names the API and the versions of both sides."""
     with pytest.raises(UnsupportedVersionError, match=r"^CreateTopics: .* 2 to 7, the broker 0 to 1$"):
         offered(CreateTopics=(0, 1)).version_of(CreateTopicsRequest.api)
     with pytest.raises(UnsupportedVersionError, match=r"^Metadata: .* 4 to 13, the broker does not support it$"):

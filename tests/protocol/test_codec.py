@@ -106,7 +106,7 @@ def test_numbers_are_big_endian(kind, value, data):
     ("kind", "value"), [(INT8, 128), (INT16, 1 << 15), (INT32, -(1 << 31) - 1), (INT64, 1 << 63), (INT32, "1")]
 )
 def test_a_number_that_does_not_fit_is_refused(kind, value):
-    """It is not truncated."""
+    """A number that does not fit is not truncated."""
     with pytest.raises(MalformedMessageError, match="does not fit int"):
         encoded(kind, value)
 

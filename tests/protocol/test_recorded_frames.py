@@ -205,7 +205,7 @@ def test_a_described_classic_group(version):
 
 
 def test_librdkafkas_user_data_for_cooperative_sticky():
-    """It has the format of the sticky assignor, which both decoders accept."""
+    """The data has the format of the sticky assignor, which both decoders accept."""
     subscriptions = [
         decode_subscription(protocol.metadata)
         for one in said(JoinGroupRequest, "request")
@@ -264,7 +264,7 @@ def test_a_groups_configuration(version):
 
 
 def test_librdkafkas_transactional_batches():
-    """They have the producer of the transactional id and acks=-1, and are decoded as sent."""
+    """Batches have the producer of the transactional id and acks=-1, and are decoded as sent."""
     requests = said(ProduceRequest, "request")
 
     batches = [split(one.records) for request in requests for one in request.partitions]
@@ -280,7 +280,7 @@ def test_librdkafkas_transactional_batches():
 
 
 def test_librdkafkas_transactional_commits():
-    """They have group metadata as tailrace's (KIP-447); every second transaction is aborted."""
+    """Commits have group metadata as tailrace's (KIP-447); every second transaction is aborted."""
     commits = said(TxnOffsetCommitRequest, "request")
 
     assert {(one.generation_id > 0, bool(one.member_id)) for one in commits} == {(True, True)}

@@ -136,7 +136,7 @@ class Home:
         for service in self.started:
             await service.close()
         async with asyncio.timeout(60):
-            while not await asyncio.to_thread(self._removed_group):  # noqa: ASYNC110 - a broker tells nobody
+            while not await asyncio.to_thread(self._removed_group):  # noqa: ASYNC110 - a broker sends no notification
                 await asyncio.sleep(0.1)
         for topic in TOPICS:
             await asyncio.to_thread(self.server.delete_topic, topic)

@@ -40,7 +40,7 @@ async def enter(record: Record, kept: Annotated[list[str], Depends(buffer, scope
     """Buffer the value; the second batch waits until the driver is about to end."""
     if record.offset == 15:
         Path(FOLDER, "inside").touch()  # noqa: ASYNC240 - once
-        while not Path(FOLDER, "ending").exists():  # noqa: ASYNC110, ASYNC240 - another process says so
+        while not Path(FOLDER, "ending").exists():  # noqa: ASYNC110, ASYNC240 - another process creates it
             await asyncio.sleep(0.05)
         if HOW == "context":
             await asyncio.Event().wait()

@@ -154,7 +154,7 @@ def test_skipped_records_are_counted(world):
 
 
 def test_members_continue_exactly_where_spark_ended(world):
-    """Of 200,000 records, half of them produced during the backfill, each is handled once."""
+    """Each of 200,000 records, half of them produced during the backfill, is handled once."""
     half = 100_000
     world.make_topic(4)
     keys = [b"%d" % n for n in range(half)]

@@ -213,7 +213,7 @@ def test_an_unknown_handler_is_refused_with_the_known_names():
 
 
 def test_a_spark_connect_session_is_refused():
-    """It gives no access to what a pipeline needs."""
+    """Spark Connect gives no access to the JVM, which a pipeline needs."""
     session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
 
     with pytest.raises(ConfigurationError, match="Spark Connect"):
@@ -283,7 +283,7 @@ def test_options_are_translated_to_java():
 
 
 def test_a_token_provider_has_no_counterpart_in_java():
-    """It is refused, with the option that Java needs."""
+    """A token provider is refused, and the error names the option that Java needs."""
 
     async def token() -> str:
         return "it"
@@ -302,7 +302,7 @@ def test_a_token_provider_has_no_counterpart_in_java():
 
 
 def test_options_that_split_partitions_are_refused():
-    """They are accepted only if the handler needs no order."""
+    """Such options are accepted only if the handler needs no order."""
     check_source_options({"minPartitions": "8"}, keeps_order=False)
 
     with pytest.raises(ConfigurationError, match='order_by="none"'):

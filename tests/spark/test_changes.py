@@ -72,7 +72,7 @@ def test_deleted_offsets_end_a_stream_and_are_counted_by_the_next(world):
 
     async def wait(_record: Record) -> None:
         begun.touch()
-        while not go_on.exists():  # noqa: ASYNC110 - another process says so
+        while not go_on.exists():  # noqa: ASYNC110 - another process creates it
             await asyncio.sleep(0.05)
 
     # The Java client always reads one producer batch ahead.
@@ -184,7 +184,7 @@ def test_the_next_start_commits_what_a_query_could_not(world, monkeypatch):
 
 
 def test_an_idle_stream_retries_a_failed_commit(world, monkeypatch):
-    """It does not wait for another batch."""
+    """A failed commit is retried without waiting for another batch."""
     world.spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
     world.make_topic()
     world.produce([b"a"] * 10)

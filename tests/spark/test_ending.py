@@ -64,7 +64,7 @@ def test_a_stopped_spark_context_is_named_in_the_error(world):
 
 
 def test_a_failed_query_emits_an_event_without_await_termination(world):
-    """It emits an event at ERROR and closes its connections."""
+    """A failed query emits an event at ERROR and closes its connections."""
     world.make_topic()
     world.produce([b"a"] * 10)
     events = EventRecorder()

@@ -60,7 +60,7 @@ def killed_in_its_second_batch(world, how: str, **options) -> dict[int, int]:
 
 
 def test_a_killed_backfill_repeats_only_its_last_batch(world):
-    """Of 200,000 records, half of them produced meanwhile, none is lost; the next backfill and members continue."""
+    """None of 200,000 records, half produced meanwhile, is lost; the next backfill and members continue."""
     half, batch = 100_000, 40_000
     world.make_topic(4)
     keys = [b"%d" % n for n in range(half)]

@@ -62,7 +62,7 @@ def test_each_micro_batch_is_committed_to_the_group(world):
 
     async def wait(record: Record) -> None:
         # The first records of every other batch wait until the commits of earlier batches were observed.
-        while not (folder / f"seen-{record.offset // 500}").exists():  # noqa: ASYNC110 - another process says so
+        while not (folder / f"seen-{record.offset // 500}").exists():  # noqa: ASYNC110 - another process creates it
             await asyncio.sleep(0.02)
 
     query = world.pipeline(world.entering(first=wait)).start("enter", options={"maxOffsetsPerTrigger": "500"})
@@ -96,7 +96,7 @@ def test_stop_lets_the_current_batch_finish(world):
 
 
 def test_a_second_query_or_backfill_is_refused(world):
-    """Whatever its checkpoint; the first query continues."""
+    """A second one is refused with any checkpoint, and the first query continues."""
     world.make_topic()
     world.produce([b"a"])
     pipeline = world.pipeline(world.entering())
@@ -145,7 +145,7 @@ def test_a_member_that_joins_within_a_batch_ends_the_query(world):
 
     async def wait(_record: Record) -> None:
         begun.touch()
-        while not go_on.exists():  # noqa: ASYNC110 - another process says so
+        while not go_on.exists():  # noqa: ASYNC110 - another process creates it
             await asyncio.sleep(0.05)
 
     live = world.app(client_id="the-live-one")
@@ -167,7 +167,7 @@ def test_a_member_that_joins_within_a_batch_ends_the_query(world):
 
 
 def test_a_permanent_failure_ends_the_query(world):
-    """It raises HandlerFailedError, and the batch is not committed."""
+    """The query raises HandlerFailedError, and the batch is not committed."""
     world.make_topic()
     world.produce([b"1", b"nonsense"])
     app = world.app()
@@ -232,7 +232,7 @@ def test_a_reset_group_is_followed(world):
 
 
 def test_the_next_start_commits_batches_of_sparks_commit_log(world):
-    """They are not handled again."""
+    """Batches in Spark's commit log are not handled again."""
     world.make_topic()
     world.produce([b"a"] * 10)
     world.run_to_the_end()

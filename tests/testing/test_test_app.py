@@ -252,7 +252,7 @@ async def test_send_waits_for_records_published_to_the_app():
 
 
 async def test_a_record_that_cannot_be_decoded_is_dead_lettered():
-    """It has its raw bytes and one attempt; the codec is that of the app."""
+    """The dead letter has the raw bytes and one attempt; the codec is that of the app."""
     async with TestApp(billing) as kafka:
         await kafka.send("orders", b'{"customer": 1}')
 

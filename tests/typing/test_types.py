@@ -1,4 +1,4 @@
-"""What type checkers say of code that uses tailrace: mypy and pyright, both strict."""
+"""Code that uses tailrace passes mypy and pyright, both strict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_users_code_has_its_types(checker):
 
 
 def test_the_public_surface_is_typed():
-    """Of each name that users import from tailrace, and all that it has, pyright knows the type without guessing."""
+    """Pyright knows the type of each public name and of its members."""
     command = [sys.executable, "-m", "basedpyright", "--verifytypes", "tailrace", "--ignoreexternal", "--outputjson"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # In another folder, or it would not look for an installed package.

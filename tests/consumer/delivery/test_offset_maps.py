@@ -246,7 +246,7 @@ async def test_a_map_older_than_the_records_skips_none_of_them(by_hand, events, 
 
 
 async def test_the_users_metadata_belongs_to_its_offset(topic, by_hand, witness, group):
-    """It is returned unchanged, with a map and without, and is gone once another offset is committed."""
+    """Metadata is returned unchanged, with and without a map, until another offset is committed."""
     place, text = TopicPartition(topic, 0), 'ledger 7:ü "x"'
     async with by_hand(topic) as consumer:
         records = await take(consumer, 10)

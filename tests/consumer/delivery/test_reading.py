@@ -122,7 +122,7 @@ async def test_polls_without_waiting_let_other_tasks_run(new_topic, new_consumer
 
 
 async def test_getmany_returns_buffered_records(new_topic, new_consumer, witness, group):
-    """It returns one to max_records records in order, or an empty list at the timeout."""
+    """The call returns one to max_records records in order, or an empty list at the timeout."""
     topic = new_topic(2)
     witness.produce(topic, (b"x" for _ in range(500)), partition=0)
     witness.produce(topic, (b"x" for _ in range(500)), partition=1)

@@ -34,7 +34,7 @@ async def test_getone_returns_records_of_the_given_partitions_only(new_topic, ne
 
 @pytest.mark.parametrize("limits", [{}, {"timeout_ms": 20_000}, {"timeout_ms": 20_000, "min_records": 10}])
 async def test_getmany_returns_records_of_the_given_partitions_only(new_topic, new_consumer, witness, limits):
-    """It continues where it was, whichever partitions were read in between."""
+    """Reading continues at the position of the partition, whichever partitions were read in between."""
     topic = new_topic(2)
     witness.fill(topic, 2, 60)
     first, second = (TopicPartition(topic, number) for number in range(2))

@@ -15,9 +15,9 @@ BY_HAND, ALONE, CLASSIC, KIP_848 = "by hand", "alone", "classic", "consumer"
 
 @pytest.mark.parametrize("kind", [BY_HAND, ALONE, CLASSIC, KIP_848])
 async def test_a_recreated_topic_is_read_from_its_first_record(quick, group, kind):
-    """It has more records than the old topic when it is detected: none is skipped, whatever policy and group are.
+    """No record is skipped, although the new topic has more records than the old one when it is detected.
 
-    The finished records of the old topic are committed at a time when its name is the new one's.
+    Finished records of the old topic are committed when its name already belongs to the new one.
     """
     topic, events = quick.topic(), EventRecorder()
     quick.produce(topic, (b"old" for _ in range(3)))

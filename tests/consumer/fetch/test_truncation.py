@@ -47,7 +47,7 @@ async def test_a_truncated_log_is_read_from_where_it_diverges(witness_of, group)
 
 
 async def test_records_in_flight_at_a_truncation_are_delivered_again(witness_of, group):
-    """They count for nothing after that, so no commit passes unacknowledged ones."""
+    """Acknowledgments from before the truncation are dropped, so no commit passes unacknowledged records."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     options = {"group_id": group, "client_id": group, "ack": "manual", "hooks": [events], "fetch_max_wait_ms": 100}
 

@@ -54,7 +54,7 @@ def broken(fetched):
 
 @pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
 async def test_a_marker_that_cannot_be_read_is_corrupt(kafka, isolation_level):
-    """It raises CorruptRecordError with its partition and offset until a seek past it; other partitions continue."""
+    """CorruptRecordError names partition and offset until a seek past the marker; other partitions continue."""
     topic, events = kafka.topic(2), EventRecorder()
     await asyncio.to_thread(in_a_transaction, kafka, topic, b"before")
     kafka.produce(topic, [b"after"], partition=0)

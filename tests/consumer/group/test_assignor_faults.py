@@ -43,7 +43,7 @@ async def read(consumer, count):
 
 
 async def test_a_users_assignor_assigns(witness_of, group):
-    """It is offered by its name, gets subscriptions and partition counts, and members get what it returns."""
+    """The assignor is offered by its name, gets subscriptions and partition counts, and its result is assigned."""
     topic, other, calls = witness_of.topic(4), witness_of.topic(2), []
 
     def all_but_one(members, partitions):
@@ -192,7 +192,7 @@ async def test_an_override_past_the_end_is_out_of_range(witness_of, group, reset
 
 @pytest.mark.parametrize("offset", [-1, -2, 2**63, 1.5, "3", None, True])
 async def test_an_invalid_override_is_rejected_alone(witness_of, group, offset):
-    """It emits an event and changes nothing; overrides of other partitions apply."""
+    """An invalid override emits an event and changes nothing; overrides of other partitions apply."""
     topic, events = witness_of.topic(2), EventRecorder()
     witness_of.fill(topic, 2, 10)
 

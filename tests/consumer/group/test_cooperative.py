@@ -231,7 +231,7 @@ async def test_a_new_topic_is_assigned(  # noqa: PLR0917 - fixtures
 
 
 async def test_a_newer_rebalance_cancels_a_running_callback(new_topic, new_consumer, witness, group):
-    """It is called again with the assignment of the next generation."""
+    """The callback is called again with the assignment of the next generation."""
     topic, calls, cancelled = new_topic(4), [], []
 
     async def slow(_consumer, _old, new):

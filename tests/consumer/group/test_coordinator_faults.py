@@ -274,7 +274,7 @@ async def test_a_join_at_a_frozen_coordinator_is_sent_to_the_next_one(cluster, a
 async def waits_for_members(witness, group):
     """Wait until the coordinator holds a join, since another member has not joined yet."""
     async with asyncio.timeout(20):
-        while await witness.state(group) != "PREPARING_REBALANCING":  # noqa: ASYNC110 - the broker tells nobody
+        while await witness.state(group) != "PREPARING_REBALANCING":  # noqa: ASYNC110 - the broker sends no notification
             await asyncio.sleep(0.05)
 
 

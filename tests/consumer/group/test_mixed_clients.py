@@ -71,7 +71,7 @@ async def test_ten_changes_of_membership(  # noqa: PLR0917 - fixtures
             await theirs.pop(0).stop()
 
         async def stable() -> None:
-            """Every partition has an owner and nobody has two minds about it."""
+            """Wait until every partition has exactly one owner."""
             async with asyncio.timeout(40):
                 while True:
                     seen = await witness.members(group)

@@ -26,7 +26,7 @@ class Listener:
 
 @both_protocols
 async def test_a_callback_gets_the_start_of_a_partition_without_a_commit(kafka, group, protocol):
-    """It is looked up for the callback, before any fetch: earliest, with the lag of all records."""
+    """The start offset is looked up before any fetch: earliest, with the lag of all records."""
     topic, listener = kafka.topic_with(5), Listener()
     options = {"group_id": group, "group_protocol": protocol, "rebalance_listener": listener}
 

@@ -70,7 +70,7 @@ async def test_the_callback_gets_old_and_new_positions(new_topic, new_consumer, 
 
 
 async def test_the_callback_gets_positions_of_kept_partitions(new_topic, new_consumer, witness, group):
-    """They are exact to the record, also if no partition is revoked and nothing was committed since."""
+    """Positions are exact, also if no partition is revoked and nothing was committed since."""
     topic, calls = new_topic(2), []
     witness.fill(topic, 2, 10)
 
@@ -83,7 +83,7 @@ async def test_the_callback_gets_positions_of_kept_partitions(new_topic, new_con
             await until(lambda: len(first.assignment()) == len(second.assignment()) == 1)
             (kept,) = first.assignment()
             while (record := await first.getone()).topic_partition != kept or record.offset < 4:
-                """What was handed out of the other one before it went."""
+                """Skip records of the other partition, delivered before its revocation."""
             before = len(calls)
         await until(lambda: len(calls) > before)
 
@@ -160,7 +160,7 @@ async def test_auto_offset_reset_none_raises_only_after_the_listener(new_topic, 
 
 
 async def test_a_callback_may_be_a_plain_function(new_topic, new_consumer, witness, group):
-    """It need not be a coroutine function."""
+    """A callback need not be a coroutine function."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -240,7 +240,7 @@ async def test_reading_or_stopping_in_a_callback_raises(new_topic, new_consumer,
 
 
 async def test_a_callback_may_read_from_another_consumer(new_topic, new_consumer, witness, group):
-    """It may start, read, commit and stop one, for example to load state from a topic."""
+    """A callback may start, read, commit and stop another consumer, for example to load state from a topic."""
     topic, state, found = new_topic(), new_topic(), []
     witness.produce(topic, [b"0"])
     witness.produce(state, [b"state"])
@@ -297,7 +297,7 @@ async def test_listener_methods_are_called_in_order(new_topic, new_consumer, wit
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_listener_may_commit_at_stop(new_topic, new_consumer, witness, group, protocol):
-    """It commits chosen offsets and finished records as in a rebalance; the batch in flight is not committed."""
+    """The listener commits chosen offsets and finished records as in a rebalance, but not the batch in flight."""
     topic, events, stood = new_topic(2), EventRecorder(), []
     witness.fill(topic, 2, 10)
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)

@@ -92,7 +92,7 @@ async def test_a_restart_continues_after_the_last_commit(witness_of, group):
 
 @pytest.mark.parametrize("grows", ["while it is away", "later"])
 async def test_a_restarted_static_leader_still_assigns(witness_of, group, grows):
-    """It assigns nothing when it returns (KIP-814), and still partitions added since its last assignment get owners."""
+    """A returning leader assigns nothing (KIP-814), but partitions added since its last assignment get owners."""
     topic = witness_of.topic(2)
     options = {"group_id": group, "metadata_max_age_ms": 200, **QUICK}
 
@@ -212,7 +212,7 @@ async def test_a_fenced_member_does_not_remove_its_successor(witness_of, group):
 
 
 async def test_a_fenced_member_loses_its_partitions(witness_of, group):
-    """They are lost, not revoked, since the newer member may own them already."""
+    """The partitions are lost, not revoked, since the newer member may own them already."""
     topic, events, told = witness_of.topic_with(10), EventRecorder(), []
 
     class Listener:
@@ -277,7 +277,7 @@ async def test_every_request_contains_the_instance_id(witness_of, group, monkeyp
 
 
 async def test_a_static_member_joins_with_one_request(witness_of, group):
-    """It gets no member id to join with a second time."""
+    """A static member gets no member id to join with a second time."""
     topic = witness_of.topic_with(1)
 
     async with witness_of.consumer(topic, group_id=group, client_id=group, group_instance_id="one") as consumer:

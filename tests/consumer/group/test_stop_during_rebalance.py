@@ -106,7 +106,7 @@ async def stopped_soon(stopping: Awaitable[None]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("request_kind", [JoinGroupRequest, SyncGroupRequest])
 async def test_a_stop_during_a_rebalance_commits(quick, group, kind, request_kind):
-    """It waits for the end of the rebalance, before which the group accepts no commits, and no record is repeated."""
+    """The stop waits for the end of the rebalance, when the group accepts commits again; no record is repeated."""
     hold = partial(quick.proxy.hold_request, request_kind)
     async with caught_between(quick, group, kind, hold) as (topic, one, events, held):
         before = len(quick.proxy.requests(HeartbeatRequest, client_id=group))
@@ -137,7 +137,7 @@ async def both_stopped(quick, group, fault):
 
 @pytest.mark.slow
 async def test_a_stop_does_not_wait_for_an_endless_rebalance(quick, group):
-    """It ends in time, and an event says that finished records are not committed."""
+    """The stop ends in time, and an event reports finished records that are not committed."""
     found = await both_stopped(quick, group, partial(quick.proxy.hold_request, SyncGroupRequest))
 
     for name, topic, events in found:

@@ -95,7 +95,7 @@ async def test_lag_leaves_out_partitions_revoked_meanwhile(witness_of):
 
 
 async def test_health_of_a_member(witness_of, group):
-    """It is starting before the first assignment, ok after it, degraded while the coordinator cannot be reached."""
+    """Health is starting before the first assignment, then ok, and degraded while the coordinator is unreachable."""
     topic = witness_of.topic_with(10)
     options = {"group_id": group, "session_timeout_ms": 6_000, "heartbeat_interval_ms": 200}
 
@@ -238,7 +238,7 @@ async def test_several_connections_fetch_at_once(witness_of, group):
 
 
 async def test_the_high_watermark_is_known_after_a_reassignment(new_topic, new_consumer, witness):
-    """It is known before the next record: a broker sends an unchanged one only in a new fetch session."""
+    """The consumer keeps it: a broker sends an unchanged high watermark only in a new fetch session."""
     topic = new_topic()
     witness.fill(topic, 1, 5)
     place = TopicPartition(topic, 0)

@@ -385,7 +385,7 @@ async def test_a_refused_commit_is_repeated(kafka, group, code, is_soon):
 
 
 async def test_offset_commit_callback(kafka, group):
-    """It is called with offsets and error after automatic and explicit commits, successful and failed."""
+    """The callback gets offsets and error after automatic and explicit commits, successful and failed."""
     topic, told = kafka.topic_with(10), []
     partition = TopicPartition(topic, 0)
 

@@ -152,7 +152,7 @@ async def run_program(kafka_server, topic, group, end="pass"):
 
 
 async def test_a_new_process_begins_at_the_committed_offset(new_topic, kafka_server, witness, group):
-    """It continues there however the first process ended."""
+    """A new process begins there however the first one ended."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
@@ -178,7 +178,7 @@ async def test_sigterm_commits_leaves_and_exits_with_0(new_topic, kafka_server, 
     assert await witness.members(group) == {}
 
 
-# ---- commits that fail without anybody having asked for them ---------------------------------------------------------
+# ---- failed automatic commits ----------------------------------------------------------------------------------------
 
 
 async def test_a_zombies_commit_is_not_retried(quick, group):

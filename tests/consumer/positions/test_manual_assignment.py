@@ -245,7 +245,7 @@ async def test_a_pattern_replaces_topics(filled, new_consumer, new_topic, group)
 
 
 async def test_a_consumer_without_topics_raises_when_polled(new_consumer, group):
-    """It starts without topics and waits for a subscription; polling it before raises instead of waiting for ever."""
+    """The consumer starts without topics; polling it before a subscription raises instead of waiting forever."""
     async with new_consumer(group_id=group) as consumer:
         for call in (consumer.getone, consumer.getmany):
             with pytest.raises(ConsumerStateError, match="subscribe\\(\\) or assign\\(\\)"):
@@ -287,7 +287,7 @@ async def test_a_change_from_a_pattern_to_topics_keeps_their_metadata(quick, gro
         quick.produce(topic, [b"1"])
 
         while (await consumer.getone()).value != b"1":
-            """What was in hand when the subscription changed comes again."""
+            """Skip records that were in flight when the subscription changed: they are delivered again."""
         assert quick.proxy.requests(MetadataRequest)[-1].message.topics is not None
         assert consumer.subscription() == {topic}
 

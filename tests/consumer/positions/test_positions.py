@@ -182,7 +182,7 @@ async def test_offsets_by_kind(kafka, group):
 
 
 async def test_offsets_are_a_tuple_of_four(kafka):
-    """They can be read by index and by name, in this order, and pickled, copied and printed."""
+    """Offsets have a fixed order, are read by index and by name, and can be pickled, copied and printed."""
     topic = kafka.topic_with(5)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:

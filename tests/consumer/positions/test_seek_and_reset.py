@@ -191,7 +191,7 @@ async def test_offset_queries_follow_a_changed_leader(witness_of):
 
 
 async def test_offset_queries_of_an_unknown_topic_raise(new_topic, new_consumer):
-    """They raise after the grace period of a new topic, or default_api_timeout_ms."""
+    """Queries raise after the grace period of a new topic, or default_api_timeout_ms."""
     async with new_consumer(new_topic(), default_api_timeout_ms=1_000) as consumer:
         async with asyncio.timeout(20):
             with pytest.raises(UnknownTopicError):

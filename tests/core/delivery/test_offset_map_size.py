@@ -47,7 +47,7 @@ def test_no_map_is_encoded_without_unfinished_records():
 
 
 def test_no_map_is_encoded_for_one_stuck_record():
-    """It takes little space before any number of finished ones."""
+    """One unfinished record before any number of finished ones takes little space."""
     fill, progress = OffsetMapSize(), Progress(ONE, 0)
     started(progress, [0])
 
@@ -85,7 +85,7 @@ def test_full_map_is_encoded_again_after_a_change(ragged):
 
 
 def test_commit_updates_the_size():
-    """It encodes the map anyway."""
+    """A commit encodes the map anyway, so the exact size is known."""
     fill = OffsetMapSize()
     fill.note_encoded(EncodedMetadata("", fill=0.8))
 
@@ -97,7 +97,7 @@ def test_commit_updates_the_size():
 @pytest.mark.parametrize("limit", [128, 1_024, 4_096])
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.95])
 def test_estimate_never_misses_a_full_map(limit, share):
-    """It errs on the other side only."""
+    """The estimate is never below the encoded size."""
     fill, progress, chance = OffsetMapSize(), Progress(ONE, 0), random.Random(limit)
     started(progress, [0])
     for start in range(1, 40_000, 50):

@@ -109,7 +109,7 @@ def test_each_epoch_has_its_own_progress(position):
 
 
 def test_offsets_without_records_are_skipped(position):
-    """They are finished if no record before them is in flight; never backwards."""
+    """Skipped offsets are finished if no record before them is in flight; positions never move backwards."""
     position.skip(9, 1)
     assert position.delivered is None
     position.begin(7)

@@ -44,7 +44,7 @@ def start(progress: Progress, lease: Lease, count: int) -> None:
 
 
 def test_offsets_before_the_first_record_are_finished(progress):
-    """They may be committed."""
+    """Offsets before the first record may be committed."""
     assert (progress.finished, progress.delivered, progress.next_offset, progress.started) == (10, 10, 10, 0)
     assert progress.offset_map() is None
     assert not progress.has_in_flight
@@ -183,7 +183,7 @@ def test_batches_may_finish_in_any_order(progress):
 
 
 def test_records_in_another_process_are_finished_by_its_reports(progress):
-    """It reports the finished offset; records it gives back are delivered again."""
+    """The other process reports the finished offset; records it gives back are delivered again."""
     for lease in (delivered(progress, 10, 11), delivered(progress, 12, 13, end=20), delivered(progress, 20, 21)):
         lease.send_away()
 

@@ -15,7 +15,7 @@ PARTITIONS = (P, Q, R)
 
 
 def records(partition: TopicPartition, keys: str, first: int = 0) -> list[Record]:
-    """Return a record for each letter; ``-`` has no key, ``.`` an empty one."""
+    """Return a record for each character; ``-`` has no key, ``.`` an empty one."""
     key_of = {"-": None, ".": b""}
     return [
         Record(*partition, first + place, key_of.get(letter, letter.encode()), None, 0)

@@ -79,7 +79,7 @@ def test_fetch_in_flight_has_reserved_space(buffer):
 
 
 def test_second_reservation_replaces_the_first(buffer):
-    """Of the same fetch."""
+    """A second reservation of the same fetch is not added to the first."""
     buffer.reserve("fetch", 50)
     buffer.reserve("fetch", 20)
 

@@ -52,7 +52,7 @@ def test_batches_may_be_decompressed_below_the_limit():
 
 
 def test_consumed_batch_makes_room():
-    """Whether its partition has other batches or is gone."""
+    """A consumed batch makes room if its partition has other batches and if it is revoked."""
     buffer, decompressed = held(Batch(60), Batch(60))
     assert not decompressed.has_room(everyone)
     buffer.put(place(0), Batch(0), 1)
@@ -64,7 +64,7 @@ def test_consumed_batch_makes_room():
 
 
 def test_batch_after_records_that_were_put_back_is_counted():
-    """It still takes its bytes."""
+    """A batch of which records were put back still takes its bytes."""
     buffer, decompressed = held(Batch(100))
     buffer.put_back(place(0), Batch(0))
     assert not decompressed.has_room(everyone)

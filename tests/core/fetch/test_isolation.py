@@ -49,7 +49,7 @@ TAKEN_BACK = [
 
 
 def test_aborted_records_are_not_visible():
-    """That producer's records from the transaction's first offset to its marker, and no others."""
+    """Only the producer's records from the first offset of the transaction to its marker are invisible."""
     assert offsets(TAKEN_BACK, [AbortedTransaction(7, 0)]) == [2, 5, 7]
 
 

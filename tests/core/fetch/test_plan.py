@@ -75,7 +75,7 @@ def test_partitions_are_fetched_from_their_leader():
 
 
 def test_plan_carries_epochs():
-    """They show whether an answer was sent before a seek."""
+    """Epochs show whether a response belongs to a fetch before a seek."""
     positions = ready(A, B)
     positions.get(B).is_paused = True
 
@@ -83,7 +83,7 @@ def test_plan_carries_epochs():
 
 
 def test_partitions_added_during_a_fetch_are_distinguished():
-    """Those sought or resumed since are fetched separately; others are in flight."""
+    """Partitions sought or resumed since are fetched separately; the others are in flight."""
     positions = ready(A, B, C)
     sought, resumed, other = positions.of([A, B, C])
     resumed.is_paused = True
@@ -314,7 +314,7 @@ def test_size_of_a_fetch_is_bounded():
     st.integers(1, 1_000),
 )
 def test_fetch_never_exceeds_the_free_space(size, held, reserved, partition_max, most):
-    """Whatever is held and reserved; and no fetch is too small."""
+    """A fetch requests at least one byte and at most the free space."""
     buffer = FetchBuffer(size)
     for partition, holds in zip((A, B, C), held, strict=True):
         buffer.put(partition, "chunk", holds)

@@ -42,7 +42,7 @@ def test_interval_counts_from_sending(heartbeat):
 
 
 def test_throttling_delays_the_next_heartbeat(heartbeat):
-    """It never makes it earlier."""
+    """Throttling never makes a heartbeat earlier."""
     heartbeat.sent(103)
     heartbeat.received(104, pause_s=5)
 

@@ -45,7 +45,7 @@ def test_reader_without_records_is_not_stuck(clock):
 
 
 def test_only_progress_ends_being_stuck(clock):
-    """That its records are gone does not."""
+    """A reader stays stuck when its records are removed."""
     clock.look("first", 10, is_owed=True)
 
     clock.look("first", 20, is_owed=False)

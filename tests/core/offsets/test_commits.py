@@ -54,7 +54,7 @@ def test_finished_offsets_are_committed(positions):
 
 
 def test_nothing_new_is_an_empty_snapshot(positions):
-    """It is false, so no request is sent."""
+    """An empty snapshot is false, so no request is sent."""
     assert not Commits(positions).snapshot([TWO])
     assert not CommitSnapshot({}, {}, {})
 
@@ -108,7 +108,7 @@ def test_answer_of_an_older_epoch_is_ignored(positions, change):
 
 
 def test_answer_for_a_revoked_partition_is_ignored(positions):
-    """It may have another owner."""
+    """The partition may have another owner."""
     commits = Commits(positions)
     snapshot = commits.snapshot()
 
@@ -129,7 +129,7 @@ def test_seek_backwards_is_committed(positions):
 
 
 def test_offset_chosen_by_the_user_is_not_taken_back(positions):
-    """It may be that of the record in flight: no lower offset is committed, and no map for one."""
+    """No lower offset, and no map for one, is committed, also if the record at the offset is in flight."""
     commits, one = Commits(positions), positions.get(ONE)
     one.begin(13)
     start(one, 13, 14, 15)

@@ -88,7 +88,7 @@ def test_seek_targets():
 
 @pytest.mark.parametrize("offset", [True, 1.5, "7", None, 1 << 63])
 def test_seek_offset_must_be_an_integer(offset):
-    """Of 63 bits."""
+    """The offset must fit into 63 bits."""
     with pytest.raises(ConfigurationError, match="must be an integer"):
         seeks({ONE: 0}, offset, "offset", spread=False)
 

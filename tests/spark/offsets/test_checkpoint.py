@@ -47,7 +47,7 @@ def test_an_offset_map_has_priority_over_the_text(unfinished, said, limit, write
 
 
 def test_a_batch_number_keeps_its_checkpoint_when_pickled():
-    """It is an int that carries the id of its checkpoint."""
+    """A batch number is an int that carries the id of its checkpoint."""
     number = PipelineState("g", "h", "abc").number(7)
     sent = pickle.loads(pickle.dumps(number))
 

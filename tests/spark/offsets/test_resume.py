@@ -34,7 +34,7 @@ BEGUN = start_metadata("abc")
 
 START = {A: 5, B: 0}
 ENDS = [{A: 10, B: 4}, {A: 20, B: 4}, {A: 30, B: 8}]
-"""Of three batches; the generation's numbers go on from 7."""
+"""Offsets of three batches; the generation is numbered from 7."""
 
 
 def state(**changes: Any) -> PipelineState:
@@ -199,7 +199,7 @@ class Life:
     """Ends in the commit log of the generation."""
     group: tuple[int, str] | None = None
     due: int = 0
-    """Where the next one has to begin: what lies before is handled, or somebody said so."""
+    """Offset at which the next batch must begin: records before it are handled, or skipped by the user."""
     query: int = 0
 
     def start(self) -> None:

@@ -25,7 +25,7 @@ class KafkaError(NamedTuple):
     code: int
     name: str
     is_retriable: bool
-    """Whether the exception it stands for is one of Kafka's retriable ones."""
+    """True if the exception of the code is a RetriableException."""
 
 
 @cache
@@ -48,7 +48,7 @@ class _Class:
     parent: str
     initializer: bytes
     bootstraps: tuple[tuple[int, ...], ...]
-    """Of each lambda and method reference: the indices of its arguments."""
+    """Indices of the arguments of each lambda and method reference."""
 
     def named(self, index: int) -> str:
         """Return the name of a class, string or member."""

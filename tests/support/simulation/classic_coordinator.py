@@ -26,7 +26,7 @@ class Answer:
     generation: int = -1
     protocol: str = ""
     members: Mapping[str, MemberSubscription] | None = None
-    """Of the leader's answer to a join."""
+    """Subscriptions by member id, in the leader's join response."""
     assignment: MemberAssignment = NOTHING
 
 
@@ -35,10 +35,10 @@ class Member:
     """Member as known to the coordinator."""
 
     offers: Mapping[str, MemberSubscription]
-    """By strategy, most preferred first."""
+    """Subscriptions by strategy, most preferred first."""
     heard_at: float
     join: object = None
-    """The token of its join, while that is held."""
+    """Token of the join request that is held."""
     sync: object = None
 
 
@@ -49,9 +49,9 @@ class Coordinator:
     session_timeout_s: float
     members: dict[str, Member] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)
-    """Ids that somebody was told to join with (KIP-394)."""
+    """Ids assigned to members that must join again with them (KIP-394)."""
     ids: int = 0
-    """How many there were so far; none is given again."""
+    """Number of ids assigned so far; none is reused."""
     generation: int = 0
     phase: str = "empty"
     leader: str = ""

@@ -1,9 +1,8 @@
-"""A group of members, a coordinator, and what is on its way between them: a world, and the laws that hold in it.
+"""Simulation of a classic group: members, a coordinator and the requests between them.
 
-Rule of this file: nothing happens by itself. Whoever drives it says what arrives, what is lost, what is finished and
-when. Each time a member has been told something, the laws are looked at: a partition has one owner, and nobody else may
-commit for it (A); who has not been heard for a session owns nothing (Z); what is kept is read all along, and what is
-taken over was not read before.
+The test decides which requests arrive, which are lost, and when work is finished. Invariants are checked after each
+event of a member: a partition has one owner, and only the owner may commit for it (A); a member without a response for
+a session owns nothing (Z); kept partitions are consumed without a break, and taken-over ones were not consumed before.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ FAULT = MembershipFailed(RebalanceError("the callback raised"))
 UNREAD = PollingStalled(RebalanceError("the application does not poll"))
 
 AFTER_STOP = (Release, SendLeave, SendHeartbeat, ForgetCoordinator, FailMembership, FindPartitions, SendSync)
-"""All that a member still does when it was stopped: give back, say good-bye, and play its part until then."""
+"""Effects allowed after a stop: release, leave, and group duties until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +91,20 @@ class Consumer:
     is_cooperative: bool
     work: TakeOver | Release | None = None
     consuming: set[TopicPartition] = field(default_factory=set)
-    """The partitions that it hands records out of: from the end of a takeover to that of a release."""
+    """Partitions from which records are delivered, from the end of a takeover to the end of a release."""
     owned: frozenset[TopicPartition] = frozenset()
-    """What was the machine's when last looked at."""
+    """Partitions owned by the state machine at the last check."""
     heard_at: float = 0.0
-    """When the last thing was sent that the coordinator has acknowledged."""
+    """Time at which the last acknowledged request was sent."""
     beats: set[Identity] = field(default_factory=set)
-    """As whom it has sent a heartbeat that is not answered yet."""
+    """Identities of heartbeats in flight."""
     is_stopped: bool = False
     is_dead: bool = False
-    """Whether its process is gone, with all that it had and without a word."""
+    """True if the process was killed."""
     is_cut_off: bool = False
-    """Whether nothing that it sends arrives."""
+    """True if no request arrives."""
     is_slow: bool = False
-    """Whether its takeovers and releases take their time."""
+    """True if takeovers and releases are slow."""
 
     @property
     def is_running(self) -> bool:
@@ -122,19 +121,19 @@ class Letter:
     is_under_way: bool = True
     answer: GroupEvent | None = None
     is_late: bool = False
-    """Whether it, or its answer, waits while others arrive."""
+    """True if the request or its response is overtaken by others."""
 
 
 def nobody(_: object) -> None:
-    """Is told."""
+    """Ignore a notification."""
 
 
 @dataclass(eq=False)
 class World:
-    """One group, from its first member on.
+    """Group with its members.
 
-    ``on_letter`` is told of each request that is sent and of each that is answered, ``on_work`` of each consumer that
-    begins to take over or to give back, ``on_told`` of each that may have something else to do at another time.
+    ``on_letter`` is called with each request that is sent or answered, ``on_work`` with each consumer that starts a
+    takeover or release, ``on_told`` with each consumer whose next deadline may have changed.
     """
 
     topics: dict[str, int]

@@ -39,9 +39,9 @@ class Member:
     previous_epoch: int = -1
     assigned: Places = NOTHING
     revoked: Places = NOTHING
-    """What it has yet to give back."""
+    """Partitions that the member has not released yet."""
     is_away: bool = False
-    """Whether a static one has said that it will be back; its place is kept until its session is over."""
+    """True if a static member left temporarily; its place is kept until its session expires."""
 
     @property
     def held(self) -> Places:
@@ -59,11 +59,11 @@ class Coordinator:
 
     session_timeout_s: float
     topics: dict[str, tuple[UUID, int]]
-    """Ids and numbers of partitions, by name."""
+    """Topic id and partition count by topic name."""
     takes_back: bool = True
     members: dict[str, Member] = field(default_factory=dict)
     epoch: int = 0
-    """Of the group; each change of it is another one."""
+    """Group epoch, incremented by each change of members or subscriptions."""
     targets: Mapping[str, Places] = field(default_factory=dict)
     _target_epoch: int = 0
 

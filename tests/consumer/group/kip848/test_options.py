@@ -82,7 +82,7 @@ async def test_an_assignor_that_the_broker_lacks_raises(quick, group):
     [{"session_timeout_ms": 10_000}, {"heartbeat_interval_ms": 1_000}, {"partition_assignment_strategy": "range"}],
 )
 def test_options_of_the_classic_protocol_raise(option):
-    """They are named when the consumer is created."""
+    """The error names the options when the consumer is created."""
     with pytest.raises(ConfigurationError, match=f"{next(iter(option))}.*group_protocol='consumer'"):
         Consumer("orders", group_id="billing", group_protocol="consumer", **option)
 

@@ -17,7 +17,7 @@ STAYS = (PartitionsAssigned, PartitionsRevoked, PartitionsLost)
 
 
 async def test_a_restart_within_the_session_moves_no_partition(quick, group):
-    """It leaves with epoch -2 and gets its partitions back; the other member sees no rebalance."""
+    """The member leaves with epoch -2 and gets its partitions back; the other member sees no rebalance."""
     topic, other_events = quick.topic(4), EventRecorder()
     options = {"group_id": group, "group_instance_id": "one"}
 
@@ -87,7 +87,7 @@ async def test_a_join_whose_response_is_lost_is_repeated(quick, group):
 
 
 async def test_a_second_holder_is_refused_again_if_the_refusal_is_lost(quick, group):
-    """Its further joins fence nobody, and it gets the same error in the end."""
+    """Repeated joins fence no member, and the second holder gets the same error."""
     topic, events = quick.topic(2), EventRecorder()
     options = {"group_id": group, "group_instance_id": "one"}
 

@@ -47,7 +47,7 @@ def test_range_gives_first_members_one_more():
 
 
 def test_range_starts_over_at_each_topic():
-    """Of two topics of three partitions, the first of two members gets two each, so four and two in total."""
+    """The first of two members gets two of three partitions of each of two topics, so four and two in total."""
     given_ = range_assignor(members("x", "y", topics="ab"), {"a": 3, "b": 3})
 
     assert numbers(given_) == {"x": "a0 a1 b0 b1", "y": "a2 b2"}
@@ -216,7 +216,7 @@ def test_range_ignores_racks_of_topics_where_they_make_no_difference():
 
 
 def test_everything_is_near_to_a_member_without_a_rack():
-    """It takes the first ones, as without racks."""
+    """A member without a rack gets the first partitions, as without racks."""
     given_ = range_assignor(in_racks(x="", y="r2"), {"a": 4}, replicas(a="r2 r1 r2 r1"))
 
     assert numbers(given_) == {"x": "a0 a1", "y": "a2 a3"}

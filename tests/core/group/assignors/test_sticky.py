@@ -189,7 +189,7 @@ def test_unsubscribed_partition_is_released_first():
 
 @both
 def test_missing_partitions_are_not_assigned(assign):
-    """Of deleted topics, removed partitions and topics without a subscriber."""
+    """Deleted topics, removed partitions and topics without a subscriber are not assigned."""
     assert words(assign([member("x", "ab", "a0 a7 b0")], {"a": 1, "c": 4})) == {"x": "a0"}
     assert words(assign([member("x", "")], {"a": 1})) == {"x": ""}
     assert assign([], {"a": 1}) == {}
@@ -218,7 +218,7 @@ def test_even_loads_come_before_racks(assign):
 
 
 def test_joining_member_gets_near_partitions():
-    """Those that are far from their owner move first."""
+    """Partitions in another rack than their owner move first."""
     group = [member("x", "a", "a0 a1 a2 a3", rack="r2"), member("y", "a", rack="r1")]
 
     assert words(sticky_assignor(group, {"a": 4}, SIDES)) == {"x": "a2 a3", "y": "a0 a1"}
@@ -380,7 +380,7 @@ def test_settled_group_does_not_change(case):
 @modest
 @given(groups_in_racks())
 def test_cooperative_assigns_only_released_partitions(case):
-    """To the owner whose claim holds, or if no other member claims it."""
+    """A partition is assigned to its valid owner, or if no other member claims it."""
     group, counts, racks = case
 
     assigned = cooperative_sticky_assignor(group, counts, racks)

@@ -57,7 +57,7 @@ def test_built_ins_have_kafkas_names():
 
 
 def test_function_has_its_name():
-    """A function by ``__name__`` and eager; an object by ``name``, cooperative if it says so."""
+    """A function by ``__name__`` and eager; an object by ``name``, cooperative if it declares that."""
     assert strategy_of(everything_to_the_last).name == "everything_to_the_last"
     assert not strategy_of(everything_to_the_last).is_cooperative
     assert strategy_of(Alphabetical()).name == "alphabetical"
@@ -157,7 +157,7 @@ def test_duplicate_name_is_refused():
     ],
 )
 def test_member_is_cooperative_if_all_its_strategies_are(offered, expected):
-    """It has to know before the group has chosen."""
+    """A member must know its protocol before the group has chosen a strategy."""
     assert are_cooperative(strategies_of(offered)) is expected
 
 
@@ -173,7 +173,7 @@ def test_every_member_has_an_entry():
 
 
 def test_generators_are_accepted():
-    """They are consumed once."""
+    """A generator of strategies is consumed once."""
     assigned = checked_assignment(returning({"y": (one for one in (B0, A1, A0))}), PAIR, COUNTS, {})
 
     assert assigned == {"x": [], "y": [B0, A1, A0]}

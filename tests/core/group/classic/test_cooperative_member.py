@@ -255,7 +255,7 @@ def test_kept_partitions_are_not_taken_over_again(synced, added):
 
 
 def test_revoked_partitions_are_released_before_the_next_join():
-    """They are owned until the release is complete; the next join does not claim them."""
+    """Revoked partitions are owned until the release is complete; the next join does not claim them."""
     one = owner_in(ClassicState.SYNCING)
 
     (release,) = told(one, given(0))
@@ -311,7 +311,7 @@ def test_rebalance_during_a_rebalance_releases_nothing():
 @pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING])
 @pytest.mark.parametrize("event", [RetryLater("loading"), CoordinatorGone("moved")])
 def test_failed_join_releases_nothing(state, event):
-    """It is repeated after a pause with the same claim."""
+    """A failed join is repeated after a pause with the same claim."""
     one = owner_in(state)
     generation = one.identity.generation
 
@@ -343,7 +343,7 @@ def test_leader_leaves_moving_partitions_unassigned():
 
 
 def test_leader_that_rebalances_for_a_topic_releases_nothing():
-    """It joins the next generation and keeps its partitions."""
+    """The leader joins the next generation and keeps its partitions."""
     one = owner_in(ClassicState.DEALING)
     told(one, PartitionsFound({"t": 2}), Synced(ASSIGNMENT), TakenOver())
 
@@ -528,7 +528,7 @@ def test_heartbeats_continue_during_a_join_while_partitions_are_owned(state):
 
 @pytest.mark.parametrize("state", [ClassicState.WAITING, ClassicState.JOINING])
 def test_joining_member_without_partitions_has_no_session(state):
-    """It has nothing to lose, and the coordinator may hold its join for long."""
+    """No session is needed without partitions, and the coordinator may hold the join for long."""
     one, _ = beginner(assigned=MemberAssignment(()))
     lead_to(one, state)
 
@@ -553,7 +553,7 @@ def test_heartbeat_failed_during_a_join_is_repeated_soon(state, outcome):
 
 @pytest.mark.parametrize("outcome", [HeartbeatAnswered(), RebalanceCalled()])
 def test_rebalance_answer_during_a_join_extends_the_session(outcome):
-    """It shows that the group knows the member."""
+    """The response shows that the group knows the member."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
     effects_of(one)
@@ -728,9 +728,7 @@ def test_stop_during_a_rebalance_commits_in_the_next_generation(leads, is_ready,
 
 @pytest.mark.parametrize("state", MOVING)
 def test_stop_waits_for_a_rebalance_only_until_the_limit(state):
-    """It releases then under its identity: a group that still gathers accepts the commit. Heartbeats continue
-    meanwhile.
-    """
+    """The release keeps the member's identity: a group that waits for joins accepts the commit. Heartbeats continue."""
     one = stopping_in(state)
     me = one.identity
     assert one.next_deadline() == NOW + INTERVAL_S
@@ -775,7 +773,7 @@ def test_membership_lost_while_a_stop_waits_ends(state, lost):
 
 @pytest.mark.parametrize("state", MOVING)
 def test_static_member_that_stops_during_a_rebalance_commits(state):
-    """It keeps its place without a leave."""
+    """The static member keeps its place without a leave."""
     one = stopping_in(state, instance_id="i", leaves_on_stop=False)
     one.handle_timer(NOW + PATIENCE_S)
     assert [effect for effect in effects_of(one) if isinstance(effect, Release)] == [LAST]

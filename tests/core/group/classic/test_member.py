@@ -225,7 +225,7 @@ def test_member_joins_at_once_with_the_id_it_was_given():
 
 
 def test_follower_takes_over_its_assignment():
-    """It computes no assignment, and is stable after the takeover."""
+    """A follower computes no assignment, and is stable after the takeover."""
     one = member_in(ClassicState.JOINING, instance_id="i")
 
     (sync,) = told(one, JoinedAsFollower("me", 7, "range"))
@@ -243,7 +243,7 @@ TWO = {"me": MemberSubscription(("t",)), "you": MemberSubscription(("t", "u"))}
 
 
 def test_leader_assigns_to_all_members():
-    """It requests the partition counts of all members' topics and assigns to each member, itself included."""
+    """The leader requests partition counts of all members' topics and assigns to each member, itself included."""
     one = member_in(ClassicState.JOINING)
 
     assert told(one, JoinedAsLeader("me", 7, "range", TWO, {})) == [FindPartitions(frozenset("tu"))]
@@ -839,7 +839,7 @@ def test_rejoining_member_leaves_under_its_id():
 
 
 def test_static_member_releases_and_does_not_leave():
-    """It keeps its place until its session expires."""
+    """A static member keeps its place until its session expires."""
     one = member_in(ClassicState.STABLE, leaves_on_stop=False, instance_id="i")
 
     assert told(one, StopMembership()) == GIVES_BACK
@@ -894,9 +894,7 @@ def test_repr_shows_member_group_and_state():
 
 
 def test_member_whose_application_does_not_poll_leaves():
-    """It leaves, reports its partitions as lost, sends no heartbeat, and joins as a new member when the application
-    polls.
-    """
+    """The member leaves, loses its partitions, stops heartbeats, and joins as a new member at the next poll."""
     one = member_in(ClassicState.STABLE)
 
     *telling, release = told(one, PollingStalled(UNREAD))

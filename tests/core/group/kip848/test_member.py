@@ -165,7 +165,7 @@ def owning(*names: str, now: float = NOW, **changes) -> Kip848Member:
 
 
 def assign(one: Kip848Member, *names: str, epoch: int = 8, now: float = NOW) -> list[object]:
-    """Send a target assignment and return the effects; each name begins with its topic's letter."""
+    """Send a target assignment and return the effects; each name begins with the character of its topic."""
     ids = {"t": T, "u": U, "v": V}
     assigned: dict[UUID, tuple[int, ...]] = {}
     for topic, n in sorted(parts(*names)):
@@ -327,7 +327,7 @@ def test_fatal_error_ends_the_membership_in_every_state(state):
 
 
 def test_member_whose_application_does_not_poll_leaves():
-    """It leaves, reports its partitions as lost, and joins again under its id when the application polls."""
+    """The member leaves, loses its partitions, and joins again under its id when the application polls."""
     one = owning("t0", "t1")
 
     *telling, release = told(one, PollingStalled(UNREAD))
@@ -870,7 +870,7 @@ def test_release_is_followed_by_a_takeover_of_the_rest():
 
 
 def test_heartbeats_continue_during_releases_and_takeovers():
-    """They keep their interval, and report owned partitions only after these have changed."""
+    """Heartbeats keep their interval, and report owned partitions only after these have changed."""
     for state in (Kip848State.RELEASING, Kip848State.TAKING_OVER):
         one = member_in(state)
         told(one, answer(), now=NOW + 6)
@@ -953,7 +953,7 @@ def test_ready_partition_is_released_during_a_takeover():
 
 
 def test_partition_revoked_before_its_takeover_is_reported():
-    """It never had a name, but the group waits for a report that it is not owned."""
+    """The group waits for a report that the partition is not owned, although its topic name was never known."""
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one, "t0", "v0", now=NOW + 5)
