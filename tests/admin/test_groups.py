@@ -266,7 +266,7 @@ async def test_lag_equals_that_of_kafkas_tool(reached, kafkas_tool, new_topic, c
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_lag_has_the_owner_of_a_partition(reached, new_topic, members, group, protocol):
-    """Also before a first commit."""
+    """The owner is shown also before a first commit."""
     topic = new_topic(2)
     async with members(group, topic, 2, "north", group_protocol=protocol), reached() as cluster:
         found = await group_lag(cluster, group)
@@ -396,7 +396,7 @@ async def test_a_broker_that_hangs_is_waited_for_in_bounded_time(counting, group
 
 
 async def test_committed_offsets_are_deleted(reached, witness, new_topic, commit, group):
-    """Only the named ones; deleting missing ones is no error."""
+    """Only the named offsets are deleted; deleting missing ones is no error."""
     topic = new_topic(3)
     commit(group, topic, {0: 0, 1: 0})
 

@@ -161,7 +161,7 @@ async def test_a_deleted_topic_is_left_out(  # noqa: PLR0917
 
 
 async def test_unknown_topics_partitions_and_groups_raise(reached, new_topic, commit, group):
-    """Also a group without commits, or of another type; nothing is changed."""
+    """A group without commits, or of another type, raises, too; nothing is changed."""
     topic = new_topic(2)
     async with reached() as cluster:
         began = time.monotonic()

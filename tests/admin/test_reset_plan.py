@@ -55,14 +55,14 @@ def test_a_time_becomes_the_first_record_at_or_after_it():
 
 
 def test_a_shift_leaves_out_partitions_without_a_commit():
-    """With a note; other targets include them."""
+    """The plan notes them; other targets include them."""
     assert planned(ShiftBy(-5)).new is None
     assert "no committed offset" in planned(ShiftBy(-5)).note
     assert (planned(ToEarliest()).old, planned(ToEarliest()).new) == (None, 100)
 
 
 def test_a_discarded_offset_map_is_noted():
-    """Only if the new offset is not after the committed one."""
+    """The note appears only if the new offset is not after the committed one."""
     text = encode_metadata(OffsetMap(500, 504, (500, 502)), "", 4096).text
 
     assert planned(ToOffset(500), committed(500, text)).note == "2 finished records after 500 are handled again"
@@ -78,7 +78,7 @@ def test_a_discarded_offset_map_is_noted():
     | st.integers(-3_000, 3_000).filter(bool).map(ShiftBy),
 )
 def test_a_planned_offset_is_within_the_log(begin, size, old, target):
-    """For any target; a partition that is not changed has a note."""
+    """The promise holds for any target; a partition that is not changed has a note."""
     change = planned_change(HERE, target, None if old is None else committed(old), begin, begin + size)
 
     assert change.new is None or begin <= change.new <= begin + size

@@ -128,7 +128,7 @@ def lines_of_options(module) -> int:
 
 
 def test_files_are_short(modules):
-    """At most 500 lines without imports and lists of options, except tables."""
+    """A file has at most 500 lines without imports and lists of options, except tables."""
     long = {
         m.where: lines
         for m in modules

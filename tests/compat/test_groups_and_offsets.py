@@ -340,7 +340,7 @@ async def test_consumer_commit_no_group(compat):
 
 
 async def test_consumer_commit(compat):
-    """By offset, and by offset and metadata."""
+    """A commit takes offsets, or offsets with metadata."""
     compat.send(0, [1, 2, 3])
     consumer = await compat.started()
 

@@ -317,7 +317,7 @@ async def test_b9_nothing_waits_behind_a_fetch_or_a_join(witness_of, group):
 
 
 async def test_b14_an_unfinished_record_is_never_committed(witness_of, group):
-    """However often commits are sent, none is above the record in flight: a crash repeats it and loses nothing."""
+    """No commit passes the record in flight: a crash repeats it and loses nothing."""
     topic = witness_of.topic_with(200)
     options = {"group_id": group, "client_id": group, "auto_commit_interval_ms": 20}
     proxy = witness_of.proxy

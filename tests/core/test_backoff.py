@@ -27,7 +27,7 @@ def test_no_failure_counts_as_one():
 
 @given(st.integers(0, 1 << 70), CHANCE, st.floats(0, 10), st.floats(0, 100))
 def test_jitter_is_at_most_a_fifth(failures, chance, first_s, longest_s):
-    """After any number of failures, computed at once."""
+    """The bound holds after any number of failures, and the pause is computed at once."""
     backoff = Backoff(first_s, longest_s)
     even = backoff.pause_s(failures, EVEN)
 

@@ -31,7 +31,7 @@ def answer(
 
 
 def test_answer_sets_brokers_topics_and_leaders():
-    """With the ids of topics."""
+    """An answer also sets the ids of topics."""
     topology = ClusterMetadata().updated(answer((1, 5), (2, 6)))
 
     assert topology.brokers[2].host == "host2"
@@ -43,7 +43,7 @@ def test_answer_sets_brokers_topics_and_leaders():
 
 
 def test_unknown_topic_has_no_leader_and_no_id():
-    """Nor has an unknown partition a leader."""
+    """An unknown partition has no leader, either."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert topology.leader(TopicPartition("t", 7)) is None
@@ -104,7 +104,7 @@ def test_leader_not_available_means_no_leader():
 
 
 def test_error_of_a_requested_topic_is_kept():
-    """Until the topic is available."""
+    """The error is kept until the topic is available."""
     refused = ClusterMetadata().updated(answer(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
 
     assert refused.errors == {"t": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
@@ -113,7 +113,7 @@ def test_error_of_a_requested_topic_is_kept():
 
 
 def test_topics_missing_in_an_answer_are_dropped():
-    """And so are topics without a name."""
+    """Topics without a name are dropped, too."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert topology.updated(answer((1, 5), name="u")).topics.keys() == {"u"}
@@ -136,7 +136,7 @@ def test_metadata_are_immutable():
 
 
 def test_newer_leader_in_a_fetch_answer_is_adopted():
-    """Without a metadata request; replicas are kept."""
+    """The leader is adopted without a metadata request; replicas are kept."""
     topology = ClusterMetadata(hides_internal=False).updated(answer((1, 5), (2, 5)))
 
     learnt = topology.with_leader(ONE, 3, 6)
@@ -162,7 +162,7 @@ def test_outdated_or_unknown_leader_changes_nothing(partition, leader_id, epoch)
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([1, 2, 3]), st.integers(0, 9)), max_size=20))
 def test_leader_epochs_never_decrease(told):
-    """In any order of answers and leaders in fetch answers."""
+    """Epochs never decrease in any order of metadata and fetch answers."""
     topology = ClusterMetadata().updated(answer((1, 0)))
 
     for is_hint, leader, epoch in told:

@@ -86,7 +86,7 @@ def test_state_that_the_row_does_not_list_raises():
 
 
 def test_final_state_ignores_every_event():
-    """Even where a row names all states."""
+    """A final state ignores events even where a row names all states."""
     door = Door()
     door.receive(Remove(), 0.0)
 

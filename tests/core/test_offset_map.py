@@ -55,7 +55,7 @@ def test_finished_offsets_are_skipped():
     "wrong", [(10, 16, (9,)), (10, 16, (12, 11)), (10, 16, (12, 12)), (10, 16, (16,)), (-1, 5, ())]
 )
 def test_offsets_of_a_map_are_ascending(wrong):
-    """From the base on and below the limit, each once."""
+    """Offsets are between base and limit, each once."""
     with pytest.raises(ValueError, match="not in ascending order"):
         OffsetMap(*wrong)
 
@@ -91,7 +91,7 @@ def test_metadata_keep_the_limit(offset_map, user_text, writer, limit):
 @example("omap:")
 @example("omap:1:00000000:::")
 def test_text_alone_is_committed_unchanged(user_text):
-    """As every client does; a text with our prefix is wrapped."""
+    """The text is committed as by every client; a text with tailrace's prefix is wrapped."""
     envelope = encode_metadata(None, user_text, LIMIT)
     has_prefix = user_text.startswith("omap:")
 
@@ -103,7 +103,7 @@ def test_text_alone_is_committed_unchanged(user_text):
 
 
 def test_no_map_and_no_text_is_an_empty_text():
-    """As after records that finished in order."""
+    """Records that finish in order leave an empty text."""
     assert encode_metadata(None, "", LIMIT) == EncodedMetadata("")
     assert decode_metadata("", 5) == DecodedMetadata()
 
@@ -191,7 +191,7 @@ def test_users_text_is_never_cut():
 
 
 def test_huge_map_is_dropped():
-    """However well it deflates, it would not be decoded."""
+    """A huge map would not be decoded, however well it compresses."""
     envelope = encode_metadata(OffsetMap(0, 1 << 24, tuple(range(0, 1 << 24, 60))), "", LIMIT)
 
     assert envelope == EncodedMetadata("", is_map_dropped=True, fill=float("inf"))
@@ -294,7 +294,7 @@ def test_forged_map_is_a_problem(body):
 
 
 def test_map_beyond_the_end_of_the_log_contradicts_it():
-    """As a forged map, or a truncated log; a limit equal to the end does not."""
+    """Such a map is forged, or the log was truncated; a limit equal to the end is valid."""
     offset_map = OffsetMap(10, 16, (10,))
 
     assert not offset_map.contradiction("", 16)

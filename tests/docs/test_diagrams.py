@@ -29,7 +29,7 @@ def test_the_page_shows_what_runs(diagrams):
 
 @pytest.mark.parametrize("name", ["classic", "consumer"])
 def test_every_state_can_be_come_to_and_left(diagrams, name):
-    """In each diagram each state is named, has a way in, and a way out."""
+    """Each state of each diagram has a name, a transition to it and one from it."""
     drawn = diagrams.diagram(diagrams.TABLES[name])
 
     named = set(re.findall(r"^    (\w+): ", drawn, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""The programs in examples/ do what they say."""
+"""Programs in examples/ run as documented."""
 
 from __future__ import annotations
 

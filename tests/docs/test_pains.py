@@ -1,4 +1,4 @@
-"""The page of what users suffer elsewhere: each row is held by tests that are there."""
+"""Page on problems of other clients: each row names existing tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS = [line for line in PAGE.read_text().splitlines() if re.match(r"\| \d", lin
 
 
 def test_every_pain_is_held_by_tests_that_exist():
-    """Fifteen rows, each with at least one test, and every test that is named is in its file."""
+    """Each of fifteen rows names at least one test, and every named test is in its file."""
     held = [re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row) for row in ROWS]
 
     assert [int(row.split("|")[1]) for row in ROWS] == list(range(1, 16))
@@ -21,6 +21,6 @@ def test_every_pain_is_held_by_tests_that_exist():
 
 
 def functions(path: str) -> set[str]:
-    """The names of the tests in a file."""
+    """Return the names of the tests in a file."""
     defined = ast.parse((ROOT / path).read_text()).body
     return {one.name for one in defined if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}

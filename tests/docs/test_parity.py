@@ -1,4 +1,4 @@
-"""The page of the ancestors' capabilities: a row for each, held by a test that is there."""
+"""Page on capabilities of older clients: one row for each, with an existing test."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CELL = re.compile(r"(?<!\\)\|")
 
 
 def rows() -> list[list[str]]:
-    """Number, what it was, what it is here, what holds it."""
+    """Return number, capability, counterpart and test of each row."""
     lines = [line for line in PAGE.read_text().splitlines() if re.match(r"\| S\d", line)]
     return [[cell.strip() for cell in CELL.split(line)[1:-1]] for line in lines]
 
 
 @cache
 def functions(path: str) -> frozenset[str]:
-    """The names of the tests in a file."""
+    """Return the names of the tests in a file."""
     if not (ROOT / path).is_file():
         return frozenset()
     defined = ast.parse((ROOT / path).read_text()).body
@@ -30,13 +30,13 @@ def functions(path: str) -> frozenset[str]:
 
 
 def test_every_capability_has_a_row():
-    """All 266, each once and in order."""
+    """All 266 capabilities have a row, once and in order."""
     assert len(NUMBERS) == 266
     assert [row[0] for row in rows()] == NUMBERS
 
 
 def test_every_row_is_held():
-    """By a test that exists; of what is needless by a sentence that says why; each says what it was and what it is."""
+    """A row names an existing test, or is unnecessary and gives the reason in a sentence."""
     wrong = []
     for number, was, here, held in rows():
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", held)
@@ -49,7 +49,7 @@ def test_every_row_is_held():
 
 
 def test_a_row_has_a_name_of_ours_and_the_page_is_of_the_ancestors():
-    """Few rows are needless, and the page names those whose users it is for."""
+    """Only known rows are unnecessary, and the page names the older clients."""
     needless = [row[0] for row in rows() if row[2] == "⌛"]
 
     assert set(needless) <= {"S1.29", "S2.5", "S2.38", "S3.1", "S4.5"}

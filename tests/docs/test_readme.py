@@ -77,7 +77,7 @@ class Readme:
             time.sleep(0.1)
 
     def stop(self) -> dict[str, int]:
-        """Send SIGTERM to what runs, the last first, and return the exit codes."""
+        """Send SIGTERM to running processes in reverse order, and return the exit codes."""
         codes = {}
         for command, (process, _) in reversed(self._running.items()):
             process.terminate()

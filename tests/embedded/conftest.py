@@ -72,7 +72,7 @@ class Child:
         return self.process.stderr.read()
 
     def wait(self) -> int:
-        """How it ended."""
+        """Wait for the end of the process, and return its exit code."""
         return self.process.wait(PATIENCE_S)
 
 

@@ -136,7 +136,7 @@ def test_a_signal_during_the_start_leaves_nothing(new_child, temporary, eventual
     ],
 )
 def test_a_program_that_ends_by_itself_leaves_nothing(new_child, temporary, ending, code):
-    """Normal end, exit, exception, and with a dead or paused broker."""
+    """Nothing is left after a normal end, an exit, an exception, and with a dead or paused broker."""
     child = new_child(f"from tailrace.testing import KafkaServer; server = KafkaServer(); server.start(); {ending}")
 
     assert child.wait() == code

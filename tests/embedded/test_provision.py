@@ -113,7 +113,7 @@ def test_a_production_variable_is_never_used(bare, no_wheel, monkeypatch):
     ("version", "major"), [("1.8.0_292", 8), ("11.0.2", 11), ("17.0.15", 17), ("25", 25), ("26-ea", 26)]
 )
 def test_versions_of_java_are_read(tmp_path, version, major):
-    """In the format of Java 8 and older, and in the current one."""
+    """Versions are read in the format of Java 8 and older, and in the current one."""
     assert major_version(java_that_says(tmp_path / "java", version)) == major
 
 

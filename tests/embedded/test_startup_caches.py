@@ -111,7 +111,7 @@ def test_a_java_that_cannot_write_the_archive_is_not_tried_again(empty_cache, ja
 
 
 def test_a_killed_writer_is_replaced_after_an_hour(empty_cache, java, tmp_path):
-    """Then another start writes the archive."""
+    """After an hour, another start writes the archive."""
     classes, new = ClassDataArchive(java("17.0.1"), [], []), tmp_path / "new"
     classes.to_write(new)
     assert classes.to_write(new) != []

@@ -92,7 +92,7 @@ async def test_a_scram_server_without_the_password_is_refused(answers):
 
 @pytest.mark.parametrize("iterations", [1, 4_095, 1_000_001, "+2147483647", "4096,i=1", "many", ""])
 async def test_extreme_iteration_counts_are_refused(iterations):
-    """Too few would expose the password, too many would block a thread for hours."""
+    """Too few iterations would expose the password, too many would block a thread for hours."""
     error = await refusal([first(iterations)])
 
     assert type(error) is AuthenticationError

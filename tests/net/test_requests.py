@@ -138,7 +138,7 @@ async def test_offsets_of_many_partitions(direct, new_topic, witness, kafka):
 
 
 async def test_offsets_are_committed_and_read_back(direct, new_topic, name, witness):
-    """Also by no member, with metadata; a missing offset is -1."""
+    """Offsets are committed with metadata, also without a member; a missing offset is -1."""
     topic = new_topic(3)
     commit = OffsetCommitRequest(name, (CommitOffset(topic, 0, 5, metadata="ö"), CommitOffset(topic, 1, 7, 0, None)))
     async with broker_at(direct) as broker:

@@ -133,7 +133,7 @@ def test_frames_are_those_of_the_protocol():
 
 
 def test_tagged_fields_in_a_header_are_skipped():
-    """In requests and in responses."""
+    """Tagged fields are skipped in requests and in responses."""
     request = bytes.fromhex("000c000400000005000163010002ffff026700000001026d0000")
     answer = bytes.fromhex("00000005020001ff050000000064001b00")
 

@@ -144,7 +144,7 @@ def test_lengths_depend_on_the_version(kind, value, flexible, data):
 @pytest.mark.parametrize("flexible", [False, True])
 @pytest.mark.parametrize("kind", [STRING, BYTES, Array(INT8)])
 def test_null_is_refused_for_other_than_nullable_fields(kind, flexible):
-    """Neither encoded nor decoded."""
+    """Null is refused by the encoder and by the decoder."""
     null = encoded(kind, None, flexible=flexible, nullable=True)
 
     with pytest.raises(MalformedMessageError):
@@ -198,7 +198,7 @@ OLD, NEW = layout(Part, 0), layout(Part, 1)
 
 
 def test_a_tagged_field_has_its_tag_its_size_and_its_value():
-    """In the order of tags, tag 0 and tags above 127 included (B11: aiokafka writes no size and refuses tag 0)."""
+    """Tags are in order, 0 and those above 127 included (B11: aiokafka writes no size and refuses tag 0)."""
     data = bytes.fromhex("050200020700ac0203036869")
 
     assert data == encoded(NEW, Part(5, Leader(7), "hi"), flexible=True)
@@ -281,7 +281,7 @@ class Moved(ApiMessage):
 
 
 def test_fields_may_stand_in_an_array_of_one_element():
-    """From some version on; another number of elements is malformed, and a field may change its place."""
+    """Fields may move into the array in some version; another number of elements is malformed."""
     inside = layout(Moved, 1)
 
     assert encoded(layout(Moved, 0), Moved("g", 5, 6)) == b"\x00\x01g\x05\x06"

@@ -142,7 +142,7 @@ def test_a_length_of_a_flexible_version_is_not_trusted():
 
 
 def test_memory_is_proportional_to_the_frame():
-    """As many of the smallest elements as fit take a bounded multiple of the frame's size."""
+    """The smallest elements, as many as fit, take a bounded multiple of the frame's size."""
     members = 5_000
     frame = bytearray(bytes(4) + b"\0" + bytes(4) + bytes(2))
     write_uvarint(frame, members + 1)

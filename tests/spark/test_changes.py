@@ -236,7 +236,7 @@ def test_batch_numbers_are_unique(world):
 
 
 def test_a_backfill_continues_after_deleted_offsets(world):
-    """Also while it runs: by auto_offset_reset, with the loss reported, and no record handled twice."""
+    """A running backfill continues by auto_offset_reset, reports the loss, and handles no record twice."""
     world.make_topic()
     world.produce([b"a"] * 30)
     told = Told()
@@ -312,7 +312,7 @@ def test_a_handoff_repeats_until_the_lag_is_small(world):
 
 
 def test_a_handoff_reads_an_added_partition_from_its_beginning(world):
-    """Also if the other partitions started at their ends."""
+    """An added partition starts at its beginning even if the other partitions started at their ends."""
     world.make_topic()
     world.produce([b"a"] * 3)
 
@@ -356,7 +356,7 @@ def test_invalid_arguments_commit_nothing(world):
 
 
 def test_options_set_after_the_pipeline_was_created_apply(world):
-    """As in an app that is not started: brokers and group are those at the start of the run."""
+    """Brokers and group are those at the start of the run, as in an app that is not started."""
     world.make_topic()
     world.produce([b"a"] * 3)
     app = world.entering(group_id=None)

@@ -184,7 +184,7 @@ def test_a_permanent_failure_ends_the_query(world):
 
 
 def test_stop_raises_the_error_that_ended_the_query(world):
-    """Also an error of a sink."""
+    """stop() raises the error, also that of a sink."""
     world.make_topic()
     world.produce([b"1"])
     app = world.app()

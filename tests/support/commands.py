@@ -13,7 +13,7 @@ from pathlib import Path
 COMMAND = [sys.executable, "-m", "tailrace"]
 
 SOON_OVER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a JVM that lives for seconds: half of what it would do is to compile what it has no time to use."""
+"""Options of a JVM that runs for seconds: full compilation would take half of its time."""
 
 
 def environment(**more: str) -> dict[str, str]:

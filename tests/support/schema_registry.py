@@ -83,14 +83,14 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 class Gate:
-    """Stands before a registry, in a thread of its own; ``with Gate(url) as gate``.
+    """Proxy of a registry, run in a thread by ``with Gate(url) as gate``.
 
     Attributes:
-        asked: the paths that were asked for.
-        open: while it is not set, questions wait.
-        authorization: what the header has to be, if anything.
-        answers: what is answered instead, by path, with its query or without.
-        refusal: a status and a text that everything is answered with, if anything.
+        asked: paths of all requests.
+        open: event without which requests wait.
+        authorization: required value of the header, if any.
+        answers: responses that replace the registry's, by path with or without query.
+        refusal: status and text of the response to every request, if any.
     """
 
     def __init__(self, behind: str, tls: ssl.SSLContext | None = None) -> None:

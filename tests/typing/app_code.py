@@ -1,6 +1,6 @@
-"""An app as users write it, for type checkers only: what it gives has its type, and what is wrong is an error.
+"""App as users write it, for type checkers only: results have their types, and misuse is an error.
 
-Each ``ignore`` names an error that has to be there: where it is not, the checkers complain of the ignore.
+Each ``ignore`` names an expected error: if the error is missing, the checkers report the ``ignore``.
 """
 
 from __future__ import annotations

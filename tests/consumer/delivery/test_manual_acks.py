@@ -53,7 +53,7 @@ async def test_a_commit_stops_at_the_lowest_unacknowledged_record(new_topic, by_
 
 
 async def test_each_record_may_be_acknowledged_by_its_own_task(new_topic, by_hand, witness, group):
-    """However long each takes, all are committed once all have finished; no task is left when the consumer stops."""
+    """All records are committed once their tasks have finished; no task is left when the consumer stops."""
     topic, chance = new_topic(3), random.Random(7)
     witness.produce(topic, (b"%d" % n for n in range(900)), batch_bytes=4_000)
     handled = []

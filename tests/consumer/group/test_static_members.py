@@ -18,7 +18,7 @@ from tests.support.event_recorder import EventRecorder
 QUICK = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 100, "retry_backoff_ms": 20}
 FENCED = r"group_instance_id.*FENCED_INSTANCE_ID, code 82"
 SILENT = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 30_000}
-"""Without heartbeats in time: the member learns of the group only by other requests."""
+"""Options without heartbeats in time: the member learns of the group only by other requests."""
 
 
 async def instances(witness, group):

@@ -230,7 +230,7 @@ async def test_unsubscribing_leaves_the_group_and_commits(filled, new_consumer, 
 
 
 async def test_a_pattern_replaces_topics(filled, new_consumer, new_topic, group):
-    """With a group and without: all topics that match, and no others."""
+    """Exactly the matching topics are read, with and without a group."""
     first, second = filled(), filled()
 
     for options in ({"group_id": group}, {"auto_offset_reset": "earliest"}):

@@ -243,7 +243,7 @@ async def test_a_position_out_of_range_is_reset_by_policy(
 
 
 async def test_a_seek_in_any_turn_after_the_assignment_counts(stamped, new_consumer):
-    """Also in the turn of the event loop in which the look-up of the start offset begins."""
+    """A seek counts also in the event-loop turn in which the look-up of the start offset begins."""
     place = TopicPartition(stamped(10), 0)
 
     for turns in range(8):

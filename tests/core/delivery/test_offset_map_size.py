@@ -38,7 +38,7 @@ def ragged():
 
 
 def test_no_map_is_encoded_without_unfinished_records():
-    """However many records were delivered."""
+    """No map is encoded for any number of delivered records."""
     fill, progress = OffsetMapSize(), Progress(ONE, 0)
     assert not fill.is_due(progress, 4_096)
     progress.skip(10**6)
@@ -57,7 +57,7 @@ def test_no_map_is_encoded_for_one_stuck_record():
 
 
 def test_map_is_encoded_when_it_may_be_large(ragged):
-    """And again only after more records were delivered."""
+    """The map is encoded again only after more records were delivered."""
     fill, progress = OffsetMapSize(), Progress(ONE, 0)
     assert not fill.is_due(progress, 4_096)
     ragged(30_000, progress)
@@ -74,7 +74,7 @@ def test_map_is_encoded_when_it_may_be_large(ragged):
 
 
 def test_full_map_is_encoded_again_after_a_change(ragged):
-    """After a pause, and not at all while nothing has finished."""
+    """The map is encoded after a pause, and not at all while nothing has finished."""
     fill, progress = OffsetMapSize(), ragged(30_000)
     fill.measure(progress, 4_096, "", now=5.0)
 

@@ -81,7 +81,7 @@ def test_reset_ends_the_epoch(position):
 
 
 def test_refused_reset_waits_for_a_seek(position):
-    """Until a seek or another reset."""
+    """The partition waits until a seek or another reset."""
     position.reset("none", 9)
 
     position.refuse()

@@ -75,7 +75,7 @@ def test_commit_waits_for_the_lowest_record_in_flight(progress):
 
 
 def test_only_a_record_in_flight_can_be_finished(progress):
-    """Not one that is finished, was never delivered, or is of another epoch."""
+    """A record that is finished, was never delivered, or is of another epoch is refused."""
     start(progress, delivered(progress, 10, 11), 2)
 
     assert progress.finish(11)
@@ -139,7 +139,7 @@ def test_record_taken_last_is_in_flight(progress):
 
 
 def test_batch_is_in_flight_as_a_whole(progress):
-    """Until the user finishes it, or up to the acknowledged record."""
+    """A batch is in flight until the user finishes it, or up to the acknowledged record."""
     lease = delivered(progress, 10, 11, 12, 13, in_flight=InFlight.LAST)
     batch = lease.take(3)
 
@@ -248,7 +248,7 @@ def test_commit_passes_offsets_without_records(progress):
 
 
 def test_held_records_are_in_flight_until_released(progress):
-    """For a transaction; the offset that it may commit is known."""
+    """Records are held for a transaction; the offset that it may commit is known."""
     progress.hold()
     assert not progress.has_in_flight
     take(delivered(progress, 10, 11), 2)
@@ -295,7 +295,7 @@ def test_map_of_an_earlier_owner_is_kept():
 
 
 def test_repr_shows_the_offsets(progress):
-    """For logs and debuggers."""
+    """The repr serves logs and debuggers."""
     lease = delivered(progress, 12)
     assert repr(lease) == "<Lease t[0] lowest=12 end=13>"
     start(progress, lease, 1)
@@ -305,7 +305,7 @@ def test_repr_shows_the_offsets(progress):
 
 @pytest.mark.parametrize("order", ["first to last", "last to first", "any"])
 def test_finished_is_cheap_with_many_records_in_flight(order):
-    """After each of ten thousand records, in any order."""
+    """The finished offset is computed after each of ten thousand records, in any order."""
     offsets = list(range(10_000))
     progress = Progress(ONE, 0)
     start(progress, delivered(progress, *offsets), 10_000)
@@ -323,7 +323,7 @@ def test_finished_is_cheap_with_many_records_in_flight(order):
 
 
 def test_memory_is_bounded_while_records_are_stuck():
-    """By the records in flight, not by those that finished."""
+    """The records in flight bound the memory, not those that finished."""
     stuck = [1_009 * number for number in range(20)]
     progress = Progress(ONE, 0)
     for first in range(0, stuck[-1] + 1, 500):
@@ -344,7 +344,7 @@ def test_memory_is_bounded_while_records_are_stuck():
 
 @given(st.lists(st.integers(0, 40), min_size=1, unique=True))
 def test_records_may_start_in_any_order(offsets):
-    """When several share the records of a partition."""
+    """Several handlers may share the records of a partition."""
     progress = Progress(ONE, 0)
     take(delivered(progress, *sorted(offsets)), len(offsets))
     for offset in offsets:

@@ -16,14 +16,14 @@ def test_fast_handler_gets_longer_slices():
 
 
 def test_slow_handler_gets_shorter_slices():
-    """After a slice that took ten times too long, a tenth."""
+    """After a slice that took ten times too long, the next one is a tenth."""
     assert next_slice(1_000, 10 * MAX_HOLD_S, 2_000) == 100
     assert next_slice(16, 1_000.0, 2_000) == 1
 
 
 @given(st.integers(1, 5_000), st.floats(0, 1e6), st.integers(1, 5_000))
 def test_slice_size_is_bounded(size, took_s, longest):
-    """At least one record, at most the limit, at most twice the last one."""
+    """A slice has at least one record, at most the limit, and at most twice the size of the last one."""
     found = next_slice(size, took_s, longest)
 
     assert 1 <= found <= max(1, min(longest, 2 * size))
@@ -31,7 +31,7 @@ def test_slice_size_is_bounded(size, took_s, longest):
 
 @given(st.floats(1e-6, 0.1))
 def test_slices_settle_at_the_target_time(record_s):
-    """With a handler of constant speed; or at one record."""
+    """A handler of constant speed gets slices of the target time, or of one record."""
     size = FIRST_SLICE
     for _ in range(30):
         size = next_slice(size, size * record_s, 100_000)

@@ -40,7 +40,7 @@ def places(batch):
 
 
 def test_batch_is_due_when_full(leases):
-    """Not before there are max_records; the rest waits for the next one."""
+    """A batch is not due before it has max_records; the rest waits for the next one."""
     pool = batching()
     pool.add(leases.of(some(A, 9)), 0.0)
     early = pool.take(0.0)
@@ -67,7 +67,7 @@ def test_batch_is_due_when_its_first_record_has_waited(leases):
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
 def test_hurried_records_are_due_at_once(order_by, leases):
-    """Or when the running batch before them is finished; later ones wait as usual."""
+    """Hurried records are due at the latest after the running batch before them; later ones wait as usual."""
     pool = batching(order_by)
     pool.add(leases.of([record(A, 0, b"a")]), 0.0)
     pool.hurry()
@@ -156,7 +156,7 @@ def test_by_key_finished_records_free_their_keys(leases):
 
 
 def test_records_without_a_key_share_one(leases):
-    """As in lanes, they keep their order."""
+    """Records without a key keep their order, as in lanes."""
     pool = batching("key", max_records=1)
     pool.add(leases.of(some(A, 2)), 0.0)
 
@@ -165,7 +165,7 @@ def test_records_without_a_key_share_one(leases):
 
 
 def test_room_is_for_one_batch_per_partition(leases):
-    """Also after one that runs, so that slices need not be split."""
+    """The room remains after a running batch, so that slices need not be split."""
     pool = batching()
     free = pool.room_of(A)
     pool.add(leases.of(some(A, 4)), 0.0)
@@ -382,7 +382,7 @@ class World:
     ),
 )
 def test_records_are_batched_once_and_in_order(order_by, max_bytes, steps):
-    """In any order of adding, taking, finishing and dropping: none twice, lost or out of order, and never too many."""
+    """No order of adding, taking, finishing and dropping repeats, loses or reorders a record, or exceeds the limits."""
     world = World(order_by, max_bytes)
     for name, partition, amount in steps:
         getattr(world, name)(partition, amount)

@@ -115,7 +115,7 @@ def test_lanes_of_partitions_do_not_mix(by_key, leases):
 
 
 def test_records_without_a_key_share_a_lane(by_key, leases):
-    """Within a partition; an empty key is a key."""
+    """Each partition has one such lane; an empty key is a key."""
     by_key.add(leases.of(records(P, "-.-")))
     by_key.add(leases.of(records(Q, "-")))
 
@@ -147,7 +147,7 @@ def test_record_taken_last_is_in_flight(by_key, leases):
 
 
 def test_work_has_the_lease_of_its_slice(by_key, leases):
-    """Also when run freely or from a lane's queue."""
+    """Work has the lease also if it is run freely or from a lane's queue."""
     one, two = leases.of(records(P, "abab")), leases.of(records(P, "a", 4))
     by_key.add(one)
     by_key.add(two)
@@ -377,7 +377,7 @@ def test_without_order_no_record_waits(leases):
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
 def test_free_yields_the_rest_of_the_slice(order_by, leases):
-    """As long as no record suspends."""
+    """The rest is yielded as long as no record suspends."""
     lanes = Lanes(order_by, 8)
     lanes.add(leases.of(records(P, "aba")))
 
@@ -469,7 +469,7 @@ def test_lanes_do_not_overlap_after_a_drop(order_by, leases):
 
 
 def test_handler_may_drop_its_own_partition(by_key, leases):
-    """By unsubscribing before it suspends: its record is started and its lane busy."""
+    """A handler unsubscribes before it suspends: its record is started and its lane busy."""
     by_key.add(leases.of(records(P, "abc")))
     by_key.take()
     record = next(by_key.free)

@@ -56,7 +56,7 @@ def test_unreadable_partitions_are_skipped(buffer):
 
 
 def test_bytes_are_counted(buffer):
-    """In total, by partition, and taken so far."""
+    """The buffer counts bytes in total, by partition, and taken so far."""
     buffer.put(A, "one", 10)
     buffer.put(B, "two", 20)
 
@@ -117,7 +117,7 @@ def test_chunk_that_is_put_back_comes_first(buffer):
 
 
 def test_dropped_partition_is_forgotten(buffer):
-    """With its turn; its bytes do not count as taken. Dropping an unknown partition is no error."""
+    """The partition loses its turn, and its bytes do not count as taken. Dropping an unknown one is no error."""
     buffer.put(A, "one", 10)
     buffer.put(A, "two", 10)
 
@@ -143,7 +143,7 @@ def test_cut_keeps_at_least_so_many_bytes(buffer):
 
 
 def test_newest_chunks_are_cut(buffer):
-    """As many as necessary, but never the oldest, which may be partly read; their bytes do not count as taken."""
+    """The cut never includes the oldest chunk, which may be partly read; bytes of cut chunks do not count as taken."""
     for chunk, size in (("one", 40), ("two", 20), ("three", 10)):
         buffer.put(A, chunk, size)
 

@@ -101,7 +101,7 @@ STEPS = st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from(["write",
 
 @given(STEPS, st.data())
 def test_read_committed_delivers_exactly_committed_records(steps, data):
-    """For any history of transactions, from any offset on."""
+    """The promise holds for any history of transactions, from any offset on."""
     batches, open_since, aborted, taken_back = [], {}, [], set()
     for offset, (producer, what) in enumerate(steps):
         match what:

@@ -64,7 +64,7 @@ def plan(positions, *, node_id=1, leaders=(1, 1, 1), buffer=None, limits=LIMITS)
 
 
 def test_partitions_are_fetched_from_their_leader():
-    """By topic, id and offset, with the leader epoch, within the partition limit."""
+    """A fetch has topic, id, offset and leader epoch, and is within the partition limit."""
     found = plan(ready(A, B), leaders=(1, 2))
 
     assert found.partitions == {A: FetchPartition(0, 7, 100, "t", TOPIC_ID, current_leader_epoch=5)}
@@ -102,7 +102,7 @@ def test_partitions_added_during_a_fetch_are_distinguished():
 
 
 def test_answer_counts_only_for_the_requested_offset():
-    """Not after a seek, after another broker's answer, or for a partition that was not requested."""
+    """An answer is ignored after a seek, after another broker's answer, and for a partition that was not requested."""
     positions = ready(A, B, C)
     a, b, c = positions
     c.is_paused = True
@@ -190,7 +190,7 @@ def test_broker_without_our_partitions_is_idle():
 
 
 def test_preferred_read_replica_is_used_until_it_expires():
-    """Only if the replica is in the cluster and not offline (KIP-392)."""
+    """The replica is used only if it is in the cluster and not offline (KIP-392)."""
     positions = ready(A)
     position = positions.get(A)
     position.preferred_read_replica, position.preferred_read_replica_until = 2, NOW + 1
@@ -231,7 +231,7 @@ def test_each_partition_uses_one_connection(of, topic, number):
 
 
 def test_partition_without_a_leader_has_no_source():
-    """Nor has an unknown partition."""
+    """An unknown partition has no source, either."""
     (position,) = ready(A)
 
     assert source_of(position, topology(-1), NOW) is None
@@ -266,7 +266,7 @@ def test_small_rest_of_a_share_is_not_fetched():
 
 
 def test_small_fetch_limit_is_fetched():
-    """Where ``fetch_max_bytes`` is below the partition limit."""
+    """A ``fetch_max_bytes`` below the partition limit is respected."""
     assert plan(ready(A), limits=replace(LIMITS, max_bytes=60)).max_bytes == 60
 
 
@@ -293,7 +293,7 @@ def test_partitions_above_their_share_are_reported():
 
 
 def test_size_of_a_fetch_is_bounded():
-    """By the option, the partition limits, and the space that is not reserved."""
+    """The option, the partition limits and the unreserved space bound a fetch."""
     buffer = FetchBuffer(10_000)
     assert plan(ready(A, B, C)).max_bytes == 300
     assert plan(ready(A, B, C), limits=replace(LIMITS, max_bytes=150)).max_bytes == 150
@@ -332,7 +332,7 @@ def test_fetch_never_exceeds_the_free_space(size, held, reserved, partition_max,
 
 
 def test_empty_buffer_has_room_for_a_fetch():
-    """However many partitions and however small the buffer."""
+    """The room suffices for any number of partitions and any size of the buffer."""
     partitions = [TopicPartition("t", n) for n in range(300)]
 
     found = plan(ready(*partitions), leaders=(1,) * 300, buffer=FetchBuffer(1_000))
@@ -394,7 +394,7 @@ def test_hold_grows_while_the_buffer_is_full():
 
 
 def test_hold_is_short_again_after_a_chunk_is_taken():
-    """And after a fetch of all partitions."""
+    """The hold is also short after a fetch of all partitions."""
     wait = FetchWait(0.5)
     wait.wait_s(lacks_room=True, taken_bytes=10)
     wait.wait_s(lacks_room=True, taken_bytes=10)
@@ -406,12 +406,12 @@ def test_hold_is_short_again_after_a_chunk_is_taken():
 
 
 def test_hold_never_exceeds_the_option():
-    """Even if the option is below the shortest hold."""
+    """The option applies even if it is below the shortest hold."""
     assert FetchWait(0.005).wait_s(lacks_room=True, taken_bytes=0) == 0.005
 
 
 def test_fetch_of_added_partitions_is_held_long_after_an_empty_one():
-    """At first and after records it is short; none is sent if the other fetch ends as soon."""
+    """The hold is short at first and after records; no fetch is sent if the other one ends as soon."""
     made, wait = plan(ready(A)), AddedWait()
 
     assert wait.wait_s(made, 5.0, 4.0) == 0.1

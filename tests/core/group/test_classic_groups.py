@@ -304,7 +304,7 @@ def test_group_keeps_its_invariants(seed, kind):
 @settings(max_examples=10)
 @given(data=st.data())
 def test_group_keeps_its_invariants_stepwise(kind, data):
-    """As above, with failures reduced to few steps."""
+    """The same invariants hold; failures are reduced to few steps."""
     life = Life(lambda choices: data.draw(st.sampled_from(choices)), KINDS[kind])
     for _ in range(data.draw(st.integers(0, 30))):
         life.step()

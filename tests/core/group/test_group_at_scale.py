@@ -170,8 +170,8 @@ class Crowd:
 
 
 ROUNDS = 4
-"""Generations after which the group is at rest. Two would do if all members learned at once what to release; but one
-that has released joins at once, and others must then join again before they have learned of it.
+"""Generations after which the group is at rest. Two would suffice if all members got their assignment at once; but a
+member that has released joins at once, and others must then join again before they get theirs.
 """
 WAVES = [(40, 40, 0, 0), (30, 0, 20, 20), (20, 20, 20, 20)]
 """Numbers of members that start, stop, die and are cut off, while messages of all are lost or late."""
@@ -181,7 +181,7 @@ WAVES = [(40, 40, 0, 0), (30, 0, 20, 20), (20, 20, 20, 20)]
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TAILRACE_TEST_SEEDS", "1"))))
 def test_large_group_comes_to_rest(seed):
-    """Within a few generations after any faults, and it stays at rest."""
+    """The group is at rest a few generations after any faults, and stays so."""
     crowd = Crowd(Random(seed))
     crowd.grow(MEMBERS, 3.0)
     crowd.go_on_for(3.0)

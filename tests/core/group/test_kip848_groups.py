@@ -444,7 +444,7 @@ def test_group_keeps_its_invariants(seed):
 @settings(max_examples=25)
 @given(st.data())
 def test_group_keeps_its_invariants_stepwise(data):
-    """As above, with failures reduced to few steps."""
+    """The same invariants hold; failures are reduced to few steps."""
     world = World(lambda choices: data.draw(st.sampled_from(choices)))
     for _ in range(data.draw(st.integers(0, 30))):
         world.step()

@@ -18,7 +18,7 @@ def clock() -> PollIntervalClock:
 
 
 def test_reader_with_records_and_no_progress_is_stuck(clock):
-    """After the limit, counted from its last progress."""
+    """The limit counts from the last progress."""
     clock.look("first", 9.9, is_owed=True)
     assert not clock.is_stuck
 
@@ -27,7 +27,7 @@ def test_reader_with_records_and_no_progress_is_stuck(clock):
 
 
 def test_reader_with_progress_is_not_stuck(clock):
-    """However long it takes in total."""
+    """A reader with progress is not stuck, however long it takes in total."""
     for step in range(1, 50):
         clock.look(step, step * 9.0, is_owed=True)
 

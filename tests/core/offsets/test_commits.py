@@ -90,7 +90,7 @@ def test_refused_partition_is_committed_again(positions):
 
 @pytest.mark.parametrize("change", ["seek", "reset", "rebalance"])
 def test_answer_of_an_older_epoch_is_ignored(positions, change):
-    """After a seek, a reset or another assignment."""
+    """An answer is ignored after a seek, a reset or another assignment."""
     commits = Commits(positions)
     snapshot = commits.snapshot()
 
@@ -165,7 +165,7 @@ def test_seek_to_the_committed_offset_is_committed_again(positions, is_under_way
 
 
 def test_map_after_a_stuck_record_is_committed(positions):
-    """Once, when only the map has changed; it names the finished offsets and the writer."""
+    """The map is committed once if only the map has changed; it names the finished offsets and the writer."""
     commits, two = Commits(positions, writer="me"), positions.get(TWO)
     start(two, 0, 1, 2)
     assert not commits.snapshot([TWO])
@@ -194,7 +194,7 @@ def test_map_that_does_not_fit_is_dropped(positions):
 
 
 def test_commit_without_the_map_keeps_the_users_text(positions):
-    """For a broker that accepts less metadata than expected."""
+    """The commit without the map is for a broker that accepts less metadata than expected."""
     commits, two = Commits(positions), positions.get(TWO)
     start(two, 0, 1)
     two.progress.finish(1)
@@ -206,7 +206,7 @@ def test_commit_without_the_map_keeps_the_users_text(positions):
 
 
 def test_chosen_offset_has_a_map_if_it_is_the_finished_one(positions):
-    """And the partition is assigned."""
+    """The map is committed if the partition is assigned."""
     commits, two, gone = Commits(positions), positions.get(TWO), TopicPartition("gone", 0)
     start(two, 0, 1)
     two.progress.finish(1)

@@ -41,7 +41,7 @@ def answer(start: StartPoint, first: int, end: int, at_time: int = -1) -> int:
     ids=str,
 )
 def test_start_point_is_resolved_to_an_offset(start, place):
-    """From either end, by number or by time; a time after the last record is the end."""
+    """A start point counts from either end, by number or by time; a time after the last record is the end."""
     assert answer(start, 10, 100) == place
 
 
@@ -57,7 +57,7 @@ def test_time_is_the_first_record_not_older():
     st.integers(0, 1_000), st.integers(0, 1_000), st.integers(-3_000, 3_000), st.sampled_from(["earliest", "latest"])
 )
 def test_start_point_stays_within_the_log(first, length, shift, whence):
-    """However far it is shifted."""
+    """The offset is within the log for any shift."""
     assert first <= answer(StartPoint(StartFrom(whence), shift=shift), first, first + length) <= first + length
 
 
@@ -94,7 +94,7 @@ def test_seek_offset_must_be_an_integer(offset):
 
 
 def test_partition_specs_in_all_forms():
-    """In order; a start of their own comes before the default."""
+    """Specs are read in order; their own start takes precedence over the default."""
     given_forms = ["a", ("b", 1), ("c", 2, 5), {"d": 0}, {"e": [0, 1]}, {("f", 1): 9}, [ONE], ["g", "h"], ["i", 2]]
 
     assert partition_specs(given_forms, None, lambda place: place) == [

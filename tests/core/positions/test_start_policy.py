@@ -32,7 +32,7 @@ def subscribed(reset: StartPoint, whole: frozenset[str] = frozenset()) -> StartP
 
 
 def test_committed_offset_comes_before_the_reset_policy():
-    """For partitions assigned by the group or by the user."""
+    """The precedence is the same for partitions assigned by the group and by the user."""
     policy = subscribed(LATEST)
 
     assert policy.of_subscribed(ONE, topology(), COMMITTED) == COMMITTED
@@ -40,7 +40,7 @@ def test_committed_offset_comes_before_the_reset_policy():
 
 
 def test_reset_policy_decides_without_a_committed_offset():
-    """For partitions that existed at the subscription, and for those assigned by the user."""
+    """The policy decides for partitions that existed at the subscription, and for those assigned by the user."""
     policy = subscribed(LATEST)
 
     assert policy.of_subscribed(ONE, topology()) == LATEST
@@ -54,7 +54,7 @@ def test_start_of_the_user_comes_first(start):
 
 
 def test_reset_offset_on_start_comes_before_a_committed_offset():
-    """For partitions added since the subscription, too."""
+    """The option also applies to partitions added since the subscription."""
     policy = subscribed(LATEST)
 
     for partition in (ONE, ADDED):
@@ -91,7 +91,7 @@ def test_offset_of_a_deleted_topic_is_not_used_for_the_recreated_one():
 
 
 def test_position_out_of_range_is_reset_by_the_policy():
-    """With "latest", too: the partition is not a new one."""
+    """The policy decides also with "latest": the partition is not a new one."""
     assert subscribed(LATEST).of_reset(ADDED) == LATEST
 
 

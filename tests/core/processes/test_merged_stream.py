@@ -61,7 +61,7 @@ def test_record_is_finished_when_the_next_is_taken():
 
 
 def test_batch_is_finished_by_the_next_call():
-    """As a whole."""
+    """The next call finishes the batch as a whole."""
     readers = Readers()
     readers.put(0, 0, 3)
     readers.put(1, 0, 3)
@@ -76,7 +76,7 @@ def test_batch_is_finished_by_the_next_call():
 
 
 def test_batch_is_finished_when_a_single_record_is_taken():
-    """In all its partitions, even if that record is of a slice that the batch has begun."""
+    """The batch is finished in all its partitions, even if the record is of a slice that the batch started."""
     readers = Readers()
     readers.put(0, 0, 3)
     readers.put(1, 0, 4)
@@ -132,7 +132,7 @@ def test_ended_lease_is_ignored():
 
 
 def test_acknowledge_finishes_a_record_in_flight_once():
-    """And no other record."""
+    """Only the acknowledged record is finished."""
     readers = Readers()
     readers.put(0, 0, 3)
     first = readers.next()

@@ -304,7 +304,7 @@ def test_a_new_group_loses_nothing():
 
 @pytest.mark.parametrize("stands", [None, {A: 40}])
 def test_an_added_partition_is_read_from_its_beginning(stands):
-    """Also with "latest", as in a member of the group; a new topic starts at its end."""
+    """An added partition starts at its beginning also with "latest", as in a member; a new topic starts at its end."""
     other = TopicPartition("u", 0)
     places, told = placed(
         and_new(seen({A: 40} if stands is None else {}, begin=30), other, 7), "latest", overrides=stands

@@ -13,7 +13,7 @@ from tailrace.spark.offsets.store import PartitionCommit, SparkOffsetStore
 
 
 def test_a_commit_to_a_recreated_topic_is_refused(kafka_server, witness, new_topic, group, monkeypatch):
-    """Even if the topic is recreated after the check of its id: the coordinator checks it, too."""
+    """The coordinator refuses the commit even if the topic is recreated after the check of its id."""
     topic, other = new_topic(1), new_topic(1)
     config = resolve({"bootstrap_servers": kafka_server.bootstrap_servers}, {})
 

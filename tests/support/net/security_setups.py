@@ -28,9 +28,9 @@ class Way(NamedTuple):
 
 SSL, MTLS, PLAIN, OAUTH = Way("SSL"), Way("MTLS"), Way("PLAIN"), Way("OAUTHBEARER")
 LIFETIME_S = 1.2
-"""How long a session of SCRAM_256 lasts (KIP-368); a broker renews none that is younger than a second.
+"""Lifetime of a session of SCRAM_256 (KIP-368); a broker does not renew sessions younger than a second.
 
-It refuses what comes to it behind the end, but for a renewal: tests ask when a session is young, or when it is over.
+After the end the broker refuses all requests but a renewal, so tests send requests early, or after the end.
 """
 SCRAM_256 = Way("SCRAM-SHA-256", config=(("connections.max.reauth.ms", int(LIFETIME_S * 1000)),), proxied=True)
 SCRAM_512_TLS = Way("SCRAM-SHA-512", tls=True)

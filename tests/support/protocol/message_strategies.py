@@ -1,8 +1,7 @@
 """Hypothesis strategies for every message in every version, derived from their layouts.
 
-A value is made as the decoder makes it: of the fields that the version has on the wire. So what was encoded has to
-come back equal, and fields that the version lacks have their defaults. A strategy is made once: each describes itself
-at length when a test fails.
+A value has the fields of its version, as from the decoder, so that a round trip returns an equal value; fields that
+the version lacks have their defaults. Strategies are cached: each describes itself at length when a test fails.
 """
 
 from __future__ import annotations

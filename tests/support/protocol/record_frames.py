@@ -1,13 +1,13 @@
-"""Record frames that others wrote: librdkafka's requests, and the broker's answers to it and to us in every version.
+"""Record frames of other implementations: librdkafka's requests, and the broker's answers in every version.
 
-Run it from the repository's root when an API, a version or a client is new, and look at what changed:
+Run the script from the repository's root for a new API, version or client, and review the changes:
 
     python tests/support/protocol/record_frames.py
 
-It starts a broker behind a FaultProxy, lets librdkafka lead groups of both protocols, publish in transactions and act
-as a tool, then speaks each version of each API itself, and writes ``frames.json`` beside this file: of every API,
-direction and version one frame of each shape (what is null, what is empty, what is there), in hexadecimal, without its
-length. Takes half a minute.
+The script starts a broker behind a FaultProxy. librdkafka leads groups of both protocols, publishes in transactions
+and acts as an admin client; then each version of each API is sent by tailrace. ``frames.json`` beside this file gets
+one frame of each shape (null, empty and present fields) per API, direction and version, in hexadecimal, without its
+length. A run takes half a minute.
 """
 
 from __future__ import annotations

@@ -145,10 +145,10 @@ class World:
     now: float = 0.0
     consumers: list[Consumer] = field(default_factory=list)
     letters: dict[Letter, None] = field(default_factory=dict)
-    """In the order in which they were sent."""
+    """Requests in transit, in the order of sending."""
     owner_of: dict[TopicPartition, Consumer] = field(default_factory=dict)
     joins: int = 0
-    """How many were sent."""
+    """Number of joins sent."""
 
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(self.session_s)

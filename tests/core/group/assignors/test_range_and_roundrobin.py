@@ -87,7 +87,7 @@ def test_static_members_are_ranked_by_instance_id(assign):
 
 @every
 def test_members_without_partitions_have_an_empty_entry(assign):
-    """With more members than partitions."""
+    """Members without partitions have an entry, if there are more members than partitions."""
     assert numbers(assign(members("x", "y", "z"), {"t": 1})) == {"x": "t0", "y": "", "z": ""}
 
 
@@ -103,7 +103,7 @@ def test_unsubscribed_and_missing_topics_are_not_assigned(assign):
 
 @every
 def test_each_partition_has_one_subscribed_owner(assign):
-    """If its topic has a subscriber."""
+    """Each partition of a topic with a subscriber has one subscribed owner."""
 
     @given(MEMBERS, COUNTS)
     def check(group, counts):
@@ -237,7 +237,7 @@ def test_range_ignores_racks_that_make_no_difference(racks):
 
 
 def test_roundrobin_ignores_racks():
-    """As in Java."""
+    """Racks are ignored, as in Java."""
     given_ = roundrobin_assignor(in_racks(x="r1", y="r2"), {"a": 4}, replicas(a="r2 r1 r2 r1"))
 
     assert numbers(given_) == {"x": "a0 a2", "y": "a1 a3"}
@@ -259,7 +259,7 @@ def groups_in_racks(draw):
 @settings(max_examples=30)
 @given(groups_in_racks())
 def test_range_with_racks_is_as_even_as_without(case):
-    """And each partition is assigned once."""
+    """Loads are as even as without racks, and each partition is assigned once."""
     group, counts, racks = case
 
     near, plain = range_assignor(group, counts, racks), range_assignor(group, counts)

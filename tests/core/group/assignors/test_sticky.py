@@ -202,7 +202,7 @@ SIDES = {one: frozenset({rack}) for rack, ones in (("r1", "a0 a1"), ("r2", "a2 a
 
 @both
 def test_new_partitions_go_to_near_members(assign):
-    """Where loads allow; a member without a rack takes the rest."""
+    """New partitions go to near members where loads allow; a member without a rack takes the rest."""
     pair = [member("x", "a", rack="r2"), member("y", "a", rack="r1")]
 
     assert words(assign(pair, {"a": 4}, SIDES)) == {"x": "a2 a3", "y": "a0 a1"}
@@ -313,7 +313,7 @@ def test_no_exchange_improves_a_new_group(case):
 @modest
 @given(groups_in_racks())
 def test_each_partition_has_one_owner_and_loads_are_even(case):
-    """With any claims: one subscribed owner, and no member could take from one with two more."""
+    """For any claims, each partition has one subscribed owner, and no member could take from one with two more."""
     group, counts, racks = case
 
     assigned = sticky_assignor(group, counts, racks)
@@ -355,7 +355,7 @@ def test_moves_are_as_few_as_even_loads_allow(case):
 @modest
 @given(st.integers(1, 6), st.integers(0, 20), st.data())
 def test_joining_or_leaving_member_moves_only_its_share(size, count, data):
-    """In a settled group."""
+    """In a settled group, only the share of the member moves."""
     group = [member(f"m{number}", "a") for number in range(size)]
     settled = next_round(group, sticky_assignor(group, {"a": count}))
     stayed = [one for one in settled if one.member_id != f"m{data.draw(st.integers(0, size))}"]

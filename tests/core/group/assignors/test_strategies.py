@@ -82,7 +82,7 @@ def test_unknown_name_suggests_the_nearest(wrong, meant):
 
 
 def test_unknown_name_lists_the_built_ins():
-    """If none is near."""
+    """The error lists the built-ins if no name is similar."""
     with pytest.raises(ConfigurationError, match="the built-ins are range, roundrobin, sticky, cooperative-sticky"):
         strategy_of("xyz")
 
@@ -93,7 +93,7 @@ async def by_coroutine(_members, _partitions):
 
 @pytest.mark.parametrize("wrong", [7, None, Alphabetical, by_coroutine], ids=["7", "None", "a class", "a coroutine"])
 def test_strategy_must_be_a_plain_function(wrong):
-    """Not a class and not a coroutine function."""
+    """A class or a coroutine function is refused."""
     with pytest.raises(ConfigurationError, match=r"must name one of .* or be a plain function"):
         strategy_of(wrong)
 
@@ -275,7 +275,7 @@ def test_cooperative_moves_take_two_rounds():
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_ins_return_valid_assignments(name):
-    """With any subscriptions and claims."""
+    """Assignments are valid for any subscriptions and claims."""
     everything = [TopicPartition(topic, number) for topic in "ab" for number in range(4)]
     members = st.lists(
         st.tuples(

@@ -515,7 +515,7 @@ def test_additional_topics_release_nothing():
 
 @pytest.mark.parametrize("state", ClassicState)
 def test_heartbeats_continue_during_a_join_while_partitions_are_owned(state):
-    """Also while the coordinator holds the join, under the current identity."""
+    """Heartbeats continue under the current identity, also while the coordinator holds the join."""
     one = owner_in(state) if state is not ClassicState.IDLE else member(COOPERATIVE)
     owned = one.owned
 
@@ -666,7 +666,7 @@ def test_identity_is_current_unless_a_join_is_in_flight(state):
     [*((state, StopMembership()) for state in WITH_MINE if state not in MOVING), *((s, PAID) for s in MOVING)],
 )
 def test_stop_releases_then_leaves(state, stop):
-    """At once if the group accepts commits or none are due: commit, leave, end."""
+    """If the group accepts commits or none are due, a stop commits, leaves and ends at once."""
     one = owner_in(state)
     me, owned = one.identity, one.owned
 
@@ -837,7 +837,7 @@ def test_failing_assignor_fails_only_its_member(is_cooperative, monkeypatch):
 
 @pytest.mark.parametrize("state", [*WITH_MINE, ClassicState.CLOSING])
 def test_failing_callback_fails_only_its_member(state):
-    """In every state: partitions are reported as lost, the error is raised, and the member leaves."""
+    """In every state, partitions are lost, the error is raised, and the member leaves."""
     one = owner_in(state)
     me, owned = one.identity, one.owned
 

@@ -203,7 +203,7 @@ def test_first_join_offers_all_strategies():
 
 
 def test_join_timeout_is_at_least_the_request_timeout():
-    """Even with a short rebalance timeout."""
+    """The lower bound applies even with a short rebalance timeout."""
     one = member(rebalance_timeout_s=6.0)
     one.receive(StartMembership(), NOW)
     one.handle_timer(NOW)
@@ -432,7 +432,7 @@ def test_a_rebalance_during_a_rebalance(state):
 
 @pytest.mark.parametrize("state", ClassicState)
 def test_heartbeats_are_sent_while_the_group_counts_the_member(state):
-    """From the answer to the join through callbacks, drain and the last commit; not while a join is in flight."""
+    """Heartbeats are sent from the join response to the last commit, and not while a join is in flight."""
     one = member_in(state)
     one.handle_timer(NOW + INTERVAL_S)
 
@@ -645,7 +645,7 @@ def test_created_topic_is_assigned():
 
 
 def test_follower_does_not_watch_topics():
-    """Even one that was a leader before."""
+    """A follower does not watch topics even if it was a leader before."""
     one = leader(counts={"t": 2, "u": 1})
     told(one, RebalanceCalled(), Released())
     one.handle_timer(NOW)
@@ -815,7 +815,7 @@ def test_stop_does_not_wait_for_an_unresponsive_coordinator():
 
 @pytest.mark.parametrize("state", [ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING])
 def test_stop_releases_then_leaves(state):
-    """With its identity until the leave is sent."""
+    """The member keeps its identity until the leave is sent."""
     one = member_in(state)
 
     told(one, StopMembership())
@@ -885,7 +885,7 @@ def test_heartbeats_continue_while_closing():
 
 
 def test_repr_shows_member_group_and_state():
-    """For debuggers and logs."""
+    """The repr serves debuggers and logs."""
     assert repr(member()) == "<ClassicMember new of g idle>"
     assert repr(member_in(ClassicState.STABLE)) == "<ClassicMember me of g stable>"
 

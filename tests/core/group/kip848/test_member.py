@@ -588,7 +588,7 @@ def test_answer_resets_the_backoff():
 
 @pytest.mark.parametrize("state", Kip848State)
 def test_heartbeats_are_sent_while_the_group_counts_the_member(state):
-    """From the join through callbacks, drain and the last commit; not while a loss is being reported."""
+    """Heartbeats are sent from the join to the last commit, and not while a loss is being reported."""
     one = member_in(state)
     speaks = state in ALIVE or state is Kip848State.JOINING
     if speaks:
@@ -1050,7 +1050,7 @@ def test_lost_member_without_partitions_joins_at_once():
 
 
 def test_first_assignment_after_every_join_is_reported():
-    """Even if it is empty."""
+    """The first assignment is reported even if it is empty."""
     one = owning("t0")
     told(one, MemberLost("late"), Released())
     beat(one)
@@ -1110,7 +1110,7 @@ def test_identity_is_current_only_while_a_member(state):
 
 @pytest.mark.parametrize("state", RECONCILING)
 def test_stop_releases_then_leaves(state):
-    """With heartbeats and its identity until the end of the release."""
+    """The member keeps its identity and its heartbeats until the end of the release."""
     one = member_in(state)
 
     assert told(one, StopMembership()) == [
@@ -1164,7 +1164,7 @@ def test_leave_epoch_tells_whether_the_place_is_kept(state, leaves_on_stop, inst
 
 
 def test_unknown_member_sends_no_leave():
-    """Before its first heartbeat, and after the group answered that it does not know the member."""
+    """No leave is sent before the first heartbeat, and after the group answered that it does not know the member."""
     one = member()
     told(one, StartMembership())
     assert told(one, StopMembership()) == []
@@ -1215,5 +1215,5 @@ def test_loss_is_reported_once_while_stopping():
 
 
 def test_repr_shows_member_group_and_state():
-    """For debuggers and logs."""
+    """The repr serves debuggers and logs."""
     assert repr(member_in(Kip848State.STABLE)) == "<Kip848Member me of g stable>"
