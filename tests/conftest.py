@@ -33,13 +33,13 @@ def pytest_configure() -> None:
 
 @pytest.fixture
 def name() -> str:
-    """A topic name of the test's own."""
+    """Topic name used by this test only."""
     return f"t-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
 def group() -> str:
-    """A group id of the test's own."""
+    """Group id used by this test only."""
     return f"g-{uuid.uuid4().hex[:12]}"
 
 
@@ -63,5 +63,5 @@ def new_topic(kafka_server) -> Callable[..., str]:
 
 @pytest.fixture
 def recorder() -> EventRecorder:
-    """A hook that keeps events, and waits for them."""
+    """Hook that records events, and waits for them."""
     return EventRecorder()

@@ -87,7 +87,7 @@ def test_consumer_has_only_documented_methods():
 
 
 def test_consumer_options_equal_consumer_config():
-    """The same names in the same order."""
+    """Both have the same names in the same order."""
     assert list(ConsumerOptions.__annotations__) == [field.name for field in dataclasses.fields(ConsumerConfig)]
     assert not ConsumerOptions.__required_keys__
 

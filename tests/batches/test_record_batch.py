@@ -72,7 +72,7 @@ def expected(magic: int, records: tuple[Said, ...], base_offset: int) -> list[Re
     ]
 
 
-# ---- what is in them -------------------------------------------------------------------------------------------
+# ---- fields and records ----------------------------------------------------------------------------------------
 
 
 @written
@@ -256,7 +256,7 @@ def test_a_marker_that_cannot_be_read_is_malformed():
         one.is_abort_marker()
 
 
-# ---- what should not be ----------------------------------------------------------------------------------------
+# ---- malformed batches -----------------------------------------------------------------------------------------
 
 
 @written
@@ -301,7 +301,7 @@ def test_a_changed_bit_breaks_the_checksum(magic, codec):
     ],
 )
 def test_an_impossible_batch_length_is_malformed(data, why):
-    """A length below the minimum of the format, or an unknown format."""
+    """A length below the minimum of the format, or an unknown format, is malformed."""
     with pytest.raises(MalformedMessageError, match=why):
         split(memoryview(data))
 

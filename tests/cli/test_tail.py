@@ -236,7 +236,7 @@ def test_malformed_conditions_are_refused(text):
         parse_condition(text)
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- usage errors --------------------------------------------------------------------------------------------------
 
 
 def test_unknown_topics_and_partitions_are_errors(kafka, topic):

@@ -1,4 +1,4 @@
-"""A topic of two partitions and consumers with aiokafka's interface, as aiokafka's tests have them."""
+"""Topic of two partitions and consumers with aiokafka's interface, as in aiokafka's tests."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Compat:
         return sent
 
     def consumer(self, *topics: str, **options: object) -> AiokafkaInterface:
-        """A consumer that is not started, and is stopped after the test."""
+        """Return a consumer that is not started, and stop it after the test."""
         options = {"bootstrap_servers": self.server.bootstrap_servers, **options}
         self.made.append(AiokafkaInterface(*topics, **options))
         return self.made[-1]
 
     async def started(self, **options: object) -> AiokafkaInterface:
-        """A member of the test's group that reads the test's topic from its beginning."""
+        """Start a member of the test's group that reads the test's topic from its beginning."""
         consumer = self.consumer(self.topic, **{"group_id": self.group, "auto_offset_reset": "earliest", **options})
         await consumer.start()
         return consumer

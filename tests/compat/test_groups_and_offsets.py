@@ -27,7 +27,7 @@ NEVER = {"enable_auto_commit": False, "auto_offset_reset": "earliest"}
 
 
 class Listener:
-    """Keeps what it is called with, and lets a test wait for assignments."""
+    """Listener that records its calls and lets a test wait for assignments."""
 
     def __init__(self) -> None:
         self.revoked: list[set[TopicPartition]] = []
@@ -61,7 +61,7 @@ async def both_assigned(first: AiokafkaInterface, second: AiokafkaInterface, par
 
 
 async def test_offset_behavior__resuming_behavior(compat):
-    """A member's partitions are read on by the other one where it stopped."""
+    """The partitions of a stopped member are read by the other one from where it stopped."""
     sent = compat.send(0, range(100)) + compat.send(1, range(100, 200))
     first = await compat.started(heartbeat_interval_ms=100)
     second = await compat.started(heartbeat_interval_ms=100)
@@ -91,7 +91,7 @@ async def test_subscribe_manual(compat):
 
 
 async def test_manual_subscribe_pattern(compat):
-    """A pattern before the start, commits and seek_to_committed, then a subscription by name in the same group."""
+    """Pattern, commits and seek_to_committed work, and then a subscription by name in the same group."""
     sent = compat.send(0, range(10)), compat.send(1, range(10, 20))
     options = {"group_id": compat.group, **NEVER}
     consumer = compat.consumer(**options)
@@ -208,7 +208,7 @@ async def test_consumer_cleanup_unassigned_data_getone(compat):
 
 
 async def test_consumer_cleanup_unassigned_data_getmany(compat):
-    """The same by getmany."""
+    """The same is true of getmany."""
     other, third = compat.new_topic(f"{compat.topic}-other"), compat.new_topic(f"{compat.topic}-third")
     compat.send(0, [1, 2, 3])
     compat.send(0, [5, 6, 7], topic=other)
@@ -385,7 +385,7 @@ async def test_offsets_for_times_single(compat):
 
 
 async def test_kafka_consumer_offsets_search_many_partitions(compat):
-    """The same of several partitions at once."""
+    """Offsets of several partitions are found by one call."""
     now = int(time.time() * 1000)
     both = (compat.first, compat.second)
     for partition in both:
@@ -412,7 +412,7 @@ async def test_kafka_consumer_offsets_errors(compat):
 
 
 async def test_rebalance_listener_with_coroutines(compat):
-    """A listener's commit before partitions are revoked is where their next owners begin."""
+    """The next owners start at the offsets that a listener committed before the revocation."""
     compat.send(0, range(10))
     compat.send(1, range(10, 20))
     both = {compat.first, compat.second}
@@ -467,7 +467,7 @@ async def test_rebalance_listener_no_deadlock_callbacks(compat):
 
 
 async def test_consumer_invalid_session_timeout(compat):
-    """A session timeout that the broker refuses is an error of the start."""
+    """A session timeout that the broker refuses raises at the start."""
     consumer = compat.consumer(
         compat.topic, group_id=compat.group, session_timeout_ms=200, heartbeat_interval_ms=50, **NEVER
     )
@@ -476,7 +476,7 @@ async def test_consumer_invalid_session_timeout(compat):
 
 
 async def test_max_poll_interval_ms(compat):
-    """A member that does not poll loses its partitions to the other one, and may read on later."""
+    """A member that does not poll loses its partitions to the other one, and may continue later."""
     compat.send(0, range(10))
     compat.send(1, range(10, 20))
     stuck = await compat.started(max_poll_interval_ms=3_000, heartbeat_interval_ms=100)
@@ -490,7 +490,7 @@ async def test_max_poll_interval_ms(compat):
     assert other.inner.ack(records[-1])
     compat.send(0, range(20, 30))
     compat.send(1, range(30, 40))
-    # Here the next call tells that the partitions went to others, and the one after it reads on.
+    # In tailrace the next call raises, since the partitions were reassigned, and the one after it joins again.
     with pytest.raises(RebalanceError, match="max_poll_interval_ms"):
         await stuck.getone()
     async with asyncio.timeout(20):
@@ -521,7 +521,7 @@ async def test_kip_345_enabled(compat):
 
 
 async def test_kip_345_disabled(compat):
-    """A member without a name that unsubscribes leaves its partitions to the other at once."""
+    """The partitions of a dynamic member that unsubscribes move to the other member at once."""
     both = {compat.first, compat.second}
     members = []
     for _ in range(2):

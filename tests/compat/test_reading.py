@@ -76,7 +76,7 @@ async def test_consumer_context_manager(compat):
 
 
 async def test_consumer_warn_unclosed(kafka_server):
-    """A consumer that is collected without stop() is a ResourceWarning."""
+    """A consumer that is garbage-collected without stop() emits a ResourceWarning."""
     consumer = Consumer(bootstrap_servers=kafka_server.bootstrap_servers)
     await consumer.start()
     # The tasks in the background would have to be collected first.
@@ -149,7 +149,7 @@ async def test_large_messages_getone(compat):
 
 
 async def test_large_messages_getmany(compat):
-    """The same by getmany."""
+    """A record larger than ``max_partition_fetch_bytes`` is delivered by getmany, too."""
     sent = [compat.send(0, [random_string(size)])[0] for size in (10, 50_000, 50)]
     consumer = await compat.started(max_partition_fetch_bytes=4_000)
 
@@ -198,7 +198,7 @@ async def test_consumer_seek_forward_getone(compat):
 
 
 async def test_consumer_seek_forward_getmany(compat):
-    """The same by getmany."""
+    """A seek forward skips buffered records of getmany, too."""
     compat.send(0, [1, 2, 3])
     consumer = await compat.started()
 
@@ -308,7 +308,7 @@ async def test_consumer_stops_getone(compat):
 
 
 async def test_consumer_stops_getmany(compat):
-    """The same of getmany, which in aiokafka returns {} once."""
+    """stop() ends a getmany call with an error; in aiokafka the call returns {} once."""
     consumer = await compat.started()
     waiting = asyncio.create_task(consumer.getmany(timeout_ms=10_000))
     assert await asyncio.wait([waiting], timeout=0.1) == (set(), {waiting})

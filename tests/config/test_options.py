@@ -35,14 +35,14 @@ class Hook:
 
 
 def words_of(error: BaseException | None) -> str:
-    """All that is shown of an error: its words, and those of the errors from which it comes."""
+    """Return all text shown for an error, that of its causes included."""
     if error is None:
         return ""
     shown = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return f"{error!r} {error} {words_of(shown)}"
 
 
-# ---- where an option comes from --------------------------------------------------------------------------------------
+# ---- sources of options ----------------------------------------------------------------------------------------------
 
 
 def test_an_argument_wins_over_the_environment():
@@ -55,14 +55,14 @@ def test_an_argument_wins_over_the_environment():
 
 
 def test_a_variable_wins_over_a_mounted_file(tmp_path):
-    """TAILRACE_X is nearer than TAILRACE_X_FILE, which is not even read then."""
+    """TAILRACE_X takes precedence over TAILRACE_X_FILE, which is not read then."""
     environ = {"TAILRACE_CLIENT_ID": "variable", "TAILRACE_CLIENT_ID_FILE": str(tmp_path / "absent")}
 
     assert resolve({}, environ).client_id == "variable"
 
 
 def test_a_mounted_file_wins_over_the_default(tmp_path):
-    """TAILRACE_X_FILE is read, without the line's end that editors write; spaces belong to a password."""
+    """TAILRACE_X_FILE is read without a trailing newline; spaces belong to a password."""
     (tmp_path / "password").write_bytes(b" open sesame \r\n")
     (tmp_path / "timeout").write_text("6000\n")
     environ = {
@@ -76,13 +76,13 @@ def test_a_mounted_file_wins_over_the_default(tmp_path):
 
 
 def test_what_nobody_says_has_its_default():
-    """An empty environment and no arguments give a config all the same: every option has a default."""
+    """Every option has a default, so neither environment nor arguments are required."""
     assert resolve({}, {}) == ConsumerConfig()
     assert resolve({}, {"HOME": "/root", "TAILRACE_TEST_BOOTSTRAP_SERVERS": "ours-alone:9092"}) == ConsumerConfig()
 
 
 def test_the_environment_is_that_of_the_process(monkeypatch):
-    """Without another, the variables are those of the process, read when the options are resolved."""
+    """By default, the variables are those of the process, read when the options are resolved."""
     monkeypatch.setenv("TAILRACE_CLIENT_RACK", "eu-1a")
     assert resolve({}).client_rack == "eu-1a"
     monkeypatch.setenv("TAILRACE_CLIENT_RACK", "eu-1b")
@@ -91,7 +91,7 @@ def test_the_environment_is_that_of_the_process(monkeypatch):
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["absent", "not text"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, content):
-    """A mounted secret that is missing or no text is an error of its variable, never an empty password."""
+    """A mounted secret that is missing or not text raises an error that names the variable."""
     path = tmp_path / "secret"
     if content is not None:
         path.write_bytes(content)
@@ -138,7 +138,7 @@ def test_defaults_are_those_that_are_documented(name, default):
 
 
 def test_what_follows_from_a_group():
-    """With a group: earliest, commits, leaves on stop. Without: latest, no commits. A static member does not leave."""
+    """Defaults with a group: earliest, commits, leave on stop unless static; without: latest, no commits."""
     alone, member = resolve({}, {}), resolve({"group_id": "billing"}, {})
     static = resolve({"group_id": "billing", "group_instance_id": "one"}, {})
 
@@ -150,7 +150,7 @@ def test_what_follows_from_a_group():
     assert resolve({"leave_on_stop": False, "group_id": "billing"}, {}).leaves_on_stop is False
 
 
-# ---- what it may be --------------------------------------------------------------------------------------------------
+# ---- types and bounds ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_what_follows_from_a_group():
     ],
 )
 def test_text_from_outside_becomes_what_the_option_is(text, name, value):
-    """A variable is read as the option's own type: numbers, truth values, lists, addresses; a text stays as it is."""
+    """A variable is converted to the option's type: numbers, booleans, lists, addresses; a string is unchanged."""
     options = {"group_id": "billing"} if name == "enable_auto_commit" else {}
 
     assert getattr(resolve(options, {f"TAILRACE_{name.upper()}": text}), name) == value
@@ -218,7 +218,7 @@ def test_a_wrong_text_from_outside_names_its_variable(tmp_path):
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_have_bounds(name):
-    """None is negative, and none is beyond Kafka's 32 bits unless it never gets to a broker."""
+    """No number is negative, or exceeds 32 bits if it is sent to a broker."""
     with pytest.raises(ConfigurationError, match=rf"^{name} must be at least [01], not -1$"):
         resolve({name: -1}, {})
     if name != "max_buffered_bytes":
@@ -235,13 +235,13 @@ def test_python_objects_come_as_arguments_only(name):
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_python_objects_are_checked(name):
-    """An object that cannot be called, or has none of the methods, is refused before a consumer starts."""
+    """An object that is not callable, or lacks the methods, is refused before a consumer starts."""
     with pytest.raises(ConfigurationError, match=f"^{name} must be an? .*, not (<object object|the given value)"):
         resolve({name: object()}, {})
 
 
 def test_python_objects_are_passed_on_as_they_are():
-    """Callbacks, listeners, hooks and contexts are the user's own objects, never copies."""
+    """Callbacks, listeners, hooks and contexts are not copied."""
     listener, hook, context = Listener(), Hook(), ssl.create_default_context()
 
     config = resolve(
@@ -266,7 +266,7 @@ def test_python_objects_are_passed_on_as_they_are():
 
 @pytest.mark.parametrize(("old", "ours"), OLD_SPELLINGS.items())
 def test_the_name_in_another_client_names_ours(old, ours):
-    """An option under the name of another client raises an error that has our name."""
+    """An option under the name of another client raises an error that contains tailrace's name."""
     assert ours in OPTIONS
     assert old not in OPTIONS
     with pytest.raises(ConfigurationError, match=f"no option '{old}' - it is called '{ours}' here"):
@@ -277,14 +277,14 @@ def test_the_name_in_another_client_names_ours(old, ours):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_kafkas_dotted_spelling_names_ours(name):
-    """`session.timeout.ms` of a properties file, in whatever case, is answered with `session_timeout_ms`."""
+    """The error for `session.timeout.ms` of a properties file, in any case, names `session_timeout_ms`."""
     for spelling in {name.replace("_", "."), name.upper()} - {name}:
         with pytest.raises(ConfigurationError, match=f"it is called '{name}' here"):
             check_names({spelling: 1})
 
 
 def test_an_unknown_option_names_a_similar_one():
-    """The error names the option that was probably meant, or else where all are listed."""
+    """The error names the most similar option, or else the list of all."""
     with pytest.raises(ConfigurationError, match="no option 'session_timout_ms' - did you mean 'session_timeout_ms'"):
         check_names({"session_timout_ms": 1})
     with pytest.raises(ConfigurationError, match=r"no option 'zookeeper_connect' - help\(tailrace.Consumer\)"):
@@ -301,7 +301,7 @@ def test_a_consumer_refuses_options_when_it_is_made():
         Consumer("orders", enable_auto_commit=True)
 
 
-# ---- what contradicts what -------------------------------------------------------------------------------------------
+# ---- contradictions --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_consumer_refuses_options_when_it_is_made():
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, words):
-    """The error names both, and comes before anything is sent."""
+    """The error names both options, and is raised before a request is sent."""
     with pytest.raises(ConfigurationError, match=words):
         resolve(options, {})
 
@@ -357,12 +357,12 @@ def test_options_at_their_bounds_are_taken(options):
 
 
 def test_what_is_secret_is_known():
-    """Passwords, and the callable that knows a token, are secrets."""
+    """Passwords and the token provider are secrets."""
     assert set(SECRETS) == {name for name in OPTIONS if "password" in name or "token" in name}
 
 
 def test_no_secret_in_any_repr():
-    """A config, a consumer, or a dict of a traceback's locals may be logged as they are."""
+    """A config, a consumer, and the locals of a traceback may be logged."""
     options = {name: SECRET for name in SECRETS if name not in OBJECTS}
 
     class Tokens:
@@ -380,7 +380,7 @@ def test_no_secret_in_any_repr():
 
 @pytest.mark.parametrize("name", [name for name in SECRETS if name not in OBJECTS])
 def test_no_secret_in_any_error(name, tmp_path):
-    """A secret of the wrong type, in an unreadable file, or beside another mistake is in no error's words."""
+    """No error shows a secret of the wrong type, in an unreadable file, or beside another mistake."""
     (tmp_path / "secret").write_bytes(SECRET.encode() + b"\xff")
     variable = f"TAILRACE_{name.upper()}"
     for options, environ in [
@@ -413,7 +413,7 @@ def test_no_secret_in_any_error(name, tmp_path):
     ],
 )
 def test_addresses_are_taken_apart(text, address):
-    """host:port, [v6]:port, or a host alone, which listens on Kafka's own port."""
+    """An address is host:port, [v6]:port, or a host with Kafka's default port."""
     assert split_address(text) == address
 
 
@@ -440,7 +440,7 @@ def test_addresses_are_taken_apart(text, address):
     ],
 )
 def test_an_invalid_address_is_refused(text):
-    """The error has the address and an example, and is raised when the consumer is made."""
+    """The error shows the address and an example, and is raised when the consumer is created."""
     with pytest.raises(ConfigurationError, match=rf"{re.escape(repr(text))} is not an address - write host:port"):
         split_address(text)
     with pytest.raises(ConfigurationError, match="bootstrap_servers"):
@@ -449,7 +449,7 @@ def test_an_invalid_address_is_refused(text):
 
 @given(st.text())
 def test_whatever_is_given_as_an_address_is_one_or_is_refused(text):
-    """No text makes anything but a host and a port, or the one error."""
+    """Any text is parsed to host and port, or raises ConfigurationError."""
     with contextlib.suppress(ConfigurationError):
         host, port = split_address(text)
         assert host

@@ -83,7 +83,7 @@ def test_the_watcher_prints_what_is_written(started, kafka_server):
     lines: list[str] = []
     reading = threading.Thread(target=lambda: lines.append(watching.stdout.readline()), daemon=True)
     reading.start()
-    # It reads from "now" on, and does not tell when that is.
+    # The command reads from "now" on, and prints nothing when it is ready.
     while reading.is_alive():
         producer.produce(topic, b"v", key=b"k")
         producer.flush(20)

@@ -266,7 +266,7 @@ async def test_a_timeout_while_throttled_keeps_the_connection(kafka, address):
         assert await connection.send(NOTHING, 10)
 
 
-# ---- what is to be seen of it --------------------------------------------------------------------------------------
+# ---- state and events ----------------------------------------------------------------------------------------------
 
 
 async def test_idle_time_counts_from_the_last_response(direct):

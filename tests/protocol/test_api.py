@@ -107,7 +107,7 @@ def richer(shape):
             return shape
 
 
-# ---- what is around a message ----------------------------------------------------------------------------------
+# ---- headers ---------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 0x7FFFFFFF), st.none() | st.text("a☃", max_size=5), st.sampled_from([0, 3, 4]))
@@ -170,7 +170,7 @@ def test_bytes_left_over_are_malformed(api, version):
         api.decode_request(memoryview(frame + b"\0"), version)
 
 
-# ---- what a version cannot carry -------------------------------------------------------------------------------
+# ---- fields that a version lacks -------------------------------------------------------------------------------
 
 TOPIC_ID = UUID(int=5)
 

@@ -111,7 +111,7 @@ def test_a_number_that_does_not_fit_is_refused(kind, value):
         encoded(kind, value)
 
 
-# ---- what has a length -----------------------------------------------------------------------------------------
+# ---- strings, bytes and arrays ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_garbled_recorded_frame_is_a_message_or_malformed():
     assert outcomes["malformed"] > 0
 
 
-# ---- what they say ---------------------------------------------------------------------------------------------
+# ---- contents of the frames ------------------------------------------------------------------------------------
 
 TOPIC = "orders"
 ALL = (0, 1, 2)

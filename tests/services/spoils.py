@@ -14,7 +14,7 @@ spoils = Handlers()
 async def block(path: str) -> None:
     """Block the event loop until a file exists."""
     for _ in range(3_000):
-        if Path(path).exists():  # noqa: ASYNC240 - that is what is wrong with it
+        if Path(path).exists():  # noqa: ASYNC240 - blocks on purpose
             return
         time.sleep(0.01)  # noqa: ASYNC251 - and that
 

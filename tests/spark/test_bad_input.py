@@ -40,7 +40,7 @@ def packed(app: App, name: str) -> Any:
     return pack(app, None, select_handlers(app, name, "g"), resolve(app.options), has_sink=False)
 
 
-# ---- what is sent to workers -----------------------------------------------------------------------------------
+# ---- serialization for workers ---------------------------------------------------------------------------------
 
 
 def test_a_variable_that_cannot_be_sent_is_named():

@@ -371,7 +371,7 @@ async def test_a_seek_during_the_assignment_takes_precedence(kafka_server, new_t
     partition = TopicPartition(topic, 0)
 
     async with new_consumer(topic, group_id=group) as consumer, asyncio.timeout(30):
-        while partition not in consumer.assignment():  # noqa: ASYNC110 - the first moment at which it is there
+        while partition not in consumer.assignment():  # noqa: ASYNC110 - no event is emitted so early
             await asyncio.sleep(0)
         await consumer.seek(partition, 12)
         record = await consumer.getone()

@@ -133,7 +133,7 @@ async def test_an_invalid_assignment_fails_the_leader_alone(witness_of, group, f
     assert took < 20
 
 
-# ---- what the group refuses ---------------------------------------------------------------------------------------
+# ---- refusals by the group ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("session_ms", [500, 2_000_000])
@@ -169,7 +169,7 @@ async def test_a_group_without_a_common_protocol_raises(witness_of, group, proto
         await stranger.leave()
 
 
-# ---- callbacks: what they return ----------------------------------------------------------------------------------
+# ---- results of callbacks -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("reset", "first"), [("earliest", 0), ("latest", 10), ("none", None)])

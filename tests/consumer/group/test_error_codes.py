@@ -65,7 +65,7 @@ async def do_what_it_takes(consumer, kind, refused):
     await refused.took_place()
 
 
-# ---- what heals by itself -----------------------------------------------------------------------------------------
+# ---- retriable errors ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [*OF_MEMBERSHIP, OffsetCommitRequest], **BY_KIND)
@@ -140,7 +140,7 @@ async def test_retries_at_a_loading_coordinator_back_off(witness_of, group):
     assert all(0.8 * s <= pause <= 1.2 * s + 5 for s, pause in zip((0.1, 0.2, 0.4), pauses, strict=True)), pauses
 
 
-# ---- what the group has gone on with ------------------------------------------------------------------------------
+# ---- errors that end the generation ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [22, 25])
@@ -287,7 +287,7 @@ async def read_on(consumer):
             await consumer.getone()
 
 
-# ---- what ends the membership -------------------------------------------------------------------------------------
+# ---- errors that end the membership -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", OF_MEMBERSHIP, **BY_KIND)
@@ -384,7 +384,7 @@ async def test_leave_is_sent_twice_at_most(witness_of, group, code, times):
     assert any(name_of(code) in event.error for event in events.of(GroupRequestFailed))
 
 
-# ---- what does not count any more ---------------------------------------------------------------------------------
+# ---- outdated responses -------------------------------------------------------------------------------------------
 
 
 async def test_a_heartbeat_error_of_a_former_generation_is_ignored(witness_of, group):
@@ -453,7 +453,7 @@ async def test_a_commit_refused_for_a_former_generation_is_sent_again(witness_of
     assert not events.of(PartitionsLost)
 
 
-# ---- what the user says instead -----------------------------------------------------------------------------------
+# ---- overridden reactions -----------------------------------------------------------------------------------------
 
 
 async def test_group_error_reactions_override_the_defaults(witness_of, group):

@@ -185,7 +185,7 @@ async def test_stop_leaves_the_group_if_its_commit_fails(kafka, group):
     assert await kafka.members(group) == {}
 
 
-# ---- what is committed --------------------------------------------------------------------------------------------
+# ---- committed offsets --------------------------------------------------------------------------------------------
 
 
 async def test_commit_of_some_partitions(kafka, group):
@@ -439,7 +439,7 @@ async def test_concurrent_commits_arrive_in_order(kafka, group):
     assert await kafka.committed(group, topic, 1) == {0: 4}
 
 
-# ---- what is read back --------------------------------------------------------------------------------------------
+# ---- fetched offsets ----------------------------------------------------------------------------------------------
 
 
 async def test_committed_offsets_are_fetched_once(kafka, group):

@@ -116,7 +116,7 @@ async def test_seek_to_either_end_and_to_a_time(stamped, new_consumer, group):
         assert 31 <= found <= 32 + time.time() - began
 
         with pytest.raises(ConfigurationError, match="a time must be"):
-            await consumer.seek_to_time(dt.datetime(2026, 1, 1))  # noqa: DTZ001 - that is what is refused
+            await consumer.seek_to_time(dt.datetime(2026, 1, 1))  # noqa: DTZ001 - naive times are refused
         with pytest.raises(ConsumerStateError, match="not assigned"):
             await consumer.seek_to_end(TopicPartition(topic, 7))
 

@@ -55,7 +55,7 @@ def test_a_batch_number_keeps_its_checkpoint_when_pickled():
     assert (sent, sent.checkpoint) == (7, "abc")
 
 
-# ---- whose checkpoint it is ------------------------------------------------------------------------------------
+# ---- owner of a checkpoint -------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_of_another_cluster_or_app_is_refused():

@@ -157,7 +157,7 @@ class World:
     def running(self) -> list[Consumer]:
         return [one for one in self.consumers if one.is_running]
 
-    # ---- what consumers do -------------------------------------------------------------------------------------
+    # ---- consumers ---------------------------------------------------------------------------------------------
 
     def start(self, topics: frozenset[str], offers: Collection[str]) -> Consumer:
         """Start another member."""
@@ -242,7 +242,7 @@ class World:
             self.check(consumer)
             self.on_told(consumer)
 
-    # ---- what the network does ---------------------------------------------------------------------------------
+    # ---- network -----------------------------------------------------------------------------------------------
 
     def deliver(self, letter: Letter) -> None:
         """Deliver a request to the coordinator, which may hold it."""
