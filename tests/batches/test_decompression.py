@@ -95,7 +95,7 @@ def test_a_size_in_a_header_is_not_trusted():
 )
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
 def test_error_texts_do_not_matter(codec, plain, monkeypatch):
-    """A full buffer and invalid bytes are told apart whatever cramjam's error says."""
+    """A full buffer and invalid bytes are distinguished without the text of cramjam's error."""
     stream = decompression._STREAMS[CODECS[codec]]
 
     def reworded(packed, room):

@@ -132,7 +132,7 @@ class Pool:
         self._lines.put(None)
 
     def until(self, words: str, count: int = 1) -> str:
-        """The ``count``-th line with these words from now on."""
+        """Return the ``count``-th line with these words from now on."""
         while (line := self._lines.get(timeout=60)) is not None:
             self.told.append(line)
             count -= words in line

@@ -74,7 +74,7 @@ def test_from_selects_the_start(kafka, topic, start, offsets):
 
 
 def test_partition_and_max_limit_the_output(kafka, topic):
-    """--partition and --max limit what is printed."""
+    """--partition and --max limit the printed records."""
     done = kafka.call("tail", topic, "--from", "earliest", "--partition", "1", "--max", "4")
 
     assert places(done) == [(1, 0), (1, 1), (1, 2), (1, 3)]

@@ -121,7 +121,7 @@ async def test_assigned_ends_with_the_consumer(new_topic, new_consumer, group):
 
 
 async def test_topics_and_their_partitions_are_listed(new_topic, new_consumer, group):
-    """Topics that are not read too; Kafka's own only if they are asked for; an unknown topic is an error."""
+    """The list includes topics that are not read, and internal ones on request; an unknown topic is an error."""
     mine, other = new_topic(3), new_topic()
     async with new_consumer(mine, group_id=group) as consumer:
         await consumer.assigned()

@@ -1,4 +1,4 @@
-"""Several consumers on one cluster: what they share, and what each has for itself."""
+"""Several consumers on one cluster: shared and separate state."""
 
 from __future__ import annotations
 

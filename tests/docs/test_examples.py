@@ -99,7 +99,7 @@ def test_the_watcher_prints_what_is_written(started, kafka_server):
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(270)
 def test_the_windows_are_summed_by_spark(started, made, kafka_server, tmp_path):
-    """Orders are summed by customer and five minutes; what comes later is added, and nothing counts twice."""
+    """Orders are summed by customer and five minutes; later ones are added, and none counts twice."""
     made("windows_on_spark.py")
     bought = started("examples/windows_on_spark.py", "order", "carl", "9")
     assert (bought.wait(60), bought.stderr.read()) == (0, "")

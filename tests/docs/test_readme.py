@@ -1,4 +1,4 @@
-"""The README runs as it stands, and links between pages lead somewhere."""
+"""Code of the README runs unchanged, and links between pages are valid."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_python_on_every_page_is_python(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_pages_name_exist(page):
-    """A file or folder that a page names in backquotes, with a known ending, is there."""
+    """A file or folder with a known suffix that a page names in backquotes exists."""
     named = re.findall(r"`((?:src/|tests/|docs/|scripts/|[a-z_]+/)[\w./-]+)`", page.read_text())
     places = (ROOT, ROOT / "src" / "tailrace", ROOT / "tests" / "consumer")
     missing = [name for name in named if not any((place / name).exists() for place in places)]
@@ -159,7 +159,7 @@ def test_files_that_pages_name_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page):
-    """A link to a file of ours names one that is there."""
+    """A link to a file of this project names an existing one."""
     links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
 
     assert [link for link in links if not (page.parent / link).exists()] == []

@@ -17,7 +17,7 @@ LONG_AGO = time.time() - 86_400
 
 
 def a_run_of_nobody(folder):
-    """Create what a killed run leaves: a folder that identifies a process that no longer exists."""
+    """Create the folder of a killed run, which identifies a process that no longer exists."""
     folder.mkdir(mode=0o700, parents=True)
     (folder / "precious").write_text("data")
     (folder / "owner.json").write_text(json.dumps({"pid": psutil.Process().pid, "created": 1.0}))

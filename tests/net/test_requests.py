@@ -1,4 +1,4 @@
-"""Requests to a real broker, compared with what another client sees."""
+"""Requests to a real broker, compared with the view of another client."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Service:
 
 
 class Home:
-    """One of the examples: starts it and reads what its handler has done."""
+    """Example service: starts it and reads the results of its handler."""
 
     def __init__(self, kind: str, server: KafkaServer, folder: Path) -> None:
         self.kind, self.server, self._folder = kind, server, folder
@@ -190,7 +190,7 @@ class Home:
 
 @pytest.fixture(scope="session")
 def proxied_server() -> Iterator[KafkaServer]:
-    """Start a broker behind a fault proxy, used by one test after the other."""
+    """Start a broker behind a fault proxy, shared by tests that run one after another."""
     with KafkaServer(proxied=True) as server:
         yield server
 

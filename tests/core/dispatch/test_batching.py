@@ -222,7 +222,7 @@ def read_on(pool, partition, leases, *, key=None):
 
 
 def test_hot_keys_do_not_stop_other_partitions(leases):
-    """Each of their partitions may hold twice what is left; then those that hold nothing continue record by record."""
+    """Each of their partitions may hold twice the remaining room; then empty ones continue record by record."""
     pool = batching("key", window=40)
     rooms, waiting = [], []
     for partition in (A, B, *(TopicPartition("t", number) for number in range(3, 7))):
@@ -245,7 +245,7 @@ def run_one_by_one(pool, partition, leases):
 
 @pytest.mark.parametrize("order_by", ["key", "none"])
 def test_failed_records_take_room_until_finished(order_by, leases):
-    """If all fail, each partition stops at twice what is left of the window, and a healthy one continues."""
+    """If all fail, each partition stops at twice the remaining window, and a healthy one continues."""
     full = []
     pool = batching(order_by, window=30, on_full=lambda record, stuck: full.append((record.topic_partition, stuck)))
     failing = []

@@ -181,7 +181,7 @@ def test_poisoned_key_blocks_its_partition_at_half_the_window(by_key, leases):
 
 @pytest.mark.parametrize("order_by", ["key", "none"])
 def test_failed_records_take_room_until_finished(order_by, leases):
-    """If all fail, each partition stops at twice what is left of the window, and a healthy one continues."""
+    """If all fail, each partition stops at twice the remaining window, and a healthy one continues."""
     full = []
     lanes = Lanes(order_by, 30, on_full=lambda work, stuck: full.append((work.record.topic_partition, stuck)))
     begun = {one: [] for one in PARTITIONS}
@@ -243,7 +243,7 @@ def test_lane_may_exceed_its_limit(by_key, leases):
 
 
 def test_window_is_shared_by_partitions(by_key, leases):
-    """Each may hold twice what is left; then those that hold nothing get one record each."""
+    """Each partition may hold twice the remaining room; then partitions that hold nothing get one record each."""
     partitions = (*PARTITIONS, TopicPartition("r", 1))
     for partition in partitions:
         by_key.add(leases.of(records(partition, "a")))
@@ -261,7 +261,7 @@ def test_window_is_shared_by_partitions(by_key, leases):
 
 
 def test_lagging_partition_is_not_crowded_out(leases):
-    """Partitions read at one rate come to hold alike, whichever came first."""
+    """Partitions read at the same rate end up with equal shares, whichever was first."""
     lanes, most = Lanes("key", 90), 0
     names = [TopicPartition("t", number) for number in range(3)]
     offsets = dict.fromkeys(names, 0)

@@ -53,7 +53,7 @@ def test_repeated_rebalance_is_joined_after_a_pause():
 
 
 def test_other_requests_are_not_counted():
-    """The outcome of a leave counts for nothing."""
+    """The outcome of a leave is not counted."""
     limit = JoinLimit(0)
 
     assert limit.after(SendLeave(Identity(), ""), LeaveAnswered()) == LeaveAnswered()

@@ -320,7 +320,7 @@ def test_no_commit_is_due_without_an_interval():
 
 
 def test_commit_is_due_after_so_many_records():
-    """Alone or with an interval, whichever comes first; each commit restarts both."""
+    """A commit is due after the records or the interval, whichever is first; each commit restarts both."""
     by_number, both = CommitClock(None, 100), CommitClock(5.0, 100)
     for clock in (by_number, both):
         clock.restart(10.0, finished=40)

@@ -191,7 +191,7 @@ def test_range_shares_stay_even_in_racks():
 
 
 def test_range_keeps_equal_numbers_together():
-    """Topics of equal count and members are cut alike; near is what is near in all of them."""
+    """Topics of equal count and members are divided alike; a partition is near if it is near in all of them."""
     racks = replicas(a="r2 r1 r1 r2", b="r2 r1 r2 r1")
 
     given_ = range_assignor(in_racks(x="r1", y="r2"), {"a": 4, "b": 4}, racks)

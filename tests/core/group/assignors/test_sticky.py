@@ -130,7 +130,7 @@ def test_members_keep_their_partitions_when_one_leaves(assign):
 
 
 def test_joining_member_gets_its_share():
-    """The others hand on only what they have too many of."""
+    """The other members release only partitions above their share."""
     assigned = sticky_assignor([member("x", "a", "a0 a1 a2"), member("y", "a", "a3 a4 a5"), member("z", "a")], {"a": 6})
 
     assert words(assigned) == {"x": "a0 a1", "y": "a3 a4", "z": "a2 a5"}
