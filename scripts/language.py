@@ -1,4 +1,4 @@
-"""Check that texts are in plain language: docstrings, comments, messages and pages.
+"""Check that texts are in plain language: docstrings, comments, error messages and pages.
 
 Prints ``file:line: words`` for each finding and exits with 1 if there are any. It is a guard against phrases that this
 project once had and that readers had to translate, not a measure of good style. A line that needs one of the phrases
@@ -34,7 +34,7 @@ PHRASES = {
     r"\btak(e|es|en|ing) back\b|\btook back\b": "abort, aborted",
     r"\bgood-?bye": "LeaveGroup",
     r"\bburie(d|s)\b|\bbury\b": "published to the dead-letter topic",
-    r"\bletters?\b(?<!dead letter)(?<!dead-letter)(?<!dead letters)(?<!dead-letters)": "dead letter",
+    r"\bletters?\b(?!, digits)(?<!dead letter)(?<!dead-letter)(?<!dead letters)(?<!dead-letters)": "dead letter",
     r"\b(is|are|was|were) (told|said) (of|by|to)\b": "is called with, is reported, is given",
     r"\bsays so\b|\bsay so\b": "name the effect",
     r"\bRule of this file\b": "say what the module contains",
@@ -71,11 +71,22 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
                     yield statement.lineno, text
 
 
-def python_findings(source: str) -> Iterator[Finding]:
-    """Yield the findings of one Python file."""
+def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and text of the strings in ``raise`` statements."""
+    for statement in ast.walk(tree):
+        for node in ast.walk(statement) if isinstance(statement, ast.Raise) else ():
+            match node:
+                case ast.Constant(value=str() as text):
+                    yield node.lineno, text
+
+
+def python_findings(source: str, *, is_test: bool) -> Iterator[Finding]:
+    """Yield the findings of one Python file; messages that tests raise are data."""
     for line, text in docstrings(ast.parse(source)):
         if match := FIRST_WORDS.match(text):
             yield line, f"begins with {match[1]!r}: begin with a verb or a noun phrase"
+        yield from phrases_of(text, line)
+    for line, text in () if is_test else messages(ast.parse(source)):
         yield from phrases_of(text, line)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -91,7 +102,9 @@ def findings() -> Iterator[str]:
         if name in EXCEPTIONS:
             continue
         text = path.read_text(encoding="utf-8")
-        found = phrases_of(text, 1) if path.suffix == ".md" else python_findings(text)
+        found = (
+            phrases_of(text, 1) if path.suffix == ".md" else python_findings(text, is_test=name.startswith("tests/"))
+        )
         yield from (f"{name}:{line}: {words}" for line, words in found)
 
 

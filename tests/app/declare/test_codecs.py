@@ -200,7 +200,7 @@ def test_text_in_a_union_is_of_json():
         (Foreign, "there is no JSON for .*Foreign"),
         (list[Foreign], "there is no JSON for .*Foreign"),
         (WithForeign, "there is no JSON for .*Foreign"),
-        (WithModel, "there is no JSON for .*Model - what has pydantic models in it has to be pydantic's"),
+        (WithModel, "there is no JSON for .*Model - a type that contains pydantic models must be a pydantic model"),
         (Model | Foreign, "Foreign"),
         (Struct | Typed, "not supported"),
         (Broken, "Nowhere"),

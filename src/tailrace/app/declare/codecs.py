@@ -153,7 +153,7 @@ def check(annotation: Any) -> None:  # noqa: ANN401
 
 def _instead_of(kind: type) -> str:
     if is_of_pydantic(kind):
-        return " - what has pydantic models in it has to be pydantic's, too"
+        return " - a type that contains pydantic models must be a pydantic model, too"
     return " - is it a dataclass, a msgspec.Struct, a pydantic model? What is not in the record comes by Depends"
 
 

@@ -352,7 +352,7 @@ def _authorization(given: object) -> dict[str, object]:
         if ":" not in user:
             return {"basic.auth.user.info": f"{user}:{secret}"}
     raise ConfigurationError(
-        "SchemaRegistry: auth= will not do: it has to be ('user', 'secret'), a bearer token, or a function that"
+        "SchemaRegistry: auth must be ('user', 'secret'), a bearer token, or a function that"
         " gives one of them; a user has no ':'"
     )
 

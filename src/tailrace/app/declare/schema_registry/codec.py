@@ -81,7 +81,7 @@ class SchemaRegistry:
         for name, value, choices in (("format", format, FormatName), ("subject", subject, SubjectName)):
             if value not in get_args(choices):
                 known = ", ".join(map(repr, get_args(choices)))
-                raise ConfigurationError(f"SchemaRegistry: {name}={value!r} will not do: it has to be one of {known}")
+                raise ConfigurationError(f"SchemaRegistry: {name} must be one of {known}, not {value!r}")
         _check_count("timeout_ms", timeout_ms)
         if use_latest_version and auto_register:
             raise ConfigurationError(
@@ -175,9 +175,7 @@ class SchemaRegistry:
 
 def _check_count(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(
-            f"SchemaRegistry: {name}={value!r} will not do: it has to be a whole number, at least 1"
-        )
+        raise ConfigurationError(f"SchemaRegistry: {name} must be a positive integer, not {value!r}")
 
 
 def _format(name: FormatName, *, validate: bool) -> Format:
