@@ -51,7 +51,7 @@ class SendJoin:
 
 @dataclass(frozen=True, slots=True)
 class SendSync:
-    """SyncGroup request. ``assignments`` names every member's partitions if this member leads, else it is empty."""
+    """SyncGroup request. ``assignments`` has every member's partitions if this member leads, otherwise no entry."""
 
     identity: Identity
     protocol: str
@@ -69,7 +69,7 @@ class SendHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class SendGroupHeartbeat:
-    """ConsumerGroupHeartbeat request (KIP-848). A field that is None has not changed since the last one."""
+    """ConsumerGroupHeartbeat request (KIP-848). A field that is None has not changed since the last heartbeat."""
 
     identity: Identity
     timeout_s: float
@@ -116,12 +116,12 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release of partitions: drain and commit first, or at once if they are already lost."""
+    """Release of partitions, after a drain and a commit, or at once if the partitions are already lost."""
 
     partitions: Partitions
     is_lost: bool
     is_last: bool
-    """True if the member stops: no further record is requested then, so the release waits for none."""
+    """True if the member stops. No later poll would finish the records in flight, so the release skips the drain."""
     reason: str
 
 

@@ -1,7 +1,7 @@
 """Reactions of a group member to broker error codes.
 
-``ILLEGAL_GENERATION`` leaves the member its id; ``UNKNOWN_MEMBER_ID`` does not, except under KIP-848, where members
-generate their ids.
+After ``ILLEGAL_GENERATION`` a member joins again with the same member id, after ``UNKNOWN_MEMBER_ID`` without a member
+id. Under KIP-848 members generate their ids and keep them in both cases.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ _GENERAL: Mapping[int, GroupReaction] = {
     ErrorCode.UNKNOWN_MEMBER_ID: GroupReaction.REJOIN_AS_NEW,
     ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.REJOIN,
     ErrorCode.FENCED_MEMBER_EPOCH: GroupReaction.REJOIN_WITH_SAME_ID,
-    # The member has a newer epoch and learns it from its next heartbeat; the request can then be repeated.
+    # The group has a newer epoch for the member. After the answer to the next heartbeat, which contains the newer
+    # epoch, the request can be repeated.
     ErrorCode.STALE_MEMBER_EPOCH: GroupReaction.RETRY,
 }
 
@@ -85,8 +86,10 @@ NOT_HELD = frozenset(
         ErrorCode.FENCED_INSTANCE_ID,
     }
 )
-"""Answers to a static member's leave after which it may join again: the group has released the instance id, does not
-know it, or has given it to another member. If that member is alive, the join is refused.
+"""Answers to a static member's leave after which the member may join again.
+
+The group has released the instance id, does not know the instance id, or has given it to another member. If the other
+member is alive, the join is refused.
 """
 
 

@@ -76,12 +76,12 @@ class Resubscribed(GroupEvent):
 
 @dataclass(frozen=True, slots=True)
 class StopDue(GroupEvent):
-    """A stop that waits for the end of a rebalance has waited long enough; raised by the membership's own timer."""
+    """A stop has waited long enough for the end of a rebalance; emitted by the membership's own timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinDue(GroupEvent):
-    """The pause before a join is over; raised by the membership's own timer."""
+    """The pause before a join is over; emitted by the membership's own timer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class HeartbeatAnswered(GroupEvent):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatOutcome(GroupEvent):
-    """Outcome of one heartbeat, with the identity it was sent as."""
+    """Outcome of one heartbeat, with the identity that the heartbeat carried."""
 
     identity: Identity
     outcome: GroupEvent
@@ -167,7 +167,7 @@ class GroupHeartbeatAnswered(GroupEvent):
     epoch: int
     interval_s: float
     assigned: Mapping[UUID, tuple[int, ...]] | None = None
-    """Target assignment by topic id; None if it has not changed since the last answer that had one."""
+    """Target assignment by topic id; None if unchanged since the last answer that had a target assignment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +184,14 @@ class TopicNamesFound(GroupEvent):
 
 @dataclass(frozen=True, slots=True)
 class SessionKnown(GroupEvent):
-    """The broker's session timeout, where the broker decides it."""
+    """The session timeout was read from the broker, which decides it under KIP-848."""
 
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveAnswered(GroupEvent):
-    """The group acknowledged the leave, or the attempt to send it ended."""
+    """The group acknowledged the leave, or the attempts to send the leave ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class MemberLost(GroupEvent):
 
 @dataclass(frozen=True, slots=True)
 class SessionOver(GroupEvent):
-    """No heartbeat was acknowledged for a whole session; raised by the membership's own timer."""
+    """No heartbeat was acknowledged for a whole session; emitted by the membership's own timer."""
 
     reason: str
 

@@ -1,7 +1,7 @@
 """Times of a member's heartbeats and of its session.
 
-The session is counted from the time at which the last acknowledged heartbeat was *sent*. The broker received it later,
-so the member considers its session expired no later than the broker does, and stops in time.
+The session is counted from the time at which the last acknowledged heartbeat was *sent*. The broker received the
+heartbeat later, so the member considers its session expired no later than the broker does, and stops in time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class Heartbeat:
         self._sent_at = None
 
     def sent(self, now: float) -> None:
-        """Note that a heartbeat was sent; no other is due before its answer."""
+        """Note that a heartbeat was sent; no other heartbeat is due before its answer."""
         self._sent_at = now
         self._next_at = now + self.interval_s
 
     def received(self, now: float, pause_s: float = 0.0) -> None:
-        """Note that the heartbeat was acknowledged; the next one is not due for ``pause_s``, the broker's throttle
-        time.
+        """Note that the heartbeat was acknowledged.
+
+        The next heartbeat is not due for at least ``pause_s``, the broker's throttle time.
         """
         if self._sent_at is not None:
             self._alive_since = max(self._alive_since, self._sent_at)
@@ -44,12 +45,12 @@ class Heartbeat:
         self._next_at = max(self._next_at, now + pause_s)
 
     def failed(self, now: float, pause_s: float) -> None:
-        """Note that the heartbeat failed; the next one is due after ``pause_s``."""
+        """Note that the heartbeat failed; the next heartbeat is due after ``pause_s``."""
         self._sent_at = None
         self._next_at = now + pause_s
 
     def ttl(self, now: float) -> float:
-        """Return the seconds until the next heartbeat is due; 0 if it is."""
+        """Return the seconds until the next heartbeat is due; 0 if it is due now."""
         return max(0.0, self._next_at - now)
 
     def should_heartbeat(self, now: float) -> bool:
@@ -62,7 +63,7 @@ class Heartbeat:
 
     @property
     def expires_at(self) -> float:
-        """End of the session if no other heartbeat is acknowledged."""
+        """Time at which the session ends if no other heartbeat is acknowledged."""
         return self._alive_since + self.session_timeout_s
 
     @property

@@ -1,6 +1,6 @@
 """Limit on joins that fail in a row.
 
-A round is a join and its sync; it succeeds when the sync brings an assignment.
+A round is a join and the sync that follows; the round succeeds when the sync brings an assignment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ class JoinLimit:
         self._retries, self._failures = retries, 0
 
     def after(self, effect: Effect, event: GroupEvent) -> GroupEvent:
-        """Return the event to pass to the membership for ``event``, the outcome of ``effect``."""
+        """Count failed rounds and return the event to pass to the membership.
+
+        Args:
+            effect: request of the membership; only joins and syncs are counted.
+            event: outcome of ``effect``; another event replaces it after several failed rounds.
+        """
         if not isinstance(effect, SendJoin | SendSync):
             return event
         match event:
@@ -51,6 +56,7 @@ class JoinLimit:
                 )
             )
         if isinstance(event, RebalanceCalled) and self._failures > 1:
-            # Another member's join may have come in between once; after the second time, pause before the next join.
+            # A single failure may be due to another member that joined meanwhile. Pause before the next join from the
+            # second failure on.
             return RetryLater(reason)
         return event

@@ -1,7 +1,7 @@
 """Interface of a group membership, for both protocols.
 
-Events go in and effects come out, both as plain values. The coroutine that drives a membership performs its effects and
-reports their outcomes; it decides nothing.
+Events go in and effects come out, both as plain values. The coroutine that drives a membership performs the effects and
+reports their outcomes, but decides nothing.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class MemberSettings:
     retry_longest_s: float
     leaves_on_stop: bool
     stop_max_wait_s: float = 5.0
-    """Longest time that a stop waits for the end of a rebalance, during which the group accepts no commits."""
+    """Longest time that a stop waits for the end of a rebalance, because the group accepts no commits until then."""
     instance_id: str | None = None
     rack: str | None = None
     pattern: str | None = None
-    """Regular expression of topic names, where the broker resolves it (KIP-848)."""
+    """Regular expression that the broker matches against topic names (KIP-848)."""
     remote_assignor: str | None = None
     """Broker-side assignor to request (KIP-848); None for the broker's default."""
 
     @property
     def max_wait_s(self) -> float:
-        """Longest time that a join or sync may take; the coordinator holds it until the slowest member has joined."""
+        """Timeout of a join or sync; the coordinator holds the request until the slowest member has joined."""
         return max(self.request_timeout_s, self.rebalance_timeout_s + _JOIN_GRACE_S)
 
 
 class Membership(Protocol):
-    """One member of one group, driven by one coroutine; it has no clock and does no I/O."""
+    """One member of one group, driven by one coroutine, without clock and I/O."""
 
     @property
     def identity(self) -> Identity: ...
@@ -58,7 +58,7 @@ class Membership(Protocol):
 
     @property
     def is_member(self) -> bool:
-        """True while the group counts this member in a generation, so that it may commit."""
+        """True while the group counts this member in a generation, so that the member may commit."""
 
     @property
     def is_over(self) -> bool: ...

@@ -20,9 +20,9 @@ class PollIntervalClock:
         """Compare ``progress`` with the last snapshot; a stuck reader stays stuck until its progress changes.
 
         Args:
-            progress: value that differs from the last one if the reader has advanced.
+            progress: value that differs from the last snapshot if the reader has advanced.
             now: current time in seconds.
-            is_owed: True if the reader has records to handle; one that waits for records is not stuck.
+            is_owed: True if the reader has records to handle; a reader that waits for records is not stuck.
         """
         if progress != self._seen:
             self._seen, self._since, self.is_stuck = progress, now, False

@@ -1,9 +1,11 @@
 """Leader of a classic generation: computes the assignment and detects when it is outdated.
 
 A ``GroupLeader`` lasts for one generation. Assignments are checked before they are sent
-(``core.group.assignors.strategies``). The coordinator instructs a restarted static leader to skip the assignment
-(KIP-814). Such a leader does not learn the partition counts of the last assignment, so a leader keeps a digest of them
-in the user data of its own assignment.
+(``core.group.assignors.strategies``).
+
+After a static leader restarts, the group keeps its assignments and the leader must assign nothing (KIP-814). The leader
+then cannot know the partition counts on which the last assignment is based. A static leader therefore stores a digest
+of the partition counts in the user data of its own assignment.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tailrace.records import TopicPartition
 __all__ = ["GroupLeader", "by_topic"]
 
 _DIGEST_PREFIX = b"assigned from "
-"""Prefix of our digests; user data without it was written by another client."""
+"""Prefix of our digests; user data without this prefix was written by another client."""
 
 
 class GroupLeader:
@@ -31,7 +33,7 @@ class GroupLeader:
         self._joined, self._strategy = joined, strategy
         self._counts: Mapping[str, int] = {}
         self.topics = frozenset(topic for subscription in joined.members.values() for topic in subscription.topics)
-        """Topics of all members, whose partition counts the leader watches."""
+        """Topics of all members; the leader watches their partition counts."""
 
     def assign(self, found: PartitionsFound) -> dict[str, MemberAssignment]:
         """Return each member's assignment; empty if the group keeps its assignments (KIP-814).
@@ -55,14 +57,17 @@ class GroupLeader:
     def recall(self, mine: MemberAssignment) -> None:
         """Compare the digest in this member's own assignment with the current partition counts.
 
-        If they differ, the assignment is outdated.
+        If they differ, mark the assignment as outdated.
         """
         digest = bytes(mine.user_data or b"")
         if digest.startswith(_DIGEST_PREFIX) and digest != _digest_of(self._counts):
             self._counts = {}
 
     def is_outdated_by(self, counts: Mapping[str, int]) -> bool:
-        """Return True if topics have grown, appeared or disappeared since; topics not in ``counts`` are unchanged."""
+        """Return True if topics have grown, appeared or disappeared since the assignment.
+
+        Topics that are not in ``counts`` are unchanged.
+        """
         known = {topic: self._counts.get(topic, 0) for topic in self.topics}
         return any(counts.get(topic, before) != before for topic, before in known.items())
 

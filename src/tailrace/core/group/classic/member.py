@@ -1,10 +1,10 @@
-"""Member of one group in the classic protocol (JoinGroup, SyncGroup): its transition table.
+"""Member of one group in the classic protocol (JoinGroup, SyncGroup), with its transition table.
 
 Heartbeats are sent whenever the group counts the member in a generation, and also during a join while the member owns
 partitions. A member without partitions has no session to keep while the coordinator holds its join.
 
-The outcome of an effect counts only while it is awaited: ``awaits`` decides for a join or callback, ``is_current`` for
-a heartbeat or commit, whose generation must be the current one with no join in flight.
+The outcome of an effect counts only while the member awaits it. ``awaits`` decides this for a join or callback,
+``is_current`` for a heartbeat or commit: the request must carry the current generation, and no join may be in flight.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ class ClassicState(StrEnum):
     """Start positions are being found and the application's callbacks called."""
     STABLE = "stable"
     RELEASING = "releasing"
-    """Partitions are drained, committed and reported as revoked; a join follows."""
+    """Partitions are drained, committed and reported as revoked, or are reported as lost; a join follows."""
     STEPPING_AWAY = "stepping away"
     """The application does not poll; its partitions are reported as lost."""
     AWAY = "away"
-    """Out of the group until the application polls."""
+    """The member is out of the group until the application polls."""
     CLOSING = "closing"
-    """As RELEASING, for the last time: a leave follows."""
+    """All partitions are released as in RELEASING, but a leave follows."""
     LEAVING = "leaving"
     LEFT = "left"
     FAILED = "failed"
@@ -49,6 +49,6 @@ OWNING = frozenset({ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.
 """States in which a loss is reported to the application's callbacks even if nothing is owned."""
 
 REJOINING = frozenset({ClassicState.WAITING, ClassicState.JOINING})
-"""States in which the group counts the member only while it owns partitions (cooperative)."""
+"""States in which the group counts the member only while the member owns partitions (cooperative)."""
 
 OVER = frozenset({ClassicState.LEFT, ClassicState.FAILED})

@@ -1,7 +1,7 @@
 """Data of a classic group member, and the steps that the table of ``core.group.classic.member`` refers to.
 
-Eager members release all partitions before they join. Cooperative members (KIP-429: every offered assignor is
-cooperative) keep their partitions through a join, release those that the new generation revokes, and join again.
+Eager members release all partitions before they join. Cooperative members, which offer only cooperative assignors
+(KIP-429), keep their partitions through a join, release the partitions that the new generation revokes, and join again.
 """
 
 from __future__ import annotations
@@ -91,16 +91,16 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._protocol = ""
         self.owned: Partitions = frozenset()
         self._ready: Partitions = frozenset()
-        """Owned partitions whose takeover is complete: callbacks have returned, records are delivered."""
+        """Owned partitions whose takeover is complete: callbacks have returned, and records are delivered."""
         self._last_assignment: tuple[tuple[OwnedPartitions, ...], int] = ((), -1)
-        """Last assignment and its generation, which a sticky assignor reads from an eager member's join."""
+        """Last assignment and its generation; a sticky assignor reads both from an eager member's join."""
         self._lead: GroupLeader | None = None
         self._failures = 0
         self._comes_back = False
         self._join_at = 0.0
         """Time of the next join while WAITING."""
         self._stop_at: float | None = None
-        """Latest time at which a stop that waits for the end of a rebalance goes on; None if no stop waits."""
+        """Time at which a stop no longer waits for the end of a rebalance; None if no stop waits."""
         self._reason = "the consumer starts"
 
     @property
@@ -110,8 +110,8 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     @property
     def is_member(self) -> bool:
-        """True while the group counts this member in a generation, so that it may commit."""
-        # A loss counts once: while it is being reported, there is no session to keep or to lose again.
+        """True while the group counts this member in a generation, so that the member may commit."""
+        # While a loss is being reported, the member has no session to keep or to lose a second time.
         return self._generation >= 0 and (self.state in ALIVE or (self.state in REJOINING and bool(self.owned)))
 
     # ---- steps -------------------------------------------------------------------------------------------------
@@ -126,14 +126,14 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._topics, self._reason = event.topics, "the subscription changed"
 
     def join(self, _event: GroupEvent, _now: float) -> ClassicState | None:
-        """Send a join, which claims the owned partitions; release those of topics no longer subscribed to first."""
+        """Send a join that claims the owned partitions, or first release partitions of unsubscribed topics."""
         if unwanted := frozenset(one for one in self.owned if one.topic not in self._topics):
             return self._release(unwanted)
         self._send_join()
         return None
 
     def join_with_id(self, event: MemberIdAssigned, _now: float) -> ClassicState | None:
-        """Join again with the member id that the coordinator gave (KIP-394); a member that is stopping leaves."""
+        """Join again with the member id that the coordinator assigned (KIP-394); a member that is stopping leaves."""
         self._member_id = event.member_id
         if self._stop_at is not None:
             return self._leave()
@@ -141,19 +141,19 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return None
 
     def follow(self, event: JoinedAsFollower, now: float) -> None:
-        """Ask for the assignment, which another member computes."""
+        """Request the assignment, which another member computes."""
         self._enter(event.member_id, event.generation, event.protocol, now)
         self._lead = None
         self._send_sync({})
 
     def lead(self, event: JoinedAsLeader, now: float) -> None:
-        """Ask for the partition counts of the group's topics."""
+        """Request the partition counts of the group's topics."""
         self._enter(event.member_id, event.generation, event.protocol, now)
         self._lead = GroupLeader(event, self._strategies[event.protocol])
         self._do(FindPartitions(self._lead.topics))
 
     def assign(self, event: PartitionsFound, _now: float) -> ClassicState | None:
-        """Compute the assignment; the leader, too, takes its own share from the answer to the sync."""
+        """Compute and send the assignment; the leader, too, receives its own partitions in the answer to the sync."""
         assert self._lead is not None
         try:
             self._send_sync(self._lead.assign(event))
@@ -162,7 +162,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return None
 
     def apply_assignment(self, event: Synced, now: float) -> ClassicState | None:
-        """Release the revoked partitions, or take over the added ones; a member that is stopping closes."""
+        """Release the revoked partitions, or take over added partitions; a member that is stopping closes instead."""
         self._failures = 0
         if self._stop_at is not None:
             return self._close()
@@ -171,7 +171,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         assignment = event.assignment.assigned_partitions
         assigned = frozenset(TopicPartition(one.topic, p) for one in assignment for p in one.partitions)
         if self._topics != self._joined_topics and not self.owned:
-            # The subscription has changed since, and nothing was delivered yet: join again with the new one.
+            # The subscription has changed since the join, and no partition is owned: join again at once.
             return self._wait_until(now)
         self._last_assignment = (assignment, self._generation)
         revoked = self.owned - assigned
@@ -231,15 +231,18 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._comes_back = True
 
     def wait_for_polling(self, _event: GroupEvent, now: float) -> ClassicState | None:
-        """Wait until the application polls, unless it does already."""
+        """Join again if the application has polled meanwhile; otherwise wait until the application polls."""
         return self._wait_until(now) if self._comes_back else None
 
     def close(self, _event: GroupEvent, _now: float) -> ClassicState:
-        """Release all partitions for good."""
+        """Release all partitions for the last time."""
         return self._close()
 
     def stop_while_joining(self, event: StopMembership, now: float) -> ClassicState | None:
-        """Stop between two assignments: first await what the join brings, a generation to commit in or a member id."""
+        """Stop between two assignments.
+
+        The stop first awaits the join if the member needs a generation to commit in, or a member id to leave with.
+        """
         is_named = bool(self._member_id or self._settings.instance_id) or self.state is ClassicState.WAITING
         if is_named and not self.owned:
             return self._leave()
@@ -250,7 +253,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return None
 
     def close_lost(self, event: GroupEvent, _now: float) -> None:
-        """Report the loss while closing: there is nothing to commit, and a lost member id has no leave to send."""
+        """Report the loss while closing: nothing can be committed, and without a member id no leave is sent."""
         self._reason = "the membership was lost"
         self._give_up(self.owned, is_last=True)
         self.owned = frozenset()
@@ -273,23 +276,23 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return self.schedule_join(event, now + self._backoff.pause_s(self._failures, self._chance()))
 
     def find_coordinator(self, event: CoordinatorGone, now: float) -> None:
-        """Find the coordinator again; the membership goes on."""
+        """Find the coordinator again; the membership continues."""
         self.retry_heartbeat(event, now)
         self._effects.append(ForgetCoordinator(event.reason))
 
     def retry_heartbeat(self, _event: GroupEvent, now: float) -> None:
-        """Send the heartbeat again soon; the session goes on."""
+        """Send another heartbeat soon; the session continues."""
         self._heartbeat.failed(now, self._settings.retry_first_s)
 
     def check_partition_counts(self, event: PartitionsChanged, now: float) -> ClassicState | None:
-        """Rebalance when a topic of any member has grown, appeared or gone; only the leader watches for that."""
+        """Rebalance if this member is the leader and a topic of any member has grown, appeared or disappeared."""
         if self._lead is None or not self._lead.is_outdated_by(event.counts):
             return None
         self._reason = "partitions or topics were added or removed"
         return self._regroup(now)
 
     def leave(self, _event: GroupEvent, _now: float) -> ClassicState:
-        """Leave the group; a static member stays in it."""
+        """Leave the group; a static member stays in the group unless ``leaves_on_stop`` is set."""
         return self._leave()
 
     def forget(self, _event: GroupEvent, _now: float) -> ClassicState:
@@ -307,7 +310,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
     # ---- inside ------------------------------------------------------------------------------------------------
 
     def _regroup(self, now: float) -> ClassicState:
-        """Join the next generation: a cooperative member at once, an eager one after it has released everything."""
+        """Join the next generation: at once if the member is cooperative, else after it has released all partitions."""
         return self._wait_until(now) if self._is_cooperative else self._release(self.owned)
 
     def _close(self) -> ClassicState:
@@ -334,7 +337,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         is_own_fault = isinstance(error, RebalanceError | ConfigurationError)
         if not (is_own_fault and self._member_id and self._settings.leaves_on_stop):
             return ClassicState.FAILED
-        # Only this member is at fault: the others need not wait until its session expires.
+        # Only this member is at fault: it leaves, so that the others need not wait until its session expires.
         self._do(SendLeave(self.identity, "the consumer failed"))
         return ClassicState.LEAVING
 
@@ -358,8 +361,9 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     def _enter(self, member_id: str, generation: int, protocol: str, now: float) -> None:
         self._member_id, self._generation, self._protocol = member_id, generation, protocol
-        # The session began when the answer was sent, which may be long ago. A member that owns partitions counts from
-        # its last acknowledged heartbeat; one that owns none from now, because its sync is heard later than that.
+        # The session began when the coordinator sent the answer, which may be long ago. A member that owns partitions
+        # counts from its last acknowledged heartbeat. A member without partitions counts from now, because its sync
+        # reaches the coordinator even later.
         self._heartbeat.reset(now - self._heartbeat.age_s(now) if self.owned else now)
 
     def _send_join(self) -> None:

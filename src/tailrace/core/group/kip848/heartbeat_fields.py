@@ -1,11 +1,11 @@
 """Content and schedule of KIP-848 heartbeats.
 
-One heartbeat is in flight at a time. The next follows an interval after the answer, or at once when a field has
-changed, and carries only the fields that have changed. After a heartbeat that failed, the group's knowledge is
-uncertain: the next follows after a growing pause and carries every field.
+One heartbeat is in flight at a time. The next heartbeat follows an interval after the answer, or at once when a field
+has changed, and carries only the fields that have changed. After a heartbeat that failed, it is uncertain which fields
+the group knows. The next heartbeat then follows after a growing pause and carries every field.
 
-The reported owned partitions stay ``unconfirmed`` until the heartbeat is answered. The group may assign partitions that
-are not among them to other members, so the member takes over no others in the meantime.
+The owned partitions in a heartbeat are ``unconfirmed`` until the heartbeat is answered. The group may assign any other
+partition to another member, so the member takes over only ``unconfirmed`` partitions in the meantime.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tailrace.core.group.membership import MemberSettings
 __all__ = ["HeartbeatFields", "TopicIdPartitions"]
 
 TopicIdPartitions: TypeAlias = frozenset[tuple[UUID, int]]
-"""Partitions by topic id: a recreated topic has another id, and other records."""
+"""Partitions by topic id, because a recreated topic has another id and other records."""
 
 
 class HeartbeatFields:
-    """Fields that a member has reported to its group, and has to report.
+    """Fields that a member has reported to its group or has yet to report.
 
     Args:
         settings: settings of the membership.
@@ -45,10 +45,12 @@ class HeartbeatFields:
         self.is_known = False
         """True if the group may know this member."""
         self.is_held = False
-        """True if the group may hold our instance id for this member; a join with it is refused until it is released.
+        """True if the group may hold our instance id for this member.
+
+        The group refuses a join with the instance id until the id is released.
         """
         self._is_doubtful = False
-        """True if ``sent`` may have failed; its answer counts until the next one is sent."""
+        """True if ``sent`` may have failed; its answer counts until the next heartbeat is sent."""
         self._next_at = 0.0
         self._topics = settings.topics
         self._reported_topics: frozenset[str] | None = None
@@ -60,7 +62,7 @@ class HeartbeatFields:
 
     @property
     def next_at(self) -> float | None:
-        """Time at which the next heartbeat is due; None while one is in flight."""
+        """Time at which the next heartbeat is due; None while a heartbeat is in flight."""
         return self._next_at if self.sent is None or self._is_doubtful else None
 
     def begin(self, now: float) -> None:
@@ -72,7 +74,7 @@ class HeartbeatFields:
         self.sent = None
 
     def subscribe(self, topics: frozenset[str], now: float) -> None:
-        """Report other topics at once."""
+        """Report ``topics`` at once if they differ from the reported topics."""
         self._topics = topics
         if self._wanted != self._reported_topics:
             self._hasten(now)
@@ -83,7 +85,7 @@ class HeartbeatFields:
         self._hasten(now)
 
     def answered(self, interval_s: float, now: float) -> None:
-        """Note that the heartbeat was acknowledged, and schedule the next."""
+        """Note that the heartbeat was acknowledged, and schedule the next heartbeat."""
         self.session.received(now)
         self.sent = self.unconfirmed = None
         self._is_full, self._failures = False, 0
@@ -91,7 +93,7 @@ class HeartbeatFields:
         self._next_at = now if has_news else now + interval_s
 
     def failed(self, now: float) -> None:
-        """Schedule a heartbeat with every field after a pause; the one in flight, or another request, failed."""
+        """Schedule a heartbeat with every field after a pause, because a heartbeat or another request failed."""
         self._failures += 1
         self._is_doubtful = self._is_full = True
         self._next_at = now + self._backoff.pause_s(self._failures, self._chance())
@@ -140,7 +142,7 @@ class HeartbeatFields:
         return self._topics if self._settings.pattern is None else frozenset()
 
     def _hasten(self, now: float) -> None:
-        # The pause after a failure is kept: the coordinator is not answering.
+        # After a failure the pause is kept, because the coordinator is not answering.
         if not self._failures:
             self._next_at = now
 

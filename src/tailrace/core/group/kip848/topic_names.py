@@ -1,4 +1,4 @@
-"""Names of assigned topics: KIP-848 assigns by topic id, offsets and applications use names.
+"""Names of assigned topics: KIP-848 assigns partitions by topic id, but offsets and applications use topic names.
 
 Cluster metadata may be older than an assignment, so a topic id may have no name yet. One request is in flight at a
 time; ids without a name are requested again after a growing pause, or when the metadata is refreshed.
@@ -16,7 +16,7 @@ __all__ = ["TopicNames"]
 
 
 class TopicNames:
-    """Known topic names, and the request for those that are missing.
+    """Known topic names, and the request for missing names.
 
     Args:
         backoff: pauses between requests.
@@ -29,12 +29,15 @@ class TopicNames:
         self.in_flight: FindTopicNames | None = None
         """Request in flight."""
         self.next_at: float | None = None
-        """Time at which to request missing names again; None if none is missing."""
+        """Time at which to request missing names again; None if no such request is scheduled."""
         self._nameless: frozenset[UUID] = frozenset()
         self._failures = 0
 
     def request(self, wanted: frozenset[UUID]) -> FindTopicNames | None:
-        """Return a request for the missing names of ``wanted``; None if none is missing, or not yet due again."""
+        """Return a request for the missing names of ``wanted``.
+
+        Return None if no name is missing, if a request is in flight, or if all missing names are requested again later.
+        """
         unknown = wanted - self.known.keys()
         if self.in_flight is not None or not unknown - self._nameless:
             return None
@@ -42,12 +45,12 @@ class TopicNames:
         return self.in_flight
 
     def request_again(self, wanted: frozenset[UUID]) -> FindTopicNames | None:
-        """Return a request for the missing names of ``wanted``, including those that were requested in vain."""
+        """Return a request for the missing names of ``wanted``, including names that were requested in vain."""
         self.next_at, self._nameless = None, frozenset()
         return self.request(wanted)
 
     def answered(self, names: Mapping[UUID, str], now: float) -> None:
-        """Store the names; schedule another request for those that are still missing."""
+        """Store the names, and schedule another request for names that are still missing."""
         assert self.in_flight is not None
         self.known.update(names)
         self._nameless = self.in_flight.topic_ids - self.known.keys()
@@ -56,7 +59,7 @@ class TopicNames:
         self.next_at = now + self._backoff.pause_s(self._failures, self._chance()) if self._nameless else None
 
     def failed(self, now: float) -> None:
-        """Request the missing names again after a pause; the one in flight may have failed."""
+        """Schedule another request after a pause, because the request in flight may have failed."""
         if self.in_flight is not None:
             self.answered({}, now)
 
