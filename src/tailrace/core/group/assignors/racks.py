@@ -1,8 +1,8 @@
 """Rack awareness of the assignors (KIP-881).
 
-A partition is near to a member if it has a replica in the member's rack. Every partition is near to a member without a
-rack, and far from any member with a rack if the racks of its replicas are unknown. Racks are ignored where they make no
-difference.
+A partition is near to a member if one of the partition's replicas is in the member's rack. Every partition is near to a
+member without a rack. A partition whose replicas have unknown racks is far from every member with a rack. Racks are
+ignored where they make no difference.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = [
 ]
 
 PartitionRacks: TypeAlias = Mapping[TopicPartition, frozenset[str]]
-"""Racks of the replicas of each partition, offline ones included."""
+"""Racks of the replicas of each partition, including offline replicas."""
 
 NO_RACKS: PartitionRacks = MappingProxyType({})
 NOWHERE: frozenset[str] = frozenset()
 
 
 def is_near(rack: str | None, replicas: Collection[str]) -> bool:
-    """Return True if a member in ``rack`` has a replica in its rack, or has no rack."""
+    """Return True if a member with ``rack`` is near to a partition with replicas in the racks ``replicas``."""
     return not rack or rack in replicas
 
 
 def do_racks_matter(of_members: Collection[str | None], of_partitions: Collection[frozenset[str]]) -> bool:
-    """Return True if some member is near some replica and the partitions differ in their racks."""
+    """Return True if a member is in the rack of a replica, and the partitions differ in the racks of their replicas."""
     everywhere = NOWHERE.union(*of_partitions)
     if everywhere.isdisjoint(rack for rack in of_members if rack):
         return False
@@ -45,16 +45,16 @@ def do_racks_matter(of_members: Collection[str | None], of_partitions: Collectio
 
 
 class RackIndex:
-    """Members, topics and partitions by number, and the kinds of partitions.
+    """Members, topics, partitions and kinds of partitions, each of them numbered.
 
-    Partitions of one topic with replicas in the same racks are of one kind: they are interchangeable to every member.
-    Where racks make no difference, a kind is a topic.
+    Partitions of one topic are of one kind if they have replicas in the same racks of subscribers. They are
+    interchangeable to every member. Where racks make no difference, all partitions of a topic are of one kind.
 
     Attributes:
         partitions: all partitions of topics with a subscriber, in order.
         kind_of: kind by partition.
         topic_of: topic by kind.
-        near: racks of the members that a kind is near to, by kind; None stands for members without a rack.
+        near: racks of the members to which a kind is near, by kind; None stands for members without a rack.
         rack_of: rack by member.
         topics_of: subscribed topics by member.
         takers: subscribers by topic, in the order of ``subscriptions``.
@@ -67,7 +67,7 @@ class RackIndex:
         partitions: Mapping[str, int],
         racks: PartitionRacks,
     ) -> None:
-        """Index ``subscriptions``, each member's topics and rack."""
+        """Index ``subscriptions``, which contains the topics and the rack of each member."""
         topics = sorted({topic for wanted, _ in subscriptions for topic in wanted} & partitions.keys())
         self.partitions = [TopicPartition(topic, number) for topic in topics for number in range(partitions[topic])]
         replicas = [racks.get(one, NOWHERE) for one in self.partitions] if racks else []
@@ -107,25 +107,29 @@ class Holdings(Protocol):
     owner_of: list[int | None]
     """Previous owner by partition."""
     piles: list[dict[int, list[int]]]
-    """Partitions by member and kind; the last of a pile is the first to be moved."""
+    """Partitions by member and kind; the last partition of a pile is moved first."""
 
     def hand_on(self, giver: int, kind: int, taker: int) -> None: ...
 
 
 class RackAlignment:
-    """Moves and exchanges that bring partitions near without moving others far or changing loads.
+    """Moves and exchanges that give partitions to members to which they are near.
 
-    Partitions that are with their owner take part only in a calm round.
+    No move takes another partition far from its member or makes the loads less even. Partitions that are still with
+    their previous owner are moved only in a calm round, in which every partition has a previous owner and no partition
+    had to move to even out the loads.
     """
 
     def __init__(self, table: Holdings, *, is_calm: bool) -> None:
         self._table, self._is_calm = table, is_calm
         self._candidates: dict[tuple[str | None, str | None], list[tuple[int, int]]] = {}
-        """Candidates for an exchange, by the rack they are in and the rack they may go to: members and kinds of theirs.
+        """Candidates for an exchange, by the member's rack and a rack to which the partition may move.
+
+        A candidate is a member and the kind of one of the member's partitions.
         """
 
     def run(self) -> None:
-        """Move and exchange until no more partitions come near; each step reduces the number of far ones."""
+        """Move and exchange partitions until no more come near; each step reduces the number of far partitions."""
         has_moved = True
         while has_moved:
             has_moved = False

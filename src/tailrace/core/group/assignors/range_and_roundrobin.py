@@ -20,7 +20,7 @@ __all__ = ["ASSIGNORS", "Assignment", "Assignor", "SubscribedMember", "range_ass
 
 @dataclass(frozen=True, slots=True)
 class SubscribedMember:
-    """Member of a group as its leader sees it."""
+    """Member of a group as the group's leader sees it."""
 
     member_id: str
     topics: frozenset[str]
@@ -42,11 +42,15 @@ Assignor: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int]], 
 def range_assignor(
     members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
 ) -> Assignment:
-    """Assign each topic in runs of consecutive partitions, one per member; the first members' runs may be one longer.
+    """Assign each topic in runs of consecutive partitions, one run for each member.
 
-    Where racks matter (KIP-881), members first get partitions that are near to them, and runs are cut from the rest;
-    shares stay as even as without racks. Topics with the same partition count and the same members are cut at the same
-    places, so that equal partition numbers stay together; such partitions count as near only where all of them are.
+    The runs of the first members are longer by one partition if the partitions cannot be divided evenly. Where racks
+    matter (KIP-881), members first get partitions that are near to them, and the other partitions are cut into runs.
+    Shares stay as even as without racks.
+
+    Topics with the same partition count and the same subscribers are cut at the same places, so that a member gets the
+    same partition numbers of each of these topics. Partitions with the same number are then near to a member only if
+    each of them is near to the member.
     """
     ranked = sorted(members, key=lambda member: member.rank)
     alike: dict[tuple[int, tuple[int, ...]], list[str]] = {}
@@ -77,7 +81,7 @@ class _Cut:
         self._takers = takers
         self._share, self._extra = divmod(count, len(takers))
         self._left = dict.fromkeys(range(count))
-        """Numbers that are not assigned, in order."""
+        """Partition numbers that are not assigned yet, in order."""
         self._given: dict[str, list[int]] = {member.member_id: [] for member in takers}
         replicas = [[racks.get(TopicPartition(topic, one), NOWHERE) for one in self._left] for topic in topics]
         of_members = [member.rack for member in takers]
@@ -88,7 +92,7 @@ class _Cut:
     def give_near(self) -> None:
         """Assign the partitions that are near to a member, up to each member's share."""
         if len(self.topics) > 1:
-            # Equal numbers stay together: each goes to the first member that is near to it.
+            # Partitions with the same number stay together, and go to the first member that is near to all of them.
             for number in list(self._left):
                 beside = (one for one in self._takers if self._room(one) and is_near(one.rack, self._near[number]))
                 if (taker := next(beside, None)) is not None:
@@ -99,7 +103,7 @@ class _Cut:
                 self._give(taker, list(islice(near, self._room(taker))))
 
     def shares(self) -> Iterator[tuple[str, list[int]]]:
-        """Cut the rest into runs and yield the numbers of each member."""
+        """Cut the remaining partitions into runs and yield the partition numbers of each member."""
         for taker in self._takers:
             self._give(taker, list(islice(self._left, self._room(taker))))
         yield from self._given.items()

@@ -1,16 +1,17 @@
 """Sticky assignors (``sticky`` and ``cooperative-sticky``): even loads with as few moves as possible.
 
-1. Even loads come first. No member could take a partition from another that has two more, directly or through a chain
-   of members.
-2. Owned partitions stay, unless even loads require a move. Partitions without an owner are placed around those with
-   one, so that the round that follows a move has nothing more to move.
-3. Racks come third (KIP-881). Partitions that have to move go where a replica is; owned ones move for the rack alone
-   only in a round in which nothing else moves and every partition has an owner. Java's assignor moves far partitions in
-   every round, and cannot keep rule 2.
-4. If two members claim a partition, the claim of the later generation holds; of two in the same generation, neither.
+1. Even loads come first. In the result, no member could take a partition, directly or through a chain of members, from
+   a member that has at least two more partitions.
+2. Owned partitions stay, unless even loads require a move. Partitions without an owner are placed, and moved to even
+   out the loads, before any owned partition moves. The round that follows a move then has nothing more to move.
+3. Racks come third (KIP-881). Partitions that have to move go where a replica is. An owned partition moves for the sake
+   of its rack only in a round in which nothing else moves and every partition has an owner. Java's assignor moves far
+   partitions in every round, and cannot keep rule 2.
+4. If two members claim a partition, the claim of the later generation is valid. Two claims of the same generation are
+   both invalid.
 
-A cooperative assignor (KIP-429) leaves a partition that moves unassigned: its owner releases it first, and the next
-round, which follows at once, assigns it.
+A cooperative assignor (KIP-429) leaves a partition that moves unassigned. The owner releases the partition first, and
+the next round, which follows at once, assigns it.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def sticky_assignor(
 def cooperative_sticky_assignor(
     members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
 ) -> Assignment:
-    """Assign partitions evenly with few moves; a moved partition is unassigned until its owner has released it."""
+    """Assign partitions evenly with few moves; a moved partition is unassigned until its old owner has released it."""
     return release_first(members, sticky_assignor(members, partitions, racks))
 
 
 def release_first(members: Sequence[SubscribedMember], assigned: Assignment) -> Assignment:
-    """Return ``assigned`` without partitions that another member still holds; the next round assigns those.
+    """Return ``assigned`` without partitions that another member still claims; the next round assigns these partitions.
 
-    A claim that does not hold counts here, too, unless the taker's claim holds.
+    Invalid claims of other members count, too, unless the member that gets the partition has the valid claim.
     """
     owner_of = claims_of(members)
     claimants: dict[TopicPartition, set[str]] = {}
@@ -57,7 +58,10 @@ def release_first(members: Sequence[SubscribedMember], assigned: Assignment) -> 
 
 
 def claims_of(members: Iterable[SubscribedMember]) -> dict[TopicPartition, str]:
-    """Return the owner of each partition whose claim holds, for topics to which the owner still subscribes."""
+    """Return the member with the valid claim to each partition.
+
+    Claims of members that no longer subscribe to the topic are ignored.
+    """
     best: dict[TopicPartition, tuple[int, str | None]] = {}
     for member in members:
         for partition in member.owned:
@@ -74,9 +78,9 @@ def claims_of(members: Iterable[SubscribedMember]) -> dict[TopicPartition, str]:
 class _Table:
     """Partitions by member during an assignment.
 
-    Members are numbered by rank, so that every leader computes the same assignment. Partitions that a member may hand
-    on are piled by kind, the last one first. Owned partitions are at the bottom, or not in the pile at all while the
-    partitions without an owner are placed.
+    Members are numbered by rank, so that every leader computes the same assignment. Each member has a pile of
+    partitions for each kind, and hands on the last partition of a pile first. Owned partitions are at the bottom of the
+    pile. They are not in the pile yet while the partitions without an owner are placed.
     """
 
     def __init__(
@@ -130,12 +134,12 @@ class _Table:
     def _give(self, partition: int, taker: int) -> None:
         kind = self.kinds.kind_of[partition]
         pile = self.piles[taker].setdefault(kind, [])
-        # A partition that is back with its owner is the last to be moved again.
+        # A partition that returns to its owner is the last of the pile to be moved again.
         pile.insert(0 if self.owner_of[partition] == taker else len(pile), partition)
         self._count(taker, kind, 1)
 
     def hand_on(self, giver: int, kind: int, taker: int) -> None:
-        """Move the topmost partition of a pile."""
+        """Move the topmost partition of the giver's pile of ``kind`` to the taker."""
         pile = self.piles[giver][kind]
         partition = pile.pop()
         if not pile:
@@ -147,7 +151,7 @@ class _Table:
     # ---- partitions without an owner ---------------------------------------------------------------------------
 
     def _place(self, unowned: Iterable[int]) -> None:
-        """Give each partition to the least loaded member it is near to; those with the fewest candidates go first."""
+        """Give each partition to the least loaded member near to it; partitions with the fewest candidates go first."""
         kinds = self.kinds
         choices = [kinds.near[kind] or kinds.takers_in[topic].keys() for kind, topic in enumerate(kinds.topic_of)]
         choice_count = [
@@ -163,7 +167,10 @@ class _Table:
     def _least_loaded(
         self, topic: int, rack: str | None, heaps: dict[tuple[int, str | None], list[tuple[int, int]]]
     ) -> tuple[int, int]:
-        """Return the lowest load and its member. Loads only grow meanwhile, so the heap is corrected from the top."""
+        """Return the lowest load and the member with that load.
+
+        Loads only grow while partitions are placed, so it is enough to correct the top of the heap.
+        """
         heap = heaps.get((topic, rack))
         if heap is None:
             heap = heaps[topic, rack] = [(self.loads[one], one) for one in self.kinds.takers_in[topic][rack]]
@@ -175,11 +182,12 @@ class _Table:
     # ---- evenness ----------------------------------------------------------------------------------------------
 
     def _even_out(self) -> bool:
-        """Move partitions from members with more to members with less; return True if any was moved.
+        """Move partitions from members with more partitions to members with fewer; return True if any was moved.
 
-        Members above a level hand on to members below it until no path leads from the former to the latter. Then the
-        members that can be reached from above the level have at least that many, and the others at most; neither part
-        can help the other, so each is evened out by itself.
+        Members above a level hand partitions on to members below the level until no path leads from a member above to a
+        member below. Every member that can be reached from above then has a load of the level or more, and every other
+        member has a load of the level or less. No move between the two parts would make loads more even, so each part
+        is evened out by itself.
         """
         before = self.moves
         groups = [list(range(len(self.members)))]
@@ -189,7 +197,7 @@ class _Table:
             if not group or max(loads) - min(loads) < 2:
                 continue
             level = sum(loads) // len(group)
-            # Members far above the level go first, so that no more is moved than necessary.
+            # Members far above the level go first, so that no more partitions are moved than necessary.
             self._shift(group, level + 1, level)
             stuck = self._shift(group, level, level)
             if len(stuck) == len(group):
@@ -198,7 +206,10 @@ class _Table:
         return self.moves > before
 
     def _shift(self, group: Sequence[int], floor: int, ceiling: int) -> Collection[int]:
-        """Move from members above the floor to those below the ceiling; return those reachable from still above it."""
+        """Move partitions from members above the floor to members below the ceiling.
+
+        Return the members that are still above the floor and all members that can be reached from them.
+        """
         if all(self.loads[one] <= floor for one in group):
             return ()
         self._shift_directly(group, floor, ceiling)
@@ -210,7 +221,7 @@ class _Table:
             ways.follow()
 
     def _shift_directly(self, group: Sequence[int], floor: int, ceiling: int) -> None:
-        """Move in one step; moves that bring a partition near come first, those that bring it far last."""
+        """Move partitions in one step each: first moves that bring a partition near, last moves that take one far."""
         kinds = self.kinds
         takers: dict[tuple[int, str | None], list[int]] = {}
         for member in reversed(group):
@@ -230,7 +241,11 @@ class _Table:
     def _offers(
         self, giver: int, takers: Mapping[tuple[int, str | None], list[int]], ceiling: int, least_gain: int
     ) -> Iterator[tuple[bool, int, int, int]]:
-        """Yield possible moves; the best is the greatest: not owned by the giver, of the topic of which it has most."""
+        """Yield possible moves, of which the greatest is the best.
+
+        Partitions that the giver does not own are preferred. The second criterion is the number of partitions of the
+        topic that the giver has in excess of the taker: more is better.
+        """
         kinds = self.kinds
         for kind, pile in self.piles[giver].items():
             topic = kinds.topic_of[kind]
@@ -278,7 +293,7 @@ class _Ways:
                     yield taker
 
     def follow(self) -> None:
-        """Move partitions along the paths until all are blocked."""
+        """Move partitions along the paths until all paths are blocked."""
         table = self._table
         for giver in [one for one, step in self.step_of.items() if step == 0]:
             while table.loads[giver] > self._floor and (way := self._next_way(giver)):
@@ -286,7 +301,7 @@ class _Ways:
                     table.hand_on(hand, kind, taker)
 
     def _next_way(self, start: int) -> list[tuple[int, int, int]]:
-        """Return the moves of a path that is not blocked; empty if all are."""
+        """Return the moves of a path that is not blocked; empty if all paths are blocked."""
         way: list[tuple[int, int, int]] = []
         here = start
         while True:

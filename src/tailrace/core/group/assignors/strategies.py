@@ -1,4 +1,4 @@
-"""Assignment strategies by name: Kafka's own and functions of the user.
+"""Assignment strategies by name: Kafka's own strategies and functions of the user.
 
 The result of a strategy is checked before it is sent to the group: an error that names the faulty strategy is better
 than a partition assigned twice or not at all.
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 AssignResult: TypeAlias = Mapping[str, Iterable[tuple[str, int]]]
-"""Partitions by member id; a member without an entry gets none."""
+"""Partitions by member id; a member without an entry gets no partitions."""
 
 AssignFunction: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int], PartitionRacks], AssignResult]
 UserAssignor: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int]], AssignResult]
@@ -49,7 +49,10 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Name and function of an assignment strategy; a cooperative one has moved partitions released first (KIP-429)."""
+    """Name and function of an assignment strategy.
+
+    With a cooperative strategy (KIP-429), the old owner of a partition releases it before another member gets it.
+    """
 
     name: str
     assign: AssignFunction
@@ -58,7 +61,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class _OfUser:
-    """Function of the user, which takes no racks; two of the same function are equal."""
+    """Adapter of a user's function, which takes no racks. Adapters of the same function are equal."""
 
     function: UserAssignor
 
@@ -124,9 +127,9 @@ def strategies_of(given: Sequence[str | UserAssignor]) -> tuple[Strategy, ...]:
 
 
 def are_cooperative(strategies: Iterable[Strategy]) -> bool:
-    """Return True if members that offer these keep their partitions through a rebalance (KIP-429).
+    """Return True if members that offer ``strategies`` keep their partitions through a rebalance (KIP-429).
 
-    All have to be cooperative: a member decides before it knows which one the group will choose.
+    Every strategy must be cooperative, because a member keeps or releases its partitions before the group chooses one.
     """
     return all(strategy.is_cooperative for strategy in strategies)
 
@@ -137,7 +140,9 @@ def checked_assignment(
     partitions: Mapping[str, int],
     racks: PartitionRacks,
 ) -> Assignment:
-    """Return every member's partitions, for a cooperative strategy without those another member has yet to release.
+    """Return every member's partitions.
+
+    With a cooperative strategy, partitions that another member has yet to release are left out.
 
     Raises:
         RebalanceError: the strategy's function failed, or its result is not an assignment.
@@ -180,7 +185,7 @@ def _refusal(strategy: Strategy, fault: str) -> RebalanceError:
 
 
 def _listed(assigned: object) -> object:
-    """Consume every iterable, since it may be a generator of the user that raises."""
+    """Convert every iterable to a list, because it may be a generator of the user that raises an error."""
     if not isinstance(assigned, Mapping):
         return assigned
     return {name: list(ones) if isinstance(ones, Iterable) else ones for name, ones in assigned.items()}
@@ -189,7 +194,7 @@ def _listed(assigned: object) -> object:
 def _faults(
     given: Mapping[object, object], members: Sequence[SubscribedMember], partitions: Mapping[str, int]
 ) -> Iterator[str]:
-    """Yield what is wrong with each share, and partitions that are assigned twice."""
+    """Yield a description of each fault in a member's partitions, such as a partition that is assigned twice."""
     topics: Mapping[object, frozenset[str]] = {member.member_id: member.topics for member in members}
     taker_of: dict[object, object] = {}
     for taker, ones in given.items():
@@ -220,7 +225,10 @@ def _fault_of(one: object, subscribed: frozenset[str], partitions: Mapping[str, 
 def _left_out(
     strategy: Strategy, shares: Assignment, members: Sequence[SubscribedMember], partitions: Mapping[str, int]
 ) -> str:
-    """Return the subscribed partitions that are not assigned, apart from those a cooperative strategy leaves out."""
+    """Return the subscribed partitions that are not assigned, as text.
+
+    A cooperative strategy may leave out partitions that a member owns.
+    """
     assigned = {one for share in shares.values() for one in share}
     if strategy.is_cooperative:
         assigned.update(one for member in members for one in member.owned)
