@@ -1,19 +1,24 @@
 """Commit metadata: the writer, the offset map of records finished after the offset, and the user's own text.
 
 The text is ASCII, has a version and a checksum, and stays within the broker's limit (``offset_metadata_max_bytes``). An
-offset map that does not fit is left out; the commit is still made. A text that cannot be decoded yields the reason and
-no offset map, and its records are handled again. A user's text alone is written unchanged, as every client writes it.
+offset map that does not fit is left out; the commit is still made. If a text cannot be decoded, the reason is returned
+instead of an offset map, and the finished records after the committed offset are handled again. A user's text without a
+writer and an offset map is written unchanged, as other clients write it.
 
-``omap:1:<CRC-32 of the rest>:<writer>:<log>:<map>:<user's text>``, the texts escaped as in JSON. The log is the topic
-id in URL-safe base64, a dot and the highest leader epoch of the records that the map covers, each empty if unknown. The
-map is a kind character and base64 of deflated bytes. Both kinds begin with the base as a varint:
+The format is ``omap:1:<CRC-32 of the rest>:<writer>:<log>:<map>:<user's text>``. The writer and the user's text are
+escaped as in JSON. The log consists of the topic id in URL-safe base64, a dot, and the highest leader epoch of the
+records that the map covers; an unknown id or epoch is empty. The map consists of one character for its kind and
+deflated bytes in base64. The bytes begin with the base offset as a varint. The rest depends on the kind:
 
-- ``g``, for few unfinished offsets: the number of finished ones before each, and after the last, as varints;
-- ``b``, for many: the number of offsets as a varint, then a bit for each, set if it is unfinished.
+- ``g``, for few unfinished offsets: for each unfinished offset, the number of finished offsets directly before it, as a
+  varint; then the number of finished offsets after the last unfinished one;
+- ``b``, for many unfinished offsets: the number of offsets as a varint; then one bit for each offset, which is set if
+  the offset is unfinished.
 
-The kind that is shorter before deflating is written. Shares of the default limit of 4,096 bytes, with unfinished
-offsets at random: 2,000 of 12,000 two fifths, 2,000 of 100,000 two thirds, 200 of 1,000,000 a seventh; a single stuck
-record takes 40 bytes however many finished ones follow.
+The kind that is shorter before deflating is written. With unfinished offsets at random positions, 2,000 unfinished of
+12,000 offsets take about two fifths of the default limit of 4,096 bytes, 2,000 of 100,000 take two thirds, and 200 of
+1,000,000 take a seventh. With a single unfinished offset the text takes about 60 bytes besides the writer and the
+user's text, however many finished offsets follow.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ _MAGIC = "omap:"
 _VERSION = "1"
 _HIGH = 0.75
 _MOST_BYTES = 1 << 15
-"""Limit of a map before it is deflated, lest a forged text of a few bytes exhaust the memory."""
+"""Limit of a map's size before deflating, so that a forged text of a few bytes cannot exhaust the memory."""
 _MOST_VARINT = 10
 _END_OF_OFFSETS = 1 << 63
 _WORD = 64
@@ -47,16 +52,18 @@ _LOG = re.compile(r"(?:([A-Za-z0-9_-]{22})?\.(\d{1,10})?)?")
 
 
 class OffsetMap:
-    """Offsets finished from ``base`` on, below ``limit``: all but those in ``unfinished``, which are ascending.
+    """Finished offsets of one partition, kept as a sparse bitmap of the unfinished offsets.
 
-    The unfinished offsets are kept as a sparse bitmap.
+    All offsets from ``base`` on and below ``limit`` are finished, except those in ``unfinished``.
 
     Args:
+        base: the first offset that the map covers.
+        limit: one past the highest finished offset.
+        unfinished: the unfinished offsets, ascending.
         topic_id: the topic that the offsets belong to; None when unknown.
         leader_epoch: the highest leader epoch of the records below ``limit``; -1 when unknown.
 
     Attributes:
-        limit: one past the highest finished offset.
         unfinished_count: the number of unfinished offsets.
     """
 
@@ -73,7 +80,7 @@ class OffsetMap:
     ) -> None:
         self.base, self.limit, self.topic_id, self.leader_epoch = base, limit, topic_id, leader_epoch
         self._numbers, self._words = array("q"), array("Q")
-        """The words of the bitmap that are not zero, and their numbers."""
+        """Numbers of the bitmap's words that are not zero, and the words."""
         self.unfinished_count = 0
         if not 0 <= base <= limit <= _END_OF_OFFSETS:
             raise ValueError("the offsets are not in ascending order")
@@ -105,7 +112,7 @@ class OffsetMap:
         return f"OffsetMap({self.base}, {self.limit}, <{self.unfinished_count} unfinished>, {log})"
 
     def is_finished(self, offset: int) -> bool:
-        """Return True if an earlier owner finished the record at ``offset``, so that it is skipped."""
+        """Return True if an earlier owner finished the record at ``offset``, so that the record is skipped."""
         if offset >= self.limit:
             return False
         place = bisect_left(self._numbers, offset // _WORD)
@@ -123,7 +130,7 @@ class OffsetMap:
                     yield found
 
     def from_offset(self, offset: int) -> OffsetMap | None:
-        """Return the part from ``offset`` on; None if nothing above it is finished."""
+        """Return the part of the map from ``offset`` on; None if no offset from there on is finished."""
         if self.limit <= offset:
             return None
         return OffsetMap(
@@ -135,12 +142,12 @@ class OffsetMap:
         )
 
     def bind_to_log(self, topic_id: UUID | None, leader_epoch: int) -> OffsetMap:
-        """Bind the map to the log that its offsets belong to, and return it."""
+        """Set the topic id and leader epoch of the log that the offsets belong to, and return the map."""
         self.topic_id, self.leader_epoch = topic_id, leader_epoch
         return self
 
     def contradiction(self, topic_id: str, end_offset: int) -> str:
-        """Return why the map cannot be of a log with this topic id and end offset; empty if it can."""
+        """Return why the map cannot belong to a log with this topic id and end offset; empty if the map can."""
         if topic_id and self.topic_id is not None and str(self.topic_id) != topic_id:
             return f"the offset map belongs to topic id {self.topic_id}, but the topic now has id {topic_id}"
         if self.limit > end_offset:
@@ -148,10 +155,11 @@ class OffsetMap:
         return ""
 
     def contradiction_of_epoch(self, end_offset: int) -> str:
-        """Return why records that the map covers were replaced if its leader epoch ends at ``end_offset``; empty
-        otherwise.
+        """Return why records that the map covers must have been replaced; empty if they need not have been.
 
-        ``end_offset`` is -1 for a log that never had the epoch.
+        Args:
+            end_offset: offset at which the log ends the map's leader epoch; -1 if the log has neither that epoch nor a
+                later one.
         """
         if self.leader_epoch < 0 or end_offset >= self.limit:
             return ""
@@ -161,7 +169,10 @@ class OffsetMap:
         )
 
     def is_rewritten_by(self, base_offset: int, leader_epoch: int) -> bool:
-        """Return True if a batch replaced records that the map covers: its leader epoch is later than all of theirs."""
+        """Return True if a batch has replaced records that the map covers.
+
+        The leader epoch of such a batch is later than the highest leader epoch of the covered records.
+        """
         return base_offset < self.limit and 0 <= self.leader_epoch < leader_epoch
 
 
@@ -171,13 +182,13 @@ class EncodedMetadata:
 
     text: str
     is_map_dropped: bool = False
-    """True if the map did not fit: a next owner handles again the records finished after the offset."""
+    """True if the map did not fit. The next owner then handles finished records after the offset again."""
     fill: float = 0.0
-    """Share of the space left by the user's text that the map takes; above 1 the map is dropped."""
+    """Size of the map, divided by the space that the other parts leave. A map with a fill above 1 is dropped."""
 
     @property
     def is_high(self) -> bool:
-        """True if no new records should be started, so that the next map fits; those it covers may continue."""
+        """True if no new records should be started, so that the next map fits. Records in flight may continue."""
         return self.fill > _HIGH
 
 
@@ -188,17 +199,17 @@ class DecodedMetadata:
     offset_map: OffsetMap | None = None
     user_text: str = ""
     is_foreign: bool = False
-    """True if the text is not in this format; all of it is ``user_text``."""
+    """True if the text is not in this format; ``user_text`` is then the whole text."""
     problem: str = ""
-    """Reason why there is no map, or none that can be trusted; empty if there is no problem."""
+    """Reason why the metadata could not be decoded or the map was ignored; empty if there is no problem."""
     writer: str = ""
 
 
 def encode_metadata(offset_map: OffsetMap | None, user_text: str, limit: int, *, writer: str = "") -> EncodedMetadata:
     """Return metadata of at most ``limit`` bytes.
 
-    The map is dropped first, then the writer. A user's text is never cut: one that is too long by itself is committed
-    unchanged, and the broker refuses it.
+    Parts that do not fit are dropped, first the map and then the writer. The user's text is never cut: a text that is
+    too long by itself is committed unchanged, and the broker refuses the commit.
     """
     bare = _bare(user_text, writer)
     if len(bare.encode()) > limit:
@@ -215,7 +226,7 @@ def encode_metadata(offset_map: OffsetMap | None, user_text: str, limit: int, *,
 
 
 def decode_metadata(text: str, offset: int) -> DecodedMetadata:
-    """Decode ``text``, which was committed with ``offset``; a map of another offset is ignored."""
+    """Decode ``text``, which was committed with ``offset``; a map for another offset is ignored."""
     if not text.startswith(_MAGIC):
         return DecodedMetadata(user_text=text, is_foreign=bool(text))
     version, _, rest = text.removeprefix(_MAGIC).partition(":")
@@ -240,7 +251,7 @@ def decode_metadata(text: str, offset: int) -> DecodedMetadata:
 
 
 def _bare(user_text: str, writer: str) -> str:
-    """Return metadata without a map: the user's text alone, unless it could be mistaken for an envelope."""
+    """Return metadata without a map: the user's text alone, unless there is a writer or the text looks encoded."""
     is_plain = not writer and not user_text.startswith(_MAGIC)
     return user_text if is_plain else _sealed(writer, "", "", user_text)
 
@@ -279,9 +290,9 @@ def _log_of(text: str) -> tuple[UUID | None, int]:
 
 
 def _packed(offset_map: OffsetMap) -> str:
-    """Return the map as text; empty if it exceeds the limit."""
+    """Return the map as text; empty if the map exceeds ``_MOST_BYTES``."""
     base, size = offset_map.base, offset_map.limit - offset_map.base
-    # A gap takes a byte or more, and a bit for each offset an eighth of one.
+    # In kind ``g``, each gap takes at least one byte. In kind ``b``, each offset takes one bit.
     if min(size // 8, offset_map.unfinished_count) > _MOST_BYTES:
         return ""
     if size // 8 < offset_map.unfinished_count:
