@@ -1,1 +1,1 @@
-"""Pure decisions: no clock, IO, logging or aiokafka. Time is an argument, effects are values."""
+"""Pure decisions, without clock, IO, logging or aiokafka. The time is an argument, and effects are values."""

@@ -1,7 +1,7 @@
 """Cluster metadata: brokers, topics, and partition leaders.
 
-Metadata are immutable; each answer gives a new object. A broker whose metadata lag behind never sets a partition back
-to an older leader epoch (KIP-320).
+``ClusterMetadata`` is immutable; each answer gives a new object. An answer from a broker with outdated metadata never
+sets a partition back to an older leader epoch (KIP-320).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class ClusterMetadata:
     brokers: Mapping[int, BrokerMetadata] = field(default_factory=lambda: MappingProxyType({}))
     topics: Mapping[str, TopicInfo] = field(default_factory=lambda: MappingProxyType({}))
     errors: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Error codes of topics that were requested and refused."""
+    """Error codes of requested topics, as returned by the broker."""
     cluster_id: str | None = None
     controller_id: int = -1
     hides_internal: bool = True
     """True if patterns do not match Kafka's internal topics."""
 
     def updated(self, answer: MetadataResponse) -> ClusterMetadata:
-        """Return the metadata after ``answer``; topics that are not in it are dropped."""
+        """Return the metadata after ``answer``; topics that are not in ``answer`` are dropped."""
         topics, errors = {}, {}
         for topic in answer.topics:
             if topic.name is None:
@@ -103,17 +103,17 @@ class ClusterMetadata:
         }
 
     def matching(self, pattern: NamePattern) -> frozenset[str]:
-        """Return the topics whose whole name ``pattern`` matches, without internal ones if ``hides_internal``."""
+        """Return the topics whose whole name ``pattern`` matches, without internal topics if ``hides_internal``."""
         seen = (t for t in self.topics.values() if not (t.is_internal and self.hides_internal))
         return frozenset(t.name for t in seen if pattern.fullmatch(t.name))
 
     def topic_id(self, topic: str) -> UUID:
-        """Return the id of a topic; all zeros if it is unknown or the broker has no topic ids."""
+        """Return the id of a topic; all zeros if the topic is unknown or the broker has no topic ids."""
         info = self.topics.get(topic)
         return info.topic_id if info is not None else NO_TOPIC_ID
 
     def with_leader(self, partition: TopicPartition, leader_id: int, epoch: int) -> ClusterMetadata:
-        """Return the metadata with a newer leader of one partition (KIP-951); itself if the leader is not newer."""
+        """Return the metadata with a newer leader of one partition (KIP-951); ``self`` if the leader is not newer."""
         topic, known = self.topics.get(partition.topic), self.leader(partition)
         if topic is None or known is None or epoch <= known.epoch or leader_id not in self.brokers:
             return self

@@ -1,4 +1,4 @@
-"""Reactions to broker error codes: one kind of table for group members, producers and fetches."""
+"""Table of reactions to broker error codes, used for group members, producers and fetches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReactionTable(Generic[RequestT, ReactionT]):
     by_request: Mapping[RequestT, Mapping[int, ReactionT]] = field(default_factory=dict)
     """Reactions to codes in the answers to one request."""
     final_by_request: Mapping[RequestT, ReactionT] = field(default_factory=dict)
-    """Exceptions to ``final``."""
+    """Reactions that replace ``final`` for one request."""
 
     def reaction_to(
         self, code: int, request: RequestT | None = None, overrides: Mapping[int, ReactionT] | None = None

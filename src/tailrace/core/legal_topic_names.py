@@ -13,7 +13,7 @@ _LONGEST = 249
 
 @functools.lru_cache(1024)
 def topic_name_fault(name: object) -> str:
-    """Return why no topic can have this name; empty for a legal one."""
+    """Return why no topic can have this name; empty for a legal name."""
     if not isinstance(name, str):
         return f"a topic's name is text, not {type(name).__name__}"
     if illegal := ILLEGAL_IN_TOPIC_NAME.search(name):

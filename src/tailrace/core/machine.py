@@ -1,7 +1,7 @@
-"""State machines: a transition table, steps that return the next state, effects as values.
+"""State machines with a transition table, steps that return the next state, and effects that are values.
 
 A machine has no clock and does no I/O: events and the time are arguments. The coroutine that drives a machine performs
-its effects and reports their outcomes as events.
+the effects and reports their outcomes as events.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class TransitionTable(dict[tuple[StateT, type[Any]], Transition[StateT]]):
 
 
 class StateMachine(Generic[StateT, EventT, EffectT]):
-    """Machine driven by one coroutine: it calls ``receive`` and ``handle_timer``, then performs ``effects``."""
+    """Machine driven by a coroutine that calls ``receive`` and ``handle_timer``, then performs the ``effects``."""
 
     def __init__(self, table: TransitionTable[StateT], state: StateT) -> None:
         self._table = table

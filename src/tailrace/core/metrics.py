@@ -1,6 +1,6 @@
 """Meters: counts, rates, means and maxima over the last half minute and in total.
 
-A meter keeps sums for windows of ten seconds, as Kafka's own clients do, and nothing of single events.
+A meter keeps sums for windows of ten seconds, and no single events. Kafka's own clients also keep sums for windows.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Meter:
 
     Attributes:
         count: number of events in total.
-        sum: sum of their values.
-        last_at: time of the last event; None before the first.
+        sum: sum of the values of all events.
+        last_at: time of the last event; None before the first event.
     """
 
     began_at: float
@@ -58,7 +58,7 @@ class Meter:
         window.count, window.sum, window.max = window.count + 1, window.sum + value, max(window.max, value)
 
     def rate(self, now: float) -> float:
-        """Return the recent events per second."""
+        """Return the number of recent events per second."""
         return sum(one.count for one in self._recent(now)) / self._span_s(now)
 
     def sum_rate(self, now: float) -> float:
@@ -66,19 +66,19 @@ class Meter:
         return sum(one.sum for one in self._recent(now)) / self._span_s(now)
 
     def mean(self, now: float) -> float:
-        """Return the mean of recent values; 0 without any."""
+        """Return the mean of recent values; 0 if there are none."""
         windows = self._recent(now)
         count = sum(one.count for one in windows)
         return sum(one.sum for one in windows) / count if count else 0.0
 
     def max(self, now: float) -> float:
-        """Return the greatest recent value; 0 without any."""
+        """Return the greatest recent value; 0 if there is none."""
         return max((one.max for one in self._recent(now)), default=0.0)
 
     def _recent(self, now: float) -> list[_Window]:
         return [one for one in self._windows if now - one.since < _WINDOW_S * _WINDOWS]
 
     def _span_s(self, now: float) -> float:
-        """Return the recent span: since the first window, and at least a second, lest one event look like a burst."""
+        """Return the seconds since the first recent window, at least 1, so that one event does not look like many."""
         since = min((one.since for one in self._recent(now)), default=now)
         return max(now - max(self.began_at, min(since, now - 1.0)), 1.0)
