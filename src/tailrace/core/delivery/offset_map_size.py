@@ -1,7 +1,8 @@
 """Size of a partition's offset map in the commit metadata, estimated between commits.
 
-A map is encoded only if it may be large. Between two commits a stuck record may let a million others finish after it,
-so the estimate is made once a slice, from two cheap numbers: the offsets that the map covers, and those in flight.
+A map is encoded only if it may be large. While one record is stuck, a million later records may finish between two
+commits. So the size is estimated once per slice, from two cheap numbers: how many offsets the map covers, and how many
+records are in flight.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from tailrace.core.offset_map import EncodedMetadata, encode_metadata
 __all__ = ["OffsetMapSize"]
 
 _PAUSE_S = 0.02
-"""Pause between two measurements of a map that was too full: encoding one may take a millisecond."""
+"""Pause before a map that was too full is measured again, because encoding a map may take a millisecond."""
 _OVERHEAD = 73
-"""Bytes of an envelope without its map, the writer's name and the user's text."""
+"""Bytes of the commit metadata apart from the offset map, the writer's name and the user's text."""
 _GAP_BYTES = 3
-"""Bytes of a gap between two unfinished offsets, as long as it is below two million."""
+"""Bytes that encode a gap between two unfinished offsets if the gap is below two million."""
 
 
 class OffsetMapSize:
     """Size of one partition's offset map in one assignment.
 
     Attributes:
-        fill: share of the available space that the map took when last measured.
+        fill: share of the available space that the map took when it was last measured.
         is_high: True if no new records should be started.
     """
 
@@ -37,12 +38,12 @@ class OffsetMapSize:
         self._seen: tuple[int, int] | None = None
 
     def is_due(self, progress: Progress, limit: int) -> bool:
-        """Return True if so many records were delivered since the last look that the map may be too large."""
+        """Return True if the map may have become too large since the last measurement or estimate."""
         if self._measured_at < 0:
             self._measured_at = progress.delivered
         if not progress.started or progress.delivered - self._measured_at < limit // 4:
             return False
-        # The shorter form is written: a bit for each offset, or a few bytes for each gap. Base64 adds a third.
+        # A map is written as one bit per offset or as a few bytes per gap, whichever is shorter. Base64 adds a third.
         most = min((progress.delivered - progress.finished) // 8, _GAP_BYTES * progress.started + 10) * 4 // 3
         if most + _OVERHEAD > limit // 2:
             return True
@@ -60,7 +61,7 @@ class OffsetMapSize:
         self.fill, self.is_high = envelope.fill, envelope.is_high
 
     def again_at(self, progress: Progress, now: float) -> float | None:
-        """Return when to measure a map again that was too full; None if nothing has changed since."""
+        """Return when to measure a map that was too full once more; None without progress since then."""
         if self._seen == (progress.finished, progress.started):
             return None
         return max(now, self._again_at)

@@ -1,4 +1,4 @@
-"""Records in flight of a polling user: the last record, or a batch, until the next poll finishes them."""
+"""Records that a polling user has in flight: the record or batch of the last poll, which the next poll finishes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ class PolledRecords:
         slice: iterator from which the user takes records one by one; empty while a batch is in flight, so that the next
             poll calls ``finish`` first.
         current: lease from which records are taken.
-        added: number of records in all leases so far, without those returned or dropped untaken.
+        added: number of records in all leases so far, except records that were given back or dropped before the user
+            took them.
     """
 
     def __init__(self) -> None:
         self.slice: Iterator[AnyRecord] = _NONE
         self.current: Lease | None = None
         self._used_up: list[Lease] = []
-        """Exhausted leases with records in flight, as part of a batch."""
+        """Exhausted leases whose records are in flight as part of a batch."""
         self.added = 0
 
     @property
@@ -46,7 +47,7 @@ class PolledRecords:
 
     @property
     def has_delivered(self) -> bool:
-        """True if there is a record to take, or one was taken since the last ``finish``."""
+        """True if there is a record to take, or a record was taken since the last ``finish``."""
         return self.current is not None or bool(self._used_up)
 
     def _leases(self) -> list[Lease]:
@@ -55,7 +56,7 @@ class PolledRecords:
     # ---- taking ------------------------------------------------------------------------------------------------
 
     def begin(self, lease: Lease) -> None:
-        """Take from ``lease`` from now on; the one before is exhausted."""
+        """Take records from ``lease`` from now on; the previous lease must be exhausted."""
         if self.current is not None and self.current.lowest is not None:
             self._used_up.append(self.current)
         self.current, self.slice = lease, lease.left
@@ -68,7 +69,7 @@ class PolledRecords:
         return self.current.take(count)
 
     def give_back(self) -> tuple[Lease, list[AnyRecord]] | None:
-        """Return the lease and the records that were not taken, to deliver them again; None if there are none."""
+        """Return the current lease and its untaken records, which will be delivered again; None if all were taken."""
         lease = self.current
         if lease is None or not lease.count:
             return None
@@ -92,13 +93,13 @@ class PolledRecords:
             self.current, self.slice = None, _NONE
 
     def close(self) -> None:
-        """Deliver no more records; those in flight stay unfinished."""
+        """Deliver no more records; records in flight stay unfinished."""
         self.current, self.slice, self._used_up = None, _NONE, []
 
     # ---- finishing ---------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Lease]:
-        """Finish all records in flight, because the next is polled; return their leases."""
+        """Finish all records in flight, because the user polls again; return their leases."""
         leases = self._leases()
         for lease in leases:
             lease.finish_taken()
@@ -109,13 +110,13 @@ class PolledRecords:
         return leases
 
     def finish_of(self, partitions: Collection[TopicPartition]) -> None:
-        """Finish the records in flight of some partitions."""
+        """Finish the records in flight of ``partitions``."""
         for lease in self._leases():
             if lease.partition in partitions:
                 lease.finish_taken()
 
     def acknowledge(self, record: AnyRecord) -> bool:
-        """Finish ``record`` and those before it in its partition; return False if it is not in flight."""
+        """Finish ``record`` and all earlier records of its partition; return False if ``record`` is not in flight."""
         leases = self._leases()
         found = next((number for number, lease in enumerate(leases) if lease.holds(record)), None)
         if found is None:

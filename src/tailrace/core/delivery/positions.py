@@ -1,7 +1,7 @@
 """Positions of the assigned partitions: progress of the current epoch, committed offset, and state of fetching.
 
-Each assignment, seek and reset begins an epoch; records fetched or delivered in an older one are ignored. The epochs of
-an assignment share the committed offset.
+Each assignment, seek and reset begins an epoch. Records that were fetched or delivered in an older epoch are ignored.
+All epochs of an assignment share the committed offset.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["Position", "Positions"]
 
 _EPOCHS_OF_ONE = 1 << 20
-"""The number of epochs that one assignment of a partition may have."""
+"""Maximum number of epochs within one assignment of a partition."""
 
 
 @dataclass(slots=True)
@@ -32,19 +32,19 @@ class Position:
     progress: Progress | None = None
     """Progress of the current epoch; None until the start offset is known."""
     committed: int | None = None
-    """Offset last acknowledged by the broker; None if the group has none."""
+    """Committed offset that the broker last acknowledged; None if the group has no committed offset."""
     committed_metadata: str = ""
-    """The user's metadata of that offset."""
+    """User's metadata of the committed offset."""
     committed_map: OffsetMap | None = None
-    """Offset map committed with that offset."""
+    """Offset map of the same commit as ``committed``."""
     has_stale_commit: bool = True
-    """True if that commit is older than the epoch, so that a commit is due at any offset."""
+    """True if the last commit is older than the epoch, so that a commit is due whatever its offset."""
     map_fill: OffsetMapSize = field(default_factory=OffsetMapSize)
     """Share of the commit metadata that the offset map takes."""
     last_fetched_epoch: int = -1
     """Leader epoch of the last fetched batch (KIP-595)."""
     fetched_topic_id: UUID | None = None
-    """Topic id of the last fetch in this epoch; a recreated topic has another one."""
+    """Topic id of the last fetch in this epoch; a recreated topic has another id."""
     delivered_epoch: int = -1
     """Leader epoch of the last delivered batch, for commits."""
     reset_to: StartPoint | None = None
@@ -54,7 +54,7 @@ class Position:
     is_refused: bool = False
     """True if only a seek can set the position (``auto_offset_reset="none"``)."""
     is_fetchable: bool = False
-    """True after the rebalance callbacks have returned and overrides are applied."""
+    """True after the rebalance callbacks have returned and the positions that they chose are set."""
     is_halted: bool = False
     """True if the partition is about to be revoked, so that nothing more is delivered."""
     is_paused: bool = False
@@ -66,7 +66,7 @@ class Position:
     """Last stable offset with ``read_committed``, else the high watermark."""
     log_start: int | None = None
     preferred_read_replica: int | None = None
-    """Follower to fetch from, as the leader has answered (KIP-392)."""
+    """Follower that the leader has named to fetch from (KIP-392)."""
     preferred_read_replica_until: float = 0.0
     failures: int = 0
     """Failed fetches in a row."""
@@ -101,21 +101,21 @@ class Position:
 
     @property
     def finished(self) -> int | None:
-        """Offset to commit: the lowest that is not finished."""
+        """Offset to commit: the lowest unfinished offset."""
         return None if self.progress is None else self.progress.finished
 
     @property
     def has_in_flight(self) -> bool:
-        """True if a record is delivered and neither finished nor left to the next owner."""
+        """True if a delivered record is neither finished nor left to the partition's next owner."""
         return self.progress is not None and self.progress.has_in_flight
 
     @property
     def is_dirty(self) -> bool:
-        """True if there is an offset to commit; within an epoch none is below the last one committed.
+        """True if a commit is due; within an epoch, the offset to commit is never below the last committed one.
 
-        A start offset that was never committed counts: after ``latest`` on an empty partition, records written while
-        the consumer is down must not be skipped. After a seek to the committed offset, an older commit may still be on
-        its way.
+        A start offset that was never committed is due, too: after ``latest`` on an empty partition, records written
+        while the consumer is down must not be skipped. After a seek to the committed offset a commit is due as well,
+        because an older commit may still be on its way.
         """
         finished = self.finished
         if finished is None:
@@ -156,14 +156,14 @@ class Position:
         self.preferred_read_replica = None
 
     def end_epoch(self) -> None:
-        """End the epoch: records in flight are ignored."""
+        """End the epoch; from now on its records in flight are ignored."""
         self.epoch += 1
         if self.progress is not None:
             self.progress.end()
         self.progress = None
 
     def refuse(self) -> None:
-        """Look up no start offset: only a seek sets the position."""
+        """Leave the position unset until the user seeks, and look up no start offset."""
         self.reset_to, self.is_refused = None, True
 
     def diverged(self, end_offset: int) -> tuple[int, int]:
@@ -177,13 +177,13 @@ class Position:
     # ---- fetching and delivery ---------------------------------------------------------------------------------
 
     def fetched_to(self, offset: int, leader_epoch: int) -> None:
-        """Set the next offset to fetch, and the leader epoch before it."""
+        """Set the next offset to fetch, and the leader epoch of the batch before it."""
         assert self.progress is not None
         self.progress.fetched_to(offset)
         self.last_fetched_epoch = leader_epoch
 
     def fetch_again(self) -> None:
-        """Fetch everything again that was not delivered."""
+        """Fetch all records again that were fetched but not delivered."""
         if self.progress is not None:
             self.fetched_to(self.progress.delivered, self.delivered_epoch)
 
@@ -201,7 +201,7 @@ class Position:
         return self.progress.deliver(records, end, in_flight)
 
     def skip(self, to: int, leader_epoch: int) -> None:
-        """Skip offsets below ``to`` that hold no deliverable record; records in flight stay so."""
+        """Skip offsets below ``to`` that hold no deliverable record; records in flight stay in flight."""
         if self.progress is not None and to > self.progress.delivered:
             self.progress.skip(to)
             self.delivered_epoch = max(self.delivered_epoch, leader_epoch)
@@ -212,7 +212,7 @@ class Position:
         self.has_stale_commit = False
 
     def back_off(self, until: float) -> None:
-        """Fetch nothing before ``until``."""
+        """Count a failed fetch, and fetch nothing before ``until``."""
         self.failures += 1
         self.retry_at = until
 
@@ -224,7 +224,7 @@ class Positions:
     _all: dict[TopicPartition, Position] = field(default_factory=dict)
     _epoch: int = 0
     _is_subscribed: Callable[[str], object] | None = None
-    """Predicate of topic names; None if each assigned partition is read."""
+    """Predicate that selects topics by name; None if every assigned partition is read."""
 
     def __contains__(self, partition: object) -> bool:
         return partition in self._all
@@ -245,11 +245,11 @@ class Positions:
         return frozenset(self._all)
 
     def add(self, partitions: Iterable[TopicPartition]) -> list[Position]:
-        """Add partitions and return their new positions; those already assigned are unchanged."""
+        """Add partitions and return the new positions; partitions that are already assigned stay unchanged."""
         added = []
         for partition in partitions:
             if partition not in self._all:
-                # No two assignments share an epoch: begin() adds ones, assignments add millions.
+                # Epochs of one assignment rise by 1, those of the next begin 2**20 higher, so none is used twice.
                 self._epoch += _EPOCHS_OF_ONE
                 self._all[partition] = Position(partition, self._epoch)
                 added.append(self._all[partition])
@@ -257,7 +257,7 @@ class Positions:
         return added
 
     def subscribe(self, is_subscribed: Callable[[str], object] | None) -> None:
-        """Read only partitions of topics for which ``is_subscribed`` is true, those assigned later included."""
+        """Read only partitions of topics for which ``is_subscribed`` is true, including partitions assigned later."""
         self._is_subscribed = is_subscribed
         self._mark(self)
 
@@ -273,5 +273,5 @@ class Positions:
                 position.end_epoch()
 
     def of(self, partitions: Iterable[TopicPartition]) -> list[Position]:
-        """Return the positions of those of ``partitions`` that are assigned."""
+        """Return the positions of the assigned ones among ``partitions``."""
         return [self._all[partition] for partition in partitions if partition in self._all]

@@ -1,11 +1,12 @@
 """Delivery progress of partitions: fetched, delivered, started, finished and abandoned offsets.
 
-All offsets are those of the *next* record. In one epoch, committed ≤ finished ≤ delivered ≤ fetched, unless the user
-commits an offset of their choice. Each assignment, seek and reset begins an epoch with a ``Progress`` of its own; a
-``Lease`` of an older epoch changes nothing.
+Each offset names the *next* record: ``delivered``, for example, is the next offset to deliver. In one epoch,
+committed ≤ finished ≤ delivered ≤ fetched, unless the user commits an offset of their choice. Each assignment, seek and
+reset begins an epoch with a ``Progress`` of its own; a ``Lease`` of an older epoch changes nothing.
 
-A record counts as missing only if it was delivered: compaction, control records and aborted transactions leave gaps. A
-record whose handler does not suspend costs nothing here, since the progress reads the cursor of its lease.
+Only delivered records can be unfinished; all other offsets are gaps, which compaction, control records and aborted
+transactions leave. A record whose handler does not suspend costs nothing here, since the progress reads the cursor of
+the record's lease.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class InFlight(Enum):
 
     NOTHING = 0
     LAST = 1
-    """The record taken last; it is finished when the next one is taken."""
+    """The record taken last; it is finished when the next record is taken."""
     ALL = 2
     """All records taken since the last ``finish_taken`` or ``finish_through``."""
     RECORDS = 3
-    """Exactly ``records``: all other records of the batch are finished."""
+    """Exactly ``Lease.records``; all other records of the batch are finished."""
 
 
 class Lease:
@@ -43,9 +44,9 @@ class Lease:
 
     Attributes:
         progress: progress of the epoch in which the records were delivered.
-        records: the records; ``left`` yields the last of them.
-        left: iterator of the records that were not taken.
-        end: offset at which the partition continues.
+        records: the records, taken or not.
+        left: iterator of the records that were not taken, which are the last of ``records``.
+        end: offset at which the partition continues after the lease.
         in_flight: taken records that are in flight without being started by offset.
         finished: offset below which taken records are finished, for ``InFlight.LAST`` and ``InFlight.ALL``.
     """
@@ -90,7 +91,7 @@ class Lease:
 
     @property
     def unstarted(self) -> int | None:
-        """Lowest offset that was not taken; None if all were."""
+        """Lowest offset that was not taken; None if all were taken."""
         record = self.next_record
         return None if record is None else record.offset
 
@@ -102,18 +103,18 @@ class Lease:
 
     @property
     def last_taken(self) -> Record | None:
-        """Record taken last; None if none was."""
+        """Record taken last; None if no record was taken."""
         taken = len(self.records) - length_hint(self.left)
         return self.records[taken - 1] if taken else None
 
     @property
     def finished_to(self) -> int:
-        """Offset from which no record is finished, apart from those started by offset."""
+        """Offset from which on no record is finished, apart from records started by offset."""
         in_flight = None if self.in_flight is InFlight.RECORDS else self.lowest_in_flight
         return self.started_to if in_flight is None else in_flight
 
     def open_offsets(self) -> Iterator[int]:
-        """Return the offsets in flight and those not taken, lowest first."""
+        """Return the offsets that are in flight or not taken, lowest first."""
         start = self.lowest
         return iter(()) if start is None else (record.offset for record in self.records if record.offset >= start)
 
@@ -124,7 +125,7 @@ class Lease:
 
     @property
     def lowest_in_flight(self) -> int | None:
-        """Lowest offset in flight; None if none is."""
+        """Lowest offset in flight; None if no record is in flight."""
         if self.in_flight is InFlight.ALL:
             return self.finished if self.finished < self.started_to else None
         if self.in_flight is InFlight.RECORDS:
@@ -158,14 +159,14 @@ class Lease:
     # ---- what happens to its records ---------------------------------------------------------------------------
 
     def holds(self, record: Record) -> bool:
-        """Return True if ``record`` is in flight; a record polled alone has to be the delivered object."""
+        """Return True if ``record`` is in flight; a record that was polled alone must be the very object delivered."""
         lowest = self.lowest_in_flight
         if lowest is None or self.in_flight is InFlight.LAST:
             return lowest is not None and record is self.last_taken
         return record.topic_partition == self.partition and lowest <= record.offset < self.started_to
 
     def take(self, count: int) -> list[Record]:
-        """Take the next ``count`` records; those of a polled lease are in flight until ``finish_taken``."""
+        """Take the next ``count`` records; a polling user's records are in flight until ``finish_taken``."""
         if self.in_flight is InFlight.LAST:
             self.in_flight, self.finished = InFlight.ALL, self.started_to
         return list(islice(self.left, count))
@@ -190,12 +191,12 @@ class Lease:
         self.finish_through(self.started_to if record is self.last_taken else record.offset + 1)
 
     def close_if_done(self) -> None:
-        """Close the lease if all records are taken and none is in flight, apart from those started by offset."""
+        """Close the lease if all records are taken and none is in flight, apart from records started by offset."""
         if self.lowest is None:
             self.progress.close(self)
 
     def give_back(self) -> list[Record]:
-        """Return the records that were not taken to be delivered again; only for the lease delivered last."""
+        """Return the untaken records, to be delivered again; only the lease delivered last can give records back."""
         rest = list(self.left)
         if rest:
             self.end = self.progress.gave_back(self, rest[0].offset)
@@ -213,11 +214,11 @@ class Lease:
         return part
 
     def hold_last(self) -> None:
-        """Mark the record taken last as in flight until the next is taken, or ``release_last``."""
+        """Mark the record taken last as in flight until the next record is taken, or ``release_last``."""
         self.in_flight = InFlight.LAST
 
     def release_last(self) -> None:
-        """Mark all taken records as finished, apart from those started by offset."""
+        """Mark all taken records as finished, apart from records started by offset."""
         self.in_flight = InFlight.NOTHING
 
     def take_all(self) -> None:
@@ -225,7 +226,7 @@ class Lease:
         self.in_flight, self.left, self.finished = InFlight.ALL, iter(()), self.records[0].offset
 
     def keep_in_flight(self, records: Sequence[Record]) -> None:
-        """Finish all records in flight but these."""
+        """Finish all records in flight except ``records``."""
         self.in_flight, self.records = InFlight.RECORDS, records
         self.close_if_done()
 
@@ -239,7 +240,7 @@ class Lease:
         return self.share([list(islice(self.left, count))])[0]
 
     def share(self, shares: Iterable[Sequence[Record]]) -> list[Lease]:
-        """Return leases of records that were taken from this one and have not started."""
+        """Return a lease for each of ``shares``, which were taken out of this lease and have not started."""
         return self.progress.shared(self, shares, self.started_to)
 
     def abandon_left(self) -> None:
@@ -256,14 +257,14 @@ class Progress:
     Args:
         partition: the partition.
         base: first offset to read.
-        known: offset map of an earlier owner. It stays part of ``offset_map`` until the progress has passed its limit,
-            so that nothing is lost when the partition moves twice.
+        known: offset map of an earlier owner. The map stays part of ``offset_map`` until the position has passed the
+            map's limit, so that nothing is lost when the partition moves twice.
 
     Attributes:
         fetched: next offset to fetch; None while nothing may be fetched after the buffered batches.
         delivered: next offset to deliver.
         is_over: True if another epoch of the partition has begun, or the partition was revoked.
-        is_halted: True if no more records are started here and failed ones are not retried.
+        is_halted: True if no more records are started here and failed records are not retried.
         held_from: offset from which finished records stay in flight until a transaction is committed.
     """
 
@@ -307,7 +308,7 @@ class Progress:
         self.delivered = max(self.delivered, to)
 
     def shared(self, lease: Lease, shares: Iterable[Sequence[Record]], end: int) -> list[Lease]:
-        """Add the leases of ``Lease.share``, which end at ``end``."""
+        """Add and return the leases for ``Lease.share``; each of them ends at ``end``."""
         leases = [Lease(self, records, end, InFlight.NOTHING) for records in shares if records]
         self._leases |= dict.fromkeys(leases)
         if lease.unstarted is None:
@@ -317,7 +318,7 @@ class Progress:
         return leases
 
     def forget(self, lease: Lease) -> None:
-        """Remove a lease whose records are part of other leases, or are not delivered any more."""
+        """Remove a lease whose records are part of other leases or no longer count as delivered."""
         self._leases.pop(lease, None)
 
     def gave_back(self, lease: Lease, offset: int) -> int:
@@ -337,7 +338,7 @@ class Progress:
             lease.finish_through(offset)
 
     def cut(self, offset: int) -> None:
-        """Withdraw the records in flight from ``offset`` on, which will be delivered again."""
+        """Forget the deliveries from ``offset`` on, because these records will be delivered again."""
         for lease in list(self._leases):
             if lease.finished >= offset:
                 self.forget(lease)
@@ -359,7 +360,10 @@ class Progress:
         self.fetched = offset
 
     def hold(self, offset: int | None = None) -> None:
-        """Keep records that finish from ``offset`` on in flight until ``release``; default: from now on."""
+        """Count records from ``offset`` on as in flight until ``release``, even if they finish.
+
+        Without ``offset``, begin at the lowest unfinished offset, unless records are held already.
+        """
         if self.held_from is None or offset is not None:
             self.held_from = self.lowest if offset is None else offset
 
@@ -386,7 +390,7 @@ class Progress:
         return self._offsets.finish(offset)
 
     def abandon(self, offset: int) -> None:
-        """Leave a record to the partition's next owner: no commit passes it."""
+        """Leave a record to the partition's next owner: no commit will pass its offset."""
         self._offsets.abandon(offset)
 
     def abandon_all(self, offsets: Iterable[int], end: int) -> None:
@@ -417,7 +421,7 @@ class Progress:
 
     @property
     def finished(self) -> int:
-        """Offset to commit: the lowest that is not finished, or is held for a transaction."""
+        """Offset to commit: the lowest offset that is not finished, or is held for a transaction."""
         return self.lowest if self.held_from is None else min(self.held_from, self.lowest)
 
     @property
@@ -461,7 +465,7 @@ class Progress:
                 return None
             return OffsetMap(finished, limit, sorted(offset for offset in not_finished if offset < limit))
         limit = known.limit
-        # Not expanded: a map may cover many more offsets than are in flight here.
+        # The known map is not expanded, because it may cover many more offsets than are in flight here.
         rest = (offset for offset in known.unfinished_from(end) if offset not in not_finished)
         unfinished = merge(sorted(offset for offset in not_finished if offset < limit), rest)
         return OffsetMap(finished, limit, unfinished).bind_to_log(known.topic_id, known.leader_epoch)
@@ -471,5 +475,5 @@ class Progress:
         if not self._leases:
             return max(self._started_to, self.delivered)
         end = max([self._started_to, *(one.finished_to for one in self._leases if one.has_started)])
-        # Only the lowest offset is known of records in another process.
+        # Of records in another process, only the lowest unfinished offset is known.
         return min([end, *(one.finished_to for one in self._leases if not one.records)])

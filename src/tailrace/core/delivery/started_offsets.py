@@ -1,4 +1,4 @@
-"""Offsets of records that were started one by one, and the lowest of them that is not finished."""
+"""Offsets of records that were started one by one, and the lowest unfinished one of these offsets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 __all__ = ["StartedOffsets"]
 
 _SLACK = 1_024
-"""Finished offsets that the heap may hold, however few are in flight."""
+"""Number of finished offsets that the heap may always hold, even if few offsets are in flight."""
 
 
 class StartedOffsets:
@@ -16,7 +16,7 @@ class StartedOffsets:
 
     Attributes:
         in_flight: offsets that are neither finished nor abandoned.
-        abandoned: offsets that the partition's next owner will run.
+        abandoned: offsets of records that are left to the partition's next owner.
     """
 
     __slots__ = ("_heap", "_highest", "_most", "abandoned", "in_flight")
@@ -24,7 +24,7 @@ class StartedOffsets:
     def __init__(self) -> None:
         self.in_flight: set[int] = set()
         self.abandoned: set[int] = set()
-        # The lowest offset is at the top, below finished ones that were not removed yet.
+        # Heap of started offsets. A finished offset is removed only when it has reached the top.
         self._heap: list[int] = []
         self._highest = -1
         self._most = _SLACK
@@ -74,6 +74,6 @@ class StartedOffsets:
         return heap[0] if heap else None
 
     def _tidy(self) -> None:
-        """Keep the heap in proportion while one record at its top is stuck and millions finish after it."""
+        """Remove the finished offsets, which pile up in the heap while the lowest record is stuck."""
         self._heap = sorted(self.in_flight | self.abandoned)
         self._most = 2 * len(self._heap) + _SLACK

@@ -1,11 +1,12 @@
 """Assembly of batches for batch handlers, and their order.
 
 A batch is due when it is full (``max_records`` or ``max_bytes``), when its first record has waited for ``max_wait_ms``,
-or when no more records can be added or are coming. The order:
+or when no more records can be added or are expected. ``order_by`` decides which records a batch may contain, and when
+the next batch may start:
 
 | ``order_by``  | a batch is of      | the next one starts                                      |
 |---------------|--------------------|----------------------------------------------------------|
-| ``partition`` | one partition      | when the one before of its partition is finished         |
+| ``partition`` | one partition      | when the previous batch of its partition is finished     |
 | ``key``       | one partition      | at once, without records whose key is in a running batch |
 | ``none``      | all partitions     | at once                                                  |
 
@@ -32,7 +33,7 @@ __all__ = ["Batch", "BatchAssembler", "HandlerBatch", "size_of"]
 Key: TypeAlias = bytes | None
 
 _STALE_ALLOWED = 64
-"""Number of stale due times allowed, however few partitions there are."""
+"""Number of stale due times that are always allowed, even if there are few partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Batch:
 
     Args:
         max_records: Maximum number of records.
-        max_wait_ms: Maximum time in milliseconds that its first record waits for others.
+        max_wait_ms: Maximum time in milliseconds that the first record of a batch waits for others.
         max_bytes: Maximum size of keys, values and headers; a larger record is a batch of its own. Unlimited by
             default.
 
@@ -89,7 +90,7 @@ class _BatchSlice:
 
 
 class _Pool:
-    """Waiting records of one partition, or of all."""
+    """Waiting records of one partition, or of all partitions."""
 
     __slots__ = ("blocked", "busy_keys", "count", "due", "is_busy", "is_ready", "size", "slices")
 
@@ -97,10 +98,10 @@ class _Pool:
         self.slices: deque[_BatchSlice] = deque()
         self.count = self.size = 0
         self.is_busy = False
-        """True while a batch of the pool runs and no other may."""
+        """True while a batch of the pool runs and no other batch of the pool may start."""
         self.busy_keys: set[Key] = set()
         self.blocked = 0
-        """Number of records whose key is busy, when last counted."""
+        """Number of waiting records whose key is busy, as last counted."""
         self.is_ready = False
         self.due: float | None = None
 
@@ -111,15 +112,15 @@ class BatchAssembler:
     Args:
         order_by: order in which records are handled.
         limits: limits of a batch.
-        window: number of records that may wait, to start or for another attempt; at least one batch.
-        ahead: number of records that may wait in addition for partitions whose batch runs, with
-            ``order_by="partition"``.
-        on_full: called with a failed record and the number of records of its partition that failed or wait for a key,
-            when they keep the partition from accepting more.
+        window: maximum number of records that wait to start or to be retried; raised to ``max_records`` if lower.
+        ahead: with ``order_by="partition"``, maximum number of additional records that wait behind a running batch of
+            their partition.
+        on_full: called when a partition accepts no more records, because too many of its records have failed or wait
+            for a busy key. The arguments are a failed record and the number of these records.
 
     Attributes:
         waiting: number of waiting records.
-        failing: number of records in failed batches that are not finished; by partition none are counted.
+        failing: number of records in failed batches that are not finished; always 0 with ``order_by="partition"``.
     """
 
     def __init__(
@@ -143,12 +144,12 @@ class BatchAssembler:
         """Heap of due times; an entry is stale unless it equals its pool's due time."""
         self._numbers = count()
         self._is_hurried = False
-        """True while no more records come before all waiting ones are finished."""
+        """True while no more records are expected until all waiting records are finished."""
 
     # ---- adding ------------------------------------------------------------------------------------------------
 
     def add(self, lease: Lease, now: float) -> None:
-        """Add the next records of a partition, in order, at most ``room_of`` it."""
+        """Add the next records of a partition, in order, at most as many as ``room_of`` allows."""
         self._is_hurried = False
         name = self._name_of(lease.partition)
         pool = self._pools.get(name)
@@ -159,7 +160,10 @@ class BatchAssembler:
         self._schedule(pool)
 
     def hurry(self) -> None:
-        """Make all waiting records due, those after a running batch when it is finished: no more come for now."""
+        """Make all waiting records due, because no more are expected for now.
+
+        Records that wait behind a running batch are due when that batch is finished.
+        """
         if not self._is_hurried:
             self._is_hurried = True
             for pool in self._pools.values():
@@ -168,8 +172,9 @@ class BatchAssembler:
     def room_of(self, partition: TopicPartition) -> int:
         """Return how many records of a partition may be added now.
 
-        By key and without an order, failed records and those that wait for a busy key may be twice as many as is left
-        of the window, as in ``core.dispatch.lanes``; and there is room for one record of a partition that holds none.
+        With ``order_by="key"`` or ``"none"``, a partition may have up to twice as many records that failed or wait for
+        a busy key as the window has free places, as in ``core.dispatch.lanes``. A partition without waiting or failed
+        records always has room for one record.
         """
         pool = self._pools.get(self._name_of(partition))
         most = self.limits.max_records
@@ -209,7 +214,7 @@ class BatchAssembler:
         return None if due is None else due[0]
 
     def failed(self, batch: HandlerBatch) -> None:
-        """Count the records of a batch that will be retried as waiting, until it is finished."""
+        """Count the records of a batch that will be retried in ``failing``, until the batch is finished."""
         if self._is_by_partition:
             return
         self._count_failing(batch, batch.records)
@@ -262,7 +267,7 @@ class BatchAssembler:
     def drop(self, partition: TopicPartition) -> tuple[list[Lease], list[QueuedRecord]]:
         """Forget the waiting records of a partition and return their leases; a running batch continues.
 
-        As with ``Lanes.drop``, the second list is of records that wait by themselves; it is always empty here.
+        The second list is always empty here; ``Lanes.drop`` returns its parked records in it.
         """
         pool = self._pools.get(self._name_of(partition))
         if pool is None:
@@ -326,7 +331,7 @@ class BatchAssembler:
         self._ready.append(pool)
 
     def _runnable(self, pool: _Pool) -> tuple[int, int, float]:
-        """Return how many records may run, their bytes, and since when the first of them has waited."""
+        """Return how many records may run, their size in bytes, and since when the first of them has waited."""
         if not pool.busy_keys:
             pool.blocked = 0
             return pool.count, pool.size, pool.slices[0].since
@@ -341,7 +346,7 @@ class BatchAssembler:
         return records, size, since
 
     def _tidy(self) -> None:
-        """Keep the heap in proportion while batches are full long before they are due."""
+        """Remove stale due times, which pile up in the heap while batches are full long before they are due."""
         if len(self._dues) > 2 * len(self._pools) + _STALE_ALLOWED:
             pools = self._pools.values()
             self._dues = [(pool.due, next(self._numbers), pool) for pool in pools if pool.due is not None]

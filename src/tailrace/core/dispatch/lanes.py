@@ -1,14 +1,14 @@
-"""Order of the records of one handler: records of a lane neither overlap nor swap.
+"""Order of the records of one handler: the records of a lane are handled one after the other.
 
-A lane is a partition (``order_by="partition"``), a key within a partition (``"key"``), or there is none. Lanes of
-different partitions never mix. Records without a key share one lane of their partition; an empty key is a key like any
-other.
+A lane is a partition (``order_by="partition"``), a key within a partition (``"key"``), or a single record (``"none"``).
+Lanes of different partitions never mix. With ``"key"``, records without a key share one lane of their partition; an
+empty key is a key like any other.
 
-Only records whose handler *suspends* are tracked. Between two suspensions a worker iterates over ``free``. By
-partition, a slice waits as a whole while one of its records is suspended. By key, all workers share a slice, and a
-record whose lane is busy is parked; so is one by partition if other handlers read the same partitions, since a slice
-that waited would make them wait. At most one record is taken and neither suspended nor finished, since a worker awaits
-nothing between ``take`` and ``suspended``.
+Only records whose handler *suspends* are tracked. Between two suspensions a worker iterates over ``free``. With
+``order_by="partition"``, a slice waits as a whole while one of its records is suspended. With ``"key"``, all workers
+share a slice, and a record whose lane is busy is parked. Records are also parked with ``"partition"`` if other handlers
+read the same partitions, since a waiting slice would make those handlers wait, too. At any time at most one record is
+taken but neither suspended nor finished, since a worker awaits nothing between ``take`` and ``suspended``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Lanes", "OrderBy", "QueuedRecord"]
 OrderBy: TypeAlias = Literal["partition", "key", "none"]
 
 Lane: TypeAlias = bytes | None
-"""A key; None for records without one, and for all of them where the partition is the lane."""
+"""Key of the lane; None for records without a key, and for all records if the partition is the lane."""
 
 _NONE: Iterator[Record] = iter(())
 
@@ -44,7 +44,7 @@ class QueuedRecord(msgspec.Struct, eq=False):
     """True if the record is suspended or was parked, so that ``finished`` has to be called."""
     is_failing: bool = False
     parked: deque[QueuedRecord] | None = None
-    """Records parked in its lane."""
+    """Records that are parked in the lane of this record."""
 
 
 class _PartitionStock:
@@ -72,16 +72,17 @@ class Lanes:
 
     Args:
         order_by: order in which records are handled.
-        window: most records that wait here, to start or for another attempt.
-        on_full: called with a record and the number that wait with it, when a lane reaches ``lane_limit``, or so many
-            records of a partition failed that no more of it are accepted.
+        window: maximum number of records that wait to start or to be retried.
+        on_full: called when a lane reaches ``lane_limit``, or when a partition accepts no more records because so many
+            have failed. The arguments are a record, and the number of records that are parked in its lane, or that are
+            parked or have failed in its partition.
         is_shared: True if other handlers read the same partitions.
 
     Attributes:
-        parked: number of records that wait behind another of their lane.
-        failing: number of failed records that are not finished; by partition none are counted.
-        lane_limit: number of records parked in one lane at which its partition accepts no more slices; half the window,
-            so that a poisoned key blocks its partition only then, and other partitions never.
+        parked: number of records that wait for an earlier record of their lane.
+        failing: number of failed records that are not finished; not counted if slices wait as a whole.
+        lane_limit: number of parked records with which one lane keeps its partition from accepting more slices. It is
+            half the window, so that a poisoned key blocks its partition late and other partitions never.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Lanes:
         self._waits_whole = order_by == "partition" and not is_shared
         self._stocks: dict[TopicPartition, _PartitionStock] = {}
         self._turn: deque[_PartitionStock] = deque()
-        """Partitions with a slice to run, without the current one; the next one first."""
+        """Partitions other than the current one that have a slice to run, the next partition first."""
         self._ready: deque[QueuedRecord] = deque()
         """Parked records whose turn has come."""
         self._slice: _LaneSlice | None = None
@@ -129,11 +130,12 @@ class Lanes:
             self._turn.append(stock)
 
     def room_of(self, partition: TopicPartition) -> int:
-        """Return how many records of a partition may be added now; 0 while they would only wait.
+        """Return how many records of a partition may be added now; 0 while added records would only wait.
 
-        A partition may hold twice as much as is left of the window, so that all partitions come to hold alike and one
-        that lags is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998); half of it if its slices wait as a
-        whole. There is always room for one record of a partition that holds none, whatever fails elsewhere.
+        A partition may hold up to twice as many records as the window has free places. All partitions then tend to hold
+        equally many, and a lagging partition is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998). If
+        slices wait as a whole, a partition may hold half as many records as there are free places. A partition that
+        holds no records always has room for one record, whatever fails in other partitions.
         """
         stock, left = self._stocks.get(partition), self.window - self.waiting - self.failing
         if self._waits_whole:
@@ -149,16 +151,19 @@ class Lanes:
 
     @property
     def free(self) -> Iterator[Record]:
-        """Records of the current slice that may run without ``take``, until one suspends."""
+        """Records of the current slice that may run without ``take``, until one of them suspends."""
         return _NONE if self._busy or self._ready else self._left
 
     def work_of(self, record: Record) -> QueuedRecord:
-        """Return the last record of ``free`` as ``take`` would have returned it."""
+        """Return ``record``, which was just taken from ``free``, as ``take`` would have returned it."""
         assert self._last_slice is not None
         return QueuedRecord(record, self._last_slice.lease, self._last_slice.stock)
 
     def take(self) -> QueuedRecord | None:
-        """Return the next record to run; None if none may run now. The record taken before is finished or suspended."""
+        """Return the next record to run; None if no record may run now.
+
+        The record taken before must be finished or suspended.
+        """
         self.rest()
         if self._ready:
             ready = self._ready.popleft()
@@ -216,7 +221,7 @@ class Lanes:
             self._turn.appendleft(stock)
 
     def failed(self, work: QueuedRecord) -> None:
-        """Count a record that will be retried as waiting, until ``recovered``."""
+        """Count a record that will be retried in ``failing``, until ``recovered``."""
         stock = work.stock
         if self._waits_whole or work.is_failing:
             return
@@ -228,7 +233,7 @@ class Lanes:
             self._on_full(work, stuck)
 
     def recovered(self, work: QueuedRecord) -> None:
-        """End ``failed``: the record will not be retried, and ``finished`` follows."""
+        """Undo ``failed``: the record will not be retried, and ``finished`` is called next."""
         if work.is_failing:
             work.is_failing = False
             self.failing -= 1
@@ -237,10 +242,10 @@ class Lanes:
     # ---- dropping ----------------------------------------------------------------------------------------------
 
     def drop(self, partition: TopicPartition) -> tuple[list[Lease], list[QueuedRecord]]:
-        """Forget the waiting records of a partition; return the leases of those not taken, and the parked ones.
+        """Forget the waiting records of a partition; return the leases of untaken records, and the parked records.
 
-        Lanes of records that run stay busy until these are finished, so that no two records of a lane overlap in this
-        process, even after a seek or a reassignment.
+        The lane of a running record stays busy until the record is finished, so that no two records of a lane overlap
+        in this process, even after a seek or a reassignment.
         """
         stock = self._stocks.get(partition)
         if stock is None:
@@ -296,7 +301,7 @@ class Lanes:
         return work.record.key if self._is_by_key else None
 
     def _open_slice(self) -> bool:
-        """Open the next slice; the partition of the last one goes to the end."""
+        """Open the next slice; the partition of the previous slice goes to the end of the turn."""
         last = self._slice
         self._close_slice()
         if last is not None and last.stock.slices:
@@ -315,7 +320,7 @@ class Lanes:
         self._slice, self._left, self._busy = None, _NONE, {}
 
     def _set_aside(self, current: _LaneSlice) -> None:
-        """Let the rest of the current slice wait for the record that was taken from it."""
+        """Let the rest of the current slice wait until the record taken from it is finished."""
         if left := current.lease.count:
             current.stock.slices.appendleft(current)
             self._in_turn += left

@@ -1,8 +1,8 @@
 """Records of retry topics that were fetched and are not due yet.
 
-A record is due at the time that its writer put into a header, by this host's clock, but never later than its topic's
-delay from now, so that a wrong clock cannot hold it forever. Records of one partition leave in order: all of a topic
-have the same delay, so the first is due first.
+The writer of a record puts the due time into a header; this host's clock decides when that time has come. A record
+never waits longer than its topic's delay, so that a wrong clock cannot hold it forever. Records of one partition leave
+in order: all records of a topic have the same delay, so the first record is due first.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def wait_ms(due_at_ms: int | None, *, written_at_ms: int, delay_ms: int, now_ms:
 
 
 def hop_of(delay_ms: int | None, retry_topics: Sequence[int]) -> int | None:
-    """Return the index of the retry topic that a record came from; None if it came from none.
+    """Return the index of the retry topic that a record came from; None if its next retry topic is the first one.
 
-    A record with a delay that the handler no longer has continues with the first longer one.
+    If the handler no longer has a retry topic with the delay ``delay_ms``, the record counts as from the topic before
+    the first one with a longer delay.
     """
     if delay_ms is None:
         return None
@@ -70,7 +71,7 @@ class DelayedRecords:
         return len(self._held)
 
     def put(self, lease: Lease, due: Iterable[float]) -> None:
-        """Add a slice of a partition that holds none; ``due`` are the due times of its records."""
+        """Add a slice of a partition that holds no slice; ``due`` are the due times of the records."""
         assert lease.partition not in self._held, "a partition was read although it holds records that are not due"
         self._held[lease.partition] = _DelayedSlice(lease, deque(due))
 
@@ -83,7 +84,7 @@ class DelayedRecords:
         return [partition for partition, one in self._held.items() if one.due[0] <= now]
 
     def take(self, partition: TopicPartition, now: float, room: int) -> Lease | None:
-        """Return a lease of up to ``room`` due records of a partition, in order; None if none is due."""
+        """Return a lease of up to ``room`` due records of a partition, in order; None if no record is due."""
         lease, due = self._held[partition]
         count = 0
         while due and count < room and due[0] <= now:

@@ -1,8 +1,8 @@
 """Failure counts of unfinished records.
 
-An aborted transaction delivers its records again as if for the first time. Their failures are counted here until their
-offsets are committed or their partitions are revoked; otherwise a record whose attempts take longer than a transaction
-may would be retried forever.
+After an aborted transaction, its records are delivered again as if for the first time. Their failures are counted here
+until their offsets are committed or their partitions are revoked. Otherwise a record would be retried forever if its
+attempts take longer than a transaction may last.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class FailureCounts:
         self._final_errors[partition, offset] = error
 
     def final_error(self, partition: TopicPartition, offset: int) -> Exception | None:
-        """Return the error of a record that has no attempt left; None if it may be tried."""
+        """Return the error of a record that has no attempt left; None if the record may be tried."""
         return self._final_errors.get((partition, offset))
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Forget records below these offsets."""
+        """Forget the records below the committed ``offsets``."""
         for partition in self._of.keys() & offsets.keys():
             self._keep(partition, offsets[partition])
 

@@ -35,16 +35,16 @@ class Retry:
     """Retry policy: which errors of a handler are retried, how often, when and where.
 
     Args:
-        attempts: Maximum number of attempts at a record before it goes to a retry topic or has failed, the first
-            included.
-        backoff_ms: Time in milliseconds before the second attempt. It doubles with each further one.
+        attempts: Maximum number of attempts, the first one included, before a record goes to a retry topic or has
+            failed.
+        backoff_ms: Time in milliseconds before the second attempt. It doubles with each further attempt.
         max_backoff_ms: Maximum time in milliseconds between two attempts.
         jitter: Vary each backoff by up to 20 percent, so that records which failed together are not retried together.
         on: Exception class, or a tuple of them, that is retried. Subclasses are included.
         not_on: Exception class, or a tuple of them, that is not retried although ``on`` includes it.
         topic_delays_ms: Delays in milliseconds of the retry topics, such as ``[5_000, 60_000]``. A record without an
-            attempt left is published to the topic of the next delay and retried when that is over, while later records
-            are handled. Each topic gives a record ``attempts`` more attempts.
+            attempt left is published to the topic of the next delay and retried when that delay is over, while later
+            records are handled. Each topic gives a record ``attempts`` more attempts.
         allow_reordering: Accept that later records of a key overtake a record in a retry topic. Required for
             ``topic_delays_ms`` with ``order_by="key"``.
 
@@ -111,7 +111,7 @@ class Retry:
         return _is_all(error, _several(self.on)) and not _is_any(error, (*_several(self.not_on), *never))
 
     def pause_s(self, failures: int, chance: float) -> float | None:
-        """Return the backoff in seconds after a number of failures of a record; None without an attempt left.
+        """Return the backoff in seconds after a number of failures of a record; None if no attempt is left.
 
         Args:
             failures: Number of failures, at least one.
@@ -129,22 +129,22 @@ class FailureAction(Enum):
     """Action for a failed record."""
 
     RETRY = auto()
-    """Retry it in place; its lane waits."""
+    """Retry the record in place; its lane waits."""
     RETRY_TOPIC = auto()
-    """Publish it to a retry topic and finish its offset."""
+    """Publish the record to a retry topic and finish its offset."""
     DEAD_LETTER = auto()
-    """Publish it to the dead-letter topic and finish its offset."""
+    """Publish the record to the dead-letter topic and finish its offset."""
     PAUSE = auto()
-    """Retry it in place every ``max_backoff_ms``, without end; its lane waits."""
+    """Retry the record in place without limit: after a backoff in an outage, else every ``max_backoff_ms``."""
     STOP = auto()
     """Stop the app with the error."""
     SKIP = auto()
-    """Count and log it, and go on."""
+    """Count and log the failure, and continue with the next record."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """Action for a failed record, and its time."""
+    """Action for a failed record, and the pause before its next attempt."""
 
     step: FailureAction
     pause_s: float = 0.0
@@ -179,8 +179,8 @@ def after_failure(  # noqa: PLR0913 - the columns of the table
         on_failure: Action without a dead-letter topic.
         chance: Random number in [0, 1) for the jitter.
         attempt_topic_index: Index of the retry topic that the record was read from; None for the original topic.
-        never: Errors that are not retried: the record was rejected, or cannot be decoded.
-        outages: Errors of something that the handler needs, and not of the record.
+        never: Error classes that are not retried, because the record was rejected or cannot be decoded.
+        outages: Error classes that the record does not cause: something that the handler needs is unavailable.
     """
     if _is_all(error, outages):
         return RetryDecision(FailureAction.PAUSE, retry.wait_s(failures, chance))
