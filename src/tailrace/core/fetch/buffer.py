@@ -1,8 +1,8 @@
-"""Bounded buffer between fetching and delivery: one FIFO per partition, read in turn.
+"""Bounded buffer between fetching and delivery: one FIFO per partition, which are read in turn.
 
-It holds chunks of any kind with a size in bytes, within two bounds: the bytes of all partitions together, and each
-partition's share of them, so that a paused or slow partition uses only its own share. Space is reserved before it is
-filled. The protocol forces an overrun of one batch per broker that is larger than requested.
+The buffer holds chunks of any type, each with a size in bytes. It limits the bytes of all partitions together, and each
+partition's share of these bytes, so that a paused or slow partition uses only its own share. Space is reserved before
+it is filled. One batch per broker may exceed the limit, since brokers send a first batch that is larger than requested.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class FetchBuffer(Generic[ChunkT]):
         self.reserved_bytes = 0
         """Bytes reserved for fetches in flight."""
         self.taken_bytes = 0
-        """Bytes taken out so far: it grows while records are delivered."""
+        """Bytes taken out of the buffer so far. The number grows while records are delivered."""
         self._queues: dict[TopicPartition, deque[_PartitionQueue[ChunkT]]] = {}
         self._bytes: dict[TopicPartition, int] = {}
         self._reserved: dict[Hashable, int] = {}
         self._turn: deque[TopicPartition] = deque()
-        """Partitions that hold a chunk, the next one first."""
+        """Partitions that hold a chunk, the partition to read next first."""
 
     @property
     def free_bytes(self) -> int:
@@ -51,7 +51,7 @@ class FetchBuffer(Generic[ChunkT]):
         return self._bytes.get(partition, 0)
 
     def room_of(self, partition: TopicPartition, partitions: int) -> int:
-        """Return the bytes that are left of a partition's share, one of ``partitions`` shares."""
+        """Return the free bytes of a partition's share if ``partitions`` partitions share the buffer."""
         return max(0, self.share_of(partitions) - self.bytes_of(partition))
 
     def share_of(self, partitions: int) -> int:
@@ -59,7 +59,7 @@ class FetchBuffer(Generic[ChunkT]):
         return self.max_bytes // max(partitions, 1)
 
     def reserve(self, fetch: Hashable, size: int) -> None:
-        """Reserve space for a fetch until ``unreserve``, whatever its outcome."""
+        """Reserve space for a fetch until ``unreserve``, which must follow whatever the outcome of the fetch."""
         self.unreserve(fetch)
         self._reserved[fetch] = size
         self.reserved_bytes += size
@@ -75,7 +75,7 @@ class FetchBuffer(Generic[ChunkT]):
         self.held_bytes += size
 
     def put_back(self, partition: TopicPartition, buffered: ChunkT) -> None:
-        """Put a chunk that was taken and not used back to the front; its bytes are counted elsewhere."""
+        """Put a chunk that was taken but not used back to the front; its bytes are not counted here again."""
         self._queue_of(partition).appendleft(_PartitionQueue(buffered, 0))
 
     def head(self, partition: TopicPartition) -> ChunkT | None:
@@ -104,9 +104,9 @@ class FetchBuffer(Generic[ChunkT]):
             self.drop(partition)
 
     def cut(self, partition: TopicPartition, most: int, least: int = 0) -> ChunkT | None:
-        """Drop the newest chunks of a partition that holds more than ``most`` bytes, but never the oldest one.
+        """Drop the newest chunks of a partition that holds more than ``most`` bytes, but never its oldest chunk.
 
-        At least ``least`` bytes are kept. Return the last chunk that is left; None if none was dropped.
+        At least ``least`` bytes are kept. Return the last chunk that is left; None if no chunk was dropped.
         """
         queue, left = self._queues.get(partition, deque()), self.bytes_of(partition)
         count = forgotten = 0

@@ -1,7 +1,8 @@
-"""Bound of the memory that the decompressed batches of all partitions take together.
+"""Limit of the memory that the decompressed batches of all partitions take together.
 
-While they take as much as the buffer may hold compressed, further batches wait until one of them is consumed. The batch
-of a partition that is not being read is compressed again, so that no partition waits for a paused one.
+The limit is the number of bytes that the buffer may hold. While it is reached, further batches wait until a
+decompressed batch is consumed. The batch of a partition that is not being read is compressed again, so that no
+partition waits for a paused partition.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tailrace.records import TopicPartition
 __all__ = ["DecompressedBatches", "PackableBatch"]
 
 _MOST_IN_FLIGHT = 2
-"""Number of batches that threads decompress at a time, because their decompressed size is not known in advance."""
+"""Maximum number of batches that threads decompress at a time; low, as decompressed sizes are not known in advance."""
 
 
 class PackableBatch(Protocol):
@@ -45,7 +46,7 @@ class DecompressedBatches(Generic[BatchT]):
         self._held: dict[TopicPartition, BatchT] = {}
         self._in_flight = 0
         self._most_bytes = 0
-        """Upper bound of the bytes they take; includes batches that were consumed since the last count."""
+        """Upper bound of the bytes of all decompressed batches; includes batches consumed since the last count."""
 
     def add(self, partition: TopicPartition, batch: BatchT) -> None:
         """Count a batch that is decompressed, or that a thread is decompressing."""
@@ -62,7 +63,7 @@ class DecompressedBatches(Generic[BatchT]):
         """Return True if one more batch may be decompressed.
 
         Args:
-            is_read: True for partitions from which records are taken now.
+            is_read: returns True for a partition from which records are taken now.
         """
         if self._in_flight >= _MOST_IN_FLIGHT:
             return False
@@ -73,7 +74,7 @@ class DecompressedBatches(Generic[BatchT]):
             return True
         if any(one.is_decompressing or is_read(partition) for partition, one in self._held.items()):
             return False
-        # The oldest first: it has not been read for the longest time.
+        # The oldest batch comes first, because it has not been read for the longest time.
         while self._held and self._most_bytes >= self._buffer.max_bytes:
             batch = self._held.pop(next(iter(self._held)))
             self._most_bytes -= batch.plain_bytes
@@ -85,7 +86,7 @@ class DecompressedBatches(Generic[BatchT]):
             if batch.has_error:
                 # Every read of the batch now raises its error, so no record is taken from it any more.
                 batch.pack()
-            # Records that were taken and put back come before it.
+            # Records that were taken and put back may come before the batch.
             is_buffered = any(one is batch for one in islice(self._buffer.all_buffered(partition), 2))
             if not is_buffered or not (batch.plain_bytes or batch.is_decompressing):
                 del self._held[partition]

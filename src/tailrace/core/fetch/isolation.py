@@ -1,7 +1,7 @@
-"""Visibility of fetched batches: control batches are never delivered, aborted ones not with ``read_committed``.
+"""Visibility of fetched batches: control batches are never delivered, aborted batches not with ``read_committed``.
 
-The broker sends all batches with a list of aborted transactions: a producer's records from the transaction's first
-offset up to its abort marker are skipped (KIP-98).
+The broker sends all batches, and a list of aborted transactions. Of each aborted transaction, the producer's records
+are skipped from the transaction's first offset up to its abort marker (KIP-98).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["BatchHeader", "visible"]
 
 
 class BatchHeader(Protocol):
-    """Header fields that decide about visibility."""
+    """Header fields of a batch that decide whether its records are delivered."""
 
     @property
     def next_offset(self) -> int: ...
@@ -34,7 +34,7 @@ BatchT = TypeVar("BatchT", bound=BatchHeader)
 
 
 def visible(batches: Iterable[BatchT], aborted: Sequence[AbortedTransaction] | None) -> Iterator[tuple[BatchT, bool]]:
-    """Yield each batch, and whether its records are delivered.
+    """Yield each batch, with True if its records are delivered.
 
     ``aborted`` is the broker's list for ``read_committed``; None for ``read_uncommitted``, which delivers all records.
     """

@@ -41,7 +41,7 @@ __all__ = [
 _SHORTEST_WAIT_S = 0.02
 _ADDED_WAIT_S = 0.1
 _INTERRUPTIONS = 2
-"""Failures in a row that a move of leadership explains."""
+"""Number of failures in a row that a change of leaders explains."""
 
 
 class FetchErrorAction(StrEnum):
@@ -55,7 +55,7 @@ class FetchErrorAction(StrEnum):
 
 
 # Retriable codes nearly always mean that leadership has moved: refreshing metadata is cheap. Without a backoff, a
-# broker that restarts would be fetch at the speed of the network.
+# restarting broker would be sent fetches as fast as the network allows.
 FETCH_REACTIONS: ReactionTable[StrEnum, FetchErrorAction] = ReactionTable(
     {
         ErrorCode.NONE: FetchErrorAction.ACCEPT,
@@ -114,15 +114,15 @@ class FetchPlan:
     is_idle: bool
     """True if no partition is fetched from this broker."""
     overdrawn: tuple[TopicPartition, ...] = ()
-    """Partitions that hold more than their share and leave no room for those of this plan."""
+    """Partitions that hold more than their share and leave no room for the partitions to fetch."""
     recreated: tuple[TopicPartition, ...] = ()
     """Partitions left out because their topics were recreated."""
 
     def counts(self, position: Position) -> bool:
-        """Return True if the answer is still useful: no seek, and no answer of another broker, came in between.
+        """Return True if the answer is still valid: no seek or other broker's answer has changed ``position`` since.
 
-        While leadership moves, the old leader may answer after the request to the new one was sent. The second of two
-        answers for the same offset would lack the control batches that came with the first.
+        While leadership moves, the old leader may answer after the request to the new leader was sent. Of two answers
+        for the same offset, the second is not valid: it would lack the control batches that came with the first.
         """
         fetch = self.partitions.get(position.partition)
         return (
@@ -132,7 +132,7 @@ class FetchPlan:
         )
 
     def added_to(self, under_way: FetchPlan) -> FetchPlan:
-        """Return the part of this plan that is not in ``under_way``, an older one, or is there in another epoch."""
+        """Return this plan without the partitions that the older plan ``under_way`` has in the same epoch."""
         added = {
             partition: fetch
             for partition, fetch in self.partitions.items()
@@ -162,19 +162,19 @@ def source_of(position: Position, topology: ClusterMetadata, now: float) -> int 
 
 
 def is_recreated(position: Position, topology: ClusterMetadata) -> bool:
-    """Return True if the topic was recreated since it was fetched, so that its offsets mean other records."""
+    """Return True if the topic was recreated since its last fetch, so that its offsets mean other records."""
     return is_other_log(position.fetched_topic_id, position.partition, topology)
 
 
 def sources_change_at(positions: Positions, now: float) -> float | None:
-    """Return the time at which the first preferred read replica expires and the leader is to be fetch again."""
+    """Return the time at which the first preferred read replica expires, so that the leader is used again."""
     named = (one.preferred_read_replica_until for one in positions if one.preferred_read_replica is not None)
     return min((until for until in named if until > now), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class FetcherSlot:
-    """One of several connections to a broker; a partition always uses the same one."""
+    """One of several connections to a broker; a partition always uses the same connection."""
 
     number: int = 0
     of: int = 1
@@ -185,7 +185,7 @@ class FetcherSlot:
 
 
 def slot_of(partition: TopicPartition, of: int) -> int:
-    """Return the number of the connection, of ``of``, that ``partition`` uses."""
+    """Return the number of the connection that ``partition`` uses if a broker has ``of`` connections."""
     return 0 if of == 1 else (crc32(partition.topic.encode()) + partition.partition) % of
 
 
@@ -198,7 +198,7 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     now: float,
     lane: FetcherSlot = FetcherSlot(),
 ) -> FetchPlan:
-    """Return the fetch to send to ``node_id`` now on one of several connections."""
+    """Return the fetch to send to the broker ``node_id`` now, on the connection ``lane``."""
     mine = [one for one in positions if source_of(one, topology, now) == node_id and lane.has(one.partition)]
     ready = [position for position in mine if _is_ready(position)]
     awake = [position for position in ready if position.retry_at <= now]
@@ -280,10 +280,10 @@ class FetchWait:
 
 @dataclass(slots=True)
 class AddedWait:
-    """Hold of a fetch of partitions that were added while a broker holds another fetch.
+    """Time that a broker may hold a fetch of added partitions while it holds another fetch.
 
-    The hold is short until a fetch brings no record, so that seeks in quick succession need no new connection; then
-    it lasts as long as the other fetch is held.
+    The time is short until a fetch brings no record, so that seeks in quick succession need no new connection. After
+    that, the fetch is held as long as the other fetch.
     """
 
     _empty: FetchPlan | None = None
@@ -293,10 +293,10 @@ class AddedWait:
         return self._empty is not None and not plan.added_to(self._empty).partitions
 
     def wait_s(self, plan: FetchPlan, longest_s: float, rest_s: float) -> float | None:
-        """Return the hold of the next fetch; None if the other fetch, held for ``rest_s`` more, is answered as soon."""
+        """Return the hold of the next fetch; None to wait for the other fetch, which is held for ``rest_s`` more."""
         if not self.is_long(plan):
             return min(_ADDED_WAIT_S, longest_s)
-        # Answered before the other fetch, or its answer would cut this one short.
+        # This fetch must be answered before the other fetch, whose answer would cut this one short.
         return rest_s - _ADDED_WAIT_S if rest_s > 2 * _ADDED_WAIT_S else None
 
     def answered(self, plan: FetchPlan, *, is_empty: bool) -> None:

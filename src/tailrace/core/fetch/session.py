@@ -37,7 +37,7 @@ class SessionPart:
 
 
 def without_session(wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
-    """Return a request outside of any session, which changes none."""
+    """Return a request outside of any session; it changes no session."""
     return SessionPart(0, _NO_SESSION_EPOCH, tuple(wanted.values()), ())
 
 
@@ -57,17 +57,17 @@ class FetchSession:
         return self._epoch == 0
 
     def knows(self, partition: TopicPartition) -> bool:
-        """Return True if the broker remembers a partition, so that its answers contain only changes."""
+        """Return True if the broker remembers a partition, so that answers name the partition only after a change."""
         return partition in self._known
 
     def ask(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
         """Return the next request, which fetches exactly ``wanted``, in that order."""
         if any(key in self._known and self._known[key].topic_id != one.topic_id for key, one in wanted.items()):
-            # A topic was recreated. A broker that identifies topics by name would forget the new one with the old.
+            # A topic was recreated. A broker that identifies topics by name would forget both topics.
             self.lost()
         self._requested = dict(wanted)
         if self.is_full:
-            # An old id with epoch 0 ends that session and starts another.
+            # The id of an old session with epoch 0 ends that session and starts another.
             return SessionPart(self._id, 0, tuple(wanted.values()), ())
         changed = tuple(one for key, one in wanted.items() if self._known.get(key) != one)
         forgotten = tuple(

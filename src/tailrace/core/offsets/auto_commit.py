@@ -11,7 +11,7 @@ __all__ = ["CommitClock"]
 class CommitClock:
     """Schedule of automatic commits, by time, by number of finished records, or by whichever comes first.
 
-    Every commit, manual ones included, restarts both.
+    Every commit, manual ones included, restarts both the interval and the count.
     """
 
     interval_s: float | None

@@ -3,9 +3,9 @@
 ``Commits`` takes a snapshot of the positions when a commit is sent. The answer counts only for the epochs in the
 snapshot, so a late answer to an older commit does not undo a newer one.
 
-The offset map of records finished after the offset (``core.offset_map``) is committed with it. A change of the map
-alone is worth a commit, too, as after a stuck record. The user's text belongs to the offset it was committed with and
-is kept as long as that offset.
+A commit contains the offset map (``core.offset_map``), which lists the records finished after the committed offset. A
+commit is also due if only the map has changed, as while a record is stuck. The user's text belongs to the offset with
+which it was committed, and is kept as long as that offset is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CommitSnapshot:
     offsets: Mapping[TopicPartition, CommitOffset]
     epochs: Mapping[TopicPartition, int]
     assignments: Mapping[TopicPartition, int]
-    """Assignment of each partition at the time; a partition that is not assigned has none."""
+    """Number of each partition's assignment when the snapshot was taken; missing for partitions not assigned."""
     notes: Mapping[TopicPartition, CommitNote] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -63,14 +63,14 @@ class Commits:
         self._max_bytes, self._writer = max_bytes, writer
 
     def snapshot(self, partitions: Iterable[TopicPartition] | None = None) -> CommitSnapshot:
-        """Return the offsets that are finished and not committed, of all partitions or some."""
+        """Return the finished offsets and maps that are not committed, of ``partitions`` or of all if None."""
         among = self.positions if partitions is None else self.positions.of(partitions)
         due = [position for position in among if position.is_dirty or self._is_map_due(position)]
         entries = {one.partition: self._entry(one) for one in due}
         return self._snapshot_of(due, entries)
 
     def chosen(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitSnapshot:
-        """Return a commit of offsets chosen by the user; a map is added where the offset is the finished one."""
+        """Return a commit of ``offsets`` chosen by the user; a finished offset is committed with its offset map."""
         ours = self.positions.of(offsets)
         entries = {}
         for partition, one in offsets.items():
@@ -125,7 +125,7 @@ class Commits:
         return is_there and self._map_of(position) != position.committed_map
 
     def gone(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
-        """Return the partitions of ``snapshot`` that were released since; others may commit them now."""
+        """Return the partitions of ``snapshot`` that were released since; other members may commit them now."""
         now = {position.partition: position.assignment for position in self.positions.of(snapshot.assignments)}
         return frozenset(one for one, then in snapshot.assignments.items() if now.get(one) != then)
 
@@ -137,7 +137,7 @@ class Commits:
     def acknowledged(
         self, snapshot: CommitSnapshot, partitions: Iterable[TopicPartition], textless: Container[TopicPartition] = ()
     ) -> None:
-        """Note that the broker stored ``partitions`` of ``snapshot``, those of ``textless`` without metadata."""
+        """Note that the broker stored ``partitions`` of ``snapshot``, and no metadata for those in ``textless``."""
         for position in self.positions.of(partitions):
             entry = snapshot.offsets[position.partition]
             if snapshot.epochs.get(position.partition) == position.epoch:

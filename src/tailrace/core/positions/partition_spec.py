@@ -14,7 +14,7 @@ from tailrace.errors import ConfigurationError
 __all__ = ["PartitionSpec", "RequestedStart", "StartParser", "partition_specs"]
 
 RequestedStart: TypeAlias = int | StartPoint | None
-"""Requested start: an offset or a start point; None for the committed offset, or else ``auto_offset_reset``."""
+"""Requested start: an offset or a start point; None for the committed offset, or ``auto_offset_reset`` without one."""
 
 
 class PartitionSpec(NamedTuple):
@@ -31,7 +31,7 @@ StartParser: TypeAlias = Callable[[object], RequestedStart]
 
 
 def partition_specs(given: Iterable[object], default: RequestedStart, parse_start: StartParser) -> list[PartitionSpec]:
-    """Return the partitions that ``given`` names, in order; those without a start begin at ``default``.
+    """Return the partitions that ``given`` names, in order; partitions without a start begin at ``default``.
 
     Accepted are a topic name; (topic, partition); (topic, partition, offset); {topic: partition or partitions};
     {(topic, partition): start}; and lists of all these.

@@ -1,4 +1,4 @@
-"""Targets of a seek, for each partition by itself or for a number of records spread over several."""
+"""Targets of a seek: the same target for each partition, or a number of records spread over all partitions."""
 
 from __future__ import annotations
 

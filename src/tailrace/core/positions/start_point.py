@@ -1,7 +1,7 @@
 """Start points in a log that only the partition leader can resolve to an offset.
 
-A start point, such as the first record, ten records before the end or a time, knows which timestamps to request from
-the leader with ListOffsets, one after the other, and resolves their answers to an offset within the log.
+A start point is, for example, the first record, ten records before the end, or a time. It determines which timestamps
+to request from the leader with ListOffsets, one after the other, and resolves the answers to an offset within the log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StartPoint:
 
     Attributes:
         number: timestamp or age in milliseconds, or an offset.
-        shift: number of records after the first one or the end; negative numbers lie before it.
+        shift: number of records after the first record or the end of the log; negative numbers lie before it.
     """
 
     whence: StartFrom
@@ -76,7 +76,7 @@ class StartPoint:
         return next((timestamp for timestamp in wanted if timestamp not in known), None)
 
     def resolve(self, known: Mapping[int, ListedOffset]) -> tuple[int, int]:
-        """Return the offset and its leader epoch (-1 if unknown), once no request is left."""
+        """Return the offset and its leader epoch (-1 if unknown), once ``next_timestamp`` returns None."""
         if self.whence is StartFrom.TIME:
             found = known[self.number] if known[self.number].offset >= 0 else known[LATEST]
             return found.offset, found.leader_epoch
@@ -89,7 +89,7 @@ class StartPoint:
 
 
 def shares_of(total: int, parts: int) -> list[int]:
-    """Divide ``total`` records among partitions; the first ones get one more if there is a remainder."""
+    """Divide ``total`` records into ``parts`` shares; with a remainder, the first shares have one record more."""
     each, left = divmod(abs(total), parts)
     sign = 1 if total >= 0 else -1
     return [sign * (each + (number < left)) for number in range(parts)]

@@ -16,18 +16,19 @@ __all__ = ["Start", "StartPolicy"]
 _EARLIEST = StartPoint(StartFrom.EARLIEST)
 
 Start: TypeAlias = int | StartPoint | OffsetAndMetadata
-"""An offset, a place that only the leader can resolve, or a committed offset with its offset map."""
+"""An offset, a start point that only the leader can resolve, or a committed offset with its offset map."""
 
 
 class StartPolicy:
     """Decides where reading of a partition begins.
 
-    Partitions added and topics recreated after the subscription are read from their first record where
-    ``auto_offset_reset`` is "latest", since their records were written while the consumer was subscribed.
+    If ``auto_offset_reset`` is "latest", partitions added and topics recreated after the subscription are read from
+    their first record, since their records were written while the consumer was subscribed.
 
     Args:
         reset: start point that ``auto_offset_reset`` names.
-        whole: topics to which a group sends records itself; the option does not apply to them, they are read whole.
+        whole: topics to which the group itself publishes records. They are read from their first record, whatever
+            ``auto_offset_reset`` is.
     """
 
     def __init__(self, reset: StartPoint, whole: Container[str] = frozenset()) -> None:
@@ -37,7 +38,7 @@ class StartPolicy:
         self._is_fixed = False
 
     def note_topics(self, topics: Mapping[str, TopicInfo]) -> None:
-        """Remember the topics that exist at a subscription."""
+        """Remember the topics that exist when the consumer subscribes."""
         self._is_fixed = True
         self._seen = {name: (one.topic_id, len(one.partitions)) for name, one in topics.items()} | self._seen
 
@@ -63,7 +64,7 @@ class StartPolicy:
             topology: newest metadata of the cluster.
             committed: offset committed by the group; None if there is none.
             released: topic id and committed offset of the partition when this member released it last. A group's
-                offsets are stored by topic name, so those committed for a topic are found for the recreated one.
+                offsets are stored by topic name, so offsets of a deleted topic are found for its recreated successor.
             ignores_committed: True if ``reset_offset_on_start`` applies.
         """
         if ignores_committed and self._applies_to(partition):

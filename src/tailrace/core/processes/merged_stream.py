@@ -1,7 +1,7 @@
 """Merged stream of the records that several processes read.
 
 Each process has a lease of each of its partitions; messages about a lease that is over are ignored. Slices are
-delivered in the order of their arrival, so each partition is in order.
+delivered in the order of their arrival, so the records of each partition stay in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["LeaseKey", "MergedStream", "PartitionLease"]
 
 LeaseKey: TypeAlias = tuple[int, int]
-"""Incarnation of a process, and the number of the lease in it."""
+"""Incarnation of a process, and the number of the lease within this incarnation."""
 
 
 class PartitionLease(Progress):
@@ -26,7 +26,7 @@ class PartitionLease(Progress):
     Attributes:
         key: key of the lease.
         received: next offset expected from the process.
-        unreleased: records that have left the queue and were not reported to the process.
+        unreleased: number of records that have left the queue since the last report to the process.
         reported: finished offset last reported to the process.
     """
 
@@ -45,7 +45,7 @@ class MergedStream:
         report: called with a lease to report its ``finished`` and ``unreleased`` to its process.
 
     Attributes:
-        polled: records in flight of the user, who takes records from its slice.
+        polled: records that the user has in flight; the user takes further records from ``polled.slice``.
         queued_records: number of records in the queue, without the current slice.
     """
 
@@ -66,14 +66,17 @@ class MergedStream:
         self.queued_records += len(records)
 
     def open(self, key: LeaseKey, partition: TopicPartition, offset: int) -> PartitionLease:
-        """Return the lease of a key; a new one begins at ``offset``."""
+        """Return the lease of a key; a key without a lease gets one that begins at ``offset``."""
         lease = self._leases.get(key)
         if lease is None:
             lease = self._leases[key] = PartitionLease(key, partition, offset)
         return lease
 
     def halt(self, key: LeaseKey) -> PartitionLease | None:
-        """Deliver no more records of a lease and return it; None if it never had any. Records in flight stay so."""
+        """Deliver no more records of a lease and return the lease; None if the key has none.
+
+        Records in flight stay in flight.
+        """
         lease = self._leases.get(key)
         if lease is not None:
             if self.polled.current is not None and self.polled.current.progress is lease:
@@ -117,7 +120,7 @@ class MergedStream:
         return True
 
     def take(self, count: int) -> list[Record]:
-        """Finish the records in flight and return up to ``count`` records of those that have arrived."""
+        """Finish the records in flight and return up to ``count`` of the records that have arrived."""
         self.finish()
         taken: list[Record] = []
         while len(taken) < count and (self.polled.left or self.next_slice()):
@@ -125,7 +128,7 @@ class MergedStream:
         return taken
 
     def acknowledge(self, record: Record) -> bool:
-        """Finish ``record`` and those before it in its partition; return False if it is not in flight."""
+        """Finish ``record`` and all earlier records of its partition; return False if ``record`` is not in flight."""
         return self.polled.acknowledge(record)
 
     def report_all(self) -> None:
@@ -140,5 +143,5 @@ class MergedStream:
             lease.reported, lease.unreleased = finished, 0
 
     def close(self) -> None:
-        """Deliver no more records; those in flight stay unfinished."""
+        """Deliver no more records; records in flight stay unfinished."""
         self.polled.close()

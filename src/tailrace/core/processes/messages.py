@@ -1,7 +1,7 @@
 """Messages between the processes of one program, and their encoding.
 
-A message is a length and MessagePack. A slice of records is encoded by column, one list per field, which costs less
-than a list of records on both sides.
+A message is its length, followed by its fields in MessagePack. A slice of records is encoded by column, one list per
+field, which costs both sides less than a list of records.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class CommitMessage(_ProcessMessage, frozen=True, tag=5):
 
 
 class ReadyMessage(_ProcessMessage, frozen=True, tag=11):
-    """A child has started: the start offsets of a reader's partitions, and its stop timeout."""
+    """A child has started: its stop timeout and, from a reader, the start offsets of its partitions."""
 
     stop_timeout_s: float
     begins: list[tuple[str, int, int]] = []
@@ -102,7 +102,7 @@ class StatusMessage(_ProcessMessage, frozen=True, tag=12):
     status: str
     detail: str
     silence_s: float
-    """Silence after which the child counts as lost; it sends its status every second from now on."""
+    """Time without a message after which the child counts as lost. From now on the child sends one every second."""
 
 
 class FailedMessage(_ProcessMessage, frozen=True, tag=13):
@@ -119,7 +119,7 @@ class SliceMessage(_ProcessMessage, frozen=True, tag=14):
     topic: str
     partition: int
     end_offset: int
-    """Offset after the last record, and after offsets that hold none."""
+    """Offset at which the partition continues, after the last record and after offsets without a record."""
     offsets: list[int]
     keys: list[bytes | None]
     values: list[bytes | None]
@@ -127,7 +127,7 @@ class SliceMessage(_ProcessMessage, frozen=True, tag=14):
     headers: Headers | None
     """None if no record has headers."""
     topic_id: UUID | None = None
-    """Id of the topic the records were read from, if it is known."""
+    """Id of the topic from which the records were read; None if unknown."""
     timestamp_type: TimestampType | None = "CreateTime"
 
 
@@ -197,7 +197,7 @@ def slice_of(
         [record.timestamp for record in records],
         [tuple(record.headers) for record in records] if has_headers else None,
         topic_id,
-        # Of one batch, so the same for all.
+        # The records come from one batch, so they have the same timestamp type.
         records[0].timestamp_type if records else "CreateTime",
     )
 

@@ -1,7 +1,7 @@
 """Plan of worker processes: their number, their partitions, and pauses before restarts.
 
-A death is any end that was not requested. A death soon after the start suggests that the next start will fail, too, so
-the pauses grow; after a worker has run for a while, they begin again with the first.
+A death is any end of a worker that was not requested. A death soon after the start suggests that the next start will
+fail, too, so the pauses grow. Once a worker has run for a while, its next pause is the first one again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 RESTARTS = Backoff(0.2, 30.0)
 WELL_AFTER_S = 60.0
-"""Run time after which a death is not counted with earlier ones."""
+"""Run time after which a death is not counted together with earlier deaths."""
 
 _UNWELL = 2
 
@@ -70,10 +70,10 @@ def is_outage(error: Exception | None) -> bool:
 
 
 def check_count(name: str, count: object, *, or_none: bool = False) -> None:
-    """Refuse a value that is not a positive integer.
+    """Check that ``count`` is a positive integer, or None with ``or_none``.
 
     Raises:
-        ConfigurationError: ``count`` is not a positive integer.
+        ConfigurationError: ``count`` is neither.
     """
     if or_none and count is None:
         return
@@ -82,7 +82,7 @@ def check_count(name: str, count: object, *, or_none: bool = False) -> None:
 
 
 def member_name(given: str | None, workers: int, life: str) -> str:
-    """Return the template of the workers' ``group_instance_id``: the given one, or one that is unique to ``life``.
+    """Return the template of the workers' ``group_instance_id``: ``given``, or a template that contains ``life``.
 
     Raises:
         ConfigurationError: all workers would get the same name.
@@ -98,7 +98,7 @@ def member_name(given: str | None, workers: int, life: str) -> str:
 
 
 def check_transactional_id(given: str | None, workers: int) -> None:
-    """Refuse a ``transactional_id`` that is the same for all workers.
+    """Check that each worker gets a ``transactional_id`` of its own.
 
     Raises:
         ConfigurationError: all workers would get the same id.
@@ -111,12 +111,12 @@ def check_transactional_id(given: str | None, workers: int) -> None:
 
 
 def workers_for(partitions: int, workers: int, per_worker: int | None) -> int:
-    """Return the number of workers for so many partitions: at least one, and none without a partition."""
+    """Return the number of workers for ``partitions`` partitions: at least one, and at most one per partition."""
     wanted = workers if per_worker is None else math.ceil(partitions / per_worker)
     return max(1, min(wanted, partitions))
 
 
 def assign_in_turn(partitions: Iterable[TopicPartition], workers: int) -> list[tuple[TopicPartition, ...]]:
-    """Return the partitions of each worker, assigned in turn, so that their numbers differ by at most one."""
+    """Return the partitions of each worker, assigned in turn, so that no worker has two more than another."""
     in_order = sorted(partitions)
     return [tuple(in_order[number::workers]) for number in range(workers)]
