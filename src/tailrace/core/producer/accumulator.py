@@ -1,7 +1,6 @@
-"""Undelivered records of a producer: their batches by partition, what to send next, what an answer means.
+"""Undelivered records of a producer: batches by partition, the requests to send next, and reactions to answers.
 
-A record leaves with exactly one outcome. Within a partition records are stored in the order in which they were
-appended.
+Each record gets exactly one outcome. Within a partition records are stored in the order in which they were appended.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class RecordAccumulator:
         self._requests: defaultdict[int, int] = defaultdict(int)
         self._trouble: dict[TopicPartition, str] = {}
         self._forgotten = ProducerId()
-        """Newest producer id, and its highest epoch, of partitions that were forgotten."""
+        """Newest producer id that forgotten partitions have used, and its highest epoch among them."""
         self._forget_at = 0.0
         self.producer = ProducerId()
         self.buffered_bytes = 0
@@ -96,7 +95,7 @@ class RecordAccumulator:
 
     @property
     def is_full(self) -> bool:
-        """True if the undelivered records take all the memory there is."""
+        """True if the undelivered records take ``max_buffered_bytes`` or more."""
         return self.buffered_bytes >= self._settings.max_buffered_bytes
 
     @property
@@ -159,7 +158,10 @@ class RecordAccumulator:
         return queue
 
     def _forget_idle(self, before: float) -> None:
-        """Forget the partitions without records since ``before``: their next epoch is above all forgotten ones."""
+        """Forget the partitions without records since ``before``.
+
+        If records are appended to such a partition again, its epoch is above the epochs of all forgotten partitions.
+        """
         for partition, queue in list(self._queues.items()):
             if queue.is_empty and queue.may_be_forgotten(before):
                 del self._queues[partition]
@@ -167,7 +169,7 @@ class RecordAccumulator:
                     self._forgotten = max(self._forgotten, queue.producer)
 
     def flush(self) -> None:
-        """Let the open batches take no more records."""
+        """Close the open batches, so that they take no more records."""
         for queue in self._active.values():
             queue.close_open()
 
@@ -176,7 +178,7 @@ class RecordAccumulator:
     def take(
         self, now: float, leader_of: Callable[[TopicPartition], int], most_requests: Callable[[int], int]
     ) -> list[tuple[int, list[PendingBatch]]]:
-        """Return the requests to send now: brokers, and at most one batch of a partition for each request.
+        """Return the requests to send now, each a broker and its batches, at most one of each partition.
 
         Args:
             now: time.
@@ -205,7 +207,7 @@ class RecordAccumulator:
                     by_leader.setdefault(leader, []).append(batch)
                     sizes[leader] += batch.size
                     again.append(queue)
-                    # To the end, so that the others come first in the next request.
+                    # Move the partition to the end, so that other partitions come first in the next request.
                     self._active[queue.partition] = self._active.pop(queue.partition)
             for leader, batches in by_leader.items():
                 self._requests[leader] += 1
@@ -243,7 +245,7 @@ class RecordAccumulator:
                 self._trouble.pop(batch.partition, None)
                 return self._outcomes(queue, [Delivered(batch, base_offset)])
             case ProduceReaction.RETRY | ProduceReaction.LOOK_UP:
-                # The leader may have stored it and given up waiting for the replicas.
+                # The leader may have stored the batch, but given up waiting for the replicas.
                 batch.is_uncertain = True
                 self.needs_leaders |= reaction is ProduceReaction.LOOK_UP
                 self._pause(queue, now)
@@ -263,7 +265,7 @@ class RecordAccumulator:
             case ProduceReaction.FAIL:
                 queue.replace(batch, [])
                 return self._outcomes(queue, [Failed(batch, refusal(batch.partition.topic, why.code, why.detail))])
-        # All before it was acknowledged and is lost in the log, or the log no longer knows the producer.
+        # All earlier batches were acknowledged. Either the log has lost some, or it no longer knows the producer.
         batch.is_uncertain = False
         queue.needs_renewal = True
         self._pause(queue, now)
@@ -271,7 +273,7 @@ class RecordAccumulator:
         return self._outcomes(queue, [])
 
     def unanswered(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
-        """Send a batch again that got no answer; ``was_sent`` is False if the request was never written."""
+        """Send a batch without an answer again; ``was_sent`` is False if the request was never written."""
         queue = self._queues[batch.partition]
         self._trouble[batch.partition] = reason
         batch.is_uncertain |= was_sent
@@ -296,14 +298,14 @@ class RecordAccumulator:
         return outcomes
 
     def fail_all(self, error: TailraceError) -> list[Outcome]:
-        """Fail everything that is undelivered."""
+        """Fail all undelivered records."""
         outcomes: list[Outcome] = []
         for queue in list(self._active.values()):
             outcomes += self._outcomes(queue, [Failed(batch, error) for batch in queue.expired(float("inf"))])
         return outcomes
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the next time after ``now`` at which a batch expires or may be sent; None if only answers matter."""
+        """Return the next time after ``now`` at which a batch expires or may be sent; None to wait for an answer."""
         linger_s = 0.0 if self.is_flushing else self._settings.linger_s
         times = [time for queue in self._active.values() for time in (queue.deadline(), queue.due_at(linger_s))]
         return min((time for time in times if time is not None and time > now), default=None)
@@ -319,7 +321,7 @@ class RecordAccumulator:
             queue.replace(batch, [])
             return self._outcomes(queue, [Failed(batch, error)])
         if not named:
-            # The broker did not say which: those in the other half are stored at the next attempt.
+            # The broker named no record. The next attempt stores the half that contains no refused record.
             queue.replace(batch, batch.parts(range(count // 2), range(count // 2, count)))
             return self._outcomes(queue, [])
         bad, good = batch.parts(sorted(named), [index for index in range(count) if index not in named])
@@ -327,7 +329,7 @@ class RecordAccumulator:
         return self._outcomes(queue, [Failed(bad, error)])
 
     def _pause(self, queue: PartitionQueue, now: float) -> None:
-        # Batches that were in flight together fail together: they count once.
+        # Batches that were in flight together fail together, so their failures count once.
         if now >= queue.retry_at:
             queue.failures += 1
             queue.retry_at = now + self._settings.backoff.pause_s(queue.failures, self._chance())
@@ -339,7 +341,7 @@ class RecordAccumulator:
         return [outcome for outcome in found if self._is_first(outcome)]
 
     def _is_first(self, outcome: Outcome) -> bool:
-        """Count a batch as delivered or failed, once."""
+        """Free the memory of a batch; return False if the batch had an outcome before."""
         if not outcome.batch.size:
             return False
         self.buffered_bytes -= outcome.batch.size

@@ -46,14 +46,14 @@ def closed() -> PublishError:
 
 
 def over(cause: TailraceError) -> TailraceError:
-    """Return the error of a call for a transaction that was aborted by ``cause``, of the same type."""
+    """Return an error of the type of ``cause`` for a call in a transaction that was aborted by ``cause``."""
     error = copy.copy(cause)
     error.args = (f"the transaction is over: {cause}",)
     return error
 
 
 def fenced(settings: TransactionSettings, open_s: float | None, doubt: str, reason: str) -> ProducerFencedError:
-    """Return the error of a fenced producer, whose transaction was open for ``open_s``."""
+    """Return the error of a fenced producer; ``open_s`` is the age of its transaction, or None without one."""
     limit_s = settings.transaction_timeout_s
     if open_s is not None and open_s >= limit_s:
         why = (

@@ -1,7 +1,7 @@
 """Reactions of a transactional producer to broker error codes.
 
-A code without an entry that is not retriable aborts the transaction if the request is about some partitions only, since
-those of the next transaction may be valid; after any other request it ends the producer.
+A code that has no entry and is not retriable aborts the transaction if the request names partitions, since the
+partitions of the next transaction may be valid. After any other request, such a code ends the producer.
 """
 
 from __future__ import annotations
@@ -82,25 +82,25 @@ _GENERAL: Mapping[int, TransactionReaction] = {
 
 _BY_REQUEST: Mapping[TransactionRequestKind, Mapping[int, TransactionReaction]] = {
     TransactionRequestKind.FIND: {ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT},
-    # No transaction is open that could be aborted.
+    # No transaction is open, so ABORT is not possible.
     TransactionRequestKind.INIT: {
         ErrorCode.TRANSACTION_ABORTABLE: TransactionReaction.FAIL,
         ErrorCode.UNKNOWN_PRODUCER_ID: TransactionReaction.FAIL,
         ErrorCode.INVALID_PRODUCER_ID_MAPPING: TransactionReaction.FAIL,
     },
-    # The answer of the valid partitions when another one is refused.
+    # The broker answers so for the valid partitions if another partition is refused.
     TransactionRequestKind.ADD_PARTITIONS: {ErrorCode.OPERATION_NOT_ATTEMPTED: TransactionReaction.RETRY},
-    # Codes that heal are `produce_reactions`'s: these are of batches that cannot be stored.
+    # Batches that can be sent again are handled by `produce_reactions`; these codes are for all other batches.
     TransactionRequestKind.PRODUCE: {
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: TransactionReaction.ABORT_AND_RENEW,
-        # The leader asked the coordinator (KIP-890), which does not count the partition to an open transaction.
+        # The leader has asked the coordinator (KIP-890), where the partition is not part of an open transaction.
         ErrorCode.INVALID_TXN_STATE: TransactionReaction.ABORT_AND_RENEW,
     },
     TransactionRequestKind.ADD_OFFSETS: {ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT},
     TransactionRequestKind.END: {ErrorCode.INVALID_TXN_STATE: TransactionReaction.LOOK_BACK},
     # The partitions belong to another member now, or the offsets cannot be stored as they are (KIP-447).
     TransactionRequestKind.COMMIT_OFFSETS: {
-        # During a cooperative rebalance, and with each new epoch of KIP-848, a member keeps partitions.
+        # A member may keep its partitions in a cooperative rebalance, and in each new member epoch (KIP-848).
         ErrorCode.ILLEGAL_GENERATION: TransactionReaction.REJOINED,
         ErrorCode.STALE_MEMBER_EPOCH: TransactionReaction.REJOINED,
         ErrorCode.UNKNOWN_MEMBER_ID: TransactionReaction.ABORT,
@@ -138,13 +138,13 @@ _LEFT_BEHIND = frozenset(
         ErrorCode.GROUP_ID_NOT_FOUND,
     }
 )
-"""Codes of a group that has rebalanced without this member."""
+"""Error codes that a broker returns if the group has rebalanced without this member."""
 
 
 def event_of(  # noqa: C901, PLR0911 - one for each reaction
     code: int, asked: TransactionRequestKind, detail: str = ""
 ) -> TransactionEvent | None:
-    """Return the event of an error code; None if there is no error. ``detail`` names what the request was about."""
+    """Return the event of an error code; None if there is no error. ``detail`` names the partition or group."""
     if code == ErrorCode.NONE:
         return None
     said = f"{detail}: {asked}: {name_of(code)}" if detail else f"{asked}: {name_of(code)}"
@@ -201,5 +201,5 @@ _WORST_LAST: tuple[type[TransactionEvent], ...] = (
 
 
 def worst_of(troubles: Iterable[TransactionEvent]) -> TransactionEvent | None:
-    """Return the event of a request whose parts failed with ``troubles``; None if none failed."""
+    """Return the worst of ``troubles``, the events of the parts of a request; None if no part failed."""
     return max(troubles, key=lambda one: _WORST_LAST.index(type(one)), default=None)

@@ -76,7 +76,7 @@ class TransactionSettings:
     """Time after which the broker aborts an open transaction."""
     request_timeout_s: float
     abort_s: float
-    """Time for an abort that no call asked for."""
+    """Time for an abort that the user did not request."""
     retry_first_s: float
     retry_longest_s: float
     soon_s: float = 0.005
@@ -143,7 +143,7 @@ class RecordsDelivered(TransactionEvent):
     """All records of the transaction are stored."""
 
     needs_new_epoch: bool
-    """True if a batch that was not answered at first may arrive once more."""
+    """True if an earlier request that was not answered may still arrive with a batch that is stored now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +171,11 @@ class Ended(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class TryAgain(TransactionEvent):
-    """The request failed for a passing reason."""
+    """The request failed for a temporary reason."""
 
     reason: str
     is_soon: bool = False
-    """True if it will succeed in a moment: the end of the previous transaction is being written."""
+    """True if the request will succeed in a moment, when the end of the previous transaction is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,27 +187,27 @@ class Moved(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Unanswered(TransactionEvent):
-    """The request got no answer; it may have taken effect, or may yet."""
+    """The request got no answer; it may have taken effect, or may still take effect."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MustAbort(TransactionEvent):
-    """The transaction cannot be committed; the next one may be."""
+    """The transaction cannot be committed, but the next transaction may be."""
 
     error: TailraceError
     needs_new_epoch: bool = False
-    """True if the broker has lost the sequences, which a new epoch starts from zero (KIP-360)."""
+    """True if the broker has lost the sequence numbers, so that they must start from zero in a new epoch (KIP-360)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRefused(TransactionEvent):
-    """The group has a newer generation, or member epoch, than the offsets were sent with."""
+    """The offsets were sent with an old generation, or member epoch, of the group."""
 
     error: TailraceError
     current: Identity | None = None
-    """Identity of this member now; None if it no longer owns all partitions of the offsets."""
+    """Current identity of this member; None if the member no longer owns all partitions of the offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class SendAddPartitions:
 
 @dataclass(frozen=True, slots=True)
 class DeliverRecords:
-    """Wait until all records are stored; ends early with another event if they cannot be."""
+    """Wait until all records are stored; if they cannot be stored, another event ends the wait early."""
 
     timeout_s: float
 

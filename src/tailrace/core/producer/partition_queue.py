@@ -1,8 +1,9 @@
-"""Batches of one partition: which may be sent next, under which epoch and sequence number.
+"""Batches of one partition: the batch to send next, its producer epoch and its sequence number.
 
 Each partition has its own producer epoch, since brokers check epoch and sequence by partition. A batch that fails or is
-divided leaves a gap in the sequence; the partition then settles all batches that the broker may have stored, raises its
-epoch and numbers the others from zero (KIP-360). Requests of the old epoch that arrive later are refused.
+divided leaves a gap in the sequence. The partition then sends all batches again that the broker may have stored, until
+each has a definite answer, raises its epoch, and numbers the remaining batches from zero (KIP-360). Brokers refuse
+requests of the old epoch that arrive later.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from tailrace.records import TopicPartition
 __all__ = ["IN_FLIGHT", "PartitionQueue"]
 
 IN_FLIGHT = 5
-"""Batches of a partition whose sequence numbers a broker remembers."""
+"""Number of batches of a partition whose sequence numbers a broker remembers."""
 
 _CONFIRMED_FOR_S = 60.0
-"""Time after a stored batch in which the broker remembers the epoch: far less than ``producer.id.expiration.ms``."""
+"""Time for which the broker remembers the epoch of a stored batch; far less than ``producer.id.expiration.ms``."""
 
 _LAST_EPOCH = 2**15 - 1
 _LAST_SEQUENCE = 2**31 - 1
@@ -71,19 +72,19 @@ class PartitionQueue:
         return (self._count,)
 
     def close_open(self) -> None:
-        """Let the open batch take no more records."""
+        """Close the open batch, so that it takes no more records."""
         if self.open is not None:
             self.waiting.append(self.open)
             self.open = None
 
     def may_be_forgotten(self, before: float) -> bool:
-        """Return True if the last batch was stored before a time, and the producer id has another epoch left."""
+        """Return True if the last batch was stored well before ``before``, and the producer id has another epoch."""
         return self._confirmed_until < before and self.producer.epoch < _LAST_EPOCH
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
     def take(self, now: float, linger_s: float, latest: ProducerId) -> PendingBatch | None:
-        """Return the next batch to send, which is in flight from now on; None if none may be sent now.
+        """Return the next batch to send and count it as in flight; None if no batch may be sent now.
 
         ``latest`` is the newest producer id.
         """
@@ -94,7 +95,7 @@ class PartitionQueue:
         if self.needs_renewal and not (waiting and waiting[0].is_uncertain) and (in_flight or not self._renew(latest)):
             return None
         if waiting:
-            # A batch that was sent before goes alone, so that it cannot be overtaken again.
+            # A batch that is sent again goes alone, so that no other batch can overtake it.
             if in_flight and waiting[0].was_sent:
                 return None
             batch = waiting.popleft()
@@ -109,7 +110,7 @@ class PartitionQueue:
         return batch
 
     def due_at(self, linger_s: float) -> float | None:
-        """Return the time at which a batch may be sent unless an answer comes first; None if only answers matter."""
+        """Return the time at which a batch may be sent; None if none can be sent before an answer comes."""
         if self.in_flight or self.needs_producer_id:
             return None
         if self.waiting:
@@ -126,7 +127,7 @@ class PartitionQueue:
             return False
         self.needs_producer_id = self.needs_renewal = False
         self._sequence, self._confirmed_until = 0, 0.0
-        # None of them was stored: those that may have been are settled.
+        # No waiting batch is stored: batches that the broker might have stored have a definite answer by now.
         for batch in self.waiting:
             batch.sequence, batch.is_uncertain = -1, False
         return True
@@ -140,7 +141,7 @@ class PartitionQueue:
         self.failures, self.retry_at = 0, 0.0
 
     def send_again(self, batch: PendingBatch) -> None:
-        """Return a batch from flight to its place in the queue; one whose records have failed leaves a gap."""
+        """Move a batch from flight to its place in the queue; drop a failed batch, which leaves a gap."""
         self.in_flight.remove(batch)
         if batch.is_over:
             self.needs_renewal = True
@@ -148,7 +149,7 @@ class PartitionQueue:
             self._insert(batch)
 
     def replace(self, batch: PendingBatch, parts: list[PendingBatch]) -> None:
-        """Put the parts of a refused batch in its place; without parts it is just removed."""
+        """Put the parts of a refused batch in its place; without parts, only remove the batch."""
         self.in_flight.remove(batch)
         self.needs_renewal = True
         if not batch.is_over:
@@ -160,7 +161,7 @@ class PartitionQueue:
         return any(other.order < batch.order for other in chain(self.in_flight, self.waiting))
 
     def expired(self, now: float) -> list[PendingBatch]:
-        """Remove and return the batches whose deadline is over; those in flight stay until they are answered."""
+        """Return the batches whose deadline is over, and remove those that are not in flight."""
         over = [batch for batch in self.in_flight if batch.deadline <= now and not batch.is_over]
         for batch in over:
             batch.is_over = True

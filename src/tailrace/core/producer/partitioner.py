@@ -1,8 +1,8 @@
 """Partitioner of records for which the user names no partition.
 
 A key's partition is the same as with the Java client (murmur2), so that records of one key from any producer share a
-partition. Records without a key stick to one partition until its batch is sent (KIP-480): few large batches are
-cheaper than many small ones.
+partition. Records without a key stick to one partition until a batch of that partition is sent (KIP-480), because few
+large batches are cheaper than many small batches.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Partitioner:
         self._current: dict[str, int] = {}
 
     def choose(self, topic: str, key: bytes | None, partitions: Mapping[int, Leadership]) -> int:
-        """Return the partition of a record; ``partitions`` are all those of ``topic``, at least one."""
+        """Return the partition of a record; ``partitions`` are all partitions of ``topic``, at least one."""
         if key is not None:
             return partition_of(key, len(partitions))
         current = self._current.get(topic)

@@ -27,7 +27,7 @@ class BatchContent(Protocol):
         """Append a record and return its size; 0 if the batch is full."""
 
     def selected(self, indices: Sequence[int]) -> Self:
-        """Return a batch of some of the records."""
+        """Return a batch of the records at ``indices``."""
 
 
 class PendingBatch:
@@ -39,9 +39,9 @@ class PendingBatch:
         tickets: one for each record, returned with the outcome.
         order: place among the batches of the partition.
         size: bytes of the records, before compression.
-        opened_at: time of the first record.
-        deadline: time at which the batch fails.
-        producer: producer id and epoch under which it was sent.
+        opened_at: time at which the first record was appended.
+        deadline: time at which the batch fails if it is not stored before.
+        producer: producer id and epoch under which the batch was sent.
         sequence: sequence number of the first record; -1 before the batch is sent.
         is_uncertain: True if the broker may have stored the batch in an attempt without a definite answer.
         is_over: True if the records have failed while the batch was in flight.
@@ -86,7 +86,7 @@ class PendingBatch:
         return self.sequence >= 0
 
     def parts(self, *chosen: Sequence[int]) -> list[PendingBatch]:
-        """Divide the batch; the parts share its size, and their places follow each other."""
+        """Return one batch for each of ``chosen``, in this order; together they have the size of this batch."""
         parts = []
         for number, indices in enumerate(chosen):
             content, tickets = self.content.selected(indices), [self.tickets[index] for index in indices]
@@ -103,7 +103,7 @@ class Delivered(NamedTuple):
 
     batch: PendingBatch
     base_offset: int
-    """Offset of the first record; -1 if the broker does not remember it."""
+    """Offset of the first record; -1 if the broker does not remember the offset."""
 
 
 class Failed(NamedTuple):

@@ -11,7 +11,7 @@ __all__ = ["PendingRequest"]
 
 
 class PendingRequest:
-    """Attempts of one request after the other, within the time of a call.
+    """Attempts of the requests that one call needs, one request at a time, within the time of the call.
 
     Args:
         settings: settings of the producer.
@@ -38,7 +38,7 @@ class PendingRequest:
         self._failures = 0
 
     def timeout_s(self, now: float) -> float | None:
-        """Return the timeout of the next request; None if the time is over, which is due at once then."""
+        """Return the timeout of the next request; None if the time of the call is over, which makes ``due_at`` now."""
         left_s = min(self._longest_s, self._deadline - now)
         if left_s > 0:
             return left_s
@@ -59,7 +59,7 @@ class PendingRequest:
         self._retry_at = now + backoff.pause_s(self._failures, self._chance())
 
     def forget(self) -> None:
-        """Await nothing, and schedule nothing."""
+        """Forget the awaited effect and the scheduled attempt."""
         self.awaited = self._retry_at = None
 
     @property

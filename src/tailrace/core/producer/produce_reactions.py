@@ -26,7 +26,7 @@ class ProduceReaction(StrEnum):
 _REACTIONS: ReactionTable[ProduceReaction, ProduceReaction] = ReactionTable(
     {
         ErrorCode.NONE: ProduceReaction.STORED,
-        # The broker remembers the last five batches only, and so has no offset for an older one.
+        # The broker remembers the last five batches only, and so has no offset for an older batch.
         ErrorCode.DUPLICATE_SEQUENCE_NUMBER: ProduceReaction.STORED,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ProduceReaction.LOOK_UP,
         ErrorCode.LEADER_NOT_AVAILABLE: ProduceReaction.LOOK_UP,
@@ -36,7 +36,7 @@ _REACTIONS: ReactionTable[ProduceReaction, ProduceReaction] = ReactionTable(
         ErrorCode.FENCED_LEADER_EPOCH: ProduceReaction.LOOK_UP,
         ErrorCode.UNKNOWN_LEADER_EPOCH: ProduceReaction.LOOK_UP,
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: ProduceReaction.WAIT_FOR_EARLIER,
-        # KIP-360: the partition's log no longer has what the producer wrote before.
+        # KIP-360: the partition's log no longer contains the producer's earlier records.
         ErrorCode.UNKNOWN_PRODUCER_ID: ProduceReaction.RENEW,
         ErrorCode.INVALID_PRODUCER_EPOCH: ProduceReaction.RENEW,
         ErrorCode.INVALID_PRODUCER_ID_MAPPING: ProduceReaction.RENEW,

@@ -5,7 +5,7 @@ request follows from the state (``_next_effect``), so a request whose outcome is
 commit was sent, it is repeated until it is answered, never replaced by an abort.
 
 A request that was not answered may still arrive after its transaction has ended. The next transaction therefore takes
-a new producer epoch, with which brokers refuse late requests and count sequence numbers from zero (KIP-360).
+a new producer epoch. Brokers then refuse the late request, and sequence numbers start from zero (KIP-360).
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class _OpenTransaction:
     are_offsets_added: bool = False
     are_offsets_stored: bool = False
     known_at: float | None = None
-    """Time at which the coordinator may first have learned of the transaction; None before."""
+    """Time at which the coordinator may first have learned of the transaction; None before that time."""
     is_known_for_sure: bool = False
     """True if the coordinator has acknowledged the transaction."""
     is_end_sent: bool = False
     cause: TailraceError | None = None
-    """Cause of the abort, to be reported when it is complete."""
+    """Cause of the abort, to be reported when the abort is complete."""
 
 
 class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
@@ -92,8 +92,9 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
 
     Attributes:
         producer: producer id and epoch.
-        error: cause of the final state; None before it.
-        aborted_by: cause of the last transaction's abort, unless the user asked for it; None once the next begins.
+        error: cause of the final state; None in all other states.
+        aborted_by: cause of the last transaction's abort; None if the user asked for the abort, and once the next
+            transaction begins.
     """
 
     def __init__(self, settings: TransactionSettings, chance: Callable[[], float]) -> None:
@@ -119,7 +120,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         return self.is_over or (self.state, event) in TABLE
 
     def handle_timer(self, now: float) -> None:
-        """Send the pending request again, or give it up after its timeout."""
+        """Send the pending request again, or give the request up if the time of the call is over."""
         due_at = self._pending.due_at
         if due_at is None or now < due_at:
             return
@@ -181,13 +182,13 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self._go_on(now)
 
     def finish_records(self, event: RecordsDelivered | RecordsDiscarded, now: float) -> ProducerState | None:
-        """Continue with the offsets or EndTxn; a transaction that the coordinator cannot know just ends."""
+        """Continue with the offsets or EndTxn; end without a request if the coordinator cannot know the transaction."""
         self._transaction.are_records_over = True
         self._needs_new_epoch |= event.needs_new_epoch
         return self._end_if_unknown(now)
 
     def offsets_added(self, _event: OffsetsAdded, now: float) -> None:
-        """Store the offsets of the group, which is part of the transaction now."""
+        """Store the offsets of the group, now that the group is part of the transaction."""
         self._transaction.are_offsets_added = self._transaction.is_known_for_sure = True
         self._go_on(now)
 
@@ -197,13 +198,13 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self._go_on(now)
 
     def rejoin(self, event: GenerationRefused, now: float) -> ProducerState | None:
-        """Send the offsets again under the newer generation; abort if their partitions are no longer owned."""
+        """Send the offsets again under the newer generation; abort if a partition of theirs is no longer owned."""
         offsets = self._transaction.offsets
         if event.current is None or offsets is None:
             self.abort_for(MustAbort(event.error), now)
             return ProducerState.ABORTING
         if event.current == offsets.identity:
-            # The answer of the join, or heartbeat, is on its way.
+            # The answer to the join or heartbeat, with the newer generation, is still on its way.
             self._pending.failed(TryAgain(str(event.error), is_soon=True), now)
             return None
         self._transaction.offsets = replace(offsets, identity=event.current)
@@ -215,7 +216,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         return self._end()
 
     def miss(self, event: NoTransaction, now: float) -> ProducerState:
-        """Finish a transaction that the coordinator does not know, if it never acknowledged one; else fail."""
+        """Finish the transaction if it is being aborted and the coordinator never acknowledged it; else fail."""
         is_expected = self.state is ProducerState.ABORTING and not self._transaction.is_known_for_sure
         return self._end() if is_expected else self.fail(event, now)
 
@@ -235,7 +236,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self._pending.failed(event, now)
 
     def give_up(self, _event: TimeOver, now: float) -> ProducerState | None:
-        """Abort if no commit was sent; leave everything else as it is, and report it."""
+        """Abort the transaction if no commit was sent; in all other cases keep the state and report an error."""
         trouble = self._pending.trouble
         match self.state:
             case ProducerState.IN_TRANSACTION | ProducerState.COMMITTING if not self.is_in_doubt:
@@ -250,7 +251,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         return None
 
     def interrupt(self, _event: Interrupted, _now: float) -> ProducerState | None:
-        """Forget the request in flight; it is repeated at the next call. A commit that was not sent is aborted."""
+        """Forget the request in flight, which the next call repeats; abort if a commit was begun but not sent."""
         self._needs_new_epoch |= self._pending.awaited is not None
         self._pending.forget()
         self._effects.clear()

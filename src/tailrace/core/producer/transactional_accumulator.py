@@ -17,11 +17,11 @@ __all__ = ["TransactionAccumulator"]
 
 
 class TransactionAccumulator(RecordAccumulator):
-    """Undelivered records of one transaction after the other.
+    """Undelivered records of the current transaction of one producer.
 
-    A batch is sent once its partition is part of the transaction. A batch that cannot be stored, where an idempotent
-    producer would fail some records or raise the epoch of the partition, fails the transaction: nothing more is sent,
-    and the records wait to be discarded.
+    A batch is sent once its partition is part of the transaction. If a batch cannot be stored, the transaction fails:
+    no more batches are sent, and the records wait until they are discarded. (An idempotent producer would only fail
+    some records, or raise the epoch of the partition.)
 
     Args:
         settings: limits.
@@ -42,7 +42,7 @@ class TransactionAccumulator(RecordAccumulator):
 
     @property
     def new_partitions(self) -> tuple[TopicPartition, ...]:
-        """Partitions of records that are not part of the transaction."""
+        """Partitions that have undelivered records, but are not part of the transaction."""
         return tuple(sorted(self._active.keys() - self._added))
 
     @property
@@ -53,7 +53,7 @@ class TransactionAccumulator(RecordAccumulator):
     # ---- transactions ------------------------------------------------------------------------------------------
 
     def adopt(self, producer: ProducerId) -> None:
-        """Use another producer id or epoch, with sequence numbers from zero; no record is undelivered."""
+        """Use another producer id or epoch, with sequence numbers from zero; requires that no record is undelivered."""
         self.producer, self._had_losses = producer, False
         self._queues.clear()
 
@@ -63,7 +63,7 @@ class TransactionAccumulator(RecordAccumulator):
         self.failure, self.is_flushing = None, False
 
     def added(self, partitions: Iterable[TopicPartition]) -> None:
-        """Let the batches of partitions be sent, which are part of the transaction now."""
+        """Allow the batches of ``partitions`` to be sent, now that these are part of the transaction."""
         self._added.update(partitions)
 
     def finish(self) -> None:
@@ -74,7 +74,7 @@ class TransactionAccumulator(RecordAccumulator):
     # ---- failures ----------------------------------------------------------------------------------------------
 
     def unanswered(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
-        """Send a batch again that got no answer."""
+        """Send a batch without an answer again."""
         self._had_losses |= was_sent
         return super().unanswered(batch, reason, now, was_sent=was_sent)
 
@@ -108,7 +108,7 @@ class TransactionAccumulator(RecordAccumulator):
         self.failure = event if self.failure is None else worst_of((self.failure, event))
 
     def _forget_idle(self, before: float) -> None:
-        """Forget nothing: partitions of a transactional producer have one epoch, and the next one forgets them."""
+        """Forget nothing: all partitions of a transactional producer share one epoch, and ``adopt`` forgets them."""
 
     def _sendable(self) -> Sequence[PartitionQueue]:
         if self.failure is not None:
