@@ -1,1 +1,1 @@
-"""Transactions around handlers: when one opens and closes, which records it refuses."""
+"""Transactions around handlers: when a transaction opens and closes, and which records it leaves out."""

@@ -1,9 +1,9 @@
-"""Records whose results, or dead letters, were too large for the topic.
+"""Records whose results or dead letters were too large for their topic.
 
-A broker refuses a batch without naming the record, so windows are halved until one has a single record. When that
-record is delivered again, its result is not published but fails it; of its dead letters, the next shorter one is sent.
-A record is remembered until it is committed, its partition is revoked, or it is tried alone: by then the topic may
-allow more.
+A broker refuses a batch without naming the record, so windows are halved until a window has a single record. When that
+record is delivered again, it fails instead of publishing its result. If its dead letter was refused, the next shorter
+form of the dead letter is sent. A record is remembered until it is committed, its partition is revoked, or the record
+is tried alone, because the topic may allow larger records by then.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RefusedRecords:
         return None if found is None else found.output
 
     def of_letters(self, partition: TopicPartition, offset: int) -> Sequence[PublishTooLargeError]:
-        """Return the errors of its dead letters, the longest first."""
+        """Return the errors of a record's refused dead letters, that of the longest first."""
         found = self._of.get((partition, offset))
         return () if found is None else found.letters
 

@@ -1,11 +1,11 @@
 """Windows: when a transaction opens, closes or is aborted, and which records wait for a transaction of their own.
 
-A window opens with the first record that is delivered. It is committed at the end of its interval if all its records
-are finished. Otherwise it is cut: no further record starts, those in flight finish, and it is committed; records that
-have not started belong to the next window. The cut comes after a multiple of the time that the end of the last window
-took, so that little time is lost by ends, and never so late that a record may outlast the transaction. A window that
-can no longer be committed is aborted as a whole, and the next one is smaller. It stays open past its interval for a
-batch that is not full.
+A window opens with the first record that is delivered. The window is committed at the end of its interval if all its
+records are finished; it stays open past its interval while a batch is not full. If a record is not finished, the window
+is cut later: no further records start, the records in flight finish, and the window is committed. Records that have not
+started belong to the next window. A window is cut after a multiple of the time that the end of the last window took, so
+that ends take a small share of the time, and never so late that a record may outlast the transaction. A window that can
+no longer be committed is aborted as a whole; after a failure, the next window is smaller.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["DeferredOffsets", "Window", "WindowSettings", "WindowStep"]
 _SHARE = 0.8
 """Share of the transaction's timeout after which it is aborted."""
 _TARGET_SHARE = 0.2
-"""Share in which a window starts records, unless its interval is longer."""
+"""Share of the timeout during which a window starts records, unless its interval is longer."""
 _WORK_SHARE = 0.5
-"""Share that a handler without a timeout may take."""
+"""Share of the transaction's timeout that a handler without a timeout may take."""
 _LEAST_WORK_SHARE = 0.1
-"""Share that it may take at least, however long its batches are gathered."""
+"""Least share that a handler without a timeout may take, however long its batches are gathered."""
 _ENDS = 4
-"""Time in which a window starts records, in ends of the last window."""
+"""Time for which a window starts records, as a multiple of the time that the end of the last window took."""
 
 
 class WindowStep(StrEnum):
@@ -51,9 +51,9 @@ class WindowSettings:
     timeout_s: float
     """Time after which the broker aborts an open transaction."""
     gathers_s: float = 0.0
-    """Time since its first record for which a window waits for a batch to fill."""
+    """Time for which a window waits for a batch to fill, counted from the first record of the window."""
     works_s: float = 0.0
-    """Longest time of a handler for a record or a batch."""
+    """Longest time that a handler may take for a record or a batch."""
 
     @property
     def longest_s(self) -> float:
@@ -67,20 +67,20 @@ class WindowSettings:
         return max(self.interval_s, min(self.timeout_s * _TARGET_SHARE, in_time_s))
 
     def work_share_s(self, gathers_s: float = 0.0) -> float:
-        """Return the timeout of a handler without one, for a record or a batch gathered for ``gathers_s``."""
+        """Return the timeout of a handler that declares none, for a record or a batch gathered for ``gathers_s``."""
         starts_s = max(gathers_s, self.interval_s, self.timeout_s * _TARGET_SHARE)
         least_s, most_s = self.timeout_s * _LEAST_WORK_SHARE, self.timeout_s * _WORK_SHARE
         return max(least_s, min(most_s, self.longest_s - starts_s))
 
 
 class Window:
-    """State of one transaction after the other.
+    """State of the current transaction, and the size of the next one.
 
     Attributes:
         count: records delivered in the open window.
         opened_at: time of the first record; None while no window is open.
         doomed_by: reason why the window cannot be committed; None while it can.
-        is_at_fault: True if that is a failure, after which the next window waits for a backoff.
+        is_at_fault: True if ``doomed_by`` is a failure after which the next window waits for a backoff.
         is_late: True if the records took too long.
     """
 
@@ -113,7 +113,7 @@ class Window:
     # ---- what happens ------------------------------------------------------------------------------------------
 
     def took(self, count: int, now: float) -> None:
-        """Add delivered records; the first ones open the window."""
+        """Add delivered records; the first records open the window."""
         if self.opened_at is None:
             self.opened_at = now
         self.count += count
@@ -127,7 +127,7 @@ class Window:
         self._is_closing = self._is_cut = self.is_open
 
     def doom(self, error: TailraceError, *, is_at_fault: bool = True) -> None:
-        """Abort the window; the first reason counts."""
+        """Mark the window to be aborted; of several reasons, the first one counts."""
         if self.is_open and self.doomed_by is None:
             self.doomed_by, self.is_at_fault = error, is_at_fault
 
@@ -136,8 +136,8 @@ class Window:
 
         Args:
             now: time.
-            carried: delivered records that have not started; with any, the next window is open.
-            is_searching: True while the window is kept small to find a record.
+            carried: number of delivered records that have not started; if there are any, they open the next window.
+            is_searching: True while windows are kept small to find a refused record.
         """
         if not is_searching:
             self._limit = min(self._settings.max_records, self._limit * 2)
@@ -146,13 +146,13 @@ class Window:
         self.carry_on(now, carried)
 
     def carry_on(self, now: float, carried: int) -> None:
-        """Open the next window with ``carried`` records that have not started; without any, no window is open."""
+        """Open the next window with ``carried`` records that have not started; if there are none, open no window."""
         self._shut()
         if carried:
             self.took(carried, now)
 
     def aborted(self, *, shrink: bool = False) -> None:
-        """Close an aborted window; with ``shrink`` the next one is half as large."""
+        """Close an aborted window; with ``shrink`` the next window is half as large."""
         if shrink:
             self._limit = max(1, min(self.count, self._limit) // 2)
         self._shut()
@@ -164,7 +164,7 @@ class Window:
     # ---- what follows ------------------------------------------------------------------------------------------
 
     def takes(self, now: float, *, is_gathering: bool) -> bool:
-        """Return True if more records are delivered, whether or not others are finished."""
+        """Return True if more records are delivered, whether or not earlier records are finished."""
         if self.opened_at is None or self.doomed_by is not None:
             return self.opened_at is None
         return self.room > 0 and now < self._gathers_until(is_gathering=is_gathering)
@@ -176,7 +176,7 @@ class Window:
             now: time.
             is_done: True if all delivered records are finished.
             is_idle: True if no handler runs.
-            is_gathering: True if records wait in a batch for more.
+            is_gathering: True if a batch with records waits for more records.
         """
         if self.takes(now, is_gathering=is_gathering):
             return WindowStep.FEED
@@ -208,7 +208,7 @@ class Window:
         return WindowStep.ABORT
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the time at which ``step`` changes without an event; None if it does not."""
+        """Return the time at which ``step`` changes without an event; None while no window is open."""
         if self.opened_at is None:
             return None
         moments = [self._at(self._settings.longest_s)]
@@ -224,7 +224,7 @@ class Window:
         return None if self.opened_at is None else self._at(self._settings.longest_s)
 
     def is_kept_open(self, now: float) -> bool:
-        """Return True if the window is open past its interval, for a batch."""
+        """Return True if the window has been open for longer than its interval, as for a batch."""
         return self.opened_at is not None and now >= self._at(self._settings.interval_s)
 
     def has_time(self, seconds: float, now: float) -> bool:
@@ -232,7 +232,7 @@ class Window:
         return self.doomed_by is None and (self.gives_up_at is None or now + seconds < self.gives_up_at)
 
     def is_timed_out(self, now: float) -> bool:
-        """Return True if the broker may have aborted the transaction, whose timeout is over."""
+        """Return True if the transaction's timeout is over, so that the broker may have aborted it."""
         return self.opened_at is not None and now >= self._at(self._settings.timeout_s)
 
     def _gathers_until(self, *, is_gathering: bool) -> float:
@@ -246,7 +246,10 @@ class Window:
         return min(self._settings.target_s, max(self._settings.interval_s, self._end_s * _ENDS))
 
     def _at(self, age_s: float) -> float:
-        """Return the time at which the window has an age. An age, rounded, could contradict a returned deadline."""
+        """Return the time at which the window has the age ``age_s``.
+
+        Times are compared instead of ages, because a rounded age could contradict a deadline that was returned.
+        """
         assert self.opened_at is not None
         return self.opened_at + age_s
 
@@ -259,11 +262,11 @@ class _Stop:
 
 
 class DeferredOffsets:
-    """Records that wait for longer than a transaction may; each stops its partition until it is tried again.
+    """Records that wait longer than a transaction may last; each stops its partition until the record is tried again.
 
-    A transaction would time out while it waits for such a record, and cannot skip it, since a committed offset has no
-    holes. So the records before it are committed, and then it is tried in a transaction of its own, whose failure
-    repeats no other record.
+    A transaction would time out while it waits for such a record. It cannot skip the record, since all records below a
+    committed offset count as finished. So the records before it are committed first, and then the record is tried in a
+    transaction of its own, whose failure repeats no other record.
     """
 
     def __init__(self) -> None:
@@ -281,13 +284,13 @@ class DeferredOffsets:
         return sum(stop.is_given_up for stop in self._stops.values())
 
     def put(self, partition: TopicPartition, offset: int, due_at: float, *, is_given_up: bool = True) -> None:
-        """Stop a partition before ``offset``, whose record has failed or waits; of several, the lowest counts."""
+        """Stop a partition before ``offset``, where a record failed or waits; of several offsets, the lowest counts."""
         stop = self._stops.get(partition)
         if stop is None or offset <= stop.offset:
             self._stops[partition] = _Stop(offset, due_at, is_given_up)
 
     def lift(self, partition: TopicPartition) -> None:
-        """Forget the record of a partition: it is finished, or the partition was revoked."""
+        """Let a partition continue, because the stopped record is finished or the partition was revoked."""
         self._stops.pop(partition, None)
 
     def room(self, partition: TopicPartition, delivered: int | None, room: int, now: float, *, is_open: bool) -> int:
@@ -298,7 +301,7 @@ class DeferredOffsets:
             delivered: next offset to deliver.
             room: limit for any partition.
             now: time.
-            is_open: True if a window is open: the record that stops a partition needs one of its own.
+            is_open: True if a window is open. The record that stops a partition needs a window of its own.
         """
         stop = self._stops.get(partition)
         if stop is None or not room:
@@ -308,17 +311,17 @@ class DeferredOffsets:
         return 1 if not is_open and now >= stop.due_at else 0
 
     def is_stopped_at(self, partition: TopicPartition, offset: int) -> bool:
-        """Return True if the record stops its partition, or comes after the one that does."""
+        """Return True if the record stops its partition, or comes after the record that does."""
         stop = self._stops.get(partition)
         return stop is not None and offset >= stop.offset
 
     def before(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
-        """Return the records before the one that stops their partition."""
+        """Return the records before the record that stops the partition."""
         stop = self._stops.get(partition)
         return records if stop is None else [one for one in records if one.offset < stop.offset]
 
     def next_due_at(self, now: float, delivered: Mapping[TopicPartition, int | None]) -> float | None:
-        """Return the time of the next attempt of a record that was reached; None if none is due later."""
+        """Return the earliest future attempt among the records that are next in their partitions; None without one."""
         return min(
             (
                 stop.due_at
