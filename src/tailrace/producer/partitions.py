@@ -1,4 +1,4 @@
-"""Partitions of records to publish: chosen by key or in turns, in topics that are looked up once."""
+"""Partitions of records to publish, chosen by key or in turn. Each topic is looked up once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailrace.records import TopicPartition
 __all__ = ["PartitionResolver"]
 
 _TOPIC_GRACE_S = 5.0
-"""Time that an unknown topic may take to appear, unless the caller has a timeout of its own."""
+"""Time that an unknown topic may take to appear, unless the resolver has a timeout of its own."""
 
 
 class PartitionResolver:
@@ -25,7 +25,7 @@ class PartitionResolver:
 
     Args:
         cluster: source of metadata.
-        timeout_s: time that an unknown topic may take to appear.
+        timeout_s: time that an unknown topic may take to appear; five seconds if None.
     """
 
     def __init__(self, cluster: Cluster, timeout_s: float | None = None) -> None:
@@ -44,7 +44,7 @@ class PartitionResolver:
         return named[partition] if partition in known.partitions else None
 
     async def place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
-        """Return the partition of a record: ``partition``, else chosen by the key as Kafka's own clients do.
+        """Return the partition of a record: ``partition``, or if it is None, a partition chosen as Kafka's clients do.
 
         Raises:
             PublishError: the topic or partition does not exist.
@@ -54,7 +54,7 @@ class PartitionResolver:
         if topic not in self._topics:
             self._topics[topic] = _Partitions(topic)
             self._cluster.watch(self, self._topics)
-        # The partition may have been added since the last refresh.
+        # A partition unknown here may have been added since the last refresh.
         partitions = await self._found(topic, partition)
         if partition is not None and partition not in partitions:
             raise PublishError(f"{topic} has no partition {partition}; it has {len(partitions)}")
@@ -62,11 +62,11 @@ class PartitionResolver:
         return TopicPartition(topic, chosen)
 
     def move_on(self, topic: str | None = None) -> None:
-        """Choose another partition for records without a key from now on; in all topics if None."""
+        """Choose another partition for records without a key from now on; in all topics if ``topic`` is None."""
         self._partitioner.move_on(topic)
 
     async def _found(self, topic: str, partition: int | None) -> Mapping[int, Leadership]:
-        """Look a topic up, once for all calls that wait for it."""
+        """Look a topic up, once for all concurrent calls that wait for the topic."""
         while (lookup := self._lookups.get(topic)) is not None:
             await lookup.is_over.wait()
             if lookup.error is not None:
@@ -100,7 +100,7 @@ class PartitionResolver:
 
 
 class _Partitions(dict[int, TopicPartition]):
-    """Partitions of one topic by number, each made once."""
+    """Partitions of one topic by number; each ``TopicPartition`` is created once."""
 
     def __init__(self, topic: str) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _Partitions(dict[int, TopicPartition]):
 
 
 class _Lookup:
-    """One look-up of a topic, and its error."""
+    """One look-up of a topic, and the error if it has failed."""
 
     def __init__(self) -> None:
         self.is_over = asyncio.Event()

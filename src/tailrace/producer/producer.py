@@ -23,19 +23,19 @@ from tailrace.producer.runtime import ProducerRuntime, cluster_of
 __all__ = ["Producer"]
 
 _AFTER_ERROR_S = 5
-"""Time to deliver what is in flight when the ``async with`` body failed or was cancelled."""
+"""Time to deliver the records in flight after the ``async with`` body has failed or was canceled."""
 
 
 class Producer:
-    """Publishes for as long as an ``async with`` lasts.
+    """Publishes records until the end of an ``async with``.
 
     Every record is stored once, and in the order of the calls within its partition. Leaving the ``async with`` waits
-    until everything is acknowledged; leaving it by an error waits five seconds at most.
+    until all records are acknowledged. After an error in its body, the wait is at most five seconds.
 
     Args:
         config: brokers, security and timeouts; the options of reading are not used.
         max_batch_bytes: size of a batch, before compression; a larger record is a batch by itself.
-        linger_ms: time that a batch that is not full waits for more records.
+        linger_ms: time in milliseconds for which a batch waits for more records unless it is full.
         compression: codec of the batches.
         max_buffered_bytes: size of undelivered records above which publishing suspends its caller.
 
@@ -102,15 +102,15 @@ class Producer:
             if isinstance(error, BrokerError):
                 raise PublishError(f"no producer id: {error}") from error
             raise
-        # A topic that does not exist is given up as early as a request that gets no answer.
+        # The look-up of a topic that does not exist fails as early as a request that gets no answer.
         lookup_timeout_s = min(self._timeout_s, self._config.request_timeout_ms / 1000)
         resolver = PartitionResolver(cluster, lookup_timeout_s)
         self._running = ProducerRuntime(cluster, sender, resolver, self._timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is acknowledged, ``stop_timeout_ms`` at most, and close the connections.
+        """Wait until all records are acknowledged, for at most ``timeout_s``, and close the connections.
 
-        What is not acknowledged by then fails.
+        The default of ``timeout_s`` is ``stop_timeout_ms``. Records that are not acknowledged by then fail.
         """
         running, self._running = self._running, None
         if running is None:
@@ -152,12 +152,13 @@ class Producer:
 
         Without ``partition`` the key decides, as with Kafka's own clients. Calls that begin together share batches and
         keep their order within a partition. A record that the broker refuses fails alone. A call that is canceled while
-        it waits for metadata or memory publishes nothing; later, the record is published all the same.
+        it waits for metadata or memory publishes nothing; if it is canceled later, the record is published all the
+        same.
 
         Raises:
             PublishTooLargeError: the record is larger than the topic allows.
-            PublishError: the record was refused, or not acknowledged in ``default_api_timeout_ms``; it may still arrive
-                then.
+            PublishError: the record was refused, or was not acknowledged in ``default_api_timeout_ms``. In the second
+                case it may still be stored.
         """
         return await (
             await self.send(topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
@@ -173,10 +174,10 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> asyncio.Future[Published]:
-        """Hand one record over, as ``publish``, and return the future of its place.
+        """Add one record to a batch, as ``publish`` does, and return the future of its partition and offset.
 
         Suspends while ``max_buffered_bytes`` of records are undelivered. The offset is -1 in the rare case that the
-        broker has stored the record in an earlier attempt and does not remember where.
+        broker has stored the record in an earlier attempt and does not remember its offset.
 
         Raises:
             PublishError: the topic or partition is not found in ``request_timeout_ms``, the record cannot be encoded,
@@ -195,9 +196,9 @@ class Producer:
     async def publish_many(
         self, topic: str, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]
     ) -> None:
-        """Publish keys and values to one partition, in order, without a future for each.
+        """Publish keys and values to one partition, in order, without a future for each record.
 
-        Returns when the last record is in a batch; ``flush`` tells whether all of them were stored.
+        Returns when the last record is in a batch; ``flush`` raises if a record was not stored.
 
         Raises:
             PublishError: an earlier record was refused, or there was no memory for a record in time.
@@ -210,7 +211,7 @@ class Producer:
             await running.sender.append(place, key, value, (), None, None, running.loop.time() + self._timeout_s)
 
     async def flush(self) -> None:
-        """Wait until everything published before is acknowledged or has failed.
+        """Wait until all records published before this call are acknowledged or have failed.
 
         Raises:
             PublishError: a record of ``publish_many`` was refused, or not acknowledged in ``default_api_timeout_ms``.

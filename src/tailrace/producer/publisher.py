@@ -32,7 +32,7 @@ class Publisher(Protocol):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Published | None:
-        """Publish one record; when this returns, the record that led to it may be acknowledged.
+        """Publish one record; when this returns, the record whose handler has published it may be acknowledged.
 
         Returns:
             Partition and offset; None for a record of a transaction that is not committed yet.
@@ -43,7 +43,7 @@ class Publisher(Protocol):
 
 
 def check_topic_name(topic: str) -> None:
-    """Raise for a name that no topic can have, before brokers are asked for it until the timeout.
+    """Raise if no topic can have this name, so that the caller does not look it up until the timeout.
 
     Raises:
         PublishError: the name is not legal.

@@ -62,7 +62,7 @@ class RecordSender:
         on_batch: called with the topic of each batch that is sent or full.
         on_turn: called after answers and new batches.
         refused: first error of a record without a future; None if there is none.
-        ended_by: error of records that are appended after the end; None before it.
+        ended_by: error of records that are appended after the sender has ended; None while it runs.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RecordSender:
         """Request a producer id (KIP-98).
 
         Raises:
-            BrokerError: the brokers do not give one.
+            BrokerError: the brokers give no producer id.
             BrokerConnectionError: no broker answered in time.
         """
         self._accumulator.producer = await self._cluster.retrying(
@@ -112,7 +112,7 @@ class RecordSender:
         return self._accumulator.is_empty and not self._waiting
 
     async def run(self, *beside: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Send records until canceled, and run ``beside`` as long; records that are undelivered then fail."""
+        """Send records and run ``beside`` until canceled; records that are still undelivered then fail."""
         try:
             async with self._tasks:
                 for function in (self._keep_metadata, *beside):
@@ -125,7 +125,7 @@ class RecordSender:
             self._end(PublishError("the producer was closed"))
 
     async def flush(self) -> None:
-        """Wait until every record that was appended before has an outcome."""
+        """Wait until every record that was appended before this call has an outcome."""
         self._accumulator.flush()
         flushed: asyncio.Future[None] = self._loop.create_future()
         self._flushes.append((self._loop.time(), flushed))
@@ -135,7 +135,7 @@ class RecordSender:
         await flushed
 
     async def discard(self, error: TailraceError, timeout_s: float = 0) -> None:
-        """Fail all records, and wait until no request is in flight; requests without an answer are given up."""
+        """Fail all records, wait up to ``timeout_s`` for requests in flight, and cancel those that remain."""
         self._fail_waiting(error)
         self._report(self._accumulator.fail_all(error))
         if self._writes and timeout_s:
@@ -157,10 +157,11 @@ class RecordSender:
         ticket: asyncio.Future[Published] | None,
         deadline: float,
     ) -> None:
-        """Append a record to the batches of its partition, as soon as there is memory for it.
+        """Append a record to the batches of its partition, as soon as there is memory for the record.
 
         Raises:
-            PublishError: the record cannot be encoded, or there was no memory for it before ``deadline``.
+            PublishError: the record cannot be encoded, there was no memory for it before ``deadline``, or the sender
+                has ended.
         """
         if self.ended_by is not None:
             raise copy.copy(self.ended_by)
@@ -179,7 +180,7 @@ class RecordSender:
             self.wake()
             if appended is Appended.FILLED:
                 self.on_batch(place.topic)
-                # Lets the full batch be sent while the caller makes the next one.
+                # Lets the full batch be sent while the caller fills the next batch.
                 await asyncio.sleep(0)
 
     async def _wait_for_memory(self, waiting: _WaitingRecord) -> None:
@@ -238,7 +239,7 @@ class RecordSender:
                 timer.cancel()
 
     def wake(self) -> None:
-        """Send what may be sent now."""
+        """Let the sender look for batches that may be sent now."""
         if not self._wanted.done():
             self._wanted.set_result(None)
 
@@ -247,7 +248,7 @@ class RecordSender:
         return -1 if leadership is None else leadership.leader_id
 
     def _most_requests(self, leader: int) -> int:
-        # Without a connection, one request opens it; the batches behind it go on filling.
+        # Without a connection, a single request opens it, and the other batches continue to fill meanwhile.
         connection = self._connections.get(leader)
         return IN_FLIGHT if connection is not None and connection.is_open else 1
 
@@ -257,7 +258,7 @@ class RecordSender:
         except _LASTING as error:
             refused = PublishError(f"{batches[0].partition.topic}: {error}")
             self._report([one for batch in batches for one in self._accumulator.refused(batch, refused)])
-            # Until the next attempt to connect, the broker's error would be the same one.
+            # Until the next attempt to connect to the broker, every request would fail with the same error.
             await asyncio.sleep(self._refused_pause_s)
         finally:
             self._accumulator.request_ended(leader)
@@ -322,7 +323,7 @@ class RecordSender:
                 elif not ticket.done():
                     ticket.set_exception(copy.copy(outcome.error))
                     if self._transactional_id is not None:
-                        # Marked as retrieved: the call that ends the transaction raises it, too.
+                        # Marks the exception as retrieved, because the call that ends the transaction raises it, too.
                         ticket.exception()
         if outcomes:
             self._admit()
@@ -362,14 +363,14 @@ class RecordSender:
             try:
                 await self._refresher.run_refreshes()
             except AuthenticationError:
-                # The records fail by themselves; later credentials may be good.
+                # The records fail without this task's help, and later credentials may be valid.
                 await asyncio.sleep(self._settings.backoff.longest_s)
 
     async def _renew_producer_id(self) -> None:
         try:
             await self.initialize(self._settings.delivery_timeout_s)
         except TailraceError:
-            # The records that wait for it expire; the next ones ask again.
+            # The records that wait for the producer id expire; later records request one again.
             await asyncio.sleep(self._settings.backoff.longest_s)
         finally:
             self._is_renewing = False

@@ -1,4 +1,4 @@
-"""Parts that both producers have while they are started."""
+"""Parts that the idempotent and the transactional producer have in common while they are started."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ProducerRuntime:
             PublishError: the topic or partition does not exist, or no metadata came in time.
         """
         check_topic_name(topic)
-        # The look-up ends by itself after the same time, with an error that says more.
+        # This timeout is a little longer than that of the look-up, because the error of the look-up tells more.
         limit = asyncio.timeout(self._timeout_s + _GRACE_S)
         self._lookups.add(limit)
         try:
@@ -77,12 +77,12 @@ class ProducerRuntime:
             self._lookups.discard(limit)
 
     async def flushed(self) -> None:
-        """Wait until everything is delivered or has failed."""
+        """Wait until every record is delivered or has failed."""
         if not self._task.done():
             await self.sender.flush()
 
     async def end(self) -> None:
-        """Fail what is undelivered and close the connections."""
+        """Fail the undelivered records and close the connections."""
         self._task.cancel()
         self.is_closed = True
         for limit in self._lookups:

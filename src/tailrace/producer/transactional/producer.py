@@ -60,7 +60,7 @@ from tailrace.records import OffsetAndMetadata, TopicPartition
 __all__ = ["TransactionalProducer"]
 
 _LINGER_S = 0.005
-"""Readers of committed records wait for the commit anyway, which sends all batches at once."""
+"""Lingering delays no reader of committed records: they wait for the commit, which sends all batches at once."""
 
 _NOT_STARTED = "this producer is not started - use it in an `async with`"
 
@@ -70,15 +70,15 @@ _NO_MEMBER = Identity()
 
 
 class TransactionalProducer:
-    """Publishes in transactions for as long as an ``async with`` lasts; one that is open at its end is aborted.
+    """Publishes in transactions until the end of an ``async with``, which aborts a transaction that is still open.
 
-    One transaction at a time. Several tasks may call ``send`` at once, and must be finished before ``commit`` is
-    called. Records are sent while the transaction is open, as ``Producer`` sends them.
+    There is one transaction at a time. Several tasks may call ``send`` at once; these calls must have returned before
+    ``commit`` is called. Records are sent while the transaction is open, as ``Producer`` sends them.
 
     Args:
         config: brokers, security and timeouts; the options of reading are not used.
-        transactional_id: name that this process has at each start, and no other process. A start fences the earlier
-            producer with the name, and its open transaction is aborted.
+        transactional_id: name that this process uses at each start, and that no other process uses. A start fences an
+            earlier producer with the same name, and the broker aborts that producer's open transaction.
         transaction_timeout_ms: time after which the broker aborts an open transaction.
         compression: codec of the batches.
         max_batch_bytes: size of a batch, before compression; a larger record is a batch by itself.
@@ -125,12 +125,12 @@ class TransactionalProducer:
 
     @property
     def error(self) -> TailraceError | None:
-        """Cause of a final state; None in any other."""
+        """Cause of a final state; None in any other state."""
         return self._machine.error
 
     @property
     def is_in_doubt(self) -> bool:
-        """True if a commit was sent and not answered: call ``commit`` again to find out."""
+        """True if a commit was sent and not answered; call ``commit`` again to learn its outcome."""
         return self._machine.is_in_doubt
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class TransactionalProducer:
             ConsumerStateError: the producer was started before.
             BrokerConnectionError: no broker answers in ``start_timeout_ms``.
             UnsupportedVersionError: the brokers are older than Apache Kafka 2.5.
-            PublishError: the brokers give no producer id in that time, or refuse one.
+            PublishError: the brokers give no producer id in ``start_timeout_ms``, or refuse to give one.
         """
         if self._was_started:
             raise ConsumerStateError("this producer was started before - create another")
@@ -167,7 +167,7 @@ class TransactionalProducer:
             raise
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Abort an open transaction, within ``stop_timeout_ms`` at most, and close the connections."""
+        """Abort an open transaction, within ``timeout_s`` (default: ``stop_timeout_ms``), and close the connections."""
         if self._running is None:
             return
         within_s = self._config.stop_timeout_ms / 1000 if timeout_s is None else timeout_s
@@ -177,7 +177,7 @@ class TransactionalProducer:
             ProducerState.COMMITTING: Settle(within_s),
         }
         try:
-            # The broker ends what cannot be ended now, after transaction_timeout_ms.
+            # If a transaction cannot be ended now, the broker ends it after transaction_timeout_ms.
             with contextlib.suppress(TailraceError):
                 async with self._turn(within_s):
                     if (event := ending.get(self._machine.state)) is not None:
@@ -197,7 +197,7 @@ class TransactionalProducer:
     # ---- transactions ------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Begin a transaction, after unfinished work of the previous one.
+        """Begin a transaction, after completing unfinished work of the previous transaction.
 
         Raises:
             ConsumerStateError: a transaction is open, or the producer is not started.
@@ -226,8 +226,9 @@ class TransactionalProducer:
     ) -> asyncio.Future[Published]:
         """Add one record to the transaction and return the future of its offset.
 
-        Without ``partition`` the key decides, as with Kafka's own clients. Suspends while ``max_buffered_bytes`` of
-        records are undelivered. A record that cannot be stored aborts the transaction; ``commit`` raises the reason.
+        Without ``partition`` the partition is chosen by key, as with Kafka's own clients. Suspends while
+        ``max_buffered_bytes`` of records are undelivered. A record that cannot be stored aborts the transaction;
+        ``commit`` raises the reason.
 
         Raises:
             ConsumerStateError: no transaction is open.
@@ -246,7 +247,7 @@ class TransactionalProducer:
         return future
 
     async def check(self, topic: str, partition: int | None = None) -> None:
-        """Look a topic up, without sending a record.
+        """Check that a topic or partition exists, without sending a record.
 
         Raises:
             PublishError: the topic or partition does not exist.
@@ -269,12 +270,13 @@ class TransactionalProducer:
         If the outcome is in doubt (``is_in_doubt``), another call repeats the commit as it was sent.
 
         Args:
-            offsets: next offsets to read, of the partitions that the transaction was made from.
-            identity: member of the group that commits; refused if it is not in the current generation.
-            group_id: group; the config's if None.
-            topic_ids: ids of the topics that the records were read from, where they are known.
-            current_identity: returns the identity with which to repeat a commit that was refused since the group has
-                rebalanced; None if the partitions of ``offsets`` are no longer owned.
+            offsets: next offsets to read, of the partitions whose records this transaction has processed.
+            identity: member of the group that commits; the commit is refused if the member is not in the current
+                generation.
+            group_id: group; the group of the config if None.
+            topic_ids: ids of the topics from which the records were read, as far as the ids are known.
+            current_identity: returns the identity with which to repeat a commit that was refused because the group has
+                rebalanced; None if a partition of ``offsets`` is no longer owned.
 
         Raises:
             ConsumerStateError: no transaction is open.
@@ -282,8 +284,8 @@ class TransactionalProducer:
                 was aborted.
             FencedMemberError: another member has the same ``group_instance_id``; the transaction was aborted.
             ProducerFencedError: another process has the same transactional id.
-            PublishError: the transaction was aborted since a record was refused or the time was over; or the outcome
-                is in doubt.
+            PublishError: the transaction was aborted because a record was refused or the commit took too long; or the
+                outcome is in doubt.
         """
         async with self._turn():
             self._check(CommitTransaction)
@@ -292,7 +294,7 @@ class TransactionalProducer:
             await self._do(CommitTransaction(group_offsets, self._max_wait_s))
 
     async def abort(self) -> None:
-        """Abort the transaction; does nothing if it was aborted already.
+        """Abort the transaction; do nothing if it was aborted already.
 
         Raises:
             ConsumerStateError: a commit is in doubt.
@@ -307,8 +309,8 @@ class TransactionalProducer:
 
     @contextlib.asynccontextmanager
     async def _turn(self, within_s: float | None = None) -> AsyncIterator[None]:
-        """Wait for the call in progress."""
-        # The call in progress may have to abort the transaction after its own time.
+        """Wait for the call in progress, and make other calls wait for this one."""
+        # The call in progress may have to abort the transaction after its own timeout.
         within_s = self._max_wait_s + self._settings.abort_s if within_s is None else within_s
         self._calls += 1
         try:
@@ -428,19 +430,19 @@ class TransactionalProducer:
             self._news.set()
 
     async def _act_on_records(self) -> None:
-        """Add partitions, or abort after a failure, while a transaction is open and no call acts on its records."""
+        """Add partitions or abort after a failure while a transaction is open, unless a call is in progress."""
         while True:
             await self._news.wait()
             event = self._event_of_records()
-            # A call acts on them itself, or wakes this task at its end. So this task never waits for its turn, and a
-            # call that follows another one at once does not either.
+            # A call in progress handles the event itself, or wakes this task at its end. So this task never waits for
+            # a call, and a call that directly follows another call does not wait for this task.
             if event is None or self._calls or self._machine.state is not ProducerState.IN_TRANSACTION:
                 continue
             async with self._one_at_a_time:
                 try:
                     await self._do(event)
                 except TailraceError:
-                    # The next call raises it.
+                    # The next call raises the error.
                     self._is_cause_unreported = True
 
     def _group_offsets(

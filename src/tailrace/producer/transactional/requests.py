@@ -1,7 +1,7 @@
 """Requests of a transactional producer to coordinators: each is sent once, and its outcome is an event.
 
-An error code becomes the event that ``core.producer.error_reactions`` makes of it. A request that fails before it is
-sent had no effect (``Moved``); one that fails later may have taken effect, or may yet (``Unanswered``).
+``core.producer.error_reactions`` decides which event an error code becomes. A request that fails before it is sent had
+no effect (``Moved``). A request that fails later may have taken effect, or may still do so (``Unanswered``).
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ __all__ = ["TransactionRequests"]
 ResponseT = TypeVar("ResponseT")
 
 _TRANSACTION = 1
-"""Type of coordinator."""
+"""Coordinator type of FindCoordinator: transactions."""
 _TRANSACTIONS = ChannelKey(Channel.MAIN, "transactions")
-"""Connections of their own, since brokers answer Produce only after the replicas have fetched."""
+"""Connections for these requests only, since brokers answer Produce only after the replicas have fetched."""
 
 
 class TransactionRequests:
@@ -169,8 +169,8 @@ class TransactionRequests:
         trouble = _worst(list(topic_ids), answer.partitions, TransactionRequestKind.COMMIT_OFFSETS)
         if trouble is not None:
             return trouble
-        # TxnOffsetCommit names topics. The ids are compared after it: a deletion that this broker has not seen by now
-        # also removes offsets that wait for the end of the transaction, so no recreated topic goes unnoticed.
+        # TxnOffsetCommit names topics only, so the ids are compared afterwards. No recreated topic goes unnoticed: a
+        # deletion that this broker has not seen by now also removes offsets that wait for the end of the transaction.
         if others := await with_other_ids(connection.send, topic_ids):
             return MustAbort(TopicRecreatedError(others))
         return OffsetsStored()

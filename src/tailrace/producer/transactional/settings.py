@@ -10,7 +10,7 @@ from tailrace.errors import ConfigurationError
 __all__ = ["CLOSING_ABORT_S", "check_options", "settings_of"]
 
 CLOSING_ABORT_S = 5.0
-"""Time for an abort that no call asked for."""
+"""Time for an abort that the user did not request."""
 
 
 def check_options(transactional_id: str, transaction_timeout_ms: int, compression: str, max_batch_bytes: int) -> None:
