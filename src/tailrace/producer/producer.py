@@ -150,10 +150,10 @@ class Producer:
     ) -> Published:
         """Publish one record and wait until all in-sync replicas have it.
 
-        Without ``partition`` the key decides, as with Kafka's own clients. Calls that begin together share batches and
-        keep their order within a partition. A record that the broker refuses fails alone. A call that is canceled while
-        it waits for metadata or memory publishes nothing; if it is canceled later, the record is published all the
-        same.
+        Without ``partition`` the partition is chosen by key, as with Kafka's own clients. Calls that begin together
+        share batches and keep their order within a partition. A record that the broker refuses fails alone. A call that
+        is canceled while it waits for metadata or memory publishes nothing; if it is canceled later, the record is
+        published all the same.
 
         Raises:
             PublishTooLargeError: the record is larger than the topic allows.

@@ -33,7 +33,7 @@ class ProducerRuntime:
         sender: sender of the records.
         resolver: chooses partitions.
         timeout_s: time that a record may wait for metadata.
-        beside: functions that run as long as the sender.
+        beside: coroutine functions that run as long as the sender runs.
 
     Attributes:
         is_closed: True once the connections are closed.

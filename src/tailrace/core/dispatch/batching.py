@@ -1,10 +1,10 @@
-"""Assembly of batches for batch handlers, and their order.
+"""Assembly and order of the batches of batch handlers.
 
 A batch is due when it is full (``max_records`` or ``max_bytes``), when its first record has waited for ``max_wait_ms``,
 or when no more records can be added or are expected. ``order_by`` decides which records a batch may contain, and when
 the next batch may start:
 
-| ``order_by``  | a batch is of      | the next one starts                                      |
+| ``order_by``  | a batch is of      | the next batch starts                                    |
 |---------------|--------------------|----------------------------------------------------------|
 | ``partition`` | one partition      | when the previous batch of its partition is finished     |
 | ``key``       | one partition      | at once, without records whose key is in a running batch |
@@ -38,11 +38,11 @@ _STALE_ALLOWED = 64
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Limits of a handler's batch, which starts as soon as one of them is reached.
+    """Limits of a handler's batches: a batch starts as soon as one limit is reached.
 
     Args:
         max_records: Maximum number of records.
-        max_wait_ms: Maximum time in milliseconds that the first record of a batch waits for others.
+        max_wait_ms: Maximum time in milliseconds that the first record of a batch waits for other records.
         max_bytes: Maximum size of keys, values and headers; a larger record is a batch of its own. Unlimited by
             default.
 
@@ -68,7 +68,7 @@ class HandlerBatch:
 
     Attributes:
         records: records that are not finished, in the order in which they were added.
-        leases: leases of these records, each of one partition and in flight; a partition may have several.
+        leases: leases of these records, all in flight. A lease has one partition; a partition may have several leases.
         failing: number of failed records that count as waiting, by partition; empty unless the batch failed.
     """
 
@@ -192,7 +192,7 @@ class BatchAssembler:
     # ---- batches -----------------------------------------------------------------------------------------------
 
     def take(self, now: float) -> HandlerBatch | None:
-        """Return the next batch to run; None if none is due."""
+        """Return the next batch to run; None if no batch is due."""
         while (due := self._next_due()) is not None:
             if due[0] > now and (self._ready or not self._is_crowded):
                 break
@@ -400,7 +400,7 @@ def size_of(record: Record) -> int:
 def _split(
     records: Sequence[Record], wanted: int, room: int | None, busy: Collection[Key], *, is_first: bool
 ) -> tuple[Sequence[Record], Sequence[Record], bool]:
-    """Return the records that go into the batch, those that stay, and whether the batch is full."""
+    """Return the records that go into the batch, the records that stay, and True if the batch is full."""
     if room is None and not busy:
         return records[:wanted], records[wanted:], False
     taken: list[Record] = []

@@ -202,7 +202,7 @@ class Lanes:
             self._set_aside(self._slice)
 
     def finished(self, work: QueuedRecord) -> None:
-        """Finish a suspended or parked record, whatever its outcome, so that the next one of its lane may run.
+        """Finish a suspended or parked record, whatever its outcome, so that the next record of its lane may run.
 
         Records of dropped partitions have to be finished, too.
         """

@@ -53,7 +53,7 @@ class FailureCounts:
         return found
 
     def close(self, partition: TopicPartition, offset: int, error: Exception) -> None:
-        """Note that a record has no attempt left; it fails with ``error`` when it is delivered again."""
+        """Note that a record has no attempt left; the record fails with ``error`` when it is delivered again."""
         self._final_errors[partition, offset] = error
 
     def final_error(self, partition: TopicPartition, offset: int) -> Exception | None:

@@ -1,8 +1,9 @@
-"""Bounded buffer between fetching and delivery: one FIFO per partition, which are read in turn.
+"""Bounded buffer between fetching and delivery: one FIFO per partition; partitions are read in turn.
 
-The buffer holds chunks of any type, each with a size in bytes. It limits the bytes of all partitions together, and each
-partition's share of these bytes, so that a paused or slow partition uses only its own share. Space is reserved before
-it is filled. One batch per broker may exceed the limit, since brokers send a first batch that is larger than requested.
+The buffer holds chunks of any type, each with a size in bytes. There is a limit for the bytes of all partitions, and
+each partition has an equal share of these bytes, so that a paused or slow partition uses only its own share. Space is
+reserved before it is filled. The limit may be exceeded by one batch per broker, since a broker sends a first batch even
+if the batch is larger than requested.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Limit of the memory that the decompressed batches of all partitions take together.
 
-The limit is the number of bytes that the buffer may hold. While it is reached, further batches wait until a
-decompressed batch is consumed. The batch of a partition that is not being read is compressed again, so that no
+The limit is the number of bytes that the buffer may hold. While decompressed batches take so much, further batches wait
+until a decompressed batch is consumed. The batch of a partition that is not being read is compressed again, so that no
 partition waits for a paused partition.
 """
 

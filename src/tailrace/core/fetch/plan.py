@@ -72,7 +72,7 @@ FETCH_REACTIONS: ReactionTable[StrEnum, FetchErrorAction] = ReactionTable(
 def is_interruption(action: FetchErrorAction, failures: int) -> bool:
     """Return True if a fetch failed as during a change of leaders, after ``failures`` failures in a row.
 
-    The first failure may come from the old leader, the second from metadata that still named it.
+    The first failure may come from the old leader, the second failure from metadata that still named the old leader.
     """
     return action is FetchErrorAction.REFRESH_METADATA and failures < _INTERRUPTIONS
 

@@ -1,7 +1,7 @@
-"""Content of commits: the offsets of finished records, one commit at a time, never backwards.
+"""Content of commits: offsets of finished records, offset maps, and the user's text.
 
 ``Commits`` takes a snapshot of the positions when a commit is sent. The answer counts only for the epochs in the
-snapshot, so a late answer to an older commit does not undo a newer one.
+snapshot, so a late answer to an older commit does not undo a newer commit.
 
 A commit contains the offset map (``core.offset_map``), which lists the records finished after the committed offset. A
 commit is also due if only the map has changed, as while a record is stuck. The user's text belongs to the offset with
@@ -29,7 +29,7 @@ class CommitNote(NamedTuple):
 
     user_text: str
     offset_map: OffsetMap | None
-    """Offsets finished after the committed one."""
+    """Offsets finished after the committed offset."""
     fill: float
     is_map_dropped: bool
     """True if the map does not fit and is left out."""

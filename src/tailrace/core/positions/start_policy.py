@@ -34,7 +34,7 @@ class StartPolicy:
     def __init__(self, reset: StartPoint, whole: Container[str] = frozenset()) -> None:
         self.reset, self._whole = reset, whole
         self._seen: dict[str, tuple[UUID, int]] = {}
-        """Topic id and number of partitions of each topic when it was subscribed to."""
+        """Topic id and number of partitions of each topic at the time of the subscription."""
         self._is_fixed = False
 
     def note_topics(self, topics: Mapping[str, TopicInfo]) -> None:

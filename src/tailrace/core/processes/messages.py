@@ -64,7 +64,7 @@ class StopMessage(_ProcessMessage, frozen=True, tag=2):
 
 
 class DoneMessage(_ProcessMessage, frozen=True, tag=3):
-    """Next unfinished offset of a lease, and the number of its records that left the queue since the last report."""
+    """Next unfinished offset of a lease, and how many of the lease's records left the queue since the last report."""
 
     lease: int
     offset: int
@@ -106,7 +106,7 @@ class StatusMessage(_ProcessMessage, frozen=True, tag=12):
 
 
 class FailedMessage(_ProcessMessage, frozen=True, tag=13):
-    """A child cannot continue; ``error`` is a pickled error of tailrace, or None for any other."""
+    """A child cannot continue; ``error`` is a pickled error of tailrace, or None for any other error."""
 
     error: bytes | None
     text: str

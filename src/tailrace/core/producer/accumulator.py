@@ -31,7 +31,7 @@ class Appended(Enum):
     OPENED = auto()
     """The record opened a batch."""
     FILLED = auto()
-    """The open batch was full: the record opened the next one."""
+    """The open batch was full, so the record opened the next batch."""
 
 
 _JOINED = Appended.JOINED
@@ -258,7 +258,7 @@ class RecordAccumulator:
         return self._outcomes(queue, [])
 
     def _not_stored(self, queue: PartitionQueue, batch: PendingBatch, why: Refusal, now: float) -> list[Outcome]:
-        """Act on an answer after which the same batch cannot be sent again."""
+        """Act on an answer after which the batch cannot be sent again unchanged."""
         match reaction_to(why.code):
             case ProduceReaction.ISOLATE:
                 return self._isolate(queue, batch, refusal(batch.partition.topic, why.code, why.detail), why.records)

@@ -13,7 +13,7 @@ DOUBT = "; it is not known whether the commit that was sent before has succeeded
 
 
 def not_in_time(trouble: str) -> PublishError:
-    """Return the error of a transaction that was aborted after its time was over."""
+    """Return the error of a transaction that was aborted because it took too long."""
     return PublishError(f"the transaction was aborted: not through in time; last: {trouble}")
 
 

@@ -75,7 +75,7 @@ _GENERAL: Mapping[int, TransactionReaction] = {
     ErrorCode.UNSUPPORTED_VERSION: TransactionReaction.FAIL,
     ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: TransactionReaction.FAIL,
     ErrorCode.TRANSACTION_ABORTABLE: TransactionReaction.ABORT,
-    # The broker forgot a producer that has written nothing for days: a new epoch makes it known again (KIP-360).
+    # Brokers forget a producer that has written nothing for days. A new epoch makes the producer known again (KIP-360).
     ErrorCode.UNKNOWN_PRODUCER_ID: TransactionReaction.ABORT_AND_RENEW,
     ErrorCode.INVALID_PRODUCER_ID_MAPPING: TransactionReaction.ABORT_AND_RENEW,
 }

@@ -219,7 +219,7 @@ class NoTransaction(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Fenced(TransactionEvent):
-    """The epoch is not the newest of its transactional id."""
+    """The producer's epoch is not the newest epoch of its transactional id."""
 
     reason: str
 
@@ -270,7 +270,7 @@ class DeliverRecords:
 
 @dataclass(frozen=True, slots=True)
 class DiscardRecords:
-    """Drop queued records and wait for those in flight."""
+    """Drop queued records and wait for the records in flight."""
 
     timeout_s: float
 

@@ -36,7 +36,7 @@ class PendingBatch:
     Attributes:
         partition: partition of the records.
         content: records, encoded.
-        tickets: one for each record, returned with the outcome.
+        tickets: one object for each record, returned with the outcome.
         order: place among the batches of the partition.
         size: bytes of the records, before compression.
         opened_at: time at which the first record was appended.

@@ -1,4 +1,4 @@
-"""The request of a transactional producer that is in flight, and the time of its next attempt."""
+"""Request that a transactional producer has in flight, and the time of the next attempt."""
 
 from __future__ import annotations
 

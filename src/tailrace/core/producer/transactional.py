@@ -361,7 +361,7 @@ def _rows() -> Iterator[Row[Any, ProducerState, Any]]:
     yield Row((on.IN_TRANSACTION,), AddPartitions, do.add)
     yield Row((on.COMMITTING,), AddPartitions, do.add_at_commit)
     yield Row(OPEN, PartitionsAdded, do.added)
-    # Its end.
+    # The end of a transaction.
     yield Row((on.IN_TRANSACTION,), CommitTransaction, do.commit, on.COMMITTING)
     yield Row((on.COMMITTING,), RecordsDelivered, do.finish_records, None, ended)
     yield Row((on.COMMITTING,), OffsetsAdded, do.offsets_added)

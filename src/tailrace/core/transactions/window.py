@@ -20,7 +20,7 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["DeferredOffsets", "Window", "WindowSettings", "WindowStep"]
 
 _SHARE = 0.8
-"""Share of the transaction's timeout after which it is aborted."""
+"""Share of the transaction's timeout after which the transaction is aborted."""
 _TARGET_SHARE = 0.2
 """Share of the timeout during which a window starts records, unless its interval is longer."""
 _WORK_SHARE = 0.5
@@ -132,7 +132,7 @@ class Window:
             self.doomed_by, self.is_at_fault = error, is_at_fault
 
     def committed(self, now: float, *, carried: int = 0, is_searching: bool = False) -> None:
-        """Close a committed window; the next one may be twice as large, unless a refused record is searched for.
+        """Close a committed window; the next window may be twice as large, unless ``is_searching``.
 
         Args:
             now: time.
