@@ -61,7 +61,7 @@ class OffsetMapSize:
         self.fill, self.is_high = envelope.fill, envelope.is_high
 
     def again_at(self, progress: Progress, now: float) -> float | None:
-        """Return when to measure a map that was too full once more; None without progress since then."""
+        """Return when to repeat a measurement that found the map too full; None without progress since then."""
         if self._seen == (progress.finished, progress.started):
             return None
         return max(now, self._again_at)

@@ -4,9 +4,9 @@ Each offset names the *next* record: ``delivered``, for example, is the next off
 committed ≤ finished ≤ delivered ≤ fetched, unless the user commits an offset of their choice. Each assignment, seek and
 reset begins an epoch with a ``Progress`` of its own; a ``Lease`` of an older epoch changes nothing.
 
-Only delivered records can be unfinished; all other offsets are gaps, which compaction, control records and aborted
-transactions leave. A record whose handler does not suspend costs nothing here, since the progress reads the cursor of
-the record's lease.
+Only delivered records can be unfinished. The other offsets below ``delivered`` are gaps, which compaction, control
+records and aborted transactions leave. A record whose handler does not suspend costs nothing here, since the progress
+reads the cursor of the record's lease.
 """
 
 from __future__ import annotations

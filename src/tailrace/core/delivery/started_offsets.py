@@ -24,7 +24,7 @@ class StartedOffsets:
     def __init__(self) -> None:
         self.in_flight: set[int] = set()
         self.abandoned: set[int] = set()
-        # Heap of started offsets. A finished offset is removed only when it has reached the top.
+        # Heap of started offsets. A finished offset stays until it reaches the top, or until ``_tidy``.
         self._heap: list[int] = []
         self._highest = -1
         self._most = _SLACK

@@ -214,7 +214,7 @@ class BatchAssembler:
         return None if due is None else due[0]
 
     def failed(self, batch: HandlerBatch) -> None:
-        """Count the records of a batch that will be retried in ``failing``, until the batch is finished."""
+        """Count the records of a batch as failing until the batch is finished, because they will be retried."""
         if self._is_by_partition:
             return
         self._count_failing(batch, batch.records)

@@ -221,7 +221,7 @@ class Lanes:
             self._turn.appendleft(stock)
 
     def failed(self, work: QueuedRecord) -> None:
-        """Count a record that will be retried in ``failing``, until ``recovered``."""
+        """Count a record as failing until ``recovered``, because the record will be retried."""
         stock = work.stock
         if self._waits_whole or work.is_failing:
             return

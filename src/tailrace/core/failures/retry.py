@@ -135,7 +135,10 @@ class FailureAction(Enum):
     DEAD_LETTER = auto()
     """Publish the record to the dead-letter topic and finish its offset."""
     PAUSE = auto()
-    """Retry the record in place without limit: after a backoff in an outage, else every ``max_backoff_ms``."""
+    """Retry the record in place without limit; its lane waits.
+
+    The pause before each attempt is ``max_backoff_ms``, or in an outage the backoff of the policy.
+    """
     STOP = auto()
     """Stop the app with the error."""
     SKIP = auto()
