@@ -38,7 +38,7 @@ class Position:
     committed_map: OffsetMap | None = None
     """Offset map of the same commit as ``committed``."""
     has_stale_commit: bool = True
-    """True if the last commit is older than the epoch, so that a commit is due at any offset to commit."""
+    """True if the last commit is older than the epoch, so that a commit is due whatever the finished offset is."""
     map_fill: OffsetMapSize = field(default_factory=OffsetMapSize)
     """Share of the commit metadata that the offset map takes."""
     last_fetched_epoch: int = -1

@@ -240,7 +240,7 @@ class Lease:
         return self.share([list(islice(self.left, count))])[0]
 
     def share(self, shares: Iterable[Sequence[Record]]) -> list[Lease]:
-        """Return a lease for each of ``shares``, which were taken out of this lease and have not started."""
+        """Return a lease for each of ``shares``; their records were taken out of this lease and have not started."""
         return self.progress.shared(self, shares, self.started_to)
 
     def abandon_left(self) -> None:

@@ -34,7 +34,7 @@ BatchT = TypeVar("BatchT", bound=BatchHeader)
 
 
 def visible(batches: Iterable[BatchT], aborted: Sequence[AbortedTransaction] | None) -> Iterator[tuple[BatchT, bool]]:
-    """Yield each batch, with True if its records are delivered.
+    """Yield each batch, with True if its records are delivered, else False.
 
     ``aborted`` is the broker's list for ``read_committed``; None for ``read_uncommitted``, which delivers all records.
     """

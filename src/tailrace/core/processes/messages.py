@@ -102,7 +102,7 @@ class StatusMessage(_ProcessMessage, frozen=True, tag=12):
     status: str
     detail: str
     silence_s: float
-    """Time without a message after which the child counts as lost. From now on the child sends one every second."""
+    """Time without a message after which the child counts as lost. From now on it reports its status every second."""
 
 
 class FailedMessage(_ProcessMessage, frozen=True, tag=13):
