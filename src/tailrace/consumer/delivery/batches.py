@@ -11,7 +11,7 @@ __all__ = ["Batches"]
 
 
 class Batches(Generic[KeyT_co, ValueT_co]):
-    """``async for batch in consumer.batches(...)``; a batch is finished when the next one is polled.
+    """Iterator of ``consumer.batches(...)``; a batch is finished when the next one is polled.
 
     Args:
         next_batch: returns the next batch; raises StopAsyncIteration to end the loop.

@@ -20,11 +20,11 @@ __all__ = ["BufferedBatch"]
 _Outcome: TypeAlias = bool | MalformedMessageError
 
 _INLINE_BYTES = 1 << 20
-"""A batch that decompresses to no more is decompressed on the event loop: it takes a few milliseconds."""
+"""Maximum decompressed size of a batch that is decompressed on the event loop, which takes a few milliseconds."""
 _INLINE_PACKED_BYTES = _INLINE_BYTES // 4
-"""A batch that is larger on the wire is given to a thread without a try."""
+"""Compressed size above which a thread decompresses the batch, without an attempt on the event loop."""
 
-# No thread is started before a large batch comes.
+# The executor starts no thread before the first large batch.
 _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tailrace-decompress")
 
 
@@ -54,7 +54,7 @@ class BufferedBatch:
         "next_offset",
     )
 
-    def __init__(  # noqa: PLR0913 - the arguments of all three kinds
+    def __init__(  # noqa: PLR0913 - a batch, skipped offsets and an error have different arguments
         self,
         next_offset: int,
         *,
@@ -78,9 +78,9 @@ class BufferedBatch:
         self._limit = max_decompressed_bytes
 
     def prepare(self, position: Position, on_prepared: Callable[[], None]) -> bool:
-        """Decompress the batch; return False if it is large, so that a thread does it and calls ``on_prepared`` then.
+        """Decompress the batch and return True, or leave a large batch to a thread and return False.
 
-        An error is raised by the next ``take``.
+        ``on_prepared`` is called when the thread has finished. An error is raised by the next ``take``.
         """
         batch = self._batch
         if batch is None or not self.is_compressed:
@@ -138,8 +138,8 @@ class BufferedBatch:
         """Return the next ``count`` records; fewer only at the end of the batch.
 
         Raises:
-            TailraceError: the error of this entry, on each call until a seek past it.
-            CorruptRecordError: the batch cannot be decoded; likewise on each call.
+            TailraceError: the entry holds an error. Each call raises it, until the user seeks past the entry.
+            CorruptRecordError: the batch cannot be decoded. Each call raises this error, too.
         """
         if self._error is not None and not self._returned:
             raise self._error
@@ -152,12 +152,12 @@ class BufferedBatch:
 
     @property
     def has_error(self) -> bool:
-        """True if this is an error, or ends in one; nothing is delivered after it."""
+        """True if this entry is an error or ends in one; nothing after the error is delivered."""
         return self._error is not None
 
     @property
     def is_empty(self) -> bool:
-        """True if there are only offsets to skip."""
+        """True if this entry contains only offsets to skip."""
         return self._batch is None and self._error is None and not self._returned
 
     def merge(self, following: BufferedBatch) -> bool:
@@ -168,7 +168,7 @@ class BufferedBatch:
         return True
 
     def expected(self, position: int) -> int:
-        """Return the largest number of records that there can be from ``position`` on."""
+        """Return an upper bound of the number of records from offset ``position`` on."""
         if self._batch is None:
             return len(self._returned)
         return max(0, self.next_offset - max(position, self._batch.base_offset))
@@ -212,7 +212,7 @@ class BufferedBatch:
 
 
 def _decompress_within(batch: RecordBatch, limit: int) -> _Outcome:
-    """Decompress ``batch``; return False if it is larger than ``limit``, and an error instead of raising it."""
+    """Decompress ``batch``; return False if the result would exceed ``limit``, or return the error of a failure."""
     try:
         return batch.decompress(limit)
     except MalformedMessageError as error:

@@ -1,7 +1,8 @@
 """Number of buffered records, estimated without decoding them.
 
-The estimate follows from the offsets of batches, so it is too high where a log has gaps. Records that have no room, or
-follow an error, are not worth waiting for: a buffer that accepts no more counts as enough.
+The estimate is computed from the offsets of batches, so it is too high where a log has gaps. If the buffer has no room
+for more records, or an error follows the buffered ones, waiting for more is pointless: the buffered records count as
+enough.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ class BufferedCounts:
     def are_available(
         self, count: int, *, is_patient: bool = True, among: frozenset[TopicPartition] | None = None
     ) -> bool:
-        """Return True if ``count`` records can be delivered now, or as many as there is room for, or an error.
+        """Return True if ``count`` records, all records that there is room for, or an error can be delivered now.
 
         Args:
             count: number of records.
-            is_patient: False if one partition without room is enough, since the others may never have records.
-            among: partitions to count; None counts all that are assigned.
+            is_patient: True to wait until no partition has room for more; False to wait only until one has none,
+                because the other partitions may never receive records.
+            among: partitions to count; None counts all assigned partitions.
         """
         self._slice_reader.skip_empty()
         found, has_room, is_full = 0, False, False
@@ -44,6 +46,6 @@ class BufferedCounts:
                     return True
             takes_more = self._buffer.room_of(position.partition, len(self._positions)) > share // 2
             has_room, is_full = has_room or takes_more, is_full or not takes_more
-        # Bytes that a fetch in flight has reserved are room: it may bring the missing records.
+        # Bytes reserved by a fetch in flight count as room, because that fetch may bring the missing records.
         has_room = has_room and self._buffer.max_bytes - self._buffer.held_bytes > share // 2
         return found > 0 and (not has_room or (is_full and not is_patient))

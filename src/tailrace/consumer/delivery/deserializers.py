@@ -1,7 +1,7 @@
 """Deserialization of keys and values (``key_deserializer``, ``value_deserializer``).
 
-Records are deserialized when their slice is decoded. A record that cannot be deserialized raises on each poll until a
-seek past it, or is skipped with ``on_deserialize_error="skip"``.
+Records are deserialized when their slice is decoded. If a record cannot be deserialized, each poll raises an error
+until the user seeks past the record; with ``on_deserialize_error="skip"`` the record is skipped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Deserializers:
         self._is_skipping, self._observer = config.on_deserialize_error == "skip", observer
 
     def apply(self, records: Sequence[Record]) -> tuple[list[Record], DecodeError | None]:
-        """Return the deserialized records up to the first that fails, and its error."""
+        """Return the deserialized records before the first failure, and the error of that failure."""
         deserialized = []
         for record in records:
             try:

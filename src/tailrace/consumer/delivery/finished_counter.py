@@ -1,6 +1,7 @@
-"""Number of finished records, for commits every so many records (``auto_commit_every_records``).
+"""Number of finished records, for commits after every N records (``auto_commit_every_records``).
 
-The number is checked once a slice, not for each record; the reader ends a slice at the number that is due.
+The number is checked once per slice, not for each record. The reader therefore ends a slice at the record after which a
+commit is due.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class FinishedCounter:
         self._delivered_to_sink: int | None = None
 
     def wait_for(self, count: int | None) -> None:
-        """Call ``on_due`` once ``count`` records are finished; None: never."""
+        """Call ``on_due`` once ``count`` records are finished; if ``count`` is None, never call it."""
         self._due_at = count
 
     def room(self, size: int) -> int:
-        """Return ``size``, or fewer so that the next slice ends at the number that is due; at least 1."""
+        """Return ``size``, reduced (to 1 at least) so that the next slice ends where ``on_due`` is to be called."""
         delivered = self._polled.taken + (self._delivered_to_sink or 0)
         return size if self._due_at is None else max(1, min(size, self._due_at - delivered))
 
@@ -56,7 +57,7 @@ class FinishedCounter:
 
     @property
     def finished(self) -> int:
-        """Number of finished records; with a sink, only those below the lowest unfinished one of each partition."""
+        """Number of finished records; with a sink, of those before their partition's lowest unfinished record."""
         if self._delivered_to_sink is not None:
             return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
         if self._is_acked_by_hand:

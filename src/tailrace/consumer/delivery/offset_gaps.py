@@ -12,14 +12,14 @@ __all__ = ["OffsetGaps"]
 
 
 class OffsetGaps:
-    """Tracks the next expected offset of each partition; a seek past a gap continues after it."""
+    """Tracks the next expected offset of each partition; after a seek, the new position is expected."""
 
     def __init__(self) -> None:
         self._next: dict[TopicPartition, tuple[int, int]] = {}
         """Assignment epoch and next expected offset."""
 
     def check(self, position: Position, records: Sequence[Record]) -> tuple[int, OffsetGapError | None]:
-        """Return the number of ``records`` before the first gap, and the error to raise there."""
+        """Return the number of ``records`` before the first gap, and the error to raise there, or None."""
         epoch, expected = self._next.get(position.partition, (-1, 0))
         if epoch != position.epoch:
             expected = position.delivered or 0

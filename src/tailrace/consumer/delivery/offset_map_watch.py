@@ -1,6 +1,6 @@
-"""Offset maps of the assigned partitions: skipping of records finished by an earlier owner, and a limit of map size.
+"""Offset maps of the assigned partitions: skips records that an earlier owner finished, and limits the size of maps.
 
-This runs once a slice, not for each record, and not at all while a partition's records are finished in order.
+The checks run once per slice, not for each record, and not at all while a partition's records are finished in order.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class OffsetMapWatch:
         writer: name of this consumer, written into its maps.
 
     Attributes:
-        ignored: number of commits found at takeovers with metadata that is foreign, unreadable or of another log.
-        recheck_at: time of the next call of ``holds_back`` without any other event; None if none is needed.
+        ignored: number of commits whose metadata was ignored at a takeover because it was foreign, unreadable or of
+            another log.
+        recheck_at: time at which ``holds_back`` must be called again even if no event occurs; None if it need not.
     """
 
     def __init__(self, observer: Observer, *, max_bytes: int, writer: str) -> None:
@@ -61,13 +62,13 @@ class OffsetMapWatch:
         self.ignored += bool(decoded.problem) or decoded.is_foreign
 
     def check_log(self, position: Position, end_offset: int) -> None:
-        """Drop the offset map of an earlier owner unless the log that its leader describes can be the map's."""
+        """Drop an earlier owner's offset map if the topic id or end offset shows that the map is of another log."""
         known = position.progress.known if position.progress is not None else None
         if known is not None and (reason := known.contradiction(str(position.topic_id or ""), end_offset)):
             self._drop_known(position, reason)
 
     def check_batch(self, position: Position, base_offset: int, leader_epoch: int) -> None:
-        """Drop the offset map of an earlier owner if a fetched batch was written after the map, within its range."""
+        """Drop an earlier owner's offset map if a batch within the map's range was written after the map."""
         known = position.progress.known if position.progress is not None else None
         if known is not None and known.is_rewritten_by(base_offset, leader_epoch):
             reason = (
@@ -113,7 +114,7 @@ class OffsetMapWatch:
             position.map_fill.measure(position.progress, self._max_bytes, self._writer, self._loop.time())
 
     def holds_back(self, position: Position) -> bool:
-        """Return True if no new records of a partition may start because its map was too full at the last estimate."""
+        """Return True if a partition may not start new records because its offset map was last found too full."""
         progress, fill = position.progress, position.map_fill
         if progress is None:
             return False
@@ -130,7 +131,7 @@ class OffsetMapWatch:
         return fill.is_high
 
     def _may_shrink(self, progress: Progress) -> bool:
-        """Return True if the map can shrink without new records: one is in flight, and any earlier map is passed."""
+        """Return True if the map can shrink: a record is in flight, and any earlier owner's map is passed."""
         if not self._max_bytes or not progress.started:
             return False
         return progress.known is None or progress.delivered >= progress.known.limit

@@ -39,7 +39,7 @@ async def within_timeout(work: Callable[[], Awaitable[ResultT]], limit_ms: int |
     """Return the result of ``work``.
 
     Raises:
-        ConsumerTimeoutError: it takes longer than ``limit_ms``; the consumer can be polled again.
+        ConsumerTimeoutError: ``work`` takes longer than ``limit_ms``; the consumer can be polled again.
     """
     if limit_ms is None:
         return await work()

@@ -23,24 +23,24 @@ __all__ = ["DeliveryProgress", "PolledSink", "RecordSink"]
 
 
 class RecordSink(Protocol):
-    """Receiver of whole slices instead of the user; it finishes the records of their leases."""
+    """Receiver of whole slices in place of a polling user; the sink finishes the records of its leases."""
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start no more records of a partition, and leave the others to its next owner."""
+        """Start no more records of a partition; leave its unstarted records to the next owner."""
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition that was revoked, sought or reset."""
 
 
 class PolledSink(Protocol):
-    """A sink that the user polls, and that ``max_poll_interval_ms`` therefore applies to."""
+    """Sink that the user polls, so that ``max_poll_interval_ms`` applies."""
 
     @property
     def progress(self) -> object:
         """A value that changes whenever the user polls."""
 
     def awaits_poll(self, *, waits: bool) -> bool:
-        """Return True if the user has a record in flight or waiting and does not wait for one.
+        """Return True if the user has a record in flight or could poll one, and is not waiting in a poll.
 
         Args:
             waits: True if more records are buffered.
@@ -98,17 +98,17 @@ class DeliveryProgress:
             unacknowledged[lease.partition] = lease.progress, records
         offsets = [record.offset for record in lease.records]
         lease.progress.start_all(offsets)
-        # By object, since a seek may deliver the same offset again.
+        # The record objects are kept because a seek may deliver the same offset again, as another object.
         records.update(zip(offsets, lease.records, strict=True))
 
     @property
     def unacknowledged(self) -> int:
-        """Number of delivered records that ``ack="manual"`` has not finished; 0 with ``ack="auto"``."""
+        """Number of delivered records that the user has not acknowledged (``ack="manual"``); 0 with ``ack="auto"``."""
         held = () if self._unacknowledged is None else self._unacknowledged.values()
         return sum(len(records) for progress, records in held if not progress.is_over)
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
-        """Return the slice and its records that were not taken, to deliver them again; None if there are none."""
+        """Return the current slice and its records that were not taken, to deliver them again; None without any."""
         found, given_back = self._current, self.polled.give_back()
         if found is None or given_back is None:
             return None
@@ -132,7 +132,7 @@ class DeliveryProgress:
     # ---- finishing ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Finish the records in flight, because the next is polled; with ``ack="manual"`` none is finished."""
+        """Finish the records in flight, because the next one is polled; with ``ack="manual"``, finish none."""
         self.polled.finish()
         if self.sink is None:
             self.finished_counter.look()
@@ -154,7 +154,7 @@ class DeliveryProgress:
         self.progressed.set()
 
     def acknowledge(self, record: Record) -> bool:
-        """Finish ``record`` and those before it in its partition; return False if it is not in flight.
+        """Finish ``record`` and the records before it in its partition; return False if ``record`` is not in flight.
 
         With ``ack="manual"``, finish ``record`` alone.
         """
@@ -182,7 +182,7 @@ class DeliveryProgress:
     # ---- releasing ---------------------------------------------------------------------------------------------
 
     def halt(self, position: Position) -> None:
-        """Start no more records of a partition; those in flight stay so."""
+        """Start no more records of a partition; records in flight stay in flight."""
         position.is_halted = True
         if self.sink is not None:
             self.sink.halt(position.partition)
@@ -199,14 +199,14 @@ class DeliveryProgress:
         self.progressed.set()
 
     def close(self) -> None:
-        """Deliver no more records; those in flight stay unfinished."""
+        """Deliver no more records; records in flight stay unfinished."""
         if self._watched is not None:
             for position in self._positions:
                 self.halt(position)
         self.polled.close()
 
     async def drained(self, partitions: Iterable[TopicPartition], until: float) -> frozenset[TopicPartition]:
-        """Wait until no record of ``partitions`` is in flight, ``until`` at most; return those that still have one."""
+        """Wait, at most until the time ``until``, for records in flight; return partitions that still have some."""
         wanted = frozenset(partitions)
         while True:
             held = frozenset(p.partition for p in self._positions.of(wanted) if p.has_in_flight)
@@ -227,7 +227,7 @@ class DeliveryProgress:
         return self._poll_count, self.polled.taken, None if self._watched is None else self._watched.progress
 
     def awaits_poll(self, *, waits: bool) -> bool:
-        """Return True if the user has a record in flight or waiting; ``waits``: records are buffered."""
+        """Return True if the user has a record in flight or could poll one; see ``PolledSink.awaits_poll``."""
         if self.sink is not None:
             return self._watched is not None and self._watched.awaits_poll(waits=waits)
         return waits or self.polled.has_delivered

@@ -1,8 +1,8 @@
 """Delivery of buffered batches, decoded in slices, one or many records at a time.
 
-For each record only ``next`` of a list iterator runs. All else is done once a slice: choosing the partition, decoding,
-the lease (``core.delivery.progress``), and yielding to the event loop. Nothing leaves the buffer before the last
-``await`` of a call, so a canceled call loses no record.
+The only work per record is ``next`` of a list iterator. Everything else is done once per slice: choosing the partition,
+decoding, the lease (``core.delivery.progress``), and yielding to the event loop. Nothing leaves the buffer before the
+last ``await`` of a call, so a canceled call loses no record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailrace.records import AnyRecord, TopicPartition
 __all__ = ["Reader"]
 
 Among: TypeAlias = frozenset[TopicPartition] | None
-"""Partitions to read from; None for all that are assigned."""
+"""Partitions to read from; None for all assigned partitions."""
 
 TWO_READERS = (
     "two tasks, or two styles, read from this consumer at once - let one read and hand records to the other,"
@@ -45,7 +45,8 @@ class Reader:
     ConsumerStateError if two tasks poll at once.
 
     Attributes:
-        delivery: records delivered and finished; the consumer takes records from its slice.
+        delivery: delivered records, and which of them are finished; the consumer takes records from
+            ``delivery.polled``.
         finished_counter: number of finished records.
         next_poll: set when the next record is polled.
         maps: offset maps of the partitions.
@@ -85,7 +86,7 @@ class Reader:
         self._slice_began_at = self._turn_began_at = self._loop.time()
         self._is_waiting = False
         self._waits_for_ack = False
-        """True if as many records are unacknowledged (``ack="manual"``) as may be delivered."""
+        """True if the maximum number of unacknowledged records (``ack="manual"``) is reached."""
         self._errors: deque[TailraceError] = deque()
         self._end: TailraceError | None = None
         self.on_change: Callable[[], None] = lambda: None
@@ -122,7 +123,7 @@ class Reader:
             await self.wait_for_news()
 
     async def next_full(self, least: int, count: int, among: Among = None) -> list[AnyRecord]:
-        """Wait for ``least`` records, or as many as there is room for, and return up to ``count``."""
+        """Wait for ``least`` records, or as many as the buffer has room for, and return up to ``count`` records."""
         while True:
             await self.wait_for_records(least, is_patient=False, among=among)
             if taken := self.take_now(count, among):
@@ -163,7 +164,7 @@ class Reader:
             except TailraceError as error:
                 if not taken:
                     raise
-                # This call returns the records taken before it; the next one raises the error.
+                # This call returns the records taken before the error; the next call raises it.
                 self._errors.appendleft(error)
                 break
             taken += self.delivery.polled.take(wanted)
@@ -186,7 +187,7 @@ class Reader:
         self.delivery.attach_sink(sink, watched)
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Wait for a slice of a partition for which ``room_of`` is positive, with as many records at most."""
+        """Wait for a slice of a partition whose ``room_of`` is positive, with at most that many records."""
         while (found := self.take_slice(room_of)) is None:
             await self.wait_for_news()
         return found
@@ -212,7 +213,7 @@ class Reader:
         self._news.set()
 
     async def _until_something_to_read(self, among: Among) -> None:
-        """Wait for a slice and begin it; nothing is awaited after that."""
+        """Wait for a slice and make it the current one; nothing is awaited afterwards."""
         self._begin_poll()
         try:
             self.delivery.finish()
@@ -226,7 +227,7 @@ class Reader:
             self._is_waiting = False
 
     async def _poll_and_yield(self) -> None:
-        """Note a poll that does not wait, and yield: a loop of such polls must not starve other tasks."""
+        """Note a poll that does not wait, and yield, because a loop of such polls must not starve other tasks."""
         self._begin_poll()
         try:
             self.delivery.finish()
@@ -242,7 +243,7 @@ class Reader:
 
     async def _yield_if_due(self) -> None:
         if is_too_long(self._loop.time() - self._turn_began_at):
-            # Records were delivered without a pause: heartbeats and fetches need a turn.
+            # Records were delivered for too long without a pause; heartbeats and fetches need a turn.
             await asyncio.sleep(0)
             self._turn_began_at = self._loop.time()
 
@@ -275,8 +276,8 @@ class Reader:
         return found
 
     async def wait_for_news(self) -> None:
-        """Wait until more records may be deliverable; by one task at a time."""
-        # The next attempt to read sets the time again.
+        """Wait until more records may be deliverable; only one task may wait at a time."""
+        # The next attempt to read sets ``recheck_at`` again.
         until, self.maps.recheck_at = self.maps.recheck_at, None
         await self._news.wait(until)
 
@@ -306,7 +307,7 @@ class Reader:
         self.on_change()
 
     def halt(self, partitions: Iterable[TopicPartition]) -> None:
-        """Deliver nothing more of ``partitions``; records in flight stay so."""
+        """Deliver nothing more of ``partitions``; records in flight stay in flight."""
         for position in self._positions.of(partitions):
             self.delivery.halt(position)
         self._put_back_if_not_readable()
@@ -316,11 +317,11 @@ class Reader:
         for position in self._positions.of(partitions):
             position.is_paused = True
         self._put_back_if_not_readable()
-        # Their buffered batches may be dropped now, if others have no room.
+        # The buffered batches of paused partitions may be dropped now if other partitions have no room.
         self._on_room()
 
     def subscribe(self, is_subscribed: Callable[[str], object] | None) -> None:
-        """Deliver only records of topics for which ``is_subscribed`` is true; None: of all that are assigned."""
+        """Deliver only records of topics for which ``is_subscribed`` is true; with None, of all assigned partitions."""
         self._positions.subscribe(is_subscribed)
         self._put_back_if_not_readable()
         self.recheck()
@@ -365,7 +366,10 @@ class Reader:
 
     @property
     def awaits_poll(self) -> bool:
-        """True if the user has records in flight or waiting, and does not wait for one."""
+        """True if the user must poll or acknowledge next.
+
+        That is the case if records are in flight or buffered, and no poll waits for more.
+        """
         if self._is_waiting and not self._waits_for_ack:
             return False
         waits = any(
@@ -385,7 +389,7 @@ class Reader:
 
     @property
     def queued_records(self) -> int:
-        """Number of records that are decoded and not delivered."""
+        """Number of records that are decoded but not yet delivered."""
         return self.delivery.polled.left
 
     # ---- inside ------------------------------------------------------------------------------------------------

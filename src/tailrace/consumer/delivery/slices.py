@@ -1,4 +1,4 @@
-"""Slices of buffered batches, taken from the partitions in turn, without records that an earlier owner finished."""
+"""Slices of buffered batches: partitions take turns, and records that an earlier owner finished are left out."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class RecordSlice:
     """Offset at which the partition continues."""
     leader_epoch: int
     buffered: BufferedBatch | None
-    """Batch of the records; None if they are its last."""
+    """Batch of the records; None if the slice contains the batch's last record."""
 
     def deliver(self, in_flight: InFlight) -> Lease:
-        """Return a lease of the records; the slice keeps none, so that they can be freed."""
+        """Return a lease of the records; the slice drops its references, so that the records can be freed."""
         records, self.records = self.records, []
         return self.position.deliver(records, self.end, self.leader_epoch, in_flight)
 
@@ -46,7 +46,7 @@ class SliceReader:
 
     Args:
         on_room: called when the buffer has more room.
-        on_prepared: called when a batch is decompressed by a thread.
+        on_prepared: called when a thread has decompressed a batch.
         gaps: detects missing offsets.
     """
 
@@ -72,7 +72,8 @@ class SliceReader:
     def is_readable(self, partition: TopicPartition) -> bool:
         """Return True if records of a partition, or an error in their place, may be delivered now.
 
-        Not while rebalance callbacks run: they may still set a position where ``auto_offset_reset="none"`` sets none.
+        Nothing is delivered while rebalance callbacks run: with ``auto_offset_reset="none"``, a callback may still set
+        the position of a partition that has none.
         """
         position = self._positions.get(partition)
         if position is None or position.is_halted or position.is_held_back or not position.is_fetchable:
@@ -85,7 +86,7 @@ class SliceReader:
         """Return a slice of the next partition in turn for which ``is_wanted`` is true; None if there is none.
 
         Raises:
-            TailraceError: the error in place of its records.
+            TailraceError: the partition has this error in place of records.
         """
         self._maps.recheck_at, self.has_more, self.has_skipped = None, False, False
 
@@ -118,7 +119,8 @@ class SliceReader:
         if buffered.is_compressed and not self._prepare(position, buffered):
             return None
         records = buffered.take(position, count)
-        # A batch whose last record was taken is removed at once: it would take room, and block a wait for many records.
+        # A batch is removed as soon as its last record is taken. Otherwise it would take room and block a wait for many
+        # records.
         is_at_end = len(records) < count or records[-1].offset + 1 == buffered.next_offset
         is_used_up = is_at_end and not buffered.is_blocked
         if self._gaps is not None and records:
@@ -149,13 +151,13 @@ class SliceReader:
         return is_prepared
 
     def put(self, partition: TopicPartition, buffered: BufferedBatch, size: int) -> None:
-        """Add a fetched entry; consecutive entries without records become one."""
+        """Add a fetched entry; consecutive entries without records are merged."""
         last = self._buffer.last(partition)
         if last is None or not last.merge(buffered):
             self._buffer.put(partition, buffered, size)
 
     def skip_empty(self) -> None:
-        """Skip leading offsets without records: a wait for many records would not reach them."""
+        """Skip leading offsets without records, because a wait for many records takes no slice that would skip them."""
         for position in self._positions:
             while (buffered := self._buffer.head(position.partition)) is not None and buffered.is_empty:
                 if not self.is_readable(position.partition):
@@ -164,7 +166,7 @@ class SliceReader:
                 position.skip(buffered.next_offset, buffered.leader_epoch)
 
     def put_back(self, one: RecordSlice, rest: Sequence[Record]) -> None:
-        """Put the last records of a slice back into the buffer; they are delivered first."""
+        """Put the last records of a slice back into the buffer; they are the next to be delivered."""
         if one.buffered is not None:
             one.buffered.give_back(rest)
         else:

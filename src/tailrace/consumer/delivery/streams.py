@@ -1,8 +1,8 @@
 """One stream of records for each assigned partition, each polled at its own pace.
 
-A stream takes a slice of its partition when it is polled and has no records; one waiting stream listens for all. Its
-record in flight is finished by the next poll of the same stream. ``max_poll_interval_ms`` is exceeded if no stream is
-polled for so long while one of them has a record.
+A stream takes a slice of its partition when it is polled and has no records left. If several streams wait, one of them
+waits for news and wakes the others. A stream's record in flight is finished by the next poll of that stream.
+``max_poll_interval_ms`` is exceeded if no stream is polled for that long although a stream has a record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["PartitionStream", "RecordStream", "Streams"]
 
 
 class RecordStream(Protocol[KeyT_co, ValueT_co]):
-    """Records of one partition while it is assigned; the iteration ends when it is revoked."""
+    """Records of one partition while it is assigned; the iteration ends when the partition is revoked."""
 
     @property
     def partition(self) -> TopicPartition:
@@ -45,7 +45,7 @@ class PartitionStream:
         self._streams, self._position, self._size = streams, position, size
         self._lease: Lease | None = None
         self._taken = 0
-        """Number of records of earlier leases."""
+        """Number of records taken from earlier leases."""
         self._is_waiting = False
 
     @property
@@ -124,7 +124,7 @@ class PartitionStream:
         return self._lease.lowest_in_flight is not None or (self._left > 0 and not self._position.is_held_back)
 
     def halt(self) -> None:
-        """Deliver no more records, and leave them to the partition's next owner."""
+        """Deliver no more records, and leave the undelivered ones to the partition's next owner."""
         if self._lease is not None:
             self._lease.abandon_left()
 
@@ -137,7 +137,7 @@ class PartitionStream:
 class Streams:
     """``async for partition, stream in consumer.streams()``: one stream for each partition that is assigned.
 
-    It is the reader's sink, and its polls are watched there (``consumer.delivery.progress.PolledSink``).
+    The object is the reader's sink. As a ``PolledSink`` it also tells the reader when a stream was polled.
 
     Args:
         config: returns the current options.
@@ -194,7 +194,7 @@ class Streams:
         self._reader.delivery.note_finished()
 
     def note_poll(self) -> None:
-        """Note that a stream was polled, which finishes the record before."""
+        """Note that a stream was polled, which has finished the stream's previous record."""
         self._reader.delivery.note_poll()
         self.progressed()
 
@@ -204,7 +204,7 @@ class Streams:
             self._reader.raise_failure()
 
     async def news(self) -> None:
-        """Wait until records may have arrived; one waiting stream listens for all."""
+        """Wait until records may have arrived; one task waits on the reader and wakes the others."""
         if self._is_listening:
             await self._round.wait()
             return
@@ -224,7 +224,10 @@ class Streams:
         return sum(stream.taken for stream in self._streams.values())
 
     def awaits_poll(self, *, waits: bool) -> bool:
-        """Return True if a record may be polled and no stream waits; ``waits``: records are buffered."""
+        """Return True if a record is in flight or may be polled, and no stream waits.
+
+        ``waits`` is True if records are buffered.
+        """
         streams = self._streams.values()
         return not any(one.is_waiting for one in streams) and (waits or any(one.awaits_poll for one in streams))
 

@@ -29,7 +29,7 @@ class FetchLoop:
     under_way: FetchPlan | None = None
     """Plan of the fetch in flight."""
     held_until: float = 0.0
-    """Time at which the broker answers that fetch at the latest."""
+    """Latest time at which the broker answers the fetch in flight."""
     held_added: FetchPlan | None = None
     """Plan of a fetch of added partitions that the broker may hold for long."""
     added_scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)

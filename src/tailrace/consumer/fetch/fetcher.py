@@ -1,9 +1,10 @@
-"""Fetching from brokers: one loop for each broker that leads assigned partitions, as far ahead as the buffer has room.
+"""Fetching from brokers: one loop for each broker to fetch from, reading ahead as far as the buffer has room.
 
-A broker answers one connection's requests in order, so a partition that is sought, resumed or assigned while a fetch is
-held would wait for that fetch. Until then it is fetched by a second connection, without a fetch session.
+A broker answers the requests of a connection in order. A partition that is sought, resumed or assigned while the broker
+holds a fetch would have to wait for the response. Until the response arrives, the partition is fetched by a second
+connection, without a fetch session.
 
-``core.fetch.plan`` decides what to fetch and what an error code means. A response counts only for the assignment epoch
+``core.fetch.plan`` decides what to fetch and what an error code means. A response is used only in the assignment epoch
 in which its request was sent, so records that arrive after a seek or a rebalance are dropped.
 """
 
@@ -72,7 +73,7 @@ __all__ = ["Fetcher", "connection_name"]
 _GRACE_S = 5.0
 """Time that a broker may need in addition to the ``max_wait_ms`` of a fetch."""
 _CORRUPT_ATTEMPTS = 3
-"""Number of times a batch may arrive corrupt before it is reported as corrupt."""
+"""Number of attempts to fetch a corrupt batch before the error is delivered."""
 
 
 class Fetcher:
@@ -107,7 +108,7 @@ class Fetcher:
         self._waiting_for_room: set[AutoResetEvent] = set()
         """Events of the loops that wait for room in the buffer."""
         self._corrupt: dict[TopicPartition, tuple[int, int]] = {}
-        """Offset of the last corrupt batch of each partition, and how often it arrived so."""
+        """Offset of the last corrupt batch of each partition, and how often that batch has arrived corrupt."""
 
     def reconfigure(self, config: ConsumerConfig) -> None:
         """Apply changed options from the next fetch on."""
@@ -156,7 +157,8 @@ class Fetcher:
             while True:
                 plan = self._plan(connection)
                 if plan.is_idle:
-                    # Its partitions may have another source now, whose loop has ended or waits.
+                    # This broker's partitions may have another source now. Wake it, because its loop may have ended or
+                    # be waiting.
                     self.wake()
                     return
                 if not plan.partitions:
@@ -183,14 +185,18 @@ class Fetcher:
                 self._handle_response(node_id, plan, session, answer)
                 self._measure(node_id, answer, took_s)
                 if self._waiting_for_room:
-                    # Loops that wait for the room left by this fetch have a turn before this one reserves it again.
+                    # Loops that wait for room run now, before this loop reserves the room again that its fetch has
+                    # left.
                     await asyncio.sleep(0)
         finally:
             del self._loops[connection]
             loop.added.set()
 
     async def _run_added(self, connection: FetchConnection, loop: FetchLoop) -> None:
-        """Fetch partitions added during a fetch in flight, until that is answered; ends with the connection's loop."""
+        """Fetch partitions that are added while a fetch is in flight, until that fetch is answered.
+
+        The coroutine ends with the connection's loop.
+        """
         name = connection_name(self._name, connection.slot.number, is_for_added=True)
         hold = AddedWait()
         while self._loops.get(connection) is loop:
@@ -206,13 +212,13 @@ class Fetcher:
                 except AuthenticationError:
                     raise
                 except (BrokerConnectionError, MalformedMessageError):
-                    # The fetch in flight fails as well, or these partitions are part of the next one.
+                    # No retry: either the fetch in flight fails as well, or the next one includes these partitions.
                     await loop.added.wait()
                     continue
                 finally:
                     loop.held_added = None
             if loop.added_scope.cancelled_caught:
-                # Until it answers the fetch, the broker reads no other request of this connection.
+                # The broker reads no other request of this connection until it has answered the canceled fetch.
                 self._cluster.broker(connection.node_id).forget(name)
                 continue
             hold.answered(plan, is_empty=not any(one.records for one in answer.partitions))
@@ -240,10 +246,11 @@ class Fetcher:
         return self._next_plan(connection)
 
     def _cut(self, overdrawn: Iterable[TopicPartition]) -> bool:
-        """Drop batches beyond shares that have shrunk, to be fetched again later; return True if that made room."""
+        """Drop batches beyond a partition's shrunken share, to fetch them later; return True if that made room."""
         share, has_room = self._buffer.share_of(len(self._positions)), False
         for position in self._positions.of(overdrawn):
-            # An unpaused partition below its share would be fetched again at once, and cut again.
+            # An unpaused partition keeps its share: below it, the partition would be fetched again at once, and cut
+            # again.
             last = self._buffer.cut(position.partition, share, 0 if position.is_paused else share)
             if last is not None:
                 position.fetched_to(last.next_offset, last.leader_epoch)
@@ -254,7 +261,7 @@ class Fetcher:
         return has_room
 
     def _drop_buffered(self, position: Position) -> None:
-        """Drop all buffered batches of a paused partition: a broker sends whole batches, however small the share.
+        """Drop all buffered batches of a paused partition: brokers send whole batches, however small the share.
 
         A partition that is not paused would be fetched again at once, and dropped again.
         """
@@ -274,7 +281,8 @@ class Fetcher:
     ) -> FetchResponse:
         requested = self._positions.of(plan.partitions)
         if any(one.high_watermark is None and session.knows(one.partition) for one in requested):
-            # Reassigned since it was added to the session: the broker sends the high watermark only when it changes.
+            # The partition was reassigned after it was added to the session, where the broker sends the high watermark
+            # only when it changes. A new session sends it at once.
             session.lost()
         name = connection_name(self._name, connection.slot.number)
         return await self._fetch(connection, plan, session.ask(plan.partitions), wait_s, name)
@@ -308,7 +316,7 @@ class Fetcher:
         action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.REFRESH_METADATA
         self._report_failure(node_id, None, str(error), action, failures - 1)
         for position in self._positions.of(plan.partitions):
-            # A nearer replica that fails is left for the leader (KIP-392).
+            # If a preferred replica fails, the partition is fetched from the leader again (KIP-392).
             position.preferred_read_replica = None
         self._metadata_refresher.ask()
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
@@ -377,16 +385,16 @@ class Fetcher:
         self._observer.emit(kind(f"broker {node_id}", partition, error))
 
     def _reset_position(self, position: Position, at: StartPoint) -> None:
-        """Read from ``at`` on, since the position is out of range or the topic was recreated."""
+        """Read from ``at`` on, because the position is out of range or the topic was recreated."""
         if self._buffer.holds(position.partition) or position.finished != position.delivered:
-            # Records fetched before are valid; the position is reset when all of them are finished.
+            # Records that are already fetched are valid; the position is reset when all of them are finished.
             self._back_off([position])
             return
         self._start_positions.place(position, at, before=position.fetched)
         self._on_reset()
 
     def _handle_truncation(self, position: Position, end_offset: int) -> None:
-        """Continue from where the log was truncated: fetched records may be among the removed ones (KIP-320)."""
+        """Continue where the log was truncated, because fetched records may be among the removed ones (KIP-320)."""
         topic, number = position.partition
         before, (after, lost) = position.next_offset, position.diverged(end_offset)
         if lost and self._policy.of_reset(position.partition).whence is StartFrom.NONE:
@@ -410,7 +418,7 @@ class Fetcher:
         position.fetched_topic_id = fetched_topic_id
         position.high_watermark, position.log_start = fetched.high_watermark, fetched.log_start_offset
         if is_leaders:
-            # A follower's log may end before the records of the map.
+            # Only the leader's end offset is compared: a follower's log may end before the records of the map.
             self._reader.maps.check_log(position, fetched.high_watermark)
         is_committed = self._config.isolation_level == "read_committed"
         stable = fetched.last_stable_offset if is_committed else -1
@@ -447,7 +455,7 @@ class Fetcher:
             position.fetched_to(batch.next_offset, batch.leader_epoch)
 
     def _readable_batches(self, position: Position, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-        """Yield the batches from the position on, up to one that cannot be read, which is fetched again."""
+        """Yield the batches from the position on; stop at a batch that cannot be read, and fetch that batch again."""
         for batch in batches:
             if batch.next_offset <= (position.fetched or 0):
                 continue
@@ -458,8 +466,11 @@ class Fetcher:
             yield batch
 
     def _fault_of(self, batch: RecordBatch) -> str | None:
-        """Return why ``batch`` cannot be read; a control batch is decoded, since ``visible`` reads its marker."""
-        # Checksum first, before any byte that it covers is interpreted.
+        """Return why ``batch`` cannot be read, or None.
+
+        A control batch is decoded here, because ``visible`` reads its marker.
+        """
+        # The checksum is verified before any byte that it covers is interpreted.
         if self._config.check_crcs and not batch.checksum_holds():
             return "its checksum does not hold"
         try:
@@ -469,7 +480,7 @@ class Fetcher:
         return None
 
     def _handle_corrupt(self, position: Position, reason: str, next_offset: int | None = None) -> None:
-        """Fetch a corrupt batch again, as the network may have changed it; after some attempts the log is corrupt."""
+        """Fetch a corrupt batch again, as the network may have damaged it; after several attempts, deliver an error."""
         partition, offset = position.partition, position.fetched or 0
         corrupt_at, times = self._corrupt.get(partition, (offset, 0))
         times = times + 1 if corrupt_at == offset else 1
@@ -489,8 +500,8 @@ class Fetcher:
 
 
 def connection_name(name: str, number: int, *, is_for_added: bool = False) -> str:
-    """Return the name of a slot's connection, or of its second one, which fetches added partitions.
+    """Return the name of a slot's connection, or of the slot's second connection, which fetches added partitions.
 
-    ``name`` tells apart the consumers of a shared cluster.
+    ``name`` distinguishes the consumers of a shared cluster.
     """
     return f"{name}{number or ''}{'-added' if is_for_added else ''}"

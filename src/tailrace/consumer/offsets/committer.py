@@ -1,8 +1,8 @@
-"""Commits of finished records, automatic and on request; one commit in flight, never backwards.
+"""Commits of finished records, automatic and on request; one at a time, so that none overwrites a later one.
 
 ``core.offsets.commits`` decides what to commit, and ``core.group.error_reactions`` what an error code means. A commit
-is retried while the coordinator moves or loads. It fails at once when the membership has ended, since other members
-may own the partitions then.
+is retried while the coordinator moves or loads. A commit fails at once if the membership has ended, because other
+members may own the partitions by then.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Committer:
 
     Args:
         commits: decides what to commit.
-        identity: returns the identity to commit with, for each request; None while the group counts the member in no
-            generation.
-        on_error: called with the error code of a commit and the identity that it was sent with; returns True if that
-            is still the current one.
+        identity: called for each request; returns the identity to commit with, or None while the member is in no
+            generation of the group.
+        on_error: called with the error code of a commit and the identity that the commit was sent with; returns True if
+            that identity is still current.
         on_recreated: called with partitions whose records were read before their topic was recreated.
 
     Attributes:
@@ -109,10 +109,9 @@ class Committer:
     async def commit_automatically(
         self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float, will_retry: bool
     ) -> None:
-        """Commit finished records automatically; the next polling call raises an error that is final.
+        """Commit finished records automatically; if an error is final, the next polling call raises it.
 
-        A commit that failed after ``offset_commit_max_retries`` retries counts as final, too. All other errors are
-        events.
+        The error after ``offset_commit_max_retries`` retries is final, too. Other errors are only emitted as events.
 
         Raises:
             ConfigurationError: the user's ``group_error_reactions`` are invalid.
@@ -135,15 +134,15 @@ class Committer:
         """Commit finished records of all or some partitions; no request is sent if there is nothing new.
 
         Raises:
-            CommitFailedError: the offsets could not be committed in time, or are not this member's to commit any more.
+            CommitFailedError: the offsets could not be committed in time, or this member may not commit them any more.
             FencedMemberError: another member has the same ``group_instance_id``.
-            BrokerError: the broker refuses the commit for good.
+            BrokerError: the broker refuses the commit, and a retry would not help.
         """
         self.is_used = True
         await self._commit(partial(self._commits.snapshot, partitions), timeout_s)
 
     async def commit_chosen(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
-        """Commit offsets that the user has chosen; raises as ``commit_finished`` does."""
+        """Commit offsets that the user has chosen; raise the same errors as ``commit_finished``."""
         self.is_used = True
         await self._commit(partial(self._commits.chosen, offsets), timeout_s)
 
@@ -166,7 +165,7 @@ class Committer:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     async def _commit(self, take_snapshot: Callable[[], CommitSnapshot], timeout_s: float) -> None:
-        """Commit a snapshot taken once no other commit is in flight, and call the user's callback with the result."""
+        """Take and commit a snapshot once no commit is in flight, and call the user's callback with the result."""
         snapshot: CommitSnapshot | None = None
         try:
             async with self._turn(timeout_s) as deadline:
@@ -179,7 +178,7 @@ class Committer:
         await self._call_callback(snapshot, None)
 
     async def _call_callback(self, snapshot: CommitSnapshot | None, error: TailraceError | None) -> None:
-        """Call ``offset_commit_callback``; the next commit does not wait for it."""
+        """Call ``offset_commit_callback``; the next commit does not wait for the callback."""
         callback = self._config.offset_commit_callback
         if callback is None or not snapshot:
             return
@@ -203,7 +202,7 @@ class Committer:
 
     @contextlib.asynccontextmanager
     async def _turn(self, timeout_s: float) -> AsyncIterator[float]:
-        """Wait for the commit in flight; yield the deadline of this one."""
+        """Wait until no other commit is in flight; yield the deadline of this commit."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:
@@ -248,7 +247,7 @@ class Committer:
         except (BrokerConnectionError, BrokerError) as error:
             if error in final:
                 raise
-            # Heartbeats would have brought a newer epoch by now: the group continues without this member.
+            # Heartbeats would have brought a newer epoch by now if this member were still in the group.
             is_stale = isinstance(error, BrokerError) and error.code == ErrorCode.STALE_MEMBER_EPOCH
             raise CommitFailedError(
                 f"{error} - the records since the last commit may be delivered again", retriable=not is_stale
@@ -273,7 +272,7 @@ class Committer:
         left: dict[TopicPartition, CommitOffset],
         recreated: set[TopicPartition],
     ) -> None:
-        """Try once to commit ``left``; move partitions of recreated topics from it to ``recreated``."""
+        """Try once to commit ``left``; move partitions of recreated topics from ``left`` to ``recreated``."""
         gone = self._commits.gone(snapshot)
         entries = {partition: entry for partition, entry in left.items() if partition not in gone}
         if not entries:
@@ -334,7 +333,7 @@ class Committer:
         left: dict[TopicPartition, CommitOffset],
         recreated: set[TopicPartition],
     ) -> None:
-        """Find out why the coordinator does not know topics: they are new, were deleted, or were recreated."""
+        """Find out whether topics that the coordinator does not know are new, were deleted, or were recreated."""
         if not unknown:
             return
         token = object()
@@ -362,7 +361,7 @@ class Committer:
     def _drop_map(
         self, partition: TopicPartition, snapshot: CommitSnapshot, left: dict[TopicPartition, CommitOffset]
     ) -> bool:
-        """Remove the offset map from an entry whose metadata the broker refused as too large; return False if final."""
+        """Shorten metadata that the broker refused as too large; return False if this is impossible or not allowed."""
         bare = self._commits.without_map(left[partition], snapshot.notes[partition])
         if bare is None:
             return self._drop_metadata(partition, left)
@@ -381,7 +380,7 @@ class Committer:
         return True
 
     def _report_dropped_maps(self, snapshot: CommitSnapshot) -> None:
-        """Emit an event for each offset map that does not fit, once until it fits again."""
+        """Emit one event for each offset map that does not fit, and no further event until the map fits again."""
         for partition, note in snapshot.notes.items():
             if not note.is_map_dropped:
                 self._dropped.discard(partition)
@@ -406,7 +405,8 @@ class Committer:
                 raise _retriable(code, partition)
             case GroupReaction.REJOIN | GroupReaction.REJOIN_AS_NEW | GroupReaction.REJOIN_WITH_SAME_ID:
                 if not self._on_error(code, identity):
-                    # A rebalance has begun or ended since the request: offsets still owned go under the new generation.
+                    # A rebalance has begun or ended since the request was sent. Offsets of partitions that are still
+                    # owned are committed under the new generation.
                     raise _retriable(code, partition)
                 raise CommitFailedError(
                     f"{partition} was not committed: the group continues without this member ({name_of(code)})"
@@ -418,7 +418,7 @@ class Committer:
                 if code != ErrorCode.FENCED_INSTANCE_ID:
                     raise broker_error(code, f"{partition} was not committed")
                 if not self._on_error(code, identity):
-                    # This member has joined again with a new member id since the request.
+                    # This member has joined again with a new member id since the request was sent.
                     raise _retriable(code, partition)
                 raise error_of(code, GroupRequestKind.COMMIT)
 
@@ -435,6 +435,6 @@ def _clock_of(config: ConsumerConfig) -> CommitClock:
 
 def _retriable(code: int, partition: TopicPartition) -> BrokerError:
     error = broker_error(code, f"{partition} was not committed")
-    # Some of these codes are not retriable in general, but are here.
+    # Some of these codes are not retriable in general, but they are retriable for a commit.
     error.retriable = True
     return error

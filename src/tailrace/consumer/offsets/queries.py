@@ -27,7 +27,7 @@ TOPIC_GRACE_S = 5.0
 
 
 async def check_topics(cluster: Cluster, topics: Iterable[str]) -> None:
-    """Check by the current metadata that topics exist; one attempt.
+    """Check once that topics exist, using the current metadata.
 
     Raises:
         UnknownTopicError: a topic does not exist.
@@ -77,7 +77,7 @@ class OffsetQueries:
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, StartPoint]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return offset and timestamp of the first record at or after each time; None where there is none."""
+        """Return offset and timestamp of the first record at or after each time; None without such a record."""
         now_ms = self._now_ms()
         found = await self._ask({partition: start.fixed(now_ms).number for partition, start in times.items()})
         return {
@@ -107,7 +107,7 @@ class OffsetQueries:
         )
 
     async def topics(self) -> frozenset[str]:
-        """Return the names of the topics that exist, as far as they may be described."""
+        """Return the names of all topics that this client may describe."""
         token = object()
         self._cluster.watch(token, None)
         try:
@@ -120,7 +120,7 @@ class OffsetQueries:
         )
 
     async def partitions_of(self, topics: Iterable[str]) -> dict[str, list[int]]:
-        """Return the current partitions of topics; raises as ``check_topics`` does."""
+        """Return the current partitions of topics; raise the same errors as ``check_topics``."""
         names = frozenset(topics)
         token = object()
         self._cluster.watch(token, names)
@@ -162,7 +162,7 @@ class OffsetQueries:
             return {}
         found: dict[TopicPartition, ListedOffset] = {}
         token = object()
-        # Watched to the end: a repeated round looks for the leaders again.
+        # The topics are watched until the end, because a repeated round looks up the leaders again.
         self._cluster.watch(token, {one.topic for one in wanted})
         try:
             await self.check(wanted)
@@ -174,7 +174,7 @@ class OffsetQueries:
         return {partition: found[partition] for partition in wanted}
 
     async def _round(self, wanted: Mapping[TopicPartition, int], found: dict[TopicPartition, ListedOffset]) -> None:
-        """List the offsets that are still missing at all their leaders at once."""
+        """Request the offsets that are still missing, from all leaders concurrently."""
         led, leaderless = by_leader(self._cluster, wanted.keys() - found.keys())
         failures: list[TailraceError] = []
         level = self._isolation_level()

@@ -1,7 +1,7 @@
 """Requests for offsets: OffsetFetch, ListOffsets, and topic ids of an OffsetCommit.
 
-A partition that is absent from a response is an error, never "nothing committed": a broker that is not the coordinator
-responds without partitions and with an error code beside them (OffsetFetch version 2, KIP-88), and to take that for
+A partition that is absent from a response is an error; it never means "nothing committed". A broker that is not the
+coordinator responds with an error code and without partitions (OffsetFetch version 2, KIP-88). Taking this response for
 "nothing committed" would reset the group's offsets.
 """
 
@@ -50,14 +50,14 @@ _FIRST_BY_ID = 10
 
 
 def is_offset(given: object) -> bool:
-    """Return True if ``given`` is an integer that a record's offset can be: 63 bits, not negative."""
+    """Return True if ``given`` is a valid offset: a non-negative integer of at most 63 bits."""
     return isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63
 
 
 def coordinator_timeout_s(config: ConsumerConfig) -> float:
     """Return the time limit of one attempt at the coordinator.
 
-    It is a heartbeat's, so that after a coordinator that hangs its successor is tried within the session.
+    The limit is that of a heartbeat, so that if a coordinator hangs, its successor is tried within the session.
     """
     return min(config.request_timeout_ms, config.session_timeout_ms / 3) / 1000
 
@@ -77,14 +77,14 @@ async def outdated_topics(
 ) -> list[TopicPartition]:
     """Return the partitions of ``entries`` whose records were read under another topic id than the current one.
 
-    A commit by topic id (OffsetCommit version 10) needs no such request: the coordinator compares the ids itself.
+    A commit by topic id (OffsetCommit version 10) needs no such request, because the coordinator compares the ids.
 
     Raises:
         BrokerConnectionError: the coordinator does not answer in time.
     """
     if await coordinator.version_for(commit, timeout_s=timeout_s) >= _FIRST_BY_ID:
         return []
-    # On the connection of the commit that follows, so that as little time as possible passes between the two.
+    # Use the connection of the commit that follows, so that as little time as possible passes between the two requests.
     ask = partial(coordinator.send, key=ChannelKey(Channel.OFFSETS), timeout_s=timeout_s)
     return await with_other_ids(ask, {one: entry.topic_id for one, entry in entries.items()})
 
@@ -92,7 +92,7 @@ async def outdated_topics(
 async def committed_offsets(
     cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return the group's committed offsets; a partition without a commit is absent. One attempt.
+    """Request the group's committed offsets once; a partition without a commit is absent from the result.
 
     Raises:
         BrokerError: the coordinator refused the request, or cannot answer now (retriable).
@@ -116,7 +116,8 @@ async def committed_offsets(
         if REACTIONS.reaction_to(error.code, GroupRequestKind.OFFSETS) is GroupReaction.FIND_COORDINATOR:
             cluster.forget_coordinator(group_id, error.name)
         if error.code == ErrorCode.UNKNOWN_TOPIC_ID:
-            # The topic was recreated since the last refresh, or is so new that the coordinator does not know it.
+            # The topic was recreated after the last metadata refresh, or is so new that the coordinator does not know
+            # it.
             await cluster.refresh()
         raise
     return {
@@ -158,7 +159,7 @@ def by_leader(
 async def list_offsets(
     cluster: Cluster, leader_id: int, wanted: Mapping[TopicPartition, int], *, isolation_level: int = 0
 ) -> tuple[dict[TopicPartition, ListedOffset], list[BrokerError]]:
-    """Return offsets at timestamps (or EARLIEST, LATEST), and errors of other partitions. One attempt at one leader.
+    """Request offsets at timestamps (or EARLIEST, LATEST) once from one leader; return offsets and errors.
 
     Raises:
         BrokerConnectionError: the leader does not answer.

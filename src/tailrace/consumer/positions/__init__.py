@@ -1,1 +1,1 @@
-"""Where reading begins: offset reset, seek, manual assignment."""
+"""Start positions of partitions: offset reset, seek, manual assignment."""

@@ -1,6 +1,7 @@
-"""Manual assignment: no group membership; a group, if there is one, only stores offsets.
+"""Manual assignment, without group membership; a group, if configured, only stores offsets.
 
-Each assignment replaces the former one as a whole, with all fetched records, and only once it is known to be valid.
+A new assignment replaces the former one entirely and drops all fetched records, but only after the new assignment was
+found to be valid.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ManualAssignment:
         return found
 
     async def prepare(self, chosen: dict[TopicPartition, RequestedStart]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Commit the former assignment's finished records, and return committed offsets where ``chosen`` has no start.
+        """Commit finished records of the former assignment; return committed offsets for ``chosen`` without a start.
 
         Raises:
             BrokerError: the committed offsets may not be read.
@@ -73,7 +74,7 @@ class ManualAssignment:
     async def replace(
         self, chosen: dict[TopicPartition, RequestedStart], committed: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
-        """Replace the assignment by ``chosen``, each partition from its start or its committed offset on."""
+        """Replace the assignment by ``chosen``; read each partition from its requested start or committed offset on."""
         resets_offsets = self._resets_offsets
         self.clear()
         for position in self._positions.add(chosen):

@@ -1,4 +1,4 @@
-"""Looks up offsets of start points with the partitions' leaders: by ``auto_offset_reset``, or for a seek."""
+"""Look-up of the offsets of start points at the partitions' leaders, for ``auto_offset_reset`` and for seeks."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class OffsetResetter:
         self.reconfigure(config)
         self._news = AutoResetEvent()
         self._busy: set[int] = set()
-        """Leaders with a request in flight, or in the pause after a failed one."""
+        """Leaders with a request in flight, or in the pause after a failed request."""
         self._failures: dict[int, int] = {}
-        """Failed requests in a row of each leader."""
+        """Number of consecutive failed requests to each leader."""
         self._round = asyncio.Event()
         """Set, and replaced by a new event, when a start may be known; any number of tasks wait for it."""
 
@@ -78,7 +78,7 @@ class OffsetResetter:
         self._isolation_level = int(config.isolation_level == "read_committed")
 
     def wake(self) -> None:
-        """Look for positions that wait for a start, and wake the tasks that wait for one."""
+        """Look for positions that wait for a start, and wake the tasks that wait in ``found``."""
         self._news.set()
         self._wake_waiters()
 
@@ -87,7 +87,7 @@ class OffsetResetter:
         self._round = asyncio.Event()
 
     async def found(self, positions: Iterable[Position], timeout_s: float) -> None:
-        """Wait until each position is known, released or left to the user, for ``timeout_s`` at most."""
+        """Wait, at most ``timeout_s``, until each position is known, released or left to the user."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for one in positions:

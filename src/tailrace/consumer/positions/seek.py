@@ -1,7 +1,7 @@
 """Seek to an offset, to the beginning or end, or to a timestamp.
 
-A seek takes effect at once: fetched records are dropped, and none is delivered until the leader has answered. A call
-that is canceled or times out does not revert the seek.
+A seek takes effect at once: fetched records are dropped, and no record is delivered until the new offset is known.
+Canceling the call, or a timeout, does not revert the seek.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Seek:
     async def positions(
         self, partitions: Iterable[TopicPartition], *, may_go: bool = False
     ) -> dict[TopicPartition, int]:
-        """Return the positions of several partitions, within one timeout; raises as ``position`` does.
+        """Return the positions of several partitions, within one timeout; raise the same errors as ``position``.
 
-        With ``may_go``, partitions that are not or no longer assigned are left out.
+        With ``may_go``, partitions are left out if they are not assigned or are revoked meanwhile.
         """
         among = [one for one in partitions if one in self._positions or not may_go]
         wanted = [self.assigned(partition) for partition in among]
@@ -95,10 +95,10 @@ class Seek:
         partitions: Iterable[TopicPartition],
         look_up: Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
     ) -> dict[TopicPartition, int]:
-        """Seek to the committed offsets that ``look_up`` returns, or by the reset policy where there is none.
+        """Seek to the committed offsets that ``look_up`` returns; the reset policy places partitions without one.
 
-        Records after the committed offset that its offset map lists as finished are not delivered again. A partition
-        that is revoked or sought meanwhile is left alone.
+        Records that the offset map lists as finished are not delivered again. A partition that is revoked or sought
+        during the look-up is left unchanged.
 
         Raises:
             ConsumerStateError: a partition is not assigned.
@@ -117,7 +117,9 @@ class Seek:
         )
 
     async def go(self, to: Mapping[TopicPartition, Start]) -> dict[TopicPartition, int]:
-        """Go on at these places; gives where they are. A partition that is given back meanwhile is left out.
+        """Move positions to the given starts, and return the new positions.
+
+        A partition that is revoked before its new position is known is left out.
 
         Raises:
             ConsumerStateError: one of the partitions is not assigned.

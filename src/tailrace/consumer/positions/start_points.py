@@ -1,6 +1,7 @@
 """Start points and times in the forms that users write, and the wall clock.
 
-Timestamps of records are wall-clock times. Only look-ups by time read the wall clock; all else uses the event loop's.
+Timestamps of records are wall-clock times. Only look-ups by time read the wall clock; everything else uses the event
+loop's clock.
 """
 
 from __future__ import annotations

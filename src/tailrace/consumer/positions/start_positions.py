@@ -1,4 +1,4 @@
-"""Moves positions to where reading begins: at a takeover, an assignment, a seek, a reset, or to read records again.
+"""Moves positions to their start: at a takeover, an assignment, a seek or a reset, or to read records again.
 
 No other module of the consumer begins or resets a position.
 """
@@ -30,7 +30,8 @@ class StartPositions:
 
     Attributes:
         policy: decides where reading begins.
-        on_changed: the same; callers of ``place`` and ``move`` call it once all positions are set.
+        on_changed: the argument of this name; callers of ``place`` and ``move`` call the function once all positions
+            are set.
     """
 
     def __init__(
@@ -45,13 +46,13 @@ class StartPositions:
         self.policy, self.on_changed = policy, on_changed
 
     def place(self, position: Position, start: Start, before: int | None = None, leader_epoch: int = -1) -> None:
-        """Read from ``start`` on; nothing fetched of the partition may be left to deliver.
+        """Read from ``start`` on; no fetched record of the partition may be left to deliver.
 
         Args:
             position: position of an assigned partition.
             start: where reading begins.
-            before: position that is out of range, if that is the reason; the reset then emits an event.
-            leader_epoch: leader epoch at an offset, as the leader has returned it.
+            before: position that is out of range, if that is the reason for the reset, which then emits an event.
+            leader_epoch: leader epoch that the leader has returned with the offset; -1 if unknown.
         """
         if isinstance(start, StartPoint):
             position.reset(start, before)
@@ -61,20 +62,20 @@ class StartPositions:
             position.begin(start, leader_epoch)
 
     def move(self, position: Position, start: Start, before: int | None = None) -> None:
-        """Drop what is fetched and in flight of a partition, and read from ``start`` on."""
+        """Drop a partition's fetched records and records in flight, and read from ``start`` on."""
         self._reader.drop([position.partition])
         self.place(position, start, before)
 
     def restart(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read recreated topics: drop fetched records of the old ones and look for the position in the new ones."""
+        """Read recreated topics: drop records fetched from the old topics, and look up the start in the new topics."""
         for position in self._positions.of(partitions):
             self.move(position, self.policy.of_added(position.partition), position.next_offset)
         self.on_changed()
 
     def read_again(self, position: Position, committed: OffsetAndMetadata) -> None:
-        """Read from a committed offset on, without records that its offset map says are finished.
+        """Read from a committed offset on, without records that the offset map lists as finished.
 
-        The committed offset of a topic that was recreated since is ignored; the reset policy applies.
+        If the topic was recreated after the commit, the committed offset is ignored and the reset policy applies.
         """
         if is_other_log(position.fetched_topic_id, position.partition, self._cluster.topology):
             self.restart([position.partition])
@@ -83,7 +84,7 @@ class StartPositions:
             self.on_changed()
 
     def leave_to_user(self, position: Position) -> None:
-        """Deliver an error in place of records until the user seeks: ``auto_offset_reset="none"``."""
+        """Deliver an error in place of records until the user seeks (``auto_offset_reset="none"``)."""
         error = OffsetOutOfRangeError(*position.partition, position.reset_from)
         self._reader.put(position.partition, BufferedBatch(0, error=error), 0)
         position.refuse()
@@ -92,9 +93,10 @@ class StartPositions:
         offset, metadata, leader_epoch = committed
         decoded, topic_id = decode_metadata(metadata, offset), position.fetched_topic_id
         position.begin(offset, -1 if leader_epoch is None else leader_epoch, decoded.offset_map)
-        # The cluster metadata may be old: with the id, the next fetch detects that the topic was recreated.
+        # The cluster metadata may be old. With the former topic id, the next fetch detects that the topic was
+        # recreated.
         position.fetched_topic_id = topic_id
         position.note_committed(offset, decoded.user_text, decoded.offset_map)
         if not position.is_fetchable:
-            # Only at a takeover: records that are read again have the map found then.
+            # The map is reported at a takeover only, and not again when its records are read again.
             self._reader.maps.found(position, decoded)
