@@ -56,10 +56,11 @@ Assignable: TypeAlias = (
 def checked_subscription(
     topics: Iterable[object], pattern: object, group_protocol: str, *, may_be_none: bool = False
 ) -> tuple[frozenset[str], TopicPattern | None]:
-    """Return the topics and the pattern of a subscription, one of which is empty.
+    """Return the checked topics and pattern of a subscription; there are no topics, or the pattern is None.
 
     Raises:
-        ConfigurationError: both or neither are given (neither is allowed if ``may_be_none``), or one is invalid.
+        ConfigurationError: topics and a pattern are given, neither is given (unless ``may_be_none``), or a name or the
+            pattern is invalid.
     """
     names = list(topics)
     for name in names:
@@ -73,7 +74,7 @@ def checked_subscription(
 def checked_to_commit(
     given: Sequence[object],
 ) -> tuple[dict[TopicPartition, OffsetAndMetadata] | None, frozenset[TopicPartition] | None]:
-    """Return the offsets to commit, or the partitions; both are None if all partitions are to be committed.
+    """Return ``(offsets, None)``, ``(None, partitions)``, or ``(None, None)`` to commit all partitions.
 
     Raises:
         ConfigurationError: an argument is neither a mapping of offsets nor a partition, or the mapping is empty.
@@ -110,7 +111,7 @@ def checked_offsets(to: Mapping[TopicPartition, int], offset: object, whence: st
     """Return the offsets of ``seek({partition: offset})``.
 
     Raises:
-        ConfigurationError: a value is not an offset, or other arguments are given.
+        ConfigurationError: a value of the mapping is not an offset, or ``offset`` or ``whence`` is given as well.
     """
     if offset is not None or whence != "offset":
         raise ConfigurationError("seek() takes either a mapping of offsets or partitions with offset= and whence=")
@@ -124,7 +125,7 @@ def checked_partitions(partitions: Iterable[object]) -> frozenset[TopicPartition
     """Return the partitions as a set.
 
     Raises:
-        ConfigurationError: one of them is not a TopicPartition.
+        ConfigurationError: an element is not a TopicPartition.
     """
     given = set()
     for one in partitions:
@@ -135,10 +136,10 @@ def checked_partitions(partitions: Iterable[object]) -> frozenset[TopicPartition
 
 
 def checked_count(given: int | None, default: int, least: int = 1) -> int:
-    """Return the maximum number of records.
+    """Return the maximum number of records: ``given``, or ``default`` if ``given`` is None.
 
     Raises:
-        ConfigurationError: ``max_records`` or ``min_records`` is out of range.
+        ConfigurationError: ``given`` (``max_records``) or ``least`` (``min_records``) is out of range.
     """
     count = default if given is None else given
     if count < 1:
@@ -149,10 +150,10 @@ def checked_count(given: int | None, default: int, least: int = 1) -> int:
 
 
 def default_start(at: object, tail: object) -> RequestedStart:
-    """Return the start point of partitions that are assigned without one.
+    """Return the start point for partitions that are passed to ``assign()`` without a start point of their own.
 
     Raises:
-        ConfigurationError: ``at`` is not a start point, ``tail`` not a number of records, or both are given.
+        ConfigurationError: ``at`` is not a start point, ``tail`` is not a number of records, or both are given.
     """
     if tail is None:
         return start_of(at)
@@ -165,7 +166,7 @@ def check_offset(offset: object) -> None:
     """Check that an offset is a non-negative integer.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: ``offset`` is anything else.
     """
     if not is_offset(offset):
         raise ConfigurationError(f"an offset must be a non-negative integer, not {offset!r}")

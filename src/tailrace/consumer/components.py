@@ -32,7 +32,7 @@ class Components:
     """Components that last for the whole life of a consumer.
 
     Args:
-        shared: cluster shared with other consumers; None to open one for this consumer.
+        shared: cluster shared with other consumers; None to open a cluster for this consumer alone.
         whole: topics read from their first record on, whatever ``auto_offset_reset`` is.
         on_metadata: called when the cluster metadata may have changed.
     """
@@ -97,7 +97,7 @@ class Components:
         return f"{self.config.client_id}-{next(_numbers)}"
 
     def watch(self, topics: Iterable[str] | None) -> None:
-        """Keep the metadata of ``topics`` up to date; None: of all topics of the cluster."""
+        """Keep the metadata of ``topics`` up to date, or of all topics of the cluster if ``topics`` is None."""
         self.cluster.watch(self, topics)
 
     def reconfigure(self, config: ConsumerConfig) -> None:
@@ -112,7 +112,7 @@ class Components:
         self.positions_changed()
 
     def close(self) -> None:
-        """Close all connections; on a shared cluster, only those that this consumer has for itself."""
+        """Close all connections; on a shared cluster, close only the connections that belong to this consumer."""
         if not self.is_shared:
             self.cluster.close()
             return

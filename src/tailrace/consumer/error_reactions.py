@@ -25,7 +25,7 @@ class ErrorReactions:
         return REACTIONS.reaction_to(code, request, self._overrides(code))
 
     def event_of(self, code: int, request: GroupRequestKind) -> GroupEvent:
-        """Return the reaction as an event of the membership; raises as ``to`` does."""
+        """Return the reaction to ``code`` as an event of the membership; raise the same errors as ``to``."""
         return event_of(code, request, self._overrides(code))
 
     def _overrides(self, code: int) -> dict[int, GroupReaction]:

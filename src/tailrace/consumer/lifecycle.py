@@ -43,14 +43,14 @@ class ConsumerLifecycle:
 
     Args:
         topics: names of the topics to subscribe to.
-        pattern: or a pattern that the names of topics match.
-        cluster: cluster shared with other consumers; None to open one for this consumer.
-        options: the user's options; others come from the environment and from defaults.
+        pattern: pattern of topic names, in place of ``topics``.
+        cluster: cluster shared with other consumers; None to open a cluster for this consumer alone.
+        options: the user's options; options not given come from the environment or have their defaults.
 
     Attributes:
         topics: names of the subscribed topics.
-        pattern: or the pattern that the names of topics match.
-        optional: those of ``topics`` that need not exist at the start.
+        pattern: pattern of topic names; None if ``topics`` are subscribed.
+        optional: subset of ``topics`` that need not exist at the start.
         whole: topics read from their first record on, whatever ``auto_offset_reset`` is.
         config: current options; None before the start.
         engine: the running consumer; None before the start.
@@ -103,7 +103,7 @@ class ConsumerLifecycle:
 
     @property
     def started(self) -> ConsumerRuntime:
-        """The running consumer; during ``stop`` only for rebalance callbacks, which commit before the revocation.
+        """The running consumer; during ``stop``, only rebalance callbacks get it, to commit before the revocation.
 
         Raises:
             ConsumerStateError: the consumer is not started, or was stopped.
@@ -122,7 +122,7 @@ class ConsumerLifecycle:
         """Start the consumer and return it; ``consumer`` is passed to callbacks.
 
         Raises:
-            ConsumerStateError: it was started or stopped before.
+            ConsumerStateError: the consumer was started or stopped before.
             TailraceError: the start failed; see ``Consumer.start``.
         """
         if self._is_stopped:
@@ -146,10 +146,10 @@ class ConsumerLifecycle:
         return engine
 
     async def stop(self, *, commit: bool) -> None:
-        """Stop the consumer within ``stop_timeout_ms``; without ``commit`` no automatic commit is sent any more.
+        """Stop the consumer within ``stop_timeout_ms``; if ``commit`` is False, send no more automatic commits.
 
         Raises:
-            ConsumerStateError: called from a rebalance callback, for whose end it would wait.
+            ConsumerStateError: a rebalance callback called ``stop``, which would wait for that callback to return.
         """
         if in_callback(self._consumer):
             raise ConsumerStateError("stop() in a rebalance callback would wait for itself - call it from another task")

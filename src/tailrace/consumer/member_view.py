@@ -1,4 +1,4 @@
-"""Interface through which App's transactions commit the offsets of a consumer themselves; internal to tailrace."""
+"""Interface through which App's transactions commit a consumer's offsets; internal to tailrace."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class MemberView:
 
     @property
     def identity(self) -> Identity | None:
-        """Identity to commit with; None while the group counts the consumer in no generation."""
+        """Identity to commit with; None while the consumer is in no generation of the group."""
         coordinator = self._engine.coordinator
         return None if coordinator is None else coordinator.commit_identity()
 
     def delivered(self) -> Mapping[TopicPartition, int | None]:
-        """Return the next offset to deliver of each assigned partition; None if its start is not known yet."""
+        """Return the next offset to deliver of each assigned partition; None while the partition's start is unknown."""
         return {position.partition: position.delivered for position in self._engine.positions}
 
     def begun(self) -> list[Position]:
@@ -43,7 +43,7 @@ class MemberView:
         ]
 
     def passed(self) -> list[Position]:
-        """Return the positions past the committed offset, by delivered records or only by skipped markers."""
+        """Return the positions after the committed offset, whether records were delivered or only markers skipped."""
         return [
             one
             for one in self._engine.positions
@@ -74,8 +74,8 @@ class MemberView:
         )
 
     def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
-        """Read from a committed offset on, without records that the offset map says are finished.
+        """Read from a committed offset on, without records that the offset map lists as finished.
 
-        The committed offset of a topic that was recreated since is ignored; the reset policy applies.
+        If the topic was recreated after the commit, the committed offset is ignored and the reset policy applies.
         """
         self._engine.start_positions.read_again(position, at)

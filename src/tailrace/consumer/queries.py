@@ -1,4 +1,4 @@
-"""Calls of a Consumer that ask and change nothing."""
+"""Methods of a Consumer that return information and change nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["ConsumerQueries"]
 
 
 class ConsumerQueries:
-    """The part of a Consumer that answers questions about its partitions, logs, topics and state."""
+    """Methods of a Consumer that return information about partitions, logs, topics and state."""
 
     _life: ConsumerLifecycle
 
@@ -37,7 +37,7 @@ class ConsumerQueries:
         return self._started.positions.partitions
 
     def subscription(self) -> frozenset[str]:
-        """Return the topics that are read; with a pattern, those that match now."""
+        """Return the topics that are read; with a pattern, the topics that match it now."""
         life = self._life
         return life.topics if life.pattern is None or life.engine is None else life.engine.subscription.subscription
 
@@ -58,7 +58,8 @@ class ConsumerQueries:
     ) -> OffsetAndMetadata | dict[TopicPartition, OffsetAndMetadata] | None:
         """Return offsets that the group has committed, as stored by the broker.
 
-        A partition without a committed offset is absent from the mapping; alone, it gives None.
+        A partition without a committed offset is absent from the mapping. For a single partition, the result is None if
+        there is no committed offset.
 
         Raises:
             ConsumerStateError: not started, stopped, or without a group.
@@ -81,7 +82,8 @@ class ConsumerQueries:
 
         Raises:
             ConsumerStateError: not started, stopped, or a partition is not assigned.
-            OffsetOutOfRangeError: ``auto_offset_reset="none"``, and there is no committed offset, or none in the log.
+            OffsetOutOfRangeError: ``auto_offset_reset="none"``, and there is no committed offset, or it is not in the
+                log.
             RequestTimedOutError: the start offset was not found within ``default_api_timeout_ms``.
         """
         found = await self._started.seek.positions(self._among(partitions), may_go=partitions is None)
@@ -100,7 +102,7 @@ class ConsumerQueries:
     async def beginning_offsets(
         self, partitions: TopicPartition | Iterable[TopicPartition] | None = None
     ) -> int | dict[TopicPartition, int]:
-        """Return the first offset of each log, of assigned partitions or others.
+        """Return the first offset of each partition's log; partitions need not be assigned.
 
         Raises:
             UnknownTopicError: a partition does not exist.
@@ -124,7 +126,7 @@ class ConsumerQueries:
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, Time]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first record of each partition that is not older than a time; None if there is none."""
+        """Return offset and timestamp of each partition's first record not older than a time; None without one."""
         checked_partitions(times)
         return await self._started.offset_queries.offsets_for_times(
             {one: start_at_time(time) for one, time in times.items()}
@@ -138,14 +140,14 @@ class ConsumerQueries:
         return Lag(behind, sum(behind.values()))
 
     def highwater(self, partition: TopicPartition) -> int | None:
-        """Return the end offset of an assigned partition as of the last fetch; None before the first."""
+        """Return the end offset of an assigned partition as of the last fetch; None before the first fetch."""
         position = self._started.positions.get(partition)
         return position.high_watermark if position is not None else None
 
     def last_stable_offset(self, partition: TopicPartition) -> int | None:
-        """Return the offset below which no transaction is open, as of the last fetch; None before the first.
+        """Return the offset below which no transaction is open, as of the last fetch; None before the first fetch.
 
-        Brokers report it with ``isolation_level="read_committed"`` only; otherwise it is None.
+        Brokers report this offset with ``isolation_level="read_committed"`` only; otherwise the result is None.
         """
         engine = self._started
         position = engine.positions.get(partition)
@@ -164,7 +166,7 @@ class ConsumerQueries:
         return found if kind is None else one_kind(found, kind)
 
     async def topics(self) -> frozenset[str]:
-        """Return the names of all topics, without Kafka's own unless ``exclude_internal_topics=False``."""
+        """Return the names of all topics, without internal topics unless ``exclude_internal_topics=False``."""
         return await self._started.offset_queries.topics()
 
     async def partitions_for_topic(self, topic: str) -> frozenset[int]:

@@ -15,7 +15,7 @@ __all__ = ["also_subscribe", "attach_sink", "refresh_metadata", "subscribe_match
 
 
 def also_subscribe(consumer: Consumer, topics: Iterable[str]) -> None:
-    """Subscribe a consumer, before its start, to more topics: from their first record on, once they exist."""
+    """Subscribe a consumer that is not started to more topics, read from their first record on once they exist."""
     life = consumer._life  # noqa: SLF001 - same package
     whole = life.whole = frozenset(topics)
     life.optional = whole - life.topics
@@ -25,13 +25,13 @@ def also_subscribe(consumer: Consumer, topics: Iterable[str]) -> None:
 def subscribe_matching(
     consumer: Consumer, takes: Callable[[str], bool], description: str, *, whole: Container[str]
 ) -> None:
-    """Subscribe a consumer, before its start, to the topics that ``takes`` accepts, those created later included.
+    """Subscribe a consumer that is not started to the topics that ``takes`` accepts, including topics created later.
 
     Args:
         consumer: a consumer that names no topics.
         takes: predicate of topic names.
         description: short description of the topics, for messages.
-        whole: those of the topics that are read from their first record on.
+        whole: topics that are read from their first record on.
     """
     life = consumer._life  # noqa: SLF001 - same package
     life.pattern, life.whole = TopicChoice(description, takes), whole

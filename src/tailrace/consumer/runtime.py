@@ -100,7 +100,7 @@ class ConsumerRuntime:
             self.fail(raised(error))
         finally:
             self._components.close()
-            await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+            await asyncio.sleep(0)  # asyncio closes the sockets in the loop's next turn
             self.reader.close(self.failure or ConsumerStateError("this consumer was stopped - create a new one"))
             self._observer.emit(ConsumerStopped(config.client_id, config.group_id))
         if self.failure is not None:
@@ -126,7 +126,8 @@ class ConsumerRuntime:
         if self.committer is not None:
             background.append(self.committer.run_commits)
         async with anyio.create_task_group() as tasks:
-            # Decoding needs aiokafka, whose import takes a tenth of a second: as long as joining a group.
+            # Decoding needs aiokafka. The import takes a tenth of a second, as long as joining a group, so a thread
+            # does it meanwhile.
             tasks.start_soon(asyncio.to_thread, import_module, "tailrace.batches.record_batch")
             for run in background:
                 tasks.start_soon(self._run_background, run, stopping)
@@ -149,7 +150,7 @@ class ConsumerRuntime:
         scope.cancel()
 
     async def _run_memberships(self, stopping: asyncio.Event) -> None:
-        """Run one membership of the group after another, as the subscription changes, until the end."""
+        """Run one membership of the group after another, as the subscription changes, until the consumer ends."""
         while True:
             await self.subscription.run_membership()
             if self.failure is not None or stopping.is_set():
@@ -167,7 +168,7 @@ class ConsumerRuntime:
             self.subscription.assigned.set()
 
     async def first_assignment(self, timeout_ms: int) -> None:
-        """Wait until the group has assigned partitions for the first time, or none.
+        """Wait for the group's first assignment, which may be empty.
 
         Raises:
             ConsumerStateError: nothing is subscribed or assigned, or the consumer was stopped.
@@ -178,7 +179,8 @@ class ConsumerRuntime:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self.subscription.assigned.wait()
         except TimeoutError:
-            # An error that a later attempt may heal, such as a missing permission, says more.
+            # A reported error that a later attempt may heal, such as a missing permission, explains more than a
+            # timeout.
             self.reader.raise_failure()
             raise RequestTimedOutError(
                 f"group {self.config.group_id!r} has assigned nothing within {timeout_ms} ms - its coordinator does not"

@@ -1,7 +1,7 @@
 """Cluster metadata and connections shared by several consumers of a process.
 
-A broker may hold fetches and group requests for long, so each consumer has its own connections for them; all other
-requests use the shared connections.
+A broker may hold fetches and group requests for a long time, so each consumer has its own connections for these. All
+other requests use the shared connections.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SharedCluster:
         """Connect to the cluster.
 
         Raises:
-            ConsumerStateError: it was started or stopped before.
+            ConsumerStateError: the cluster was started or stopped before.
             BrokerConnectionError: no broker answers within ``start_timeout_ms``.
             AuthenticationError: the brokers refuse the credentials.
         """
@@ -61,7 +61,7 @@ class SharedCluster:
         self._cluster = cluster
 
     async def stop(self) -> None:
-        """Close all connections; stop the consumers that use them first."""
+        """Close all connections; the consumers that use the cluster must be stopped before."""
         self._is_stopped = True
         if self._cluster is not None:
             self._cluster.close()
@@ -80,7 +80,7 @@ def opened(shared: SharedCluster) -> Cluster:
     """Return the cluster of a started SharedCluster.
 
     Raises:
-        ConsumerStateError: it is not started, or was stopped.
+        ConsumerStateError: the cluster is not started, or was stopped.
     """
     cluster = shared._cluster  # noqa: SLF001 - same module
     if cluster is None or shared._is_stopped:  # noqa: SLF001

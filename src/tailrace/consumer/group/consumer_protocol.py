@@ -35,7 +35,7 @@ class MemberProtocol(Protocol):
         """
 
     def shares(self, effect: SendSync) -> tuple[SyncGroupAssignment, ...]:
-        """Return the leader's assignment of each member; empty on other members.
+        """Return the assignment of each member if this member is the leader, otherwise an empty tuple.
 
         Raises:
             RebalanceError: the user's assignor failed.
@@ -62,7 +62,7 @@ class ConsumerProtocol:
         )
 
     def joined(self, answer: JoinGroupResponse) -> GroupEvent:
-        """Return the event of the join; on the leader with the subscriptions of all members."""
+        """Return the event of the join; the leader's event contains the subscriptions of all members."""
         protocol = answer.protocol_name or ""
         if answer.leader != answer.member_id:
             return JoinedAsFollower(answer.member_id, answer.generation_id, protocol)

@@ -1,4 +1,4 @@
-"""Group membership of a consumer: which topics it subscribes to, and what it does with its assignment."""
+"""Group membership of a consumer: its subscription, and the handling of its assignment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Coordinator:
     Args:
         member: name of this member's connections, unique in this process.
         topics: topics to subscribe to.
-        pattern: or a pattern that the names of topics match.
+        pattern: pattern of topic names to subscribe to; None to subscribe to ``topics`` only.
         on_failure: called with the error that ends the membership.
     """
 
@@ -76,7 +76,7 @@ class Coordinator:
         return self._membership.heartbeat_age_s
 
     def commit_identity(self) -> Identity | None:
-        """Return the identity to commit with; None while the group counts the member in no generation."""
+        """Return the identity to commit with; None while the member is in no generation of the group."""
         return self._membership.identity if self._membership.is_member else None
 
     def resubscribe(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
@@ -90,14 +90,14 @@ class Coordinator:
         self._membership.receive(StopMembership(self._reconciler.may_commit))
 
     def refused(self, code: int, identity: Identity) -> bool:
-        """Handle the error code of a commit sent as ``identity``; return True if that is still the current one."""
+        """Handle the error code of a commit sent as ``identity``; return True if ``identity`` is still current."""
         counts = self._membership.is_current(identity)
         if counts:
             self._membership.receive(self._reactions.event_of(code, GroupRequestKind.COMMIT))
         return counts
 
     def metadata_changed(self) -> None:
-        """Handle new cluster metadata: topics and partitions may have come or gone."""
+        """Handle new cluster metadata: topics and partitions may have been created or deleted."""
         topology = self._cluster.topology
         if self._pattern is not None and not isinstance(self._pattern, BrokerPattern):
             matching = topology.matching(self._pattern)
@@ -119,7 +119,7 @@ class Coordinator:
             tasks.cancel_scope.cancel()
 
     async def _learn_sessions(self) -> None:
-        """Look up the group's session timeout, and again with new metadata: the broker's setting may change."""
+        """Look up the group's session timeout, and again after each metadata update, because it may change."""
         while True:
             if (session := await self._requests.session()) is not None:
                 self._membership.receive(session)

@@ -1,4 +1,4 @@
-"""Membership of groups of any kind, whose members share something other than partitions of topics."""
+"""Membership of groups of any kind, such as workers that share tasks instead of partitions."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _numbers = itertools.count(1)
 class GroupMember:
     """Member of a group of any kind: workers that share tasks, a leader election, a set of caches.
 
-    ``async with GroupMember(role, bootstrap_servers="localhost:9092", group_id="indexers") as member`` joins and
-    leaves. The role encodes what members tell each other, assigns the state of each generation, and receives it.
+    ``async with GroupMember(role, bootstrap_servers="localhost:9092", group_id="indexers") as member`` joins the group
+    and leaves it. The role encodes the data that members exchange. The leader's role assigns a state to each member of
+    a generation, and every role receives its own member's state.
 
     Args:
         role: the user's implementation of ``GroupRole``.
@@ -63,7 +64,7 @@ class GroupMember:
         """Connect to the cluster and begin to join.
 
         Raises:
-            ConsumerStateError: it was started before.
+            ConsumerStateError: the member was started before.
             BrokerConnectionError: no broker answers within ``start_timeout_ms``.
         """
         if self._supervisor is not None:
@@ -76,7 +77,7 @@ class GroupMember:
         """Leave the group and close all connections, within ``stop_timeout_ms``.
 
         Raises:
-            ConsumerStateError: called by a method of the role, for whose end it would wait.
+            ConsumerStateError: a method of the role called ``stop()``, which would wait for that method to return.
         """
         if self._membership is not None and in_callback(self._membership):
             raise ConsumerStateError("stop() in a role's method would wait for itself - call it from another task")
@@ -94,7 +95,7 @@ class GroupMember:
 
     @property
     def generation(self) -> Generation | None:
-        """Current generation of this member; None while it joins, and after the end."""
+        """Current generation of this member; None while the member joins, and after it has left."""
         return self._membership.generation if self._membership is not None else None
 
     async def joined(self) -> Generation:
@@ -109,7 +110,7 @@ class GroupMember:
         return await self._membership.joined()
 
     def rejoin(self) -> None:
-        """Join again, so that the group begins another generation with what ``protocols()`` returns now.
+        """Join again, so that the group begins another generation with the current result of ``protocols()``.
 
         Raises:
             ConsumerStateError: not started.
@@ -148,7 +149,7 @@ class _Membership:
 
     def rejoin(self) -> None:
         self._rejoin_count += 1
-        # For the state machine this is another subscription, so that a join in flight is followed by another one.
+        # The state machine sees a changed subscription: if a join is in flight, the machine joins once more after it.
         self._membership.receive(Resubscribed(frozenset({str(self._rejoin_count)})))
 
     # ---- the loop ----------------------------------------------------------------------------------------------

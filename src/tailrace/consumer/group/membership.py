@@ -1,7 +1,8 @@
 """Loop of one group membership, for consumers and for group members of other kinds.
 
-The loop decides nothing. It performs each effect of the state machine in a task of its own, so that heartbeats are sent
-while a join is held, a callback runs or records are drained, and reports the outcomes that the machine still awaits.
+The loop decides nothing. It performs each effect of the state machine in a separate task, so that heartbeats are sent
+while a join is held, a callback runs or records are drained. It reports to the machine only the outcomes that the
+machine still awaits.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from tailrace.observe.hooks import Observer
 __all__ = ["AssignmentOwner", "MembershipLoop", "member_settings"]
 
 _REBALANCE_SHARE_OF_STOP = 0.25
-"""Share of ``stop_timeout_ms`` that a stop waits for the end of a rebalance, before which nothing can be committed."""
+"""Share of ``stop_timeout_ms`` that a stop waits for a rebalance to end, because nothing can be committed before."""
 
 
 class AssignmentOwner(Protocol):
@@ -99,7 +100,7 @@ class MembershipLoop:
         self._is_rebalancing = False
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._callback: anyio.CancelScope | None = None
-        """Scope of the takeover or release in progress; a later one cancels it."""
+        """Scope of the takeover or release in progress; a later takeover or release cancels this scope."""
         self._callbacks = asyncio.Lock()
 
     @property
@@ -109,7 +110,7 @@ class MembershipLoop:
 
     @property
     def is_member(self) -> bool:
-        """True while the group counts the member in a generation, so that it may commit."""
+        """True while the member is in a generation of the group, so that the member may commit."""
         return self._machine.is_member
 
     @property
@@ -123,7 +124,7 @@ class MembershipLoop:
         return self._machine.heartbeat_age_s(self._loop.time())
 
     def is_current(self, identity: Identity) -> bool:
-        """Return True if an error that answers a request sent as ``identity`` still matters."""
+        """Return True if an error in the response to a request sent as ``identity`` still matters."""
         return self._machine.is_current(identity)
 
     def receive(self, event: GroupEvent) -> None:
@@ -140,7 +141,7 @@ class MembershipLoop:
                 self._perform_all(tasks)
                 await self._news.wait(self._machine.next_deadline())
             self._perform_all(tasks)
-            # Requests in flight are not awaited; a release in progress is, so that it is complete.
+            # Requests in flight are not awaited. A release in progress is awaited, so that it completes.
             while self._callback is not None:
                 await self._news.wait()
             tasks.cancel_scope.cancel()
@@ -208,7 +209,7 @@ class MembershipLoop:
             event = await outcome_of(_then(self._owner.take_over(effect), TakenOver()))
             if not isinstance(event, CoordinatorGone | RetryLater):
                 return event
-            # Heartbeats succeed, so the group does not rebalance: nothing else would repeat this takeover.
+            # Heartbeats still succeed, so the group does not rebalance, and nothing else would repeat this takeover.
             self._report_failure(effect, event)
             failures += 1
             await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311 - jitter
@@ -225,7 +226,7 @@ class MembershipLoop:
         return event
 
     def _rebalance_started(self, reason: str) -> None:
-        """Emit one event a rebalance, however many joins it takes."""
+        """Emit one event per rebalance, however many joins the rebalance takes."""
         if not self._is_rebalancing:
             self._is_rebalancing = True
             self._observer.emit(RebalanceStarted(self._group_id, reason))

@@ -1,4 +1,4 @@
-"""Check of ``max_poll_interval_ms``: reports a reader that stopped polling to the membership, and its return."""
+"""Check of ``max_poll_interval_ms``: reports to the membership when polling stops and when it resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEFT = (
 
 
 async def run_poll_interval_check(reader: Reader, limit_s: float, receive: Callable[[GroupEvent], None]) -> None:
-    """Report a reader that was not polled for ``limit_s``, and the next poll as soon as it comes, until canceled."""
+    """Report when the reader was not polled for ``limit_s``, and as soon as polling resumes, until canceled."""
     loop, clock = asyncio.get_running_loop(), PollIntervalClock(limit_s)
     while True:
         clock.look(reader.progress, loop.time(), is_owed=reader.awaits_poll)

@@ -2,7 +2,7 @@
 
 The order is guaranteed. Assignment: read committed offsets, run the user's callbacks, apply the offsets that they
 return or seek to, fetch the first record. Revocation: stop delivery, wait for records in flight, commit finished
-records, run the user's callback, release the partition. Heartbeats are sent all the time, by another task.
+records, run the user's callback, release the partition. Meanwhile another task sends heartbeats.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _callback: ContextVar[_Callback | None] = ContextVar("tailrace_rebalance_callbac
 
 
 def in_callback(owner: object) -> bool:
-    """Return True in a rebalance callback of ``owner``, where a wait for its records would be a deadlock.
+    """Return True in a rebalance callback of ``owner``, where waiting for the owner's records would be a deadlock.
 
-    False in a task that the callback has started, once the callback has returned.
+    In a task that the callback has started, return False once the callback has returned.
     """
     callback = _callback.get()
     while callback is not None and (callback.is_over or callback.owner is not owner):
@@ -104,12 +104,12 @@ class AssignmentReconciler:
         self._start_positions, self._offset_resetter = start_positions, offset_resetter
         self._consumer = consumer
         self.on_taken_over: Callable[[], None] = lambda: None
-        """Called when an assignment is complete: callbacks have returned, overrides are applied."""
+        """Called when an assignment is complete, after callbacks have returned and overrides are applied."""
         self._resets_offsets = config.reset_offset_on_start and is_first
         self._positions_before: dict[TopicPartition, int | None] = {}
-        """Partitions owned before the current rebalance, and the position of each."""
+        """Partitions owned before the current rebalance, with the position of each."""
         self._announced: Partitions = frozenset()
-        """Partitions that the user's listener knows as assigned: the next rebalance may cancel a takeover."""
+        """Partitions reported as assigned to the user's listener; a canceled takeover may not have reported its own."""
         self._unsought: dict[TopicPartition, int] = {}
         """Assignment epoch of each partition before any seek of the user."""
         self._released: dict[TopicPartition, tuple[UUID | None, int | None]] = {}
@@ -126,7 +126,7 @@ class AssignmentReconciler:
         """
         self._remember(kept)
         self._unsought |= {position.partition: position.epoch for position in self._positions.add(added)}
-        # Announced partitions have their positions, even if the takeover that set them was canceled.
+        # Announced partitions already have positions, even if the takeover that set these positions was canceled.
         unannounced = added - self._announced
         committed = await self._cluster.retrying(
             partial(committed_offsets, self._cluster, self._group_id, unannounced),
@@ -134,7 +134,7 @@ class AssignmentReconciler:
             what=f"reading the committed offsets of group {self._group_id!r}",
         )
         for position in self._positions.of(unannounced):
-            # A seek since the assignment takes precedence.
+            # A seek after the assignment takes precedence.
             if position.epoch == self._unsought[position.partition]:
                 start = self._start_positions.policy.of_subscribed(
                     position.partition,
@@ -161,7 +161,8 @@ class AssignmentReconciler:
         try:
             await self._call_listener("on_partitions_assigned", added)
         except asyncio.CancelledError:
-            # The next rebalance came before the listener returned: it announces those that are left again.
+            # The next rebalance began before the listener returned. Its takeover announces the partitions again that
+            # are still assigned.
             self._announced -= added
             raise
 
@@ -204,7 +205,7 @@ class AssignmentReconciler:
 
     @property
     def may_commit(self) -> bool:
-        """True if the revocation of all partitions may commit: finished records, or in the user's callback."""
+        """True if the revocation of all partitions may commit, automatically or in the user's callback."""
         if self._config.commits_automatically:
             return self._committer.has_uncommitted
         return self._committer.is_committing or self._config.rebalance_listener is not None
@@ -222,8 +223,8 @@ class AssignmentReconciler:
     async def release(self, partitions: Partitions, *, is_last: bool) -> None:
         """Release revoked partitions in order.
 
-        At the last release (``stop``) no further poll would finish the records in flight, so they are not waited for
-        and are delivered again. Nor are they if no commit would follow.
+        A release waits for records in flight, with two exceptions: at the last release (``stop``), because no further
+        poll would finish them, and if no commit would follow. Such records are delivered again.
 
         Raises:
             RebalanceError: a callback raised or exceeded its deadline.
@@ -244,7 +245,8 @@ class AssignmentReconciler:
         try:
             await self._call_listener("on_partitions_revoked", announced)
         except asyncio.CancelledError:
-            # A loss or a stop came before the listener returned: it releases these partitions and calls it again.
+            # A loss or a stop began before the listener returned. It will release these partitions and call the
+            # listener again.
             self._announced |= announced
             raise
         except RebalanceError:
@@ -275,7 +277,8 @@ class AssignmentReconciler:
 
     @property
     def _commit_timeout_s(self) -> float:
-        # Half a session: with the cluster down the membership ends anyway. stop() has its own bound.
+        # Half a session is enough: if the cluster is down for longer, the membership ends anyway. In stop(), the commit
+        # may take half of its timeout.
         return min(self._config.session_timeout_ms, self._config.stop_timeout_ms) / 2 / 1000
 
     def _unannounce(self, partitions: Partitions) -> Partitions:
@@ -299,12 +302,13 @@ class AssignmentReconciler:
 
     async def _call_listener(self, name: str, partitions: Partitions) -> None:
         callback = getattr(self._config.rebalance_listener, name, None)
-        # An empty revocation is not reported; an empty assignment is: the member has joined.
+        # An empty revocation is not reported. An empty assignment is reported, because it means that the member has
+        # joined.
         if callback is not None and (partitions or name == "on_partitions_assigned"):
             await self._call(name, callback, partitions)
 
     async def _call(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
-        """Call the user's function, sync or async, with a deadline; in it, calls that would wait for its end raise."""
+        """Call the user's function, sync or async, with a deadline; calls in the function that would deadlock raise."""
         deadline_s = self._config.max_poll_interval_ms / 1000
         deadline = asyncio.timeout(deadline_s)
         try:
@@ -322,6 +326,6 @@ class AssignmentReconciler:
 
 
 def _is_being_cancelled() -> bool:
-    """Return True if this task is being canceled; if not, a task that the user's code awaited was canceled."""
+    """Return True if this task is being canceled, and not only a task that the user's code awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,7 +1,7 @@
-"""Requests of a group membership: one effect is one request, and its outcome one event.
+"""Requests of a group membership: each effect becomes one request, and each outcome becomes one event.
 
-Nothing is raised to the membership. ``core.group.error_reactions`` turns error codes into events; a lost broker becomes
-``CoordinatorGone``, and an error that no retry can heal ``MembershipFailed``.
+No exception reaches the membership. ``core.group.error_reactions`` turns error codes into events. A lost broker becomes
+``CoordinatorGone``, and an error that no retry can heal becomes ``MembershipFailed``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ ResponseT = TypeVar("ResponseT")
 
 _LEAVE_ATTEMPTS = 2
 _SESSION_SHARE_OF_HELD = 2 / 3
-"""Share of ``session_timeout_ms`` that a held request waits for its answer before it is sent again."""
+"""Share of ``session_timeout_ms`` after which a held request without a response is sent again."""
 _GROUP_RESOURCE = 32
 _SESSION_OPTION = "consumer.session.timeout.ms"
 
@@ -82,7 +82,7 @@ class GroupRequests:
 
     Args:
         member: name of this member's connections, unique in this process.
-        protocol: embedded protocol of the group; that of consumers by default.
+        protocol: embedded protocol of the group; by default the consumer protocol.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class GroupRequests:
         """Send the request of an effect and return its outcome."""
         began_at = asyncio.get_running_loop().time()
         event = self._limit.after(question, await outcome_of(self._send(question)))
-        # A member id is only the first step of a join, which is measured once complete.
+        # Getting a member id is only the first step of a join; the join is measured when it is complete.
         if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdAssigned):
             what = type(question).__name__.removeprefix("Send")
             took_s = asyncio.get_running_loop().time() - began_at
@@ -176,19 +176,20 @@ class GroupRequests:
             return MembershipFailed(error)
 
     async def _send_held(self, coordinator: Broker, request: Request[ResponseT], timeout_s: float) -> ResponseT:
-        """Send a request that the coordinator may hold; after two thirds of a session, again on a new connection.
+        """Send a request that the coordinator may hold; repeat it on a new connection after two thirds of a session.
 
-        A coordinator answers nothing else on a connection while it holds a request there, so nothing tells such a
-        connection from one that is half-open, and heartbeats go by another one. A coordinator that still holds the
-        request takes the second for the first; one that has answered it answers again. A rebalance may hold it for
-        many sessions, so the event comes once. The last third is for the answer: when the coordinator has completed the
-        rebalance and its answer is lost, it acknowledges no heartbeat of the former generation.
+        While a coordinator holds a request, it answers nothing else on the same connection. Such a connection cannot be
+        told from a half-open one, and heartbeats use another connection. If the coordinator still holds the first
+        request, the repeated request takes its place; if the coordinator has already answered, it answers again. A
+        rebalance may hold a request for many sessions, so the event is emitted only once. The last third of the session
+        is left for the response: if the coordinator has completed the rebalance and its response is lost, it
+        acknowledges no heartbeat of the former generation.
         """
         is_reported = False
         attempt_s = self._config.session_timeout_ms / 1000 * _SESSION_SHARE_OF_HELD
         deadline = anyio.current_time() + timeout_s
         while True:
-            # A request that is not answered in time takes its connection with it.
+            # A request that times out closes its connection.
             left_s = deadline - anyio.current_time()
             try:
                 return await coordinator.send(request, member=self._member, timeout_s=min(attempt_s, left_s))
@@ -204,12 +205,12 @@ class GroupRequests:
                 )
 
     async def _while_coordinator_lives(self, coordinator: Broker, work: Awaitable[GroupEvent]) -> GroupEvent:
-        """Return the outcome of ``work``, or CoordinatorGone if the coordinator falls silent or changes before."""
+        """Return the outcome of ``work``, or CoordinatorGone if the coordinator falls silent or changes first."""
         outcomes: list[GroupEvent] = []
 
         async def watch() -> None:
             outcomes.append(await self._watch_coordinator(coordinator))
-            # The held request must not block later ones on that connection.
+            # The held request must not block later requests on its connection.
             coordinator.forget(self._member)
             tasks.cancel_scope.cancel()
 
@@ -220,7 +221,7 @@ class GroupRequests:
         return outcomes[0]
 
     async def _watch_coordinator(self, coordinator: Broker) -> CoordinatorGone:
-        """Send FindCoordinator every third of a session until the broker names another one, or is silent for one."""
+        """Send FindCoordinator every third of a session, until it names another broker or fails for a session."""
         session_s, question = self._config.session_timeout_ms / 1000, FindCoordinatorRequest(self._group_id)
         heard_at = sent_at = anyio.current_time()
         while heard_at + session_s > anyio.current_time():
@@ -260,7 +261,7 @@ class GroupRequests:
         return self._protocol.synced(answer.assignment)
 
     async def _heartbeat(self, effect: SendHeartbeat) -> GroupEvent:
-        """Send a heartbeat on a connection of its own; the wait is short, so that a session survives a lost one."""
+        """Send a heartbeat on a separate connection; a short timeout lets the session survive a lost heartbeat."""
         me = effect.identity
         with anyio.move_on_after(effect.timeout_s):
             coordinator = await self._coordinator()
@@ -292,7 +293,7 @@ class GroupRequests:
             try:
                 answer = await coordinator.send(request, key=self._heartbeats, timeout_s=effect.timeout_s)
             except UnsupportedVersionError as error:
-                # The broker does not offer this request at all: the same error as a refusal.
+                # A broker that does not support this request at all causes the same error as a broker that refuses it.
                 raise error_of(ErrorCode.UNSUPPORTED_VERSION, GroupRequestKind.GROUP_HEARTBEAT) from error
             if me.generation == STATIC_LEAVE_EPOCH and answer.error_code in NOT_HELD:
                 return InstanceReleased()
@@ -341,7 +342,7 @@ class GroupRequests:
     async def _send_leave(self, effect: SendLeave) -> GroupEvent:
         me = effect.identity
         coordinator = await self._coordinator()
-        # Not on the group's connection, where a join may still be held.
+        # The group's connection is not used, because a join may still be held there.
         if self._config.group_protocol == "consumer":
             heartbeat = ConsumerGroupHeartbeatRequest(self._group_id, me.member_id, me.generation, me.instance_id)
             codes = [(await coordinator.send(heartbeat, key=self._heartbeats)).error_code]

@@ -44,18 +44,18 @@ class Generation(NamedTuple):
 class GroupRole(Protocol):
     """Role of a GroupMember; implemented by the user.
 
-    It may also have a method ``on_rebalance(generation)``, called before the member leaves a generation.
+    A role may also have a method ``on_rebalance(generation)``, which is called before the member leaves a generation.
     """
 
     @property
     def protocol_type(self) -> str:
-        """Protocol type of the group, such as "connect"; the broker refuses members with another one."""
+        """Protocol type of the group, such as "connect"; the broker refuses members with another protocol type."""
 
     def protocols(self) -> Sequence[tuple[str, Encodable]]:
-        """Return name and member data of each protocol, most preferred first; the broker chooses one that all have."""
+        """Return the name and member data of each protocol, most preferred first; the broker chooses a common one."""
 
     def assign(self, leader_id: str, protocol: str, members: Mapping[str, bytes]) -> Mapping[str, Encodable]:
-        """Return the state of each member, by member id, from the data of all; called on the leader only."""
+        """Return the state of each member by member id, given the data of all members; called on the leader only."""
 
     def on_joined(self, generation: Generation) -> Awaitable[None] | None:
         """Handle a new generation and this member's state in it."""
@@ -81,7 +81,7 @@ class RoleProtocol:
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """Names of the protocols, as strategies that assign nothing: ``shares`` assigns the states."""
+        """Names of the protocols, as strategies that assign nothing, because ``shares`` assigns the states."""
         return tuple(Strategy(name, lambda _members, _partitions, _racks: {}) for name, _ in self._protocols())
 
     def offers(self, _effect: SendJoin) -> tuple[JoinGroupProtocol, ...]:
@@ -118,7 +118,7 @@ class RoleProtocol:
         return tuple(SyncGroupAssignment(one, _bytes_of(given.get(one, b""), "assign()")) for one in members)
 
     def synced(self, given: bytes) -> Synced:
-        """Keep this member's state, the leader's included, and return the event of the sync."""
+        """Keep the state assigned to this member, also on the leader, and return the event of the sync."""
         me = self._answer
         is_leader = me.leader == me.member_id
         self.generation = Generation(me.generation_id, me.member_id, me.protocol_name or "", is_leader, bytes(given))

@@ -1,7 +1,8 @@
 """Subscriptions of classic group members, with the user data of the sticky assignors.
 
-``sticky`` predates the owned partitions in subscriptions and puts them into its user data; ``cooperative-sticky`` puts
-the generation there, for readers of old subscription versions (KIP-341, KIP-429, KIP-792).
+The ``sticky`` assignor is older than the subscription's field for owned partitions, and puts owned partitions into its
+user data. ``cooperative-sticky`` puts the generation into its user data, for readers of old subscription versions
+(KIP-341, KIP-429, KIP-792).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def write_subscription(
 
 
 def read_subscription(data: bytes, assignor: str) -> MemberSubscription:
-    """Return a member's subscription, with its owned partitions and generation from wherever ``assignor`` puts them.
+    """Return a member's subscription; owned partitions and generation are read from where ``assignor`` puts them.
 
     Raises:
         MalformedMessageError: ``data`` is not a valid subscription.

@@ -19,7 +19,7 @@ __all__ = ["HealthTracker"]
 
 
 class HealthTracker:
-    """Hook that receives every event of one consumer and keeps its latest state."""
+    """Hook that receives every event of one consumer and keeps the consumer's latest state."""
 
     def __init__(self) -> None:
         self._unreachable = self._lost = ""

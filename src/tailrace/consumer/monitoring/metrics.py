@@ -1,7 +1,7 @@
 """Metrics of one consumer, under the names of Kafka's Java consumer.
 
-Everything that is counted or timed is an event, so that a user's hook can measure the same; lag and the number of
-assigned partitions are read at the time of the snapshot. Durations are in milliseconds, as Kafka's are.
+All counts and times are taken from events, so that a user's hook can measure the same. Lag and the number of assigned
+partitions are read when the snapshot is taken. Durations are in milliseconds, as in Kafka.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GROUP, _FETCH = "coordinator-metrics", "fetch-manager-metrics"
 
 
 class ConsumerMetrics:
-    """Hook that receives every event of one consumer and measures it.
+    """Hook that receives every event of one consumer and updates the metrics.
 
     Args:
         prefix: prefix of the metric groups (``metric_group_prefix``).

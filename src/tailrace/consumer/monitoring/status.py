@@ -20,20 +20,20 @@ class ConsumerStatistics(NamedTuple):
     """Sizes of a consumer's queues and buffers."""
 
     queued_records: int
-    """Records that are decoded and not delivered; at most ``max_queued_records``."""
+    """Number of records that are decoded but not yet delivered; at most ``max_queued_records``."""
     buffered_bytes: int
-    """Bytes that are fetched and not decoded."""
+    """Number of bytes that are fetched but not yet decoded."""
     reserved_bytes: int
-    """Bytes reserved for fetches in flight; with ``buffered_bytes`` at most ``max_buffered_bytes``."""
+    """Number of bytes reserved for fetches in flight; at most ``max_buffered_bytes`` with ``buffered_bytes``."""
     ignored_maps: int
     """Number of commits whose metadata was foreign, unreadable or of another log; see ``OffsetMapIgnored``."""
 
 
 class ConsumerOffsets(NamedTuple):
-    """Offsets of each assigned partition; each is that of the next record."""
+    """Offsets of each assigned partition; each value is the offset of the next record of its kind."""
 
     fetch: dict[TopicPartition, int]
-    """Positions: the next record to deliver."""
+    """Positions: offsets of the next record to deliver."""
     highwater: dict[TopicPartition, int]
     """High watermarks, as of the last fetch."""
     commit: dict[TopicPartition, int]
@@ -48,7 +48,7 @@ class Lag(NamedTuple):
     partitions: dict[TopicPartition, int]
     """Lag of each partition."""
     total: int
-    """Sum of all partitions."""
+    """Sum of the lags of all partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
