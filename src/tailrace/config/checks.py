@@ -13,10 +13,10 @@ __all__ = ["check", "refuse_inline_pem"]
 
 
 def check(config: ConsumerConfig, given: Collection[str]) -> None:
-    """Refuse options that contradict each other; ``given`` names those that are not left to their defaults.
+    """Check that options do not contradict each other; ``given`` names the options that were set.
 
     Raises:
-        ConfigurationError: Names the options.
+        ConfigurationError: Options contradict each other; the message names them.
     """
     if config.heartbeat_interval_ms >= config.session_timeout_ms:
         raise ConfigurationError(
@@ -73,10 +73,10 @@ def _check_protocol(config: ConsumerConfig, given: Collection[str]) -> None:
 
 
 def refuse_inline_pem(name: str, path: str | None, advice: str) -> None:
-    """Refuse a key or certificate in place of its path, before an error or a log shows it.
+    """Raise an error if PEM text is given in place of a path, before an error message or a log shows a key.
 
     Raises:
-        ConfigurationError: ``path`` is PEM.
+        ConfigurationError: ``path`` is PEM text.
     """
     if path is not None and "-----BEGIN" in path:
         raise ConfigurationError(f"{name} must be the path of a file, not its PEM text - {advice}")

@@ -1,7 +1,7 @@
 """Declaration of every option of a consumer: type, default, valid range.
 
-``consumer_options`` documents the options; a test holds the two together. Times are milliseconds here, and seconds
-everywhere else.
+``consumer_options`` documents the options; a test checks that both modules agree. Times are in milliseconds in this
+module, and in seconds everywhere else.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ AssignmentStrategy: TypeAlias = _Assignor | Callable[..., Mapping[str, Any]]
 """Name of an assignor, or a function ``(members, partitions) -> {member_id: [TopicPartition, ...]}``."""
 _Reaction: TypeAlias = Literal["retry", "find_coordinator", "rejoin", "rejoin_with_same_id", "rejoin_as_new", "fail"]
 ErrorReaction: TypeAlias = _Reaction | Callable[[int], _Reaction]
-"""Reaction to an error code, or a function of the code that returns one."""
+"""Reaction to an error code, or a function that takes the code and returns a reaction."""
 Offsets: TypeAlias = Mapping[TopicPartition, int | None]
 
 PostRebalanceCallback: TypeAlias = Callable[
@@ -66,8 +66,9 @@ PostRebalanceCallback: TypeAlias = Callable[
 ]
 """``async def callback(consumer, old_offsets, new_offsets) -> overrides``, or a plain function.
 
-The arguments map partitions to the next offset to read; None for a partition without a committed offset. The result
-maps partitions to the offset to read from instead, before the first fetch of the new partitions.
+``old_offsets`` and ``new_offsets`` map partitions to the next offset to read, or to None for a partition without a
+committed offset. The result maps partitions to the offsets to read from instead, and is applied before the first fetch
+of the new partitions.
 """
 
 OffsetCommitCallback: TypeAlias = Callable[
@@ -83,19 +84,19 @@ class EventHook(Protocol):
 
 
 class RevokedListener(Protocol):
-    """Object whose method is called, sync or async, before partitions are revoked."""
+    """Object whose method, sync or async, is called before partitions are revoked."""
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition], /) -> Awaitable[None] | None: ...
 
 
 class AssignedListener(Protocol):
-    """Object whose method is called, sync or async, after partitions are assigned."""
+    """Object whose method, sync or async, is called after partitions are assigned."""
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition], /) -> Awaitable[None] | None: ...
 
 
 class LostListener(Protocol):
-    """Object whose method is called, sync or async, after partitions are lost without a revocation."""
+    """Object whose method, sync or async, is called after partitions are lost without a revocation."""
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition], /) -> Awaitable[None] | None: ...
 
@@ -252,7 +253,7 @@ class ConsumerConfig:
 
     @property
     def offset_reset(self) -> ResetPolicy:
-        """``begins_at`` as a policy; ``"earliest"`` instead of a time."""
+        """``begins_at`` as a policy, with ``"earliest"`` in place of a time or a duration."""
         return self.begins_at if isinstance(self.begins_at, str) else "earliest"
 
     @property

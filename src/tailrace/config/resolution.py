@@ -1,7 +1,7 @@
-"""Resolution of options: from the argument, else the environment, else the default.
+"""Resolution of options: an argument takes precedence over the environment, the environment over the default.
 
-The variable of an option is ``TAILRACE_SESSION_TIMEOUT_MS``; ``TAILRACE_SASL_PLAIN_PASSWORD_FILE`` names a file that
-contains the value.
+The variable of ``session_timeout_ms`` is ``TAILRACE_SESSION_TIMEOUT_MS``. With the suffix ``_FILE``, as in
+``TAILRACE_SASL_PLAIN_PASSWORD_FILE``, a variable names a file that contains the option's value.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from tailrace.errors import ConfigurationError
 __all__ = ["changed", "check_names", "parsed_option", "resolve"]
 
 _ARGUMENTS = {"max_poll_records": "getmany(max_records=...)", "listener": "the option 'rebalance_listener'"}
-"""Options of other clients that are not options here."""
+"""Options of other clients that are not options of tailrace, and what to use instead."""
 
 _FIELDS = {f.name: f for f in dataclasses.fields(ConsumerConfig)}
 _HINTS = typing.get_type_hints(ConsumerConfig)
 
 
 def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> None:
-    """Refuse options that do not exist.
+    """Check that options exist.
 
     Args:
         options: Options by name.
         of_app: Names of options that only ``App(...)`` takes, for the hint.
 
     Raises:
-        ConfigurationError: Names the option that was probably meant.
+        ConfigurationError: An option does not exist; the message names the option that was probably meant.
     """
     for name in options:
         if name in _FIELDS:
@@ -69,7 +69,7 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
 
 
 def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = None) -> ConsumerConfig:
-    """Return the config of arguments, environment and defaults.
+    """Return the config that results from arguments, environment and defaults.
 
     Raises:
         ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
@@ -92,7 +92,7 @@ def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = N
 
 
 def changed(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerConfig:
-    """Return ``config`` with ``options`` changed while a consumer runs, all or none.
+    """Return ``config`` with ``options`` changed, for a running consumer.
 
     Raises:
         ConfigurationError: An option is unknown, invalid, contradicts another, or cannot be changed.
@@ -148,13 +148,13 @@ def _from_environment(name: str, environ: Mapping[str, str]) -> tuple[str, str] 
         except OSError as error:
             raise ConfigurationError(f"{of_file}: {error}") from error
         except UnicodeDecodeError:
-            # Without its cause, which contains the secret.
+            # The cause is left out, because it contains the secret.
             raise ConfigurationError(f"{of_file}: {path} is not UTF-8 text") from None
     return None
 
 
 def _parsed(name: str, text: str, variable: str) -> object:
-    """Return the Python value of a text; an invalid text is returned unchanged, for ``_typed`` to refuse."""
+    """Return the Python value of a text; return invalid text unchanged, so that ``_typed`` raises the error."""
     if _FIELDS[name].metadata["as_is"]:
         raise ConfigurationError(f"{variable}: {name} takes a Python object - pass it as an argument")
     kind = _HINTS[name]
@@ -174,7 +174,7 @@ def _typed(name: str, value: object, where: str) -> object:
     """Return ``value`` converted to the type of an option.
 
     Raises:
-        ConfigurationError: The value is invalid; the message starts with ``where`` it comes from.
+        ConfigurationError: The value is invalid; the message starts with ``where``, the source of the value.
     """
     metadata = _FIELDS[name].metadata
     if name == "partition_assignment_strategy":
@@ -204,7 +204,7 @@ def _typed(name: str, value: object, where: str) -> object:
 
 
 def _strategies(value: object, where: str) -> tuple[object, ...]:
-    """Return assignors, each a name or a function; ``checks`` refuses unknown names."""
+    """Return assignors, each a name or a function; ``checks`` raises an error for unknown names."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     several = (value,) if callable(value) else value
@@ -214,7 +214,7 @@ def _strategies(value: object, where: str) -> tuple[object, ...]:
 
 
 def _time_in(text: str) -> object:
-    """Return a time or a duration in ISO 8601 or milliseconds; other text unchanged."""
+    """Parse a time or a duration in ISO 8601 or milliseconds; return other text unchanged."""
     for kind in (int, dt.datetime, dt.timedelta):
         with contextlib.suppress(msgspec.ValidationError):
             return msgspec.convert(text.strip(), kind, strict=False)

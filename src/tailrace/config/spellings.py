@@ -75,7 +75,7 @@ _OTHERS: Mapping[str, str] = {
 }
 
 ELSEWHERE: Mapping[str, Mapping[str, str]] = {"Java": _JAVA, "librdkafka": _LIBRDKAFKA, "aiokafka": _AIOKAFKA}
-"""By client, the names that differ from ours by more than dots, with ours."""
+"""For each client, its option names that differ from tailrace's by more than dots, mapped to tailrace's names."""
 
 OLD_SPELLINGS: Mapping[str, str] = {**_OTHERS, **_AIOKAFKA, **_LIBRDKAFKA, **_JAVA}
-"""Name of each option in another client, with ours."""
+"""Option names of other clients, mapped to tailrace's names."""

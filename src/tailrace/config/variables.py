@@ -21,10 +21,10 @@ _warned: set[str] = set()
 
 
 def check_variables(environ: Mapping[str, str], options: Collection[str]) -> None:
-    """Refuse variables that look like a mistyped option; log a warning, once, for other unknown ones.
+    """Raise an error for a variable that looks like a mistyped option; log one warning for any other unknown one.
 
     Raises:
-        ConfigurationError: Names the variable that was probably meant.
+        ConfigurationError: A variable is probably mistyped; the message names the variable that was meant.
     """
     for variable in environ:
         name = variable.removeprefix(PREFIX)
