@@ -52,7 +52,7 @@ class GroupMemberDescription:
     target: tuple[TopicPartition, ...] | None = None
     """Target assignment (KIP-848)."""
     problem: str = ""
-    """Reason why its partitions are unknown: its client encoded them in an unknown format."""
+    """Reason why the member's partitions are unknown: the client encoded them in an unknown format."""
 
     def __str__(self) -> str:
         static = f" ({self.group_instance_id})" if self.group_instance_id is not None else ""
@@ -89,7 +89,7 @@ def of_consumer_protocol(
     """Return the description of a group under KIP-848.
 
     Raises:
-        BrokerError: the coordinator refused to describe it.
+        BrokerError: the coordinator refused to describe the group.
     """
     if group.error_code:
         raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
@@ -120,7 +120,7 @@ def of_classic_protocol(group: DescribedGroup, coordinator_id: int | None, clust
     """Return the description of a group under the classic protocol.
 
     Raises:
-        BrokerError: the coordinator refused to describe it.
+        BrokerError: the coordinator refused to describe the group.
     """
     if group.error_code:
         raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
@@ -142,7 +142,7 @@ def _classic_member(member: DescribedGroupMember, *, consumes: bool) -> GroupMem
     topics: tuple[str, ...] = ()
     partitions: tuple[TopicPartition, ...] = ()
     problem = ""
-    # Both are empty while the group rebalances.
+    # Metadata and assignment are empty while the group rebalances.
     if consumes:
         try:
             topics = tuple(sorted(decode_subscription(member.metadata).topics)) if member.metadata else ()

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _OTHER_PROTOCOL = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
-"""Error codes for a group of the other protocol, or from a broker without this protocol."""
+"""Error codes of ConsumerGroupDescribe for a group of another protocol, or from a broker without KIP-848."""
 _FORBIDDEN = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
 
@@ -75,7 +75,7 @@ async def list_groups(cluster: Cluster, *, timeout_s: float = PATIENCE_S) -> lis
 
 
 def _listed(answers: Mapping[int, ListGroupsResponse]) -> list[GroupListing]:
-    """Return the groups by name, once each; a group that is changing its coordinator may be listed by both."""
+    """Return each group once, sorted by name; a group that moves to another coordinator may be listed by both."""
     found = {
         one.group_id: GroupListing(one.group_id, one.group_type.lower(), one.protocol_type, one.group_state, node_id)
         for node_id, answer in answers.items()
@@ -92,8 +92,8 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
 
     Raises:
         UnknownGroupError: the group does not exist.
-        NotAConsumerGroupError: it is a share group or a Kafka Streams group.
-        GroupAuthorizationFailedError: no permission to describe it.
+        NotAConsumerGroupError: the group is a share group or a Kafka Streams group.
+        GroupAuthorizationFailedError: no permission to describe the group.
         BrokerConnectionError: no broker answered in time.
     """
     what = f"describing group {group_id!r}"
@@ -224,7 +224,7 @@ def check_idle(group: GroupDescription, what: str) -> None:
     """Check that the group has no live members.
 
     Raises:
-        GroupNotEmptyError: it has; ``what`` is the operation in the message.
+        GroupNotEmptyError: the group has live members; the message names the operation ``what``.
     """
     if group.members:
         raise _not_empty(group.group_id, group.members, what)
@@ -244,8 +244,8 @@ async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = PA
     """Delete a group without members and its committed offsets; do nothing if it does not exist.
 
     Raises:
-        GroupNotEmptyError: it has live members.
-        BrokerError: it cannot be deleted.
+        GroupNotEmptyError: the group has live members.
+        BrokerError: the group cannot be deleted.
         BrokerConnectionError: no broker answered in time.
     """
     what = f"removing group {group_id!r}"

@@ -1,8 +1,8 @@
 """Lag of consumer groups.
 
-A partition without a committed offset has no lag, because its start depends on ``auto_offset_reset`` of the members,
-which brokers do not know; see ``GroupLag.uncommitted``. Neither has a partition without a leader, whose end offset is
-unknown; see ``GroupLag.leaderless``.
+A partition without a committed offset has no lag, because its start depends on the members' ``auto_offset_reset``,
+which brokers do not know; see ``GroupLag.uncommitted``. A partition without a leader has no lag either, because its end
+offset is unknown; see ``GroupLag.leaderless``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tailrace.records import TopicPartition
 __all__ = ["GroupLag", "PartitionLag", "check_of_consumers", "group_lag"]
 
 _ELECTION_S = 3.0
-"""Maximum wait for partitions without a leader, which is usual during an election."""
+"""Maximum time to wait for the leaders of partitions; a partition has no leader during an election."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class PartitionLag:
 
     @property
     def lag(self) -> int | None:
-        """Number of offsets from the committed one to the end, at least 0; None if one of them is unknown."""
+        """Number of offsets from the committed offset to the end offset, at least 0; None if either is unknown."""
         if self.committed is None or self.end is None:
             return None
         return max(0, self.end - self.committed.offset)
@@ -55,7 +55,7 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """Lag of all partitions of the topics that a group reads or has committed offsets of, in order."""
+    """Lag of a group in each partition, in order, of the topics that it reads or has committed offsets for."""
 
     group: GroupDescription
     partitions: tuple[PartitionLag, ...]
@@ -80,7 +80,7 @@ def check_of_consumers(group: GroupDescription) -> None:
     """Check that the group is a consumer group.
 
     Raises:
-        NotAConsumerGroupError: it is not.
+        NotAConsumerGroupError: the group is of another kind.
     """
     if not group.is_of_consumers:
         raise NotAConsumerGroupError(
@@ -94,7 +94,7 @@ async def group_lag(cluster: Cluster, group_id: str, *, timeout_s: float = PATIE
 
     Raises:
         UnknownGroupError: the group does not exist.
-        NotAConsumerGroupError: it is not a consumer group.
+        NotAConsumerGroupError: the group is not a consumer group.
         BrokerError: no permission to describe the group or a topic.
         BrokerConnectionError: no broker answered in time.
     """

@@ -66,8 +66,9 @@ async def reset_offsets(  # noqa: PLR0913 - options of a reset
         group_id: group, which is created if it does not exist.
         target: new offsets.
         topics: topics to reset, with all their partitions.
-        partitions: partitions to reset. Without topics and partitions, all partitions of the topics that the group has
-            committed offsets of; those that no longer exist are left out, as the plan notes.
+        partitions: partitions to reset. Without ``topics`` and ``partitions``, all partitions of the topics that the
+            group has committed offsets for are reset. Partitions that no longer exist are left out, and the plan notes
+            this.
         execute: True to commit the new offsets.
         timeout_s: limit of each step, in seconds.
 
@@ -79,7 +80,7 @@ async def reset_offsets(  # noqa: PLR0913 - options of a reset
         NotAConsumerGroupError: the group is not a consumer group.
         UnknownTopicError: a topic or a partition does not exist.
         ConfigurationError: there is nothing to reset.
-        TopicRecreatedError: a topic was recreated since its offsets were looked up.
+        TopicRecreatedError: a topic was recreated after its offsets were looked up.
         BrokerError: no permission.
         BrokerConnectionError: no broker answered in time.
     """
@@ -168,7 +169,7 @@ async def _commit(cluster: Cluster, plan: ResetPlan, topology: ClusterMetadata, 
     what = f"setting offsets of group {plan.group_id!r}"
     codes = await commit_offsets(cluster, plan.group_id, offsets, timeout_s=timeout_s, what=what)
     if _HAS_MEMBERS & set(codes.values()):
-        # A member has joined since the group was described.
+        # A member joined after the group was described.
         check_idle(await describe_group(cluster, plan.group_id, timeout_s=timeout_s), _OPERATION)
     for one in plan.changes:
         code = codes.get(one.partition, ErrorCode.UNKNOWN_SERVER_ERROR)

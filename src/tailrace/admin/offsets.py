@@ -89,7 +89,7 @@ class GroupOffset:
 
     @property
     def finished_beyond(self) -> int:
-        """Number of finished offsets after the committed one, which are not delivered again."""
+        """Number of finished offsets after the committed offset; their records are not delivered again."""
         done = self.said.offset_map
         return 0 if done is None else done.limit - done.base - done.unfinished_count
 
@@ -102,11 +102,11 @@ async def committed_offsets(
     stable: bool = False,
     timeout_s: float = PATIENCE_S,
 ) -> dict[TopicPartition, GroupOffset]:
-    """Return the committed offsets of a group, in order, without partitions that have none.
+    """Return the committed offsets of a group by partition, in order; partitions without one are absent.
 
     Args:
         cluster: a connected cluster.
-        group_id: group; one that does not exist has no committed offsets.
+        group_id: group; a group that does not exist has no committed offsets.
         partitions: partitions to fetch; by default all.
         stable: True to wait for pending transactional commits (KIP-447).
         timeout_s: limit in seconds.
@@ -208,7 +208,7 @@ async def list_offsets(
 async def epoch_end_offsets(
     cluster: Cluster, epochs: Mapping[TopicPartition, int], *, timeout_s: float = PATIENCE_S
 ) -> dict[TopicPartition, int]:
-    """Return the end offset of a leader epoch in each partition (KIP-101); -1 without this or a later epoch.
+    """Return each partition's end offset of a leader epoch (KIP-101); -1 if neither it nor a later epoch exists.
 
     Raises:
         BrokerError: no permission, or a partition had no leader for ``timeout_s``.
@@ -284,10 +284,10 @@ async def delete_offsets(
 ) -> None:
     """Delete the committed offsets of a group in ``partitions``, if there are any.
 
-    The group may have live members, unless they read one of these topics.
+    The group may have live members, as long as none of them reads one of these topics.
 
     Raises:
-        GroupNotEmptyError: live members read one of the topics, whose offsets are kept.
+        GroupNotEmptyError: live members read one of the topics; the offsets of that topic are kept.
         UnknownGroupError: the group does not exist.
         BrokerError: no permission.
         BrokerConnectionError: no broker answered in time.

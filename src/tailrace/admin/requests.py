@@ -1,6 +1,6 @@
 """Requests of tools to a group's coordinator or to all brokers.
 
-Only transient errors are retried; callers handle the others.
+Only transient errors are retried; callers handle all other errors.
 """
 
 from __future__ import annotations

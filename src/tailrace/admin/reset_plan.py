@@ -1,6 +1,7 @@
 """Plan of an offset reset, without IO.
 
-As in Kafka's tool, a target outside the log is replaced by the nearer end of the log, and the change notes it.
+As in Kafka's tool, a target outside the log is replaced by the nearer end of the log, and the change notes the
+replacement.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class ToTime:
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """Move the committed offsets by a number of offsets, backwards if it is negative."""
+    """Move the committed offsets by a number of offsets, backwards if the number is negative."""
 
     offsets: int
 
@@ -115,7 +116,7 @@ def left_out(committed: GroupOffset) -> OffsetChange:
     )
 
 
-def planned_change(  # noqa: PLR0913, PLR0917 - pure function of all of them
+def planned_change(  # noqa: PLR0913, PLR0917 - pure function of all its arguments
     partition: TopicPartition,
     target: ResetTarget,
     committed: GroupOffset | None,
@@ -151,7 +152,7 @@ def planned_change(  # noqa: PLR0913, PLR0917 - pure function of all of them
 
 
 def _change(partition: TopicPartition, committed: GroupOffset | None, new: int, note: str) -> OffsetChange:
-    """Return a change that discards the offset map of the old offset, and note it."""
+    """Return a change, with a note if discarding the offset map causes finished records to be handled again."""
     discarded = committed.finished_beyond if committed is not None else 0
     notes = [note] if note else []
     if committed is not None and discarded and new <= committed.offset:

@@ -43,7 +43,7 @@ async def create_topic(  # noqa: PLR0913 - settings of a topic
         cluster: a connected cluster.
         name: name of the topic.
         partitions: number of partitions.
-        replication_factor: number of replicas; by default that of the brokers.
+        replication_factor: number of replicas; by default the brokers' setting.
         config: configuration of the topic, such as ``retention.ms``.
         timeout_s: limit of each of the two steps, in seconds.
 
@@ -82,7 +82,7 @@ async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) ->
     """Delete a topic; do nothing if it does not exist.
 
     Raises:
-        BrokerError: it cannot be deleted.
+        BrokerError: the topic cannot be deleted.
         BrokerConnectionError: no broker answered in time.
     """
     question = DeleteTopicsRequest((TopicToDelete(name),))
