@@ -50,35 +50,40 @@ __all__ = ["Consumer"]
 class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     """Reader of Kafka topics, as a member of a group or alone.
 
-    ``async with Consumer("orders", bootstrap_servers="localhost:9092", group_id="billing") as orders`` starts and
-    stops it; ``async for record in orders`` reads. A record is finished when the next one is polled. After an
-    exception, ``break``, cancellation or ``stop()`` the record in flight is not finished, and is delivered again (at
-    least once).
-    With ``ack="manual"``, ``ack(record)`` finishes each record, in any order and from any task.
+    ``async with Consumer("orders", bootstrap_servers="localhost:9092", group_id="billing") as orders`` starts and stops
+    the consumer; ``async for record in orders`` reads records. A record is finished when the next one is polled. After
+    an exception, ``break``, cancellation or ``stop()``, the record in flight is not finished, and is delivered again
+    (at least once).
+    With ``ack="manual"``, a record is finished by ``ack(record)``, which may be called in any order and by any task.
 
     ``value_deserializer=`` and ``key_deserializer=`` set the types of values and keys: with a deserializer that returns
     an ``Order``, ``Consumer("orders", value_deserializer=…)`` is a ``Consumer[bytes, Order]``.
 
-    Methods take partitions one by one, ``pause(first, second)``; none means all that are assigned. A query for a value
-    of each partition takes one ``TopicPartition`` and returns its value, or an iterable (by default the assignment) and
-    returns a mapping. Offsets are set by mappings: ``commit({partition: 17})``, ``seek({partition: 17})``.
+    Methods that act on partitions take them as separate arguments, as in ``pause(first, second)``; without any, they
+    act on all assigned partitions. Methods that query a value per partition, such as ``position()``, take one
+    ``TopicPartition`` and return its value, or take an iterable (by default the assignment) and return a mapping.
+    Offsets are set by mappings: ``commit({partition: 17})``, ``seek({partition: 17})``.
 
     Options that take a callback, plain or async:
 
     - ``rebalance_listener``: react to a rebalance, as by saving or loading state. The methods
-      ``on_partitions_revoked``, ``on_partitions_assigned`` and ``on_partitions_lost`` are called with partitions; a
-      revoked partition is released when the method has returned, so it may still commit.
-    - ``post_rebalance_callback``: override offsets. It is called with the offsets before and after the rebalance, and
-      returns those to read from instead, before the first fetch.
-    - ``offset_commit_callback``: observe commits. It is called with the offsets and the error of each commit, also of
-      automatic ones.
+      ``on_partitions_revoked``, ``on_partitions_assigned`` and ``on_partitions_lost`` are called with partitions. A
+      revoked partition is released only after ``on_partitions_revoked`` has returned, so that the method may still
+      commit.
+    - ``post_rebalance_callback``: override offsets. The callback is called before the first fetch, with the offsets
+      before and after the rebalance, and returns the offsets to read from instead.
+    - ``offset_commit_callback``: observe commits. The callback is called with the offsets and the error of each commit,
+      automatic commits included.
 
     Args:
-        topics: names of the topics to read; without any, ``subscribe()`` or ``assign()`` say later what to read.
-        pattern: or a regular expression: all topics whose whole name it matches, those made later too. The broker
-            reads it, as RE2, where ``group_protocol`` is "consumer"; elsewhere Python does.
-        cluster: one that several consumers share, in place of a cluster of its own.
-        options: See below; those not given come from ``TAILRACE_...`` variables, then from their defaults.
+        topics: names of the topics to read. Without topics and a pattern, nothing is read until ``subscribe()`` or
+            ``assign()`` is called.
+        pattern: regular expression, in place of ``topics``, to read all topics whose whole name matches, topics created
+            later included. With ``group_protocol="consumer"`` the broker evaluates the expression, in RE2 syntax;
+            otherwise Python does.
+        cluster: cluster that several consumers share; by default this consumer opens a cluster for itself alone.
+        options: See below; options that are not given come from ``TAILRACE_...`` variables, or else have their
+            defaults.
 
     Options, by default from ``TAILRACE_...`` variables; see ``tailrace.ConsumerOptions`` and docs/options.md:
         bootstrap_servers=(): Addresses of brokers for the first connection, as host:port.
@@ -187,7 +192,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
 
         Raises:
             ConfigurationError: an option is missing or wrong.
-            ConsumerStateError: it was started or stopped before.
+            ConsumerStateError: the consumer was started or stopped before.
             BrokerConnectionError: no broker answers within ``start_timeout_ms``.
             AuthenticationError: the brokers refuse the credentials.
             UnsupportedVersionError: the brokers are too old.
@@ -199,13 +204,13 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     async def stop(self, *, commit: bool = True) -> None:
         """Commit finished records, leave the group and close all connections, within ``stop_timeout_ms``.
 
-        Cancellation ends it at once; records that were not committed are delivered again.
+        Canceling this call ends the consumer at once; records that were not committed are delivered again.
 
         Args:
             commit: False skips the last automatic commit.
 
         Raises:
-            ConsumerStateError: it is called in a rebalance callback, for which it would wait.
+            ConsumerStateError: a rebalance callback called ``stop()``, which would wait for that callback to return.
         """
         await self._life.stop(commit=commit)
 
@@ -238,12 +243,13 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     async def getone(
         self, *partitions: TopicPartition, timeout_ms: int | None = None
     ) -> Record[KeyT_co, ValueT_co] | None:
-        """Return the next record; the record before is finished.
+        """Return the next record, and finish the record returned before.
 
         Args:
-            partitions: partitions to read from, by default all that are assigned. Records of the others stay buffered.
-            timeout_ms: limit after which None is returned; 0 does not wait. By default ``consumer_timeout_ms``, or no
-                limit.
+            partitions: partitions to read from, by default all that are assigned. Records of other partitions stay
+                buffered.
+            timeout_ms: time after which None is returned; 0 does not wait. By default ``consumer_timeout_ms`` limits
+                the wait if it is set.
 
         Raises:
             ConsumerStateError: not started, stopped, two tasks read at once, or none of ``partitions`` is assigned.
@@ -269,15 +275,16 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         timeout_ms: int | None = None,
         min_records: int = 1,
     ) -> list[Record[KeyT_co, ValueT_co]]:
-        """Return at least one record, and at most ``max_records`` of the buffered ones; the batch before is finished.
+        """Return between one and ``max_records`` buffered records, and finish the batch returned before.
 
         Args:
-            partitions: partitions to read from, by default all that are assigned. Records of the others stay buffered.
-            max_records: by default ``max_queued_records``. The records are decoded at once, about a millisecond for
-                each thousand, during which nothing else runs on the event loop.
-            timeout_ms: limit after which the buffered records are returned, or an empty list; 0 does not wait. By
-                default ``consumer_timeout_ms``, or no limit.
-            min_records: number of records to wait for, or as many as fit into the buffer.
+            partitions: partitions to read from, by default all that are assigned. Records of other partitions stay
+                buffered.
+            max_records: maximum number of records, by default ``max_queued_records``. The records are decoded at once,
+                which blocks the event loop for about a millisecond per thousand records.
+            timeout_ms: time after which the buffered records, or an empty list, are returned; 0 does not wait. By
+                default ``consumer_timeout_ms`` limits the wait if it is set.
+            min_records: number of records to wait for; fewer are enough if the buffer has no room for as many.
 
         Raises:
             ConsumerStateError: not started, stopped, two tasks read at once, or none of ``partitions`` is assigned.
@@ -299,8 +306,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     def batches(self, *, max_records: int | None = None, max_wait_ms: int = 0) -> Batches[KeyT_co, ValueT_co]:
         """Iterate over lists of records: ``async for batch in consumer.batches(...)``.
 
-        A batch has at most ``max_records``, of those that arrive within ``max_wait_ms`` of its first record. It is
-        finished when the next one is polled.
+        A batch has at most ``max_records`` records, which arrived within ``max_wait_ms`` of the batch's first record. A
+        batch is finished when the next one is polled.
         """
         self._check_readable()
         reader = self._started.reader
@@ -312,12 +319,12 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         """Iterate over newly assigned partitions: ``async for partition, stream in consumer.streams()``.
 
         Each stream may be read by its own task. A record is finished when the next one of its stream is polled; a
-        stream ends when its partition is revoked. No other method reads beside it. ``max_poll_interval_ms`` is kept
-        while any of the streams is polled or awaited.
+        stream ends when its partition is revoked. No other method may read from the consumer at the same time.
+        ``max_poll_interval_ms`` is not exceeded while any of the streams is polled or awaits a record.
 
         Raises:
             ConsumerStateError: not started, stopped, or another method is reading.
-            ConfigurationError: ``ack="manual"``; a stream has its own ``ack``.
+            ConfigurationError: the consumer has ``ack="manual"``; a stream has its own ``ack()``.
         """
         self._check_readable()
         engine = self._started
@@ -331,11 +338,12 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         return streams
 
     def ack(self, record: AnyRecord) -> bool:
-        """Finish a record in flight without polling the next one; return False if it is not in flight.
+        """Finish a record without polling the next one; return False if ``record`` is not in flight.
 
-        In a batch, the records before it in its partition are finished too. With ``ack="manual"`` it alone is finished,
-        in any order: the committed offset is that of the lowest unfinished record, and the commit's metadata lists the
-        finished records after it. ``record`` must be the delivered object, not a copy.
+        In a batch, earlier records of the same partition are finished too. With ``ack="manual"`` only ``record`` is
+        finished, and records may be acknowledged in any order: the committed offset is that of the lowest unfinished
+        record, and the commit's metadata lists the finished records after it. ``record`` must be the delivered object,
+        not a copy.
         """
         if self._life.has_stopped():
             return False
@@ -351,12 +359,12 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     async def commit(self, *partitions: TopicPartition) -> None: ...
 
     async def commit(self, *given: ToCommit | TopicPartition) -> None:
-        """Commit all delivered records, those of some partitions, or given offsets.
+        """Commit all delivered records, the delivered records of some partitions, or given offsets.
 
         ``commit()`` and ``commit(*partitions)`` include records in flight, except in a rebalance callback and with
-        ``streams()``. With ``ack="manual"`` they commit up to the lowest record that is not acknowledged.
-        ``commit({partition: 17})`` commits an offset: that of the next record to read. Metadata given with an offset
-        are kept while that offset is the committed one.
+        ``streams()``. With ``ack="manual"`` both commit up to the lowest record that is not acknowledged. The offset in
+        ``commit({partition: 17})`` is that of the next record to read. Metadata given with an offset is kept in later
+        commits for as long as the committed offset stays the same.
 
         Raises:
             ConsumerStateError: not started, stopped, or without a group.
@@ -374,11 +382,11 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         timeout_s = engine.config.default_api_timeout_ms / 1000
         offsets, partitions = checked_to_commit(given)
         if offsets is not None:
-            # The broker would answer with a retriable error until the timeout.
+            # For a partition that does not exist, the broker would answer with a retriable error until the timeout.
             await engine.offset_queries.check(offsets.keys() - engine.positions.partitions)
             await engine.committer.commit_chosen(offsets, timeout_s=timeout_s)
             return
-        # In a callback, the record in flight may be unfinished: another task works on it, or stop() has left it.
+        # In a callback, the record in flight may be unfinished: another task handles it, or stop() has abandoned it.
         if engine.config.ack == "auto" and not in_callback(self):
             engine.reader.delivery.finish() if partitions is None else engine.reader.delivery.finish_of(partitions)
         await engine.committer.commit_finished(partitions, timeout_s=timeout_s)
@@ -410,9 +418,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
 
         Args:
             to: partitions to seek to ``offset``, or a mapping of partitions to offsets.
-            offset: an offset, or a number of records relative to ``whence``, which may be negative. The result is
-                within the log.
-            whence: "earliest", "current" (the position) or "latest".
+            offset: an offset, or with ``whence`` a number of records relative to that point. The number may be
+                negative; the resulting position is limited to the log.
+            whence: "earliest", "current" (the position) or "latest"; by default, ``offset`` is the new position itself.
             spread: divide ``offset`` among the partitions.
 
         Raises:
@@ -439,7 +447,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         return await self.seek(partitions or self.assignment(), 0, whence="latest")
 
     async def seek_to_time(self, time: Time, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Seek to the first record that is not older than ``time``, or to the end; return the offset.
+        """Seek to the first record that is not older than ``time``, or to the end without one; return the offset.
 
         A time is in milliseconds since 1970, a datetime with a time zone, or a timedelta back from now.
         """
@@ -447,10 +455,10 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         return await self._started.seek.go(dict.fromkeys(checked_partitions(partitions) or self.assignment(), start))
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Seek to where a restarted consumer would begin, and return that offset.
+        """Seek to the offset at which a restarted consumer would begin, and return that offset.
 
-        That is the group's committed offset, or by ``auto_offset_reset`` where there is none. A commit that is under
-        way is waited for.
+        This is the group's committed offset, or the start point of ``auto_offset_reset`` if there is none. The call
+        waits for a commit in flight.
 
         Raises:
             ConsumerStateError: not started, stopped, without a group, or a partition is not assigned.
@@ -467,11 +475,11 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     # ---- subscription and assignment ---------------------------------------------------------------------------
 
     async def subscribe(self, *topics: str, pattern: str | re.Pattern[str] | None = None) -> None:
-        """Read these topics, or those that match ``pattern``, in place of the present ones.
+        """Replace the subscription by these topics, or by the topics that match ``pattern``.
 
         Raises:
             ConsumerStateError: not started, stopped, or partitions were assigned by ``assign()``.
-            UnknownTopicError: a topic does not exist; nothing has changed.
+            UnknownTopicError: a topic does not exist; the subscription is unchanged.
         """
         engine = self._started
         names, checked = checked_subscription(topics, pattern, engine.config.group_protocol)
@@ -479,22 +487,23 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         self._life.topics, self._life.pattern = names, checked
 
     async def assign(self, *partitions: Assignable, at: StartAt = None, tail: int | None = None) -> None:
-        """Read these partitions in place of the present ones, without membership in a group.
+        """Replace the assignment by these partitions, without membership in a group.
 
-        With a ``group_id``, the group stores offsets and must have no members.
+        With a ``group_id``, offsets are committed to that group, which must have no members.
 
         Args:
             partitions: "topic", ("topic", 0), ("topic", 0, offset), {"topic": 0}, {"topic": [0, 1]},
-                {("topic", 0): offset}, and lists of these; in place of an offset, any value of ``at``. Without any,
-                nothing is read.
-            at: start point: "earliest", "latest", an offset, a datetime, a timedelta back from now, or "committed" (the
-                default): the group's committed offset, or else by ``auto_offset_reset``.
+                {("topic", 0): offset}, or lists of these; in place of an offset, any value of ``at`` is accepted.
+                Without partitions, nothing is read.
+            at: start point of partitions given without one: "earliest", "latest", an offset, a datetime, a timedelta
+                back from now, or "committed" (the default). "committed" is the group's committed offset, or the start
+                point of ``auto_offset_reset`` if there is none.
             tail: in place of ``at``, a number of records before the end of each partition.
 
         Raises:
             ConsumerStateError: not started, stopped, or topics are subscribed to.
             ConfigurationError: an argument is not a partition or start point.
-            UnknownTopicError: a partition does not exist; nothing has changed.
+            UnknownTopicError: a partition does not exist; the assignment is unchanged.
         """
         await self._started.subscription.assign(partition_specs(partitions, default_start(at, tail), start_of))
 
@@ -504,12 +513,12 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         self._life.topics, self._life.pattern = frozenset(), None
 
     async def assigned(self, *, timeout_ms: int | None = None) -> frozenset[TopicPartition]:
-        """Wait for the group's first assignment; return the partitions assigned now, which may be none.
+        """Wait for the group's first assignment, and return the assigned partitions, possibly none.
 
-        Rebalance callbacks have returned by then. Without a group it returns at once.
+        The call returns after the rebalance callbacks; without a group, it returns at once.
 
         Args:
-            timeout_ms: limit; by default ``default_api_timeout_ms``.
+            timeout_ms: maximum time to wait; by default ``default_api_timeout_ms``.
 
         Raises:
             ConsumerStateError: not started, stopped, not subscribed, or called in a rebalance callback.
@@ -525,7 +534,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     # ---- flow --------------------------------------------------------------------------------------------------
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Deliver no records of these partitions until ``resume``."""
+        """Deliver no records of these partitions until ``resume()`` is called."""
         engine = self._started
         engine.reader.pause(checked_partitions(partitions) or engine.positions.partitions)
 
@@ -537,7 +546,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         engine.positions_changed()
 
     async def reconfigure(self, **options: Unpack[ConsumerOptions[Any, Any]]) -> None:
-        """Change options of a running consumer, all or none.
+        """Change options of a running consumer; if one is invalid, none is changed.
 
         Raises:
             ConfigurationError: an option cannot change after the start.

@@ -1,6 +1,6 @@
 """Subscription of a consumer: topics, as a group member or standalone, or partitions assigned by the user.
 
-Only one of the three at a time. A change that fails leaves the former subscription in place.
+Only one of the three is active at a time. A change that fails leaves the former subscription in place.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SubscriptionState:
     Args:
         consumer: the consumer, passed to the user's callbacks.
         topics: topics to subscribe to at the start.
-        pattern: or a pattern that the names of topics match.
-        optional: those of ``topics`` that need not exist yet.
+        pattern: pattern of topic names, in place of ``topics``.
+        optional: subset of ``topics`` that need not exist yet.
         on_failure: called with the error that ends the membership.
 
     Attributes:
@@ -75,7 +75,7 @@ class SubscriptionState:
         """Set when a new membership should run, or the consumer stops."""
         self._left = asyncio.Event()
         self.assigned = asyncio.Event()
-        """Set unless the first assignment by the group is awaited; also set when the consumer fails or stops."""
+        """Cleared while the group's first assignment is awaited, otherwise set; also set on failure and stop."""
         self.assigned.set()
         if topics or pattern is not None:
             self._subscribe_to(topics, pattern)
@@ -155,7 +155,7 @@ class SubscriptionState:
         await self._check_topics(self.topics - self._optional, self._pattern, timeout_s)
 
     async def _check_topics(self, topics: frozenset[str], pattern: TopicPattern | None, timeout_s: float) -> None:
-        """Check that topics exist, and note their partitions; with a pattern, those of all topics."""
+        """Check that topics exist, and note the partitions of these topics, or of all topics with a pattern."""
         await self._cluster.retrying(
             partial(check_topics, self._cluster, topics),
             timeout_s=min(timeout_s, TOPIC_GRACE_S),
@@ -208,7 +208,7 @@ class SubscriptionState:
             self._components.watch(None if pattern is not None else topics)
         if self.coordinator is not None:
             self.topics, self._pattern = topics, pattern
-            # Before the rebalance that revokes the other partitions, which may take seconds.
+            # Stop delivering other topics now: the rebalance that revokes their partitions may take seconds.
             self._components.reader.subscribe(_predicate_of(topics, pattern))
             self.coordinator.resubscribe(topics, pattern)
         elif self._standalone is not None:
@@ -221,12 +221,12 @@ class SubscriptionState:
             self.membership_changed.set()
 
     async def _watch_topics(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
-        """Check that topics exist and keep their metadata up to date; on an error the former topics stay watched."""
+        """Check that topics exist and keep their metadata up to date; on an error, keep watching the former topics."""
         token, wanted = object(), None if pattern is not None else topics
         timeout_s = self._components.config.default_api_timeout_ms / 1000
         self._cluster.watch(token, wanted)
         try:
-            # Also for a pattern: the metadata may lack topics that match it.
+            # Refresh for a pattern, too, because the metadata may lack topics that match the pattern.
             await self._cluster.retrying(self._cluster.refresh, timeout_s=timeout_s, what="looking for the topics")
             await self._check_topics(topics, pattern, timeout_s)
             self._components.watch(wanted)
@@ -282,7 +282,7 @@ class SubscriptionState:
 
     @property
     def subscription(self) -> frozenset[str]:
-        """Topics that are read; with a pattern that the broker resolves, those of the assigned partitions."""
+        """Topics that are read; with a pattern that the broker resolves, the topics of the assigned partitions."""
         if self._standalone is not None:
             return self._standalone.topics
         if self.coordinator is None:

@@ -1,8 +1,8 @@
-"""The task in which all of a consumer's coroutines run.
+"""Task in which all coroutines of a consumer run.
 
-``start`` and ``stop`` may be called by different tasks (a web framework's lifespan does that), and a task group has to
-be exited by the task that entered it. So the task group runs in a task of its own, owned by the supervisor: canceling
-another task does not end it half-way, and it never outlives ``stop``.
+Different tasks may call ``start`` and ``stop``, as in a web framework's lifespan, but a task group must be exited by
+the task that entered it. The task group therefore runs in a separate task, which the supervisor owns. Canceling another
+task does not end the supervisor's task half-way, and the supervisor's task never outlives ``stop``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ __all__ = ["Supervisor", "raised"]
 
 _ENDING_S = 5.0
 _CANCELLATIONS = 2
-"""Number of cancellations: one for the work, one for a clean-up that hangs as well."""
+"""Number of cancellations: the first ends the work, the second ends a clean-up that hangs."""
 
 
 class Supervisor:
     """Runs ``body`` until it ends, or until ``stop``.
 
     Args:
-        body: coroutine function to run; it sets ``ready`` once it has started, and ends soon after ``stopping`` is set.
+        body: coroutine function to run. The body sets ``ready`` once it has started, and ends soon after ``stopping``
+            is set.
         name: name of the task.
 
     Attributes:
@@ -42,10 +43,10 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, given_up: asyncio.Event | None = None, *, ending_s: float = _ENDING_S) -> None:
-        """Start the body and wait until it is ready, or ``given_up`` is set: then the caller has to stop it.
+        """Start the body and wait until it is ready or ``given_up`` is set; in the second case the caller must stop it.
 
         Raises:
-            ConsumerStateError: it was stopped before it was ready.
+            ConsumerStateError: the body was stopped before it was ready.
             Exception: the body raised before it was ready.
         """
         self._task = asyncio.create_task(self._run(), name=self._name)
@@ -96,7 +97,7 @@ class Supervisor:
         await self._body(self)
 
     async def _cancel(self, within_s: float) -> bool:
-        """Cancel the body, twice if necessary; return False if it still runs and is abandoned."""
+        """Cancel the body, twice if necessary; abandon the body and return False if it still runs."""
         assert self._task is not None
         for _ in range(_CANCELLATIONS):
             self._task.cancel()
@@ -114,7 +115,7 @@ class Supervisor:
 
 
 def raised(error: BaseException) -> TailraceError:
-    """Return the error to raise to the user: the first of a group; any other kind is a defect of tailrace."""
+    """Return ``error``, or the first error of a group; wrap it as a defect if it is not a TailraceError."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TailraceError):

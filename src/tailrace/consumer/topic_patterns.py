@@ -1,7 +1,7 @@
 """Patterns of topic names.
 
 With the classic protocol and without a group, tailrace matches names by Python's ``re``. With the consumer protocol the
-broker matches them by RE2 (KIP-848), so such a pattern is not checked by Python.
+broker matches them by RE2 (KIP-848), so tailrace does not check such a pattern.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def checked_pattern(given: object, group_protocol: str) -> TopicPattern:
     """Return ``given`` as a pattern for tailrace or for the broker, depending on the group protocol.
 
     Raises:
-        ConfigurationError: it is not a text, or not a regular expression of Python's where tailrace resolves it.
+        ConfigurationError: ``given`` is not a string, or tailrace resolves the pattern and it is not valid in Python.
     """
     if isinstance(given, re.Pattern) and isinstance(given.pattern, str):
         return _for_broker(given) if group_protocol == "consumer" else given

@@ -182,8 +182,8 @@ class GroupRequests:
         told from a half-open one, and heartbeats use another connection. If the coordinator still holds the first
         request, the repeated request takes its place; if the coordinator has already answered, it answers again. A
         rebalance may hold a request for many sessions, so the event is emitted only once. The last third of the session
-        is left for the response: if the coordinator has completed the rebalance and its response is lost, it
-        acknowledges no heartbeat of the former generation.
+        is left for the response: if the coordinator has completed the rebalance and its response is lost, the
+        coordinator acknowledges no heartbeat of the former generation.
         """
         is_reported = False
         attempt_s = self._config.session_timeout_ms / 1000 * _SESSION_SHARE_OF_HELD

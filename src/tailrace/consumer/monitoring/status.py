@@ -30,7 +30,7 @@ class ConsumerStatistics(NamedTuple):
 
 
 class ConsumerOffsets(NamedTuple):
-    """Offsets of each assigned partition; each value is the offset of the next record of its kind."""
+    """Offsets of each assigned partition; each is the offset after the last record that it covers."""
 
     fetch: dict[TopicPartition, int]
     """Positions: offsets of the next record to deliver."""
