@@ -47,7 +47,7 @@ class PartitionLag:
 
     @property
     def lost(self) -> int:
-        """Number of offsets in the lag that the log no longer has, because they were deleted unread."""
+        """Number of offsets in the lag that are no longer in the log, because their records were deleted unread."""
         if self.committed is None or self.begin is None:
             return 0
         return max(0, self.begin - self.committed.offset)

@@ -15,7 +15,7 @@ __all__ = ["StandaloneAssignment"]
 
 
 class StandaloneAssignment:
-    """Assigns all partitions of the subscribed topics, those created later included."""
+    """Assigns all partitions of the subscribed topics, including partitions created later."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of the consumer that an assignment changes
         self,

@@ -113,7 +113,7 @@ class BufferedBatch:
         return self._batch.plain_bytes if self._batch is not None else 0
 
     def pack(self) -> None:
-        """Drop the decompressed records; those not yet taken are decompressed again when they are needed."""
+        """Drop the decompressed records; records not yet taken are decompressed again when they are needed."""
         if self._batch is not None:
             self._batch.pack()
             self._decoder = None

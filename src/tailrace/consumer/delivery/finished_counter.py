@@ -57,7 +57,7 @@ class FinishedCounter:
 
     @property
     def finished(self) -> int:
-        """Number of finished records; with a sink, of those before their partition's lowest unfinished record."""
+        """Number of finished records; with a sink, only up to the lowest unfinished record of each partition."""
         if self._delivered_to_sink is not None:
             return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
         if self._is_acked_by_hand:

@@ -84,7 +84,7 @@ class OffsetMapWatch:
         self._observer.emit(OffsetMapIgnored(position.partition, position.progress.finished, reason))
 
     def unfinished_of(self, position: Position, records: list[Record]) -> list[Record]:
-        """Return ``records`` without those that an earlier owner has finished."""
+        """Return ``records`` without the records that an earlier owner has finished."""
         known = position.progress.known if position.progress is not None else None
         if known is None:
             return records

@@ -327,7 +327,7 @@ class Reader:
         self.recheck()
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget the buffered records of ``partitions``, and those in flight."""
+        """Forget the buffered records of ``partitions``, and their records in flight."""
         gone = set(partitions)
         self.maps.drop(gone)
         self.delivery.drop(gone)

@@ -82,7 +82,7 @@ class PartitionStream:
         if self._lease is not None:
             self._lease.finish_taken()
         self._streams.note_poll()
-        await asyncio.sleep(0)  # many streams: each new slice gives the others a turn
+        await asyncio.sleep(0)  # before a new slice, other streams have a turn
         while True:
             if not self._streams.is_assigned(self._position):
                 self._streams.raise_failure()

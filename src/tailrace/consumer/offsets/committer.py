@@ -91,7 +91,7 @@ class Committer:
         self._lock = asyncio.Lock()
         self._news = AutoResetEvent()
         self._dropped: set[TopicPartition] = set()
-        """Partitions whose offset map did not fit into their last commit."""
+        """Partitions whose offset map did not fit into the last commit of the partition."""
 
     async def run_commits(self) -> None:
         """Commit finished records at every interval, until canceled."""

@@ -144,7 +144,7 @@ def _checked(
 def by_leader(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> tuple[dict[int, list[TopicPartition]], list[TopicPartition]]:
-    """Return the partitions of each leader, and those without a leader."""
+    """Return the partitions of each leader, and the partitions without a leader."""
     led: dict[int, list[TopicPartition]] = {}
     leaderless = []
     for partition in partitions:
