@@ -1,8 +1,7 @@
 """Cluster metadata and connections shared by several consumers of a process.
 
 A broker may hold fetches and group requests for a long time, so each consumer has its own connections for these
-requests. All
-other requests use the shared connections.
+requests. All other requests use the shared connections.
 """
 
 from __future__ import annotations
