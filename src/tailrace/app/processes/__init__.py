@@ -1,1 +1,1 @@
-"""Worker processes: an app in each (WorkerPool), or readers of one stream (ProcessPoolConsumer)."""
+"""Worker processes: WorkerPool runs an app in each; ProcessPoolConsumer merges the records that they read."""

@@ -1,7 +1,7 @@
 """Child process with a socket to its parent.
 
-A child ends when its socket closes, so that a killed parent leaves no children. It has a session of its own, so that
-Ctrl-C in the terminal reaches only the parent, which then stops its children in an orderly way.
+A child ends when its socket closes, so that a killed parent leaves no children. Each child has its own session, so that
+Ctrl-C in the terminal reaches only the parent. The parent then stops its children in an orderly way.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tailrace.errors import ConfigurationError, TailraceError
 __all__ = ["Child", "pickled", "unpickled"]
 
 _LIMIT = 1 << 20
-"""Most bytes that wait in this process for ``next_message``; further ones wait in the child."""
+"""Limit in bytes of the buffer for unread messages; asyncio stops reading when the buffer exceeds twice this limit."""
 
 
 class Child:
-    """Started process.
+    """Parent's handle of a started child process.
 
     Attributes:
         pid: process id.
@@ -50,14 +50,14 @@ class Child:
 
     @classmethod
     async def start(cls, module: str, spec: Mapping[str, object], environ: Mapping[str, str]) -> Self:
-        """Run ``main()`` of ``module`` in a process of its own, and send it ``spec``.
+        """Run ``main()`` of ``module`` in a new process, and send the process ``spec``.
 
         Raises:
             ConfigurationError: ``spec`` cannot be pickled, or the operating system is not supported.
         """
         if os.name != "posix":
             raise ConfigurationError(
-                "several processes need Linux or macOS - start `tailrace run` several times instead"
+                "child processes are supported on Linux and macOS only - start `tailrace run` several times instead"
             )
         begin = encode(BeginMessage(pickled({**spec, "path": sys.path})))
         ours, theirs = socket.socketpair()
@@ -87,7 +87,7 @@ class Child:
             self._writer.write(encode(message))
 
     async def next_message(self) -> FromChild | None:
-        """Return its next message; None if it has ended."""
+        """Return the next message of the child; None if the child has ended."""
         try:
             size = length_of(await self._reader.readexactly(HEADER))
             return decode_from_child(await self._reader.readexactly(size))
@@ -95,11 +95,11 @@ class Child:
             return None
 
     async def ended(self) -> int:
-        """Wait for its end; return its exit code, or the negated number of the signal that killed it."""
+        """Wait until the child has ended; return its exit code, or the negated number of the signal that killed it."""
         return await self._process.wait()
 
     async def ended_within(self, timeout_s: float) -> int:
-        """Wait for its end, kill it after ``timeout_s``, and return its exit code."""
+        """Wait until the child has ended, killing it after ``timeout_s``; return the exit code as ``ended`` does."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._process.wait()
@@ -113,7 +113,7 @@ class Child:
             self._process.send_signal(signal.SIGKILL)
 
     async def close(self) -> None:
-        """Kill the process if it runs, reap it, and close the socket."""
+        """Kill the process if it still runs, wait until it has ended, and close the socket."""
         with anyio.CancelScope(shield=True):
             if self._process.returncode is None:
                 self.kill()
@@ -127,7 +127,7 @@ def pickled(value: object) -> bytes:
     """Pickle a value for another process.
 
     Raises:
-        ConfigurationError: it cannot be pickled.
+        ConfigurationError: ``value`` cannot be pickled.
     """
     try:
         return pickle.dumps(value, protocol=5)
@@ -139,11 +139,11 @@ def pickled(value: object) -> bytes:
 
 
 def unpickled(error: bytes | None, text: str) -> TailraceError:
-    """Return the error of a child; one with its text if its class is unknown here."""
+    """Return the TailraceError that a child has pickled; a new one with ``text`` if there is none to unpickle."""
     if error is None:
         return TailraceError(text)
     try:
         found = pickle.loads(error)  # noqa: S301 - from our own child, over our own socket
-    except Exception:  # noqa: BLE001 - a class of the user's may raise anything when unpickled
+    except Exception:  # noqa: BLE001 - a class defined by the user may raise anything when unpickled
         return TailraceError(text)
     return found if isinstance(found, TailraceError) else TailraceError(text)

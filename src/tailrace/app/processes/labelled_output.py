@@ -1,7 +1,7 @@
 """Output of a worker in whole lines, each prefixed with the worker's name.
 
-The worker writes it itself: if it went through the parent and the parent were killed, every ``print`` of a handler
-would fail.
+The worker writes its output itself. If the output went through the parent and the parent were killed, every ``print``
+of a handler would fail.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 __all__ = ["LabelledLines", "label_output"]
 
 _LONGEST = 1 << 16
-"""Bytes after which an unfinished line is written."""
+"""Number of bytes after which an incomplete line is written."""
 
 
 class LabelledLines(io.RawIOBase):
-    """Writes whole lines to ``descriptor``, each with ``label`` before it."""
+    """Writes whole lines to ``descriptor``, each prefixed with ``label``."""
 
     def __init__(self, descriptor: int, label: str) -> None:
         self._descriptor, self._label = descriptor, label.encode()
@@ -46,14 +46,14 @@ class LabelledLines(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        """Write the last line, which did not end in a newline."""
+        """Write the buffered bytes that did not end in a newline as a last line."""
         if not self.closed and self._rest:
             self._put([bytes(self._rest)])
             self._rest.clear()
         super().close()
 
     def _put(self, lines: list[bytes]) -> None:
-        # In one call, so that lines of other workers are not mixed in.
+        # One call for all lines, so that the output of other workers is not mixed in.
         out = memoryview(b"".join(b"%b%b\n" % (self._label, line) for line in lines))
         while out:
             out = out[os.write(self._descriptor, out) :]
@@ -64,7 +64,7 @@ def label_output(label: str) -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            continue  # some service managers close it
+            continue  # some service managers close the stream
         labelled = LabelledLines(stream.fileno(), label)
         setattr(
             sys,

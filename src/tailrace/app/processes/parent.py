@@ -1,7 +1,7 @@
 """Child's end of the socket to its parent.
 
-This module runs in the child. A thread listens, so that even a child with a blocked event loop ends with its parent:
-first it is asked to stop, and if it has not ended in time, the thread kills the process.
+This module runs in the child. A thread listens to the socket, so that a child ends with its parent even if the child's
+event loop is blocked. The thread first asks the app to stop, and kills the process if it has not ended in time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tailrace.errors import TailraceError
 __all__ = ["MARGIN_S", "Parent", "failed"]
 
 MARGIN_S = 5.0
-"""Seconds that a process may take to end in addition to its consumers' ``stop_timeout_ms``."""
+"""Seconds that a process may take to end, in addition to the ``stop_timeout_ms`` of its consumers."""
 
 
 class Parent:
@@ -46,7 +46,7 @@ class Parent:
         os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         self.stop_timeout_s = 20.0
-        """Seconds that this process may take to end."""
+        """Seconds that this process may take to end, without ``MARGIN_S``."""
 
     def begin(self) -> dict[str, Any]:
         """Receive the spec from the parent, and set ``sys.path`` to the parent's."""
@@ -57,12 +57,12 @@ class Parent:
         return spec
 
     async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the socket as streams; for a child whose event loop runs no user code, in place of the thread."""
+        """Return the socket as streams; used in place of ``listen`` by a child whose event loop runs no user code."""
         self._socket.setblocking(False)
         return await asyncio.open_connection(sock=self._socket, limit=1 << 20)
 
     def listen(self, on_message: Callable[[ToChild], None]) -> None:
-        """Call ``on_message`` in a thread for each message; the last is ``StopMessage``, also if the parent dies."""
+        """Call ``on_message`` in a thread for each message; the last is ``StopMessage``, even if the parent dies."""
         threading.Thread(target=self._listen, args=(on_message,), name="tailrace parent", daemon=True).start()
 
     def send(self, message: FromChild) -> None:
@@ -70,14 +70,14 @@ class Parent:
         self._send(encode(message))
 
     def try_send(self, message: FromChild) -> None:
-        """Send a message unless that would block: a stopped parent must not hold up its child."""
+        """Send a message unless sending would block, because a suspended parent must not block its child."""
         data = encode(message)
         try:
             sent = self._socket.send(data, socket.MSG_DONTWAIT)
         except OSError:
             return
         if sent < len(data):
-            # A partly sent message must be completed, or no later one could be decoded.
+            # A partly sent message must be completed, or no later message could be decoded.
             self._send(data[sent:])
 
     def _send(self, data: bytes) -> None:
@@ -114,7 +114,7 @@ class Parent:
 
 
 def failed(error: BaseException) -> FailedMessage:
-    """Return an error for the parent: a TailraceError pickled, any other as text."""
+    """Return the message that reports an error to the parent: a TailraceError is pickled, any other is sent as text."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = f"{type(error).__name__}: {error}"
@@ -122,5 +122,5 @@ def failed(error: BaseException) -> FailedMessage:
         return FailedMessage(None, text)
     try:
         return FailedMessage(pickle.dumps(error, protocol=5), text)
-    except Exception:  # noqa: BLE001 - its attributes may be unpicklable; its text is sent
+    except Exception:  # noqa: BLE001 - the error may have attributes that cannot be pickled
         return FailedMessage(None, text)

@@ -1,4 +1,4 @@
-"""ProcessPoolConsumer: topics read by several processes, as one stream."""
+"""ProcessPoolConsumer: one stream of records from topics that several processes read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tailrace.records import Record
 __all__ = ["ProcessPoolConsumer"]
 
 _UNSUPPORTED_CALLBACKS = ("post_rebalance_callback", "rebalance_listener")
-"""Callbacks, which would be called in another process."""
+"""Options that are not supported, because the callback would be called in another process."""
 
 Layout = Literal["group", "assigned"]
 
@@ -33,17 +33,17 @@ Layout = Literal["group", "assigned"]
 class ProcessPoolConsumer:
     """Consumer that reads topics with several processes, and delivers one stream of records.
 
-    The processes fetch, check, decompress and decode, each with its own event loop and connections. Records of a
-    partition are delivered in order. As with ``Consumer``, a record is finished when the next one is requested, and
-    only the offsets of delivered and finished records are committed.
+    The processes fetch, check, decompress and decode the records. Each process has its own event loop and connections.
+    Records of a partition are delivered in order. As with ``Consumer``, a record is finished when the next one is
+    requested, and only the offsets of delivered and finished records are committed.
 
     Args:
         topics: names of the topics to read.
-        workers: number of processes; never more than there are partitions.
+        workers: number of processes; at most one per partition is started.
         partitions_per_worker: number of partitions per process; takes precedence over ``workers``.
-        layout: ``"group"``, the default with a ``group_id``: each process is a member of the group, and one that is
-            restarted gets its partitions back. ``"assigned"``, the default without: this process assigns the partitions
-            evenly, joins no group, and commits offsets for ``group_id`` if that is set.
+        layout: with ``"group"``, the default if ``group_id`` is set, each process is a member of the group, and a
+            restarted process gets its partitions back. With ``"assigned"``, the default without ``group_id``, this
+            process assigns the partitions evenly, joins no group, and commits offsets for ``group_id`` if it is set.
         options: options of ``Consumer``; ``hooks`` receive events about the processes.
 
     Raises:
@@ -92,10 +92,10 @@ class ProcessPoolConsumer:
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the processes, and wait until each reads.
+        """Start the processes, and wait until each of them reads records.
 
         Raises:
-            ConsumerStateError: it was started or stopped before.
+            ConsumerStateError: the consumer was started or stopped before.
             TailraceError: see ``Consumer.start``.
         """
         if self._is_stopped:
@@ -112,7 +112,7 @@ class ProcessPoolConsumer:
             raise
 
     async def stop(self) -> None:
-        """Commit the finished records and stop all processes; kill those that run on after ``stop_timeout_ms``."""
+        """Commit the finished records, and stop all processes; kill those that still run after ``stop_timeout_ms``."""
         self._is_stopped = True
         self._intake.close()
         if self._wakeup is not None:
@@ -147,7 +147,7 @@ class ProcessPoolConsumer:
     async def getone(self, *, timeout_ms: int) -> Record | None: ...
 
     async def getone(self, *, timeout_ms: int | None = None) -> Record | None:
-        """Finish the previous record, and return the next one; None if none arrives in time.
+        """Finish the previous record, and return the next one; None if no record arrives in time.
 
         Args:
             timeout_ms: time to wait; by default ``consumer_timeout_ms``, or forever.
@@ -168,7 +168,7 @@ class ProcessPoolConsumer:
         """Finish the previous batch, and return the queued records as soon as there is at least one.
 
         Args:
-            max_records: most records to return; by default ``max_queued_records``.
+            max_records: maximum number of records to return; by default ``max_queued_records``.
             timeout_ms: time to wait for the first record; by default ``consumer_timeout_ms``, or forever.
 
         Returns:
@@ -188,12 +188,12 @@ class ProcessPoolConsumer:
         return await within(wanted, timeout_ms) or []
 
     def ack(self, record: Record) -> bool:
-        """Acknowledge a record in flight and those before it in its partition, without requesting the next one."""
+        """Finish a record in flight and all earlier records of its partition, without requesting the next record."""
         _ = self._started
         return self._intake.acknowledge(record)
 
     async def commit(self) -> None:
-        """Finish all delivered records, those in flight included, and commit them.
+        """Finish all delivered records, including those in flight, and commit their offsets.
 
         Raises:
             ConsumerStateError: not started, stopped, or without a group.
@@ -218,11 +218,17 @@ class ProcessPoolConsumer:
 
     @property
     def queued_records(self) -> int:
-        """Number of received records not yet delivered; with those in transit about ``max_queued_records`` at most."""
+        """Number of received records not yet delivered.
+
+        Together with the records in transit, these are at most about ``max_queued_records``.
+        """
         return self._intake.queued_records
 
     def health(self) -> Health:
-        """Return the health of the processes; one that keeps dying is degraded, or starting if it has never read."""
+        """Return the health of the processes.
+
+        A process that keeps dying is degraded, or starting if it has never read records.
+        """
         readers = self._readers
         if readers is not None and readers.failure is not None:
             return Health.of([Check("readers", "failed", str(readers.failure))])

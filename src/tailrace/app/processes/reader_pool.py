@@ -1,7 +1,8 @@
 """Reader processes of a ProcessPoolConsumer, and the messages exchanged with them.
 
-``core.processes.merged_stream`` decides about records. This module knows which process has which lease, and who
-commits: in a group each process for itself, as only members can; with assigned partitions, the parent.
+``core.processes.merged_stream`` queues and finishes the records. This module tracks which process has which lease, and
+commits. In a group, each process commits for itself, because only members can. With assigned partitions, the parent
+commits.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ __all__ = ["ReaderPlan", "ReaderPool"]
 
 _MODULE = "tailrace.app.processes.reader_process"
 _MOST_DEATHS = 5
-"""Deaths of a reader in a row after which the consumer fails."""
+"""Number of consecutive deaths of a reader after which the consumer fails."""
 _ASSIGNED = -1
 _PROGRESS_INTERVAL_S = 0.5
-"""Interval of progress messages to the processes, in addition to those at the end of each slice."""
+"""Interval of progress messages to the processes, in addition to the message at the end of each slice."""
 
 _pools = itertools.count(1)
 
@@ -67,11 +68,11 @@ class ReaderPlan:
     options: Mapping[str, Any]
     """Options of the consumers, without hooks."""
     config: ConsumerConfig
-    """``options``, resolved."""
+    """Resolved ``options``."""
     workers: int
     partitions_per_worker: int | None
     is_assigned: bool
-    """True if the parent assigns the partitions, and not the group."""
+    """True if the parent assigns the partitions; False if the group does."""
 
 
 class ReaderPool:
@@ -81,11 +82,11 @@ class ReaderPool:
         plan: settings of the pool.
         intake: merged stream that receives the records.
         observer: receives events.
-        on_change: called when there may be records, or an error.
+        on_change: called when records may have arrived, or the pool has failed.
 
     Attributes:
         failure: error that ended the pool.
-        processes: the supervised processes.
+        processes: supervised processes, one per reader.
     """
 
     def __init__(
@@ -100,15 +101,18 @@ class ReaderPool:
         self.processes: list[SupervisedProcess] = []
         self._shares: list[dict[TopicPartition, int | None]] = []
         self._overrides: dict[int, dict[TopicPartition, int]] = {}
-        """Finished offsets of each worker's dead process, until another process reads on from there."""
+        """Per worker, the first unfinished offsets when its process died.
+
+        An offset is removed when the next slice of its partition arrives.
+        """
         self._routes: dict[LeaseKey, tuple[int, int]] = {}
-        """Start of the process that has each lease, and the lease's number there."""
+        """Number of the process start that has each lease, and the number of the lease in that process."""
         self._keys: dict[TopicPartition, LeaseKey] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._topic_ids: dict[LeaseKey, UUID] = {}
         """Id of the topic from which each lease's records were read."""
         self._read_topic_ids: dict[TopicPartition, UUID] = {}
-        """Ids of the topics to which the offsets passed to the next process belong."""
+        """Ids of the topics to which the offsets in the next process's spec belong."""
         self._recreated: dict[TopicPartition, UUID] = {}
         """Ids of deleted topics, whose offsets are no longer committed."""
         self._commits: dict[int, asyncio.Future[None]] = {}
@@ -136,7 +140,7 @@ class ReaderPool:
                     for one in self.processes:
                         ends.start_soon(one.ended.wait)
                 tasks.cancel_scope.cancel()
-        except Exception as error:  # noqa: BLE001 - a defect in tailrace must not look like a clean end
+        except Exception as error:  # noqa: BLE001 - a defect in tailrace must not look like a regular stop
             self._fail(raised(error))
         finally:
             self._cluster.close()
@@ -147,7 +151,7 @@ class ReaderPool:
 
     @property
     def longest_stop_s(self) -> float:
-        """Most seconds that stopping all processes takes."""
+        """Maximum time in seconds to stop all processes."""
         return self._config.stop_timeout_ms / 1000 + 2 * MARGIN_S
 
     def checks(self) -> list[Check]:
@@ -210,7 +214,7 @@ class ReaderPool:
     def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - part of the interface
         """Return the spec of a reader."""
         window = max(1, self._config.max_queued_records // len(self.processes))
-        # A reader that was ready has reset its offsets already; its next process continues from there.
+        # A reader that was ready has reset its offsets already; its next process must not reset them again.
         again = {"reset_offset_on_start": False} if self.processes[worker].ready.is_set() else {}
         return {
             "topics": self._plan.topics,
@@ -224,7 +228,7 @@ class ReaderPool:
         }
 
     def _share(self, worker: int) -> dict[TopicPartition, int | None]:
-        """Return a worker's partitions with their start offsets: after the records received already."""
+        """Return a worker's partitions, each with a start offset after the records already received."""
         came = {lease.partition: lease.received for lease in self._intake.leases()}
         dealt = {one for share in self._shares for one in share}
         later = {one: came[one] for one in came.keys() - dealt if one.partition % len(self.processes) == worker}
@@ -240,7 +244,7 @@ class ReaderPool:
                     partition = TopicPartition(topic, number)
                     key = self._key(start, 0, partition)
                     if self._intake.open(key, partition, offset).received > offset:
-                        # The topic was recreated between two processes.
+                        # The topic was recreated between the end of one process and the start of the next.
                         self._forget(key)
                         self._intake.open(key, partition, offset)
             case HaltedMessage(lease=number):
@@ -273,7 +277,7 @@ class ReaderPool:
         self._on_change()
 
     def died(self, death: ProcessExit, pause_s: float) -> float | None:
-        """Restart a reader where it was, or fail if it reported an error or keeps dying."""
+        """Let a dead reader continue in a new process; fail the pool if the reader reported an error or keeps dying."""
         for waiting in self._commits.values():
             if not waiting.done():
                 waiting.set_exception(CommitFailedError(f"reader {death.worker} died: {death}"))
@@ -286,7 +290,7 @@ class ReaderPool:
         return pause_s
 
     def _drop_leases(self, death: ProcessExit) -> None:
-        """End the leases of a dead process: its undelivered records are read again, from its finished offsets on."""
+        """End the leases of a dead process; the next process reads again from the first unfinished offset on."""
         done: dict[TopicPartition, int] = {}
         for key in [key for key, (start, _) in self._routes.items() if start == death.start]:
             del self._routes[key]
@@ -297,7 +301,7 @@ class ReaderPool:
     # ---- called by the consumer --------------------------------------------------------------------------------
 
     def send_progress(self, lease: PartitionLease) -> None:
-        """Send a process the progress of its records."""
+        """Report to the process of a lease which records are finished and how many have left the queue."""
         if (route := self._routes.get(lease.key)) is not None:
             start, number = route
             self._send(start, DoneMessage(number, lease.finished, lease.unreleased))
@@ -364,10 +368,10 @@ class ReaderPool:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     def _failure_of(self, death: ProcessExit) -> TailraceError | None:
-        """Return the error with which the death of a reader ends the pool; None if it is restarted."""
+        """Return the error that ends the pool after the death of a reader; None if the reader is restarted."""
         assert self._supervisor is not None
         if self._supervisor.ready.is_set() and (is_outage(death.error) or death.cause):
-            # Unreachable brokers and exhausted system resources are waited for, as by a consumer.
+            # Like a consumer, the pool waits until brokers are reachable and system resources available again.
             return None
         deaths = self.processes[death.worker].restarts.deaths(asyncio.get_running_loop().time())
         if death.error is None and (death.cause or deaths >= _MOST_DEATHS):
@@ -376,7 +380,7 @@ class ReaderPool:
         return death.error
 
     async def _run_progress(self) -> None:
-        """Send progress to the processes at intervals, and commit if auto-commit is due here."""
+        """Send progress to the processes at intervals, and commit when auto-commit is due and the parent commits."""
         loop = asyncio.get_running_loop()
         interval_ms, every = self._config.auto_commit_interval_ms, self._config.auto_commit_every_records
         interval_s = float("inf") if interval_ms is None else interval_ms / 1000
@@ -391,7 +395,7 @@ class ReaderPool:
                 await self._commit_or_fail(self._config.request_timeout_ms / 1000)
 
     async def _finish(self) -> None:
-        """Send the last progress, and commit the finished records if this process commits."""
+        """Send the last progress, and commit the finished records if the parent commits automatically."""
         self._intake.report_all()
         if self._plan.is_assigned and self._config.commits_automatically:
             await self._commit_or_fail(self._config.stop_timeout_ms / 2 / 1000)
@@ -417,7 +421,10 @@ class ReaderPool:
                 one.child.send(message)
 
     def _key(self, start: int, number: int, partition: TopicPartition) -> LeaseKey:
-        """Return the key of a lease: in a group one per process; otherwise one per partition, across restarts."""
+        """Return the key of a lease.
+
+        In a group, a restarted process has new keys. With assigned partitions, a partition keeps its key over restarts.
+        """
         if not self._plan.is_assigned:
             return start, number
         return self._keys.setdefault(partition, (_ASSIGNED, len(self._keys)))

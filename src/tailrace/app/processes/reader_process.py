@@ -1,8 +1,8 @@
 """Reader process of a ProcessPoolConsumer: fetches and decodes records, and sends slices of them to its parent.
 
-This module runs in the child. The parent reports which records are finished; in a group, the child commits them, as
-only a member can. A record counts against the window from when it is sent until it has left the parent's queue, so that
-reading stops while the parent takes no records.
+This module runs in the child. The parent reports which records are finished. In a group, the child commits their
+offsets, because only a member can. A record occupies the window from the time it is sent until it has left the parent's
+queue, so that reading stops while the parent delivers no records.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ from tailrace.records import TopicPartition
 __all__ = ["main"]
 
 _PARTS = 4
-"""Number of slices in a window, so that one is read while another is being sent."""
+"""Number of slices in a window; with several, a slice can be read while another one is being sent."""
 
 
 class _Leases:
-    """Sink of the reader: records sent to the parent. Each assignment epoch of a partition has a number, its lease."""
+    """Sink of the reader that tracks the records sent to the parent.
+
+    Messages refer to an assignment epoch of a partition by a number, which they call the lease.
+    """
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -67,10 +70,10 @@ class _Leases:
         return min(self.window - self._outstanding.total(), max(1, self.window // _PARTS))
 
     def sent(self, lease: Lease) -> int:
-        """Mark the records of ``lease`` as sent to the parent; return the number of their epoch."""
+        """Mark the records of ``lease`` as sent to the parent; return the number of their assignment epoch."""
         number = self._numbers.get(lease.partition)
         if number is None or self._progress[number] is not lease.progress:
-            # A new epoch: the parent drops the records of the former one.
+            # A new epoch has begun, and the parent drops the records of the previous epoch.
             self.drop(lease.partition)
             self._next_number += 1
             number = self._numbers[lease.partition] = self._next_number
@@ -80,25 +83,25 @@ class _Leases:
         return number
 
     def done(self, message: DoneMessage) -> None:
-        """Finish the records that the parent has finished, and free the room of those that have left its queue."""
+        """Finish the records that the parent has finished, and free the room of records that left its queue."""
         if (progress := self._progress.get(message.lease)) is not None:
             progress.finish_through(message.offset)
-            # The parent also reports records sent by a process that died before this one.
+            # ``message.released`` may include records that a previous process sent before it died.
             self._outstanding[message.lease] = max(0, self._outstanding[message.lease] - message.released)
 
     def left(self, message: LeftMessage) -> None:
-        """Withdraw the records that the parent had not delivered when it halted the epoch."""
+        """Take back the records that the parent had not delivered when it halted the lease."""
         if message.lease in self._halted:
             self._progress[message.lease].cut(message.offset)
 
     def halt(self, partition: TopicPartition) -> None:
-        """Ask the parent to deliver no more records of a partition; it answers with LeftMessage."""
+        """Ask the parent to deliver no more records of a partition; the parent answers with LeftMessage."""
         if (number := self._numbers.get(partition)) is not None:
             self._halted.add(number)
             self._queue(HaltedMessage(number))
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition, here and in the parent."""
+        """Forget a partition, and make the parent forget it."""
         if (number := self._numbers.pop(partition, None)) is not None:
             del self._progress[number]
             del self._outstanding[number]
@@ -115,10 +118,10 @@ class _ReaderProcess:
         self._parent, self._spec = parent, spec
         self._is_assigned: Callable[[TopicPartition], bool] = lambda _partition: True
         self._has_assignment = asyncio.Event()
-        """Set at the first assignment; used in a group."""
+        """Set at the first assignment by the group; never set if the parent assigns the partitions."""
 
     async def run(self) -> int:
-        """Read until the parent stops this process, ends, or an error occurs; return the exit code."""
+        """Read until the parent stops this process or ends, or until an error occurs; return the exit code."""
         reader, self._writer = await self._parent.streams()
         try:
             await self._read(reader)
@@ -148,7 +151,7 @@ class _ReaderProcess:
     ) -> dict[TopicPartition, int]:
         self._has_assignment.set()
         found = _ahead(self._spec["overrides"], new)
-        # For a recreated topic, start from the group's offset or the first record.
+        # A recreated topic is read from the group's committed offset, or from its first record.
         return {
             partition: new[partition] or 0 if self._is_recreated(consumer, partition) else offset
             for partition, offset in found.items()
@@ -167,14 +170,14 @@ class _ReaderProcess:
             if others := [one for one in consumer.assignment() if not self._is_assigned(one)]:
                 consumer.pause(*others)
             for partition in filter(self._is_assigned, consumer.assignment()):
-                # A partition that was added since is read from its beginning.
+                # A partition that was added after the parent had assigned the partitions is read from offset 0.
                 if (offset := assigned.get(partition, 0)) is not None:
                     await consumer.seek(partition, 0 if self._is_recreated(consumer, partition) else offset)
             begins = [(*partition, await consumer.position(partition)) for partition in assigned]
         await self._send(ReadyMessage(resolve(options).stop_timeout_ms / 1000, begins, "ok"))
 
     def _is_my_turn(self, partition: TopicPartition) -> bool:
-        """Return True if this reader takes ``partition``, which was added later: they are assigned round robin."""
+        """Return True if this reader reads ``partition``, which was added later and is assigned round robin."""
         number: int
         readers: int
         number, readers = self._spec["turn"]
@@ -189,7 +192,7 @@ class _ReaderProcess:
         while True:
             position, lease = await reader.next_slice(room_of)
             records = lease.records
-            # No await between taking the slice and writing it: later messages about the lease must follow it.
+            # No await between taking the slice and writing it, because later messages about the lease must follow it.
             number = leases.sent(lease)
             self._write_queued()
             await self._send(slice_of(number, lease.partition, lease.end, records, position.topic_id))
@@ -239,7 +242,7 @@ class _ReaderProcess:
 
     async def _commit(self, number: int) -> None:
         error: bytes | None = None
-        # A reader that has just started may have to commit offsets of the process before it, once it has partitions.
+        # A restarted reader may have to commit offsets of its previous process. It needs an assignment for that.
         await self._has_assignment.wait()
         try:
             await self._consumer.commit()
@@ -249,14 +252,17 @@ class _ReaderProcess:
 
 
 def _ahead(overrides: dict[TopicPartition, int], new: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:
-    """Return the positions after the committed offsets: those finished when the process before this one died."""
+    """Remove newly assigned partitions from ``overrides``; return their offsets that are after the committed offset.
+
+    An override is the first unfinished offset of a partition when the previous process died.
+    """
     ours = overrides.keys() & new.keys()
     found = {partition: overrides.pop(partition) for partition in ours}
     return {partition: offset for partition, offset in found.items() if offset > (new[partition] or 0)}
 
 
 def main() -> None:
-    """Run a reader; its only argument is the file descriptor of the socket."""
+    """Run a reader; the only command-line argument is the file descriptor of the socket."""
     parent = Parent(int(sys.argv[1]))
     raise SystemExit(asyncio.run(_ReaderProcess(parent, parent.begin()).run()))
 

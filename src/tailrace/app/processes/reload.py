@@ -1,4 +1,4 @@
-"""Restart of workers when a source file changes; for development."""
+"""Restart of workers when a source file changes, for development."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEP_MS = 50
 
 
 async def run_reloading(pool: WorkerPool, folder: Path) -> None:
-    """Run ``pool.run()``, and restart its workers when a Python file in ``folder`` changes.
+    """Run ``pool.run()``, and restart the workers when a Python file in ``folder`` changes.
 
     Raises:
         TailraceError: the pool failed.

@@ -1,8 +1,8 @@
-"""Supervision of one child process: restarted when it dies, ended on request.
+"""Supervision of one child process, which is restarted when it dies and ended on request.
 
-``core.processes.worker_plan`` decides when to restart, the owner whether to. A child that has sent a status must keep
-sending it; one that falls silent is reported as hanging after a few seconds, and killed after the time that it named
-itself. No child outlives its supervisor.
+``core.processes.worker_plan`` decides when a child is restarted; the owner decides whether it is. A child that has sent
+a status must keep sending one. A child that falls silent is reported as failed after a few seconds, and is killed after
+the silence limit that its status messages contain. No child outlives its supervisor.
 """
 
 from __future__ import annotations
@@ -33,28 +33,31 @@ _UNREAD_S = 1.0
 """Seconds to wait for the remaining messages of a child that has ended."""
 
 _CHECK_S = 1.0
-"""Interval of checks for messages of a child, and of its status messages."""
+"""Interval in seconds at which a child is checked for messages, and at which a worker sends its status."""
 _SILENT_CHECKS = 3
-"""Checks without a message after which a child hangs. Checks are counted, as the supervisor may be suspended itself."""
+"""Number of checks without a message after which a child counts as hanging.
+
+Checks are counted instead of seconds, because the supervisor itself may be suspended for a while.
+"""
 
 _STATUSES: dict[str, Status] = {one: one for one in get_args(Status)}
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """Unrequested end of a process."""
+    """End of a process that was not requested."""
 
     worker: int
     start: int
     exit_code: int
     error: TailraceError | None
-    """Error reported by the process; None if it reported none."""
+    """Error that the process reported, or None."""
     cause: str = ""
-    """Reason why it could not be started, or was killed."""
+    """Reason why the process could not be started, or was killed."""
 
     @property
     def reason(self) -> str:
-        """Reason, as far as known."""
+        """Reason of the end; empty if it is unknown."""
         return self.cause if self.error is None else str(self.error)
 
     def __str__(self) -> str:
@@ -76,17 +79,17 @@ class ProcessOwner(Protocol):
 
 
 class SupervisedProcess:
-    """Process that is kept running.
+    """Child process that is restarted until it is ended.
 
     Attributes:
         worker: index of the process, from 0.
         child: running process, or None.
-        start: number of its last start.
-        settled: set when it has started its work, or has died for the first time.
-        ended: set when it will not be started again.
-        ready: set when it has reported once that it works.
-        stop_timeout_s: seconds that its stop may take.
-        restarts: decides about the pause before a restart.
+        start: number of the last start of the process.
+        settled: set when the process has reported its start, or has died for the first time.
+        ended: set when the process will not be started again.
+        ready: set when the process has first reported the status ok or degraded.
+        stop_timeout_s: seconds that the process may take to stop.
+        restarts: determines the pause before a restart.
     """
 
     def __init__(
@@ -105,10 +108,10 @@ class SupervisedProcess:
         self._is_ending = False
         self._last_status: tuple[Status, str] = "starting", ""
         self._error: TailraceError | None = None
-        """Error that it reported before its end."""
+        """Error that the current process has reported."""
         self._cause = ""
         self._silence_limit_s: float | None = None
-        """Seconds without a message after which it is killed; None before its first status."""
+        """Seconds without a message after which the process is killed; None before its first status."""
         self._silent_checks = 0
 
     # ---- called by its owner -----------------------------------------------------------------------------------
@@ -123,10 +126,10 @@ class SupervisedProcess:
         self._stop_requested.set()
 
     def check(self) -> Check:
-        """Return its health."""
+        """Return the health of the process."""
         name, now = f"worker {self.worker}", asyncio.get_running_loop().time()
         status, detail = self._last_status
-        # A process that has never worked must not count as ready.
+        # A process that was never ready must not be degraded, because degraded counts as ready.
         unready: Status = "degraded" if self.ready.is_set() else "starting"
         if status == "degraded":
             status = unready
@@ -144,7 +147,7 @@ class SupervisedProcess:
         """Keep the process running until ``end`` is called.
 
         Raises:
-            TailraceError: raised by the owner, or the process cannot be started at all.
+            TailraceError: raised by the owner or by ``Child.start``.
         """
         while not self._is_ending:
             self._stop_requested.clear()
@@ -163,7 +166,7 @@ class SupervisedProcess:
         self.ended.set()
 
     async def _run_once(self) -> ProcessExit | None:
-        """Run the process once; return its unrequested end, or None if its end was requested."""
+        """Run the process once; return its exit if that was not requested, else None."""
         self.start, self._error, self._cause = self._next_start(), None, ""
         self._silence_limit_s, self._silent_checks = None, 0
         try:
@@ -171,7 +174,7 @@ class SupervisedProcess:
                 self._module, self._owner.spec(self.worker, self.start), {"TAILRACE_WORKER": str(self.worker)}
             )
         except OSError as error:
-            # Out of memory, processes or file descriptors, which may be temporary.
+            # The system is out of memory, processes or file descriptors, perhaps only for a while.
             return ProcessExit(self.worker, self.start, os.EX_OSERR, None, f"its process could not be started: {error}")
         self.child = child
         self._last_status = "starting", ""
@@ -196,7 +199,7 @@ class SupervisedProcess:
 
             async def notice_end() -> None:
                 await child.ended()
-                # Processes that it has forked may keep the socket open.
+                # Processes that the child has forked may keep the socket open.
                 reading.deadline = anyio.current_time() + _UNREAD_S
 
             async def end_on_request() -> None:
@@ -215,7 +218,7 @@ class SupervisedProcess:
         return exit_code
 
     async def _run_checks(self, child: Child) -> None:
-        """Count the checks without a message, and kill the process if there are too many."""
+        """Count the checks without a message, and kill the process after too many of them."""
         while True:
             await asyncio.sleep(_CHECK_S)
             if self._silence_limit_s is None:

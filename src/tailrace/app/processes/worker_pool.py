@@ -1,4 +1,4 @@
-"""WorkerPool: one App in several processes, which share the partitions of its groups."""
+"""WorkerPool: one App in several processes, which share the partitions of the App's groups."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["WorkerPool"]
 
 _MODULE = "tailrace.app.processes.worker_process"
 _FINAL = (ConfigurationError, HandlerFailedError, FencedMemberError)
-"""Errors that would recur at the next start, or that are meant to end the app."""
+"""Errors after which a worker is not restarted: they would recur, or are meant to end the app."""
 
 _pools = itertools.count(1)
 
@@ -49,13 +49,13 @@ class WorkerPool:
     Each worker is a static member of the app's groups and keeps its group_instance_id, so that a worker that dies and
     is restarted gets its partitions back before the group reassigns them. Pauses before restarts grow while a worker
     keeps dying. A ConfigurationError or FencedMemberError of a worker, or a failure with ``on_failure="stop"``, ends
-    the pool. The workers end with the pool, also if it is killed.
+    the pool. The workers end with the pool, even if the pool's process is killed.
 
     Args:
         app: name of the App, such as ``"shop:billing"``.
         workers: number of processes.
         log_level: level of the workers' log on stderr; None leaves logging to the app's module.
-        final_is_final: end the pool at such an error; otherwise the worker waits for ``renew``.
+        final_is_final: end the pool after one of these errors; with False, the failed worker waits for ``renew``.
         options: options of the app in each worker; ``hooks`` receive events about the workers, in this process.
 
     Raises:
@@ -87,7 +87,7 @@ class WorkerPool:
         }
         self._final_is_final, self._options = final_is_final, options_given
         self._had_assignment: set[int] = set()
-        """Workers that had an assignment, and have died since."""
+        """Workers that died after they had an assignment."""
         starts = itertools.count().__next__
         self._processes = [
             SupervisedProcess(worker, _MODULE, self, self._observer, starts) for worker in range(workers)
@@ -105,7 +105,10 @@ class WorkerPool:
         return tuple(one.child.pid for one in self._processes if one.child is not None)
 
     def health(self) -> Health:
-        """Return the health of the workers; one that keeps dying is degraded, or starting if it has never worked."""
+        """Return the health of the workers.
+
+        A worker that keeps dying is degraded, or starting if it was never ready.
+        """
         if self._failure is not None:
             return Health.of([Check("pool", "failed", str(self._failure))])
         if self._supervisor is None:
@@ -122,7 +125,7 @@ class WorkerPool:
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the workers, and wait until each handles records, or has died and waits for its restart.
+        """Start the workers, and wait until each of them has started its app, or has died and waits for its restart.
 
         Raises:
             ConfigurationError: the app cannot run in a worker.
@@ -134,7 +137,7 @@ class WorkerPool:
         await self._supervisor.start()
 
     async def stop(self) -> None:
-        """Stop all workers; kill those that run on after ``stop_timeout_ms``.
+        """Stop all workers; kill workers that still run after ``stop_timeout_ms``.
 
         Raises:
             TailraceError: the pool failed before.
@@ -150,8 +153,8 @@ class WorkerPool:
         """Wait until each worker has its first assignment, even an empty one.
 
         Raises:
-            ConsumerStateError: the pool is not started, or is stopped before that.
-            TailraceError: the pool failed before that.
+            ConsumerStateError: the pool is not started, or was stopped before all workers were ready.
+            TailraceError: the pool failed before all workers were ready.
         """
         if self._supervisor is None:
             raise ConsumerStateError("this pool is not started - use `async with pool`, or await start() first")
@@ -194,16 +197,16 @@ class WorkerPool:
     # ---- owner of the processes --------------------------------------------------------------------------------
 
     def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - part of the interface
-        """Return the spec of a worker; one that had an assignment does not reset its offsets again."""
+        """Return the spec of a worker; a worker that had an assignment does not reset its offsets again."""
         if worker not in self._had_assignment:
             return self._spec
         return {**self._spec, "options": {**self._options, "reset_offset_on_start": False}}
 
     def take(self, start: int, message: FromChild) -> None:
-        """Do nothing: the supervised process has processed the message."""
+        """Do nothing, because the supervised process has already processed the message."""
 
     def died(self, death: ProcessExit, pause_s: float) -> float | None:
-        """Restart a worker; if its error would recur, stop the pool instead."""
+        """Let a dead worker be restarted; if its error would recur or is meant to end the app, stop the pool."""
         if self._processes[death.worker].ready.is_set():
             self._had_assignment.add(death.worker)
         if not isinstance(death.error, _FINAL):

@@ -66,7 +66,7 @@ class _WorkerProcess:
             raise ConfigurationError(f"{self._spec['app']} cannot be imported: {reason}") from error
 
     def _set_instance_id(self, app: App) -> None:
-        """Set a group_instance_id of its own, so that the worker gets its partitions back after a restart."""
+        """Give the worker its own group_instance_id, so that it gets its partitions back after a restart."""
         options = app._options  # noqa: SLF001 - same package
         given = options.get("group_instance_id", os.environ.get("TAILRACE_GROUP_INSTANCE_ID"))
         if (transactions := settings_of(app).transactions) is not None:
@@ -74,11 +74,11 @@ class _WorkerProcess:
         pool_id = f"{os.getppid()}.{self._spec['pool']}"
         app.configure(group_instance_id=member_name(given, self._spec["workers"], pool_id))
         if given is None and "leave_on_stop" not in options and "TAILRACE_LEAVE_ON_STOP" not in os.environ:
-            # The instance id is unique to this pool, so that no later member will use it.
+            # The instance id is unique to this pool, so no later member will use it.
             app.configure(leave_on_stop=True)
         config = resolve(options)
         self._parent.stop_timeout_s = config.stop_timeout_ms / 1000
-        # After a session timeout without heartbeats, the group has reassigned its partitions anyway.
+        # After a session timeout without heartbeats, the group has reassigned the worker's partitions anyway.
         self._silence_limit_s = config.session_timeout_ms / 1000
 
     async def _work(self, app: App) -> None:
@@ -91,7 +91,7 @@ class _WorkerProcess:
             try:
                 await app.run()
             except ConsumerStateError:
-                # A stop before the end of the start is not an error.
+                # A stop that is requested while the app starts is not an error.
                 if not self._is_stop_requested.is_set():
                     raise
             tasks.cancel_scope.cancel()
@@ -118,7 +118,7 @@ class _WorkerProcess:
             await asyncio.sleep(_STATUS_INTERVAL_S)
 
     def _take(self, message: ToChild) -> None:
-        """Process a message of the pool; called in the listening thread."""
+        """Process a message of the pool; called in the thread that listens to the socket."""
         if isinstance(message, StopMessage):
             self._is_stop_requested.set()
             if self._loop is not None and not self._loop.is_closed():
@@ -126,13 +126,13 @@ class _WorkerProcess:
 
 
 def _summary(health: Health) -> tuple[str, str]:
-    """Return the status, and the reasons of the checks that have it."""
+    """Return the overall status, and the details of the checks that have it; no details if the status is ok."""
     reasons = [f"{one.name}: {one.detail}" for one in health.checks if one.status == health.status and one.detail]
     return health.status, "" if health.status == "ok" else "; ".join(reasons)
 
 
 def main() -> None:
-    """Run a worker; its only argument is the file descriptor of the socket."""
+    """Run a worker; the only command-line argument is the file descriptor of the socket."""
     parent = Parent(int(sys.argv[1]))
     spec = parent.begin()
     label_output(f"worker {os.environ['TAILRACE_WORKER']} | ")
