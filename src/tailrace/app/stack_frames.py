@@ -1,6 +1,6 @@
 """Lines of the user's own code in stacks and tracebacks.
 
-Frame objects are read and not kept, so that their local variables live no longer.
+A StackFrame holds no reference to its frame object, which would keep the frame's local variables alive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LIBRARY_PACKAGES = sys.stdlib_module_names | {"tailrace"}
 
 
 class StackFrame(NamedTuple):
-    """Position of a frame at the moment it was read."""
+    """Module, file, line and function of a frame at the time it was read."""
 
     module: str
     file: str
@@ -44,7 +44,7 @@ class StackFrame(NamedTuple):
 
 
 def frame_position(frame: FrameType, line: int | None = None) -> StackFrame:
-    """Return the position of a frame, at ``line`` if that is given, else at its current line."""
+    """Return the position of a frame, at ``line`` if it is given, otherwise at the frame's current line."""
     code = frame.f_code
     function = code.co_qualname.rpartition("<locals>.")[2]
     at = frame.f_lineno if line is None else line
@@ -52,10 +52,11 @@ def frame_position(frame: FrameType, line: int | None = None) -> StackFrame:
 
 
 def innermost_user_frame(stack: Sequence[StackFrame]) -> StackFrame | None:
-    """Return the innermost frame of the user's own code, or None; ``stack`` begins with its innermost frame.
+    """Return the innermost frame of the user's own code, or None; the innermost frame of ``stack`` comes first.
 
-    That is the innermost frame outside the standard library, tailrace and installed packages. If only installed
-    packages are left, the program is installed itself: then it is the innermost frame of the outermost package.
+    The user's own code is all code outside the standard library, tailrace and installed packages. If the stack has no
+    such code but installed packages, the program itself is one of them. The innermost frame of the outermost package is
+    returned then.
     """
     candidates = [frame for frame in stack if frame.package not in _LIBRARY_PACKAGES]
     if not candidates:
@@ -72,9 +73,11 @@ def where_raised(error: BaseException) -> str | None:
 
 
 def with_short_tracebacks(error: BaseException) -> BaseException:
-    """Return a copy of ``error`` for the log, with only the user's frames in its traceback, causes and group members.
+    """Return a copy of ``error`` for the log, whose traceback is reduced to the frames of the user's own code.
 
-    ``error`` itself is unchanged, for hooks and dead letters. An error that cannot be copied is returned as it is.
+    The tracebacks of causes, contexts and exception group members are reduced, too. If a library raised the error, the
+    raising frame is kept. ``error`` itself is unchanged, because hooks and dead letters use it. An error that cannot be
+    copied is returned as it is.
     """
     return _shortened(error, {})
 
@@ -96,7 +99,7 @@ def _shortened(error: BaseException, copies: dict[int, BaseException]) -> BaseEx
 
 
 def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseException | None:
-    """Return an error of the same type and text, or None; avoid calling the user's ``__init__`` if possible."""
+    """Return an error of the same type and text, or None; call the user's ``__init__`` only if necessary."""
 
     def bare() -> BaseException:
         arguments = error.args
@@ -119,7 +122,7 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
 
 
 def _short_traceback(error: BaseException) -> TracebackType | None:
-    """Return the traceback entries of the user's own code, and the last one if a library raised the error."""
+    """Return the traceback entries of the user's own code, and the last entry if a library raised the error."""
     entries: list[TracebackType] = []
     entry = _raised(error).__traceback__
     while entry is not None:
@@ -142,8 +145,8 @@ def _short_traceback(error: BaseException) -> TracebackType | None:
 def _raised(error: BaseException) -> BaseException:
     """Return the error whose traceback shows where ``error`` came from.
 
-    That is the cause of a DecodeError raised by tailrace: the error itself passed through the user's middleware, whose
-    line is not at fault, while its cause passed through the user's validator.
+    For a DecodeError that tailrace raised, this is the cause. The traceback of the DecodeError shows lines of the
+    user's middleware, which is not at fault; the traceback of the cause shows the line of the user's validator.
     """
     if not isinstance(error, DecodeError) or error.__cause__ is None:
         return error

@@ -1,8 +1,9 @@
-"""Creation of a group's own topics, each with the partitions and replicas of the topic that it belongs to.
+"""Creation of a group's retry, dead-letter and replay topics, with as many partitions and replicas as their origins.
 
-They are created at the start; for a topic that appears later, when a member is first assigned one of its partitions.
-A topic that cannot be created is reported before the first record fails. A missing retry topic fails the start, since
-its handler could not work; without a dead-letter topic, records that fail for good wait.
+The topics are created when the group starts. If a handler's topic appears later, they are created when a member is
+first assigned a partition of the handler's topic. A topic that cannot be created is reported before the first record
+fails. A missing retry topic makes the start fail, because its handler could not retry records. Without a dead-letter
+topic, handlers work, and records that have failed for good wait.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tailrace.observe.hooks import Observer
 __all__ = ["create_group_topics", "create_topics_of"]
 
 _GRACE_S = 5.0
-"""Time for the handlers' topics to appear, which may have been created just now."""
+"""Seconds to wait for the handlers' topics in the metadata; a topic that was just created appears after a while."""
 _RETAINED_FOREVER = {"cleanup.policy": "delete", "retention.ms": -1}
 _CREATE = "create it, or correct publish=, unless the brokers create topics automatically"
 _RETAINED_BY_DEFAULT = {"cleanup.policy": "delete"}
@@ -39,7 +40,7 @@ async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: 
         observer: receives an event for each created or missing topic.
 
     Returns:
-        The handlers' topics that exist, and whose own topics were created.
+        The existing topics of handlers, for which no topics have to be created later.
 
     Raises:
         BrokerError: a retry topic does not exist and cannot be created.
@@ -125,7 +126,7 @@ def _unknown_topics(cluster: Cluster, topics: Iterable[str]) -> list[str]:
 
 
 def _missing_topics(cluster: Cluster, wanted: Mapping[str, Iterable[str]]) -> list[tuple[str, list[TopicInfo]]]:
-    """Return the unknown topics, each with the existing topics that it belongs to."""
+    """Return the unknown topics that belong to existing topics, each with these existing topics."""
     topics = cluster.topology.topics
     found = [
         (name, [topics[one] for one in wanted[name] if one in topics]) for name in _unknown_topics(cluster, wanted)
@@ -136,7 +137,10 @@ def _missing_topics(cluster: Cluster, wanted: Mapping[str, Iterable[str]]) -> li
 async def _create(
     cluster: Cluster, name: str, of: Sequence[TopicInfo], config: Mapping[str, object], observer: Observer
 ) -> BrokerError | None:
-    """Create a topic; return the error if the brokers refuse. Another member may create it at the same time."""
+    """Create a topic; return the error if the brokers refuse.
+
+    It is no error if another member has created the topic at the same time.
+    """
     partitions, copies = _partitions(of), max(len(one.partitions[0].replicas) for one in of)
     try:
         await create_topic(cluster, name, partitions, replication_factor=copies or -1, config=config)

@@ -20,14 +20,14 @@ from tailrace.records import TopicPartition
 __all__ = ["LaterTopics"]
 
 _SHARE_OF_POLL_INTERVAL = 0.25
-"""Share of ``max_poll_interval_ms`` for creating topics: a longer rebalance callback ends the consumer."""
+"""Share of ``max_poll_interval_ms`` for creating topics; a rebalance callback beyond the interval ends the consumer."""
 
 
 class LaterTopics:
-    """Creates a topic's retry, dead-letter and replay topics before the first record of it is handled.
+    """Creates the retry, dead-letter and replay topics of a topic before the first record of the topic is handled.
 
     Args:
-        config: options of the consumer; its ``post_rebalance_callback`` is called afterwards.
+        config: options of the consumer; its ``post_rebalance_callback`` is called after the creation.
         routes: routes of the group.
         observer: receives an event for each created or missing topic.
     """
@@ -37,7 +37,7 @@ class LaterTopics:
         self._seen: frozenset[str] = frozenset()
 
     async def create(self) -> None:
-        """Create the topics for those of the handlers' topics that exist at the start.
+        """Create the retry, dead-letter and replay topics of the handlers' topics that exist at the start.
 
         Raises:
             BrokerError: a retry topic does not exist and cannot be created.
@@ -51,11 +51,14 @@ class LaterTopics:
         old: Mapping[TopicPartition, int | None],
         new: Mapping[TopicPartition, int | None],
     ) -> Mapping[TopicPartition, int] | None:
-        """Create the topics for newly assigned ones; a ``post_rebalance_callback``."""
+        """Create the retry, dead-letter and replay topics of newly assigned topics, and call the user's callback.
+
+        This method is the ``post_rebalance_callback`` of the consumer.
+        """
         topics = {one.topic for one in new if one.topic not in self._routes} - self._seen
         if topics and await self._created(topics):
             self._seen |= topics
-            # So that their replay topics are read at once, and not only after metadata_max_age_ms.
+            # With new metadata, the created replay topics are read at once, and not only after metadata_max_age_ms.
             refresh_metadata(consumer)
         callback = self._config.post_rebalance_callback
         if callback is None:

@@ -1,6 +1,7 @@
 """Names of a group's own topics: built from a template, and parsed.
 
-This module is pure. Where a name does not show at which dot the topic ends and the group begins, all readings count.
+This module is pure. A name does not always show at which dot the topic ends and the group id begins. The longest and
+the shortest possible topic both count in that case.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ _FIELDS = ("topic", "group", "delay")
 def topic_name(template: str = DEAD, *, topic: str, group: str, delay: str | None = None) -> str:
     """Return the name of one of a group's own topics, such as its dead-letter topic for ``topic``.
 
-    Characters of the group id that are illegal in a topic name become dashes, and eight hexadecimal digits of its
-    SHA-256 follow, so that ``a/b`` and ``a b`` have different names: two group ids collide only if these 32 bits do,
-    or if one is chosen to equal the name made of the other.
+    If the group id has characters that are illegal in a topic name, they are replaced by dashes, and the first eight
+    hexadecimal digits of the group id's SHA-256 are appended, so that ``a/b`` and ``a b`` yield different names. Two
+    group ids yield equal names only if these 32 bits are equal, or if one group id was chosen to equal the replacement
+    of the other.
 
     Args:
         template: template with the fields ``{topic}``, ``{group}`` and ``{delay}``.
         topic: topic that the group reads.
         group: group id.
-        delay: delay of a retry topic, such as ``30s``; required if the template has ``{delay}``, else None.
+        delay: delay of a retry topic, such as ``30s``; required if the template has ``{delay}``, otherwise None.
 
     Raises:
         ConfigurationError: the template is malformed, or the name is illegal or equals ``topic``.
@@ -54,14 +56,14 @@ class NameForm:
 
     Args:
         template: template as for ``topic_name``.
-        group: group id; None for any.
+        group: group id; None matches any group id.
 
     Raises:
         ConfigurationError: the template is malformed.
     """
 
     def __init__(self, template: str, group: str | None = None) -> None:
-        # For any group, the topic's name may end at several dots: try the longest and the shortest.
+        # Without a group id, the topic may end at any of several dots; the longest and the shortest topic are tried.
         self._forms = [re.compile(_as_pattern(template, group, topic)) for topic in ("(?P<topic>.+)", "(?P<topic>.+?)")]
 
     def is_of_all(self, name: str) -> bool:
@@ -92,7 +94,7 @@ def _fields_of(template: str) -> Iterable[str]:
 
 
 def _parts_of(template: str) -> Iterator[tuple[str, str | None]]:
-    """Return each literal part with the field that follows it."""
+    """Return each literal part, with the name of the field that follows the part, or None."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:

@@ -18,7 +18,7 @@ class RetryTopic:
     """Topic in which failed records wait for another attempt."""
 
     origin: str
-    """Topic from which the records came."""
+    """Topic from which the records were first read."""
     delay_ms: int
 
 

@@ -1,8 +1,8 @@
-"""Topics that the handlers of a group read: by name, by pattern, and the group's own.
+"""Topics that the handlers of a group read by name or by pattern, and the group's own topics.
 
-A pattern never matches a retry, replay or dead-letter topic, of any group, of a topic that it matches. Otherwise a
-handler would receive its own dead letters and dead-letter them again, forever, and would handle what another group
-retries.
+If a pattern matches a topic, it never matches the retry, replay and dead-letter topics of that topic, of any group.
+Otherwise a handler would receive its own dead letters and dead-letter them again, forever, and would handle the records
+that another group retries.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["HandlerTopics", "Routes"]
 
 
 class Routes:
-    """Topics of one group; ``in`` is True for the group's own retry and replay topics.
+    """Topics of one group; ``topic in self`` is True for the group's own retry and replay topics.
 
     Args:
-        handlers: Handlers of the group, each with the options in effect for it.
+        handlers: Handlers of the group, each with its resolved options.
 
     Attributes:
         retries: retry topics by name.
@@ -48,12 +48,12 @@ class Routes:
 
     @property
     def topics(self) -> frozenset[str]:
-        """Topics that handlers name."""
+        """Topics that handlers read by name."""
         return frozenset(topic for one in self.handlers for topic in one.topics)
 
     @property
     def own(self) -> frozenset[str]:
-        """Retry and replay topics of the topics that handlers name."""
+        """Retry and replay topics of the topics that handlers read by name."""
         return frozenset(self._origins)
 
     @property
@@ -63,22 +63,22 @@ class Routes:
 
     @property
     def matches_dead_letters(self) -> bool:
-        """True if a handler has a pattern and dead letters, so that their topics depend on the cluster's topics."""
+        """True if a handler has both a pattern and a dead-letter topic, whose name depends on the matching topics."""
         return any(one.dead_letter is not None and one.handler.pattern is not None for one in self._handler_topics)
 
     @property
     def publish_topics(self) -> Mapping[str, str]:
-        """Topics of ``publish=``, each with the name of a handler that has it."""
+        """Topics of ``publish=``, each with the name of a handler that publishes to it."""
         return {one.publish: one.name for one in self.handlers if one.publish is not None}
 
     def dead_letters(self, existing: Iterable[str]) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
-        """Return dead-letter topics and replay topics, each with the topics that it belongs to.
+        """Return the dead-letter topics and the replay topics, each with the topics whose records it may contain.
 
         Args:
-            existing: topics of the cluster that patterns are matched against.
+            existing: topics of the cluster, matched against the patterns of handlers.
 
         Raises:
-            ConfigurationError: a template yields an illegal name for a topic that a handler names.
+            ConfigurationError: a template yields an illegal name for a topic that a handler reads by name.
         """
         dead: dict[str, set[str]] = {}
         replays: dict[str, set[str]] = {}
@@ -86,7 +86,7 @@ class Routes:
             if handler_topics.dead_letter is None:
                 continue
             for topic in handler_topics.handler.topics or [one for one in existing if one in handler_topics]:
-                # A topic matched by a pattern may be too long for a suffix; sending its dead letters raises then.
+                # A topic that a pattern matches may have too long a name for a suffix; sending its dead letters raises.
                 with contextlib.ExitStack() as stack:
                     if not handler_topics.handler.topics:
                         stack.enter_context(contextlib.suppress(ConfigurationError))
@@ -104,7 +104,7 @@ class Routes:
         return any(topic in one for one in self._handler_topics) or topic in self
 
     def origin(self, topic: str) -> str:
-        """Return the topic from which records of one of the group's own topics came; any other topic is its own."""
+        """Return the topic from which the records of a retry or replay topic came; return any other topic unchanged."""
         return self._origin(topic) or topic
 
     def receivers(self, topic: str) -> list[int]:
@@ -113,7 +113,7 @@ class Routes:
         return [number for number, one in enumerate(self._handler_topics) if origin in one]
 
     def overlapping_handlers(self, topic: str) -> tuple[Handler, Handler] | None:
-        """Return two handlers that receive ``topic`` and do not both have ``when=``; None if there are none."""
+        """Return two handlers that receive ``topic`` without both having ``when=``; None if there are no such two."""
         receivers = [self.handlers[number] for number in self.receivers(topic)]
         pairs = ((one, other) for at, other in enumerate(receivers) for one in receivers[:at])
         return next((pair for pair in pairs if not _both_have_when(*pair)), None)
@@ -132,12 +132,12 @@ class Routes:
 
 
 class HandlerTopics:
-    """Topics that one handler receives: ``in`` is True for each.
+    """Topics that one handler receives; ``topic in self`` is True for each of them.
 
     Args:
         handler: handler with topics, or with a pattern.
         group_id: group of the handler.
-        dead_letter: template of its dead-letter topic, or None.
+        dead_letter: template of the handler's dead-letter topic, or None.
     """
 
     def __init__(self, handler: Handler, group_id: str, dead_letter: str | None) -> None:
