@@ -1,1 +1,1 @@
-"""Failed records: failure policy, dead letters, retry delays."""
+"""Failed records: failure policy, dead letters and delays of retry topics."""

@@ -1,4 +1,4 @@
-"""Publisher of one group's failed records: to its retry topics and its dead-letter topics."""
+"""Publisher of one group's failed records to the group's retry topics and dead-letter topics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OutgoingFailure:
 
     topic: str
     write: Callable[[], Sequence[ForwardedRecord]]
-    """Returns the message to send, followed by shorter ones to send if it is too large; called for each attempt."""
+    """Returns the message to send, then shorter versions in case it is too large; called for each attempt to send."""
 
 
 class DeadLetterPublisher:
@@ -51,7 +51,7 @@ class DeadLetterPublisher:
     def for_retry_topic(
         self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int
     ) -> OutgoingFailure:
-        """Return ``record`` for a retry topic, due ``delay_ms`` after it is sent."""
+        """Return ``record`` as a message for a retry topic, due ``delay_ms`` after it is sent."""
         origin, record = self._with_trusted_headers(record)
         topic = retry_topic(origin, self._group_id, delay_ms)
         failure = self._failure(record, failures, error, handler)
@@ -60,7 +60,7 @@ class DeadLetterPublisher:
     def for_dead_letter_topic(
         self, record: Record, failures: int, error: Exception, handler: str, template: str
     ) -> OutgoingFailure:
-        """Return ``record`` for its dead-letter topic."""
+        """Return ``record`` as a message for its dead-letter topic."""
         origin, record = self._with_trusted_headers(record)
         topic = topic_name(template, topic=origin, group=self._group_id)
         failure = self._failure(record, failures, error, handler)
@@ -69,11 +69,11 @@ class DeadLetterPublisher:
         )
 
     async def send(self, outgoing: OutgoingFailure, before: Sequence[PublishTooLargeError] = ()) -> PublishError | None:
-        """Send the first message that is not too large; return None once it is acknowledged, else the error.
+        """Send the first message that is not too large; return None when it is acknowledged, otherwise the error.
 
         Args:
             outgoing: failed record to send.
-            before: errors of the first messages, which were sent before and were too large.
+            before: errors of the first messages, which were sent earlier and were too large; these are not sent again.
 
         Raises:
             ProducerFencedError: another producer has the same transactional id.
@@ -95,8 +95,8 @@ class DeadLetterPublisher:
     def _with_trusted_headers(self, record: Record) -> tuple[str, Record]:
         """Return the origin topic of a record, and the record without tailrace headers of other writers.
 
-        The headers are trusted only in the group's own topics. In other topics any producer may have written them, such
-        as a forged number of deaths, or the offset of another record as the origin.
+        Headers with the tailrace prefix are trusted only in the group's own topics. In other topics, any producer may
+        have written them, with a forged number of deaths or with the offset of another record as the origin.
         """
         if record.topic in self._routes:
             return self._routes.origin(record.topic), record

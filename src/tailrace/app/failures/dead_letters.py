@@ -1,7 +1,7 @@
 """Headers and contents of failed records in dead-letter topics, retry topics and replay topics.
 
-This module is pure. A record keeps its key, value and headers; the failure is described in added headers with the
-reserved prefix ``tailrace-``.
+This module is pure. A failed record keeps its key, value and headers. Added headers with the reserved prefix
+``tailrace-`` describe the failure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Header: TypeAlias = tuple[str, bytes | None]
 PREFIX = "tailrace-"
 """Prefix of all headers that tailrace adds."""
 MOST_ADDED_BYTES = 16_384
-"""Most bytes that a dead letter adds to its record."""
+"""Maximum number of bytes that a dead letter adds to its record."""
 
 _ERROR_TYPE = PREFIX + "error-type"
 _ERROR_MESSAGE = PREFIX + "error-message"
@@ -59,7 +59,7 @@ _MOST_NAME_BYTES = 512
 _MOST_MESSAGE_BYTES = 4_096
 _MOST_TRACEBACK_BYTES = 8_192
 _BRIEF_BYTES = 200
-"""Limit of each text in a brief dead letter and in a retry topic."""
+"""Limit in bytes of the error type and message in a brief dead letter and in a retry topic."""
 
 _NUMBER = re.compile(rb"-?[0-9]{1,18}")
 
@@ -86,7 +86,7 @@ class Failure:
 
     error: BaseException
     attempts: int
-    """Number of attempts, the first included."""
+    """Number of attempts, including the first one."""
     handler: str
     group_id: str
     at_ms: int
@@ -102,12 +102,12 @@ class ForwardedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """Dead letter read from its topic; fields without a header are empty."""
+    """Dead letter read from its topic; a field whose header is missing is empty."""
 
     record: Record = field(repr=False)
-    """Record in the dead-letter topic."""
+    """The record as it is in the dead-letter topic."""
     error_type: str
-    """Type of the error with its module, such as ``httpx.ConnectError``; builtins without."""
+    """Type of the error with its module, such as ``httpx.ConnectError``; a builtin type has no module."""
     reason: str
     """Message of the error."""
     traceback: str = field(repr=False)
@@ -115,10 +115,10 @@ class DeadLetter:
     handler: str
     group_id: str
     at_ms: int
-    """Time of the failure in milliseconds since the epoch; without a header, the timestamp of the dead letter."""
+    """Time of the failure in milliseconds since the epoch; the dead letter's timestamp if the header is missing."""
     origin: Origin | None
     deaths: int
-    """Number of times that the record became a dead letter, this one included."""
+    """Number of times that the record became a dead letter, including this time."""
     replays: int
     """Number of replays before this dead letter."""
     headers: tuple[Header, ...] = field(repr=False)
@@ -152,7 +152,7 @@ def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> 
 
 
 def retry_record(record: Record, failure: Failure, due_at_ms: int) -> ForwardedRecord:
-    """Return a record for a retry topic, with its failure in brief and the time at which it is due."""
+    """Return a record for a retry topic, with a brief description of its failure and the time at which it is due."""
     known = _tailrace_headers(record.headers)
     added = _failure_headers(failure, _BRIEF_BYTES) | {_DUE_AT: _encoded(due_at_ms)}
     added |= {name: known[name] for name in (_DEATHS, _REPLAYS) if name in known}
@@ -182,26 +182,29 @@ def read_dead_letter(record: Record) -> DeadLetter | None:
 
 
 def replay_letter(dead: DeadLetter) -> ForwardedRecord:
-    """Return the original record for its replay, with headers for its origin, deaths and replays, this one included."""
+    """Return the original record for its replay.
+
+    Headers contain its origin, its number of deaths, and its number of replays including this one.
+    """
     added = {_DEATHS: _encoded(dead.deaths), _REPLAYS: _encoded(dead.replays + 1)}
     origin = origin_headers(dead.origin) if dead.origin is not None else ()
     return ForwardedRecord(dead.key, dead.value, (*dead.headers, *added.items(), *origin))
 
 
 def origin_of(record: Record) -> Origin:
-    """Return the origin of a record: from its headers, or else its own position."""
+    """Return the origin of a record from its headers; without such headers, return the position of the record."""
     known = _origin_in(_tailrace_headers(record.headers))
     return known or Origin(record.topic, record.partition, record.offset, record.timestamp)
 
 
 def due_at(record: Record) -> int | None:
-    """Return when a record of a retry topic is due, in milliseconds since the epoch; None without a valid header."""
+    """Return the due time of a record of a retry topic in milliseconds since the epoch; None without a valid header."""
     found = _int_header(_tailrace_headers(record.headers), _DUE_AT, -1)
     return None if found < 0 else found
 
 
 def attempts_before(record: Record) -> int:
-    """Return the number of attempts before a record was sent to the retry topic that it comes from."""
+    """Return the number of attempts before a record was sent to its retry topic; 0 for records of other topics."""
     found = _tailrace_headers(record.headers)
     return max(_int_header(found, _ATTEMPTS), 0) if _DUE_AT in found else 0
 
@@ -282,12 +285,15 @@ def message_of(error: BaseException) -> str:
     """Return the message of an error, or a placeholder if its ``__str__`` raises."""
     try:
         return str(error)
-    except Exception as broken:  # noqa: BLE001 - the user's own __str__; the dead letter is written all the same
+    except Exception as broken:  # noqa: BLE001 - the __str__ is the user's own, and must not prevent the dead letter
         return f"(no message: __str__ raised {type(broken).__name__})"
 
 
 def _truncated(text: str, most: int) -> bytes:
-    """Encode a text in UTF-8, cutting its middle if it is too long: a traceback needs its first and its last lines."""
+    """Encode a text in UTF-8, and cut out its middle if it is longer than ``most`` bytes.
+
+    The first and the last lines of a traceback are needed.
+    """
     whole = text.encode("utf-8", "backslashreplace")
     if len(whole) <= most:
         return whole

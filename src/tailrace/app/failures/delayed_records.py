@@ -1,7 +1,8 @@
 """Records of retry topics, delivered to their executor when they are due.
 
-One small slice of each partition is read, and the next only after it was delivered, so that most waiting records stay
-undecoded or on the broker. All partitions share one timer; no record has a task or a timer of its own.
+One small slice of each partition is read. The next slice is read only after that slice was delivered, so that most
+waiting records stay undecoded or on the broker. All partitions share one timer, and records have neither a task nor a
+timer each.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["RetryTopicRecords"]
 
 _SLICE = 32
-"""Most records of a partition that are read at once."""
+"""Maximum number of records of a partition that are read at once."""
 
 
 class RetryTopicRecords:
@@ -76,7 +77,7 @@ class RetryTopicRecords:
         self._wakeup.set()
 
     def halt(self, partition: TopicPartition) -> None:
-        """Deliver no more records of a partition, and leave them to its next owner."""
+        """Deliver no more records of a partition, and leave its undelivered records to the next owner."""
         if (lease := self._delayed.drop(partition)) is not None:
             lease.abandon_left()
 
@@ -85,7 +86,7 @@ class RetryTopicRecords:
         self._delayed.drop(partition)
 
     def room_changed(self) -> None:
-        """Deliver records that are due, as there may be room again."""
+        """Deliver records that are due, because the executors may have room again."""
         if self._delayed:
             self._wakeup.set()
 
@@ -100,7 +101,7 @@ class RetryTopicRecords:
                 is_empty = is_empty or partition not in self._delayed
             if is_empty:
                 self._on_empty()
-            # Records that are due and have no room wait for room_changed, not for the timer.
+            # Records that are due but have no room wait for room_changed(), not for the timer.
             await self._wakeup.wait(self._delayed.next_at(now))
 
     @property

@@ -1,8 +1,9 @@
-"""Failure policy of a handler: decides about each failed record, and gives it up if that is the decision.
+"""Failure policy of a handler: decides about each failed record, and gives up records that are not retried here.
 
-``core.failures.retry`` decides. A record is finished when its handler has succeeded, when a retry topic or dead-letter
-topic has acknowledged it (before its offset may be committed), or when ``on_failure="skip"`` skips it; no record is
-dropped otherwise. If a topic refuses the record, its lane waits: an error would end every process of the group in turn.
+The decision is made in ``core.failures.retry``. A record is finished when its handler has succeeded, when a retry topic
+or dead-letter topic has acknowledged the record, or when ``on_failure="skip"`` skips it. Its offset is committed only
+after that, and no record is dropped in any other way. If a topic refuses a record, the record's lane waits, because an
+error would end every process of the group in turn.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = ["ACTION_TEXTS", "FailurePolicy", "RetryingLane", "error_text", "is_gi
 _NOT_RETRYABLE = (Reject, DecodeError)
 """Errors that would recur in every attempt."""
 _OUTAGES = (SchemaRegistryError,)
-"""Errors of a service that the record needs, which are no failure of the record."""
+"""Errors of a service that is needed to handle a record; they are not failures of the record."""
 
 ACTION_TEXTS = {
     FailureAction.RETRY: "retried",
@@ -47,32 +48,32 @@ ACTION_TEXTS = {
     FailureAction.STOP: "the app stops",
     FailureAction.SKIP: "skipped",
 }
-"""Decisions in words, for events."""
+"""Description of each decision, for events."""
 
 
 class RetryingLane(Protocol):
     """Lane in which a failed record waits."""
 
     async def pause(self, record: Record, seconds: float) -> bool:
-        """Wait without blocking other work; return False if the record belongs to another owner meanwhile."""
+        """Wait without blocking other work; return False if another owner has the record's partition afterwards."""
 
     def is_ours(self, record: Record) -> bool:
-        """Return True if the partition of a record that this task runs was not dropped since."""
+        """Return True if the record's partition was not dropped after this task had started the record."""
 
 
 class FailurePolicy:
-    """Decides about the failed records of one handler, and gives up those that are not retried here.
+    """Decides about the failed records of one handler, and gives up records that are not retried here.
 
     Args:
-        transactions: transactions in which the records are handled, which do not wait long for a record; None if
-            there are none, and records wait in their lanes.
+        transactions: transactions in which the records are handled. A record that would hold up the open transaction
+            for too long is set aside. None without transactions; records then wait in their lanes.
         delay_of: returns the delay of a retry topic in milliseconds; None for other topics.
 
     Attributes:
-        waiting: number of records that their topic refuses, sent again at intervals.
+        waiting: number of records that a retry or dead-letter topic refuses, and that are sent again at intervals.
     """
 
-    def __init__(  # noqa: PLR0913 - decisions, publisher and events
+    def __init__(  # noqa: PLR0913 - it combines decisions, a publisher and events
         self,
         handler: Handler,
         resolved: ResolvedOptions,
@@ -93,7 +94,7 @@ class FailurePolicy:
         self.waiting = 0
 
     def failure_counts(self) -> FailureCounts:
-        """Return the counts of failures: those of the transactions, which outlast an abort, or new ones."""
+        """Return new failure counts; with transactions, return their counts, which outlast an aborted transaction."""
         return FailureCounts() if self._transactions is None else self._transactions.failure_counts
 
     def decide(self, record: Record, failure_count: FailureCount, error: Exception, chance: float) -> RetryDecision:
@@ -101,8 +102,8 @@ class FailurePolicy:
 
         Args:
             record: record as it was read.
-            failure_count: its failures, ``error`` included.
-            error: its last error.
+            failure_count: failures of the record, including ``error``.
+            error: last error of the record.
             chance: number in [0, 1), for the jitter.
         """
         resolved = self._resolved
@@ -121,7 +122,8 @@ class FailurePolicy:
     async def wait(self, waiting: Sequence[tuple[Record, RetryDecision]], pause: Callable[[], Awaitable[bool]]) -> bool:
         """Await ``pause`` before records are retried together; return False if they are not retried here.
 
-        If the transaction cannot wait for all of them, or is aborted meanwhile, each is delivered again when it is due.
+        If the open transaction cannot wait for all these records, or is aborted while they wait, each record is
+        delivered again when its own pause is over.
         """
         transactions = self._transactions
         if transactions is None:
@@ -142,7 +144,7 @@ class FailurePolicy:
     async def give_up(
         self, lane: RetryingLane, record: Record, failures: int, error: Exception, decision: RetryDecision
     ) -> None:
-        """Send a record to its retry or dead-letter topic, skip it or stop the app, as decided.
+        """Send a record to its retry or dead-letter topic, skip the record, or stop the app, depending on ``decision``.
 
         Raises:
             HandlerFailedError: the decision is to stop.
@@ -152,7 +154,7 @@ class FailurePolicy:
         name, partition, offset = self._handler.name, record.topic_partition, record.offset
         transactions = self._transactions
         if transactions is not None and decision.step is not FailureAction.STOP and not transactions.has_time(0.0, 0.0):
-            # The transaction will be aborted, and this with it: give the record up when it is delivered again.
+            # The transaction will be aborted, which would undo this. The record is given up when it is delivered again.
             transactions.failure_counts.close(partition, offset, error)
             transactions.set_aside(record, 0.0, is_given_up=False)
             return
@@ -186,9 +188,9 @@ class FailurePolicy:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     async def _send(self, lane: RetryingLane, record: Record, outgoing: OutgoingFailure, error: Exception) -> bool:
-        """Send a failed record; return False if it belongs to another owner meanwhile.
+        """Send a failed record until the topic acknowledges it; return False if it will be delivered again instead.
 
-        While the topic refuses it, the record waits in its lane.
+        While the topic refuses the record, it waits in its lane, or is set aside by the transactions.
         """
         while lane.is_ours(record):
             refused = await self._dead_letter_publisher.send(outgoing, self._refusals_of(record))
@@ -210,7 +212,7 @@ class FailurePolicy:
         return False
 
     def _refusals_of(self, record: Record) -> Sequence[PublishTooLargeError]:
-        """Return the errors of messages about the record that were too large only when their transaction committed."""
+        """Return the errors of the record's messages that turned out too large when their transaction was committed."""
         if self._transactions is None:
             return ()
         return self._transactions.refusals.of_letters(record.topic_partition, record.offset)
@@ -227,12 +229,12 @@ class FailurePolicy:
 
 
 def is_given_up(decision: RetryDecision, error: Exception) -> bool:
-    """Return True if a record has no attempt left, apart from those of ``on_failure="pause"``."""
+    """Return True if a record has no attempt left except the attempts of ``on_failure="pause"``."""
     return decision.step not in {FailureAction.RETRY, FailureAction.RETRY_TOPIC} and not is_outage(error)
 
 
 def is_outage(error: Exception) -> bool:
-    """Return True if a service that the record needs is unavailable, which is no failure of the record."""
+    """Return True if ``error`` means that a service is unavailable, which is not a failure of the record."""
     return isinstance(error, _OUTAGES)
 
 

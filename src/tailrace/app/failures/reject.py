@@ -6,4 +6,4 @@ __all__ = ["Reject"]
 
 
 class Reject(Exception):  # noqa: N818 - reads well in handlers: raise Reject("negative total")
-    """Rejects a record: it fails without another attempt, and the message is the reason in its dead letter."""
+    """Rejects a record: the record fails without another attempt. Its dead letter contains the exception's message."""
