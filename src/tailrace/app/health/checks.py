@@ -1,8 +1,8 @@
 """Health of an app as orchestrators need it: liveness and readiness.
 
-This module is pure. Only what a restart can heal is ``failed``: a fatal error, a blocked event loop, a handler that
-does not return. An unreachable broker, a rebalance, a poisoned partition or lag outlast a restart, and a restart in the
-middle of them makes things worse; so they are ``degraded`` at most.
+This module is pure. A check is ``failed`` only if a restart can heal the app: after a fatal error, while the event loop
+is blocked, and if a handler does not return. An unreachable broker, a rebalance, a poisoned partition and lag outlast a
+restart, and a restart at such a time makes things worse. They make a check ``degraded`` at most.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Status of the worst check, in the order failed, stopping, starting, degraded, ok; and all checks."""
+    """All checks, and the status of the worst one, in the order failed, stopping, starting, degraded, ok."""
 
     status: Status
     checks: tuple[Check, ...] = ()
@@ -47,7 +47,7 @@ class Health:
 
     @property
     def is_ready(self) -> bool:
-        """True while the app handles records: False before the first assignment, while stopping and after a failure."""
+        """False before the first assignment, while the app stops, and after a failure; otherwise True."""
         return self.status in {"ok", "degraded"}
 
 
@@ -56,32 +56,35 @@ class Vitals:
     """State of an app at one moment."""
 
     is_started: bool
-    """True if ``start`` has finished: the cluster answered, the topics exist."""
+    """True if ``start`` has finished: the cluster has answered and the topics exist."""
     was_assigned: bool
-    """True after the first assignment, even if it has no partition."""
+    """True after the first assignment, even if it contains no partition."""
     max_poll_interval_s: float
     is_ending: bool = False
     """True if the app is stopping or has stopped."""
     fatal_error: str = ""
     """Error that ended the app."""
     loop_blocked_s: float = 0.0
-    """Seconds since the event loop was blocked, from the watchdog; 0 if it is not."""
+    """Seconds for which the event loop has been blocked, from the watchdog; 0 if it is not blocked."""
     slowest_handler: str = ""
     slowest_handler_s: float = 0.0
-    """Seconds since the longest running handler was called."""
+    """Seconds since the call of the handler that has been running longest."""
     overdue_handlers: tuple[str, ...] = ()
     """Names of handlers that still run after their ``timeout_ms``."""
     broker_error: str = ""
     """Reason why the cluster is unreachable; empty while it is reachable."""
     is_rebalancing: bool = False
     waiting: int = 0
-    """Number of records that failed for good and hold up their lane, as they can be written to no topic."""
+    """Number of records that failed for good and block their lane, because no topic takes them."""
     stalled_s: float = 0.0
-    """Seconds for which no transaction could be committed although there are records."""
+    """Seconds for which no transaction could be committed although there are records; 0 below a limit."""
 
 
 def examine(vitals: Vitals, *, require_broker: bool = True) -> Health:
-    """Return the health of an app; without ``require_broker`` it is ready before it reaches a broker or its group."""
+    """Return the health of an app.
+
+    Without ``require_broker``, the app is ready even before it has reached a broker or has its first assignment.
+    """
     return Health.of(
         (
             _app(vitals),

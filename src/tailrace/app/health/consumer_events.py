@@ -1,4 +1,4 @@
-"""State of an app's groups and brokers, from its consumers' events."""
+"""State of an app's groups and brokers, derived from the events of its consumers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ConsumerEvents:
         self.assigned = asyncio.Event()
         self._unreachable = ""
         self._lost: dict[str, str] = {}
-        """Reason for which each group lost its coordinator; the first sign of a broker that hangs."""
+        """Reason of each lost coordinator, by group. A lost coordinator is the first sign of a broker that hangs."""
 
     @property
     def broker_error(self) -> str:

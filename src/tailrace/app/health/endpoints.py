@@ -1,6 +1,6 @@
 """ASGI app without dependencies that serves the health of an app: ``/livez`` and ``/readyz``.
 
-It can be served by itself (uvicorn) or mounted in an app of any framework.
+The ASGI app can be served on its own, for example by uvicorn, or mounted in an app of any framework.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ _PATHS: dict[str, Callable[[Health], bool]] = {
 
 
 def health_app(get_health: Callable[[], Health]) -> ASGIApp:
-    """Return an ASGI app that answers 200 if the app is live (ready), else 503, always with the checks as JSON.
+    """Return an ASGI app that reports health as JSON.
+
+    ``/livez`` answers 200 if the app is live, and ``/readyz`` if it is ready; otherwise they answer 503.
 
     The ASGI app raises ConfigurationError for a scope other than HTTP, lifespan and websocket.
 
     Args:
-        get_health: returns the current health; called in the event loop for each request, so it must be quick.
+        get_health: returns the current health; must be fast, because it is called in the event loop for each request.
     """
     return _HealthApp(get_health)
 
 
 class _HealthApp:
-    """ASGI app; an object, since Starlette's ``add_route`` takes a function as a request handler."""
+    """ASGI app; not a function, because Starlette's ``add_route`` would take a function as a request handler."""
 
     def __init__(self, get_health: Callable[[], Health]) -> None:
         self._get_health = get_health
@@ -58,7 +60,7 @@ class _HealthApp:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Acknowledge startup and shutdown; neither has anything to do."""
+    """Acknowledge startup and shutdown without doing anything."""
     while True:
         event = (await receive())["type"]
         await send({"type": f"{event}.complete"})

@@ -1,8 +1,8 @@
-"""Detection of a blocked event loop while it is blocked, with the line that blocks it.
+"""Detection of a blocked event loop while it is blocked, and of the line that blocks it.
 
-The loop ticks; a daemon thread checks the ticks, and reads the loop's stack only when one is missing. Ticks carry their
-time, so that a late thread does not take a running loop for a blocked one. Events are emitted from the thread, since
-the loop cannot; time is the loop's own clock.
+The loop ticks regularly. A daemon thread checks the ticks, and reads the loop's stack only if a tick is overdue. A tick
+contains the time at which the next one is due, so that a late thread does not take a running loop for a blocked one.
+The thread emits the events, because a blocked loop cannot. All times are those of the loop's clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tailrace.observe.events import LoopBlocked, LoopUnblocked
 __all__ = ["Watchdog"]
 
 _CHECKS = 4
-"""Number of ticks, and of checks by the thread, within the limit."""
+"""Number of ticks, and also of the thread's checks, within ``limit_s``."""
 _ENDING_S = 1.0
 _MOST_FRAMES = 40
 
@@ -40,13 +40,13 @@ class _Tick(NamedTuple):
 class Watchdog:
     """Watches one event loop from ``start`` to ``stop``.
 
-    A block shorter than ``limit_s`` is never reported, one of 1.5 times ``limit_s`` always.
+    A block shorter than ``limit_s`` is never reported; a block of 1.5 times ``limit_s`` is always reported.
 
     Args:
         loop: event loop to watch.
-        limit_s: longest time for which it may be blocked.
-        running_handler: returns the name of the handler that runs now, or None; called in the watchdog's thread.
-        on_event: called once for each block while it lasts, and at its end; called in the watchdog's thread.
+        limit_s: maximum time in seconds for which the loop may be blocked.
+        running_handler: returns the name of the running handler, or None; called in the watchdog's thread.
+        on_event: called once while the loop is blocked, and at the end of the block; called in the watchdog's thread.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Watchdog:
 
     @property
     def blocked_s(self) -> float:
-        """Seconds since the loop was blocked; 0 if it is not. Thread-safe."""
+        """Seconds for which the loop has been blocked; 0 if it is not blocked. Thread-safe."""
         since = self._blocked_since
         return 0.0 if since is None or self._unblocked_at is not None else self._loop.time() - since
 
@@ -84,12 +84,15 @@ class Watchdog:
         self._blocked_since = self._unblocked_at = None
         self._last_tick = _Tick(self._loop.time() + self._pause_s, threading.get_ident(), 0)
         self._next = self._loop.call_soon(self._tick, stopping)
-        # A daemon thread, so that a program that does not stop the watchdog can exit.
+        # With a daemon thread, a program that does not stop the watchdog can exit.
         self._thread = threading.Thread(target=self._watch, args=(stopping,), name="tailrace watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and wait for it; ``on_event`` is not called afterwards. Must be called in the loop."""
+        """Stop the thread, and wait until it has ended; ``on_event`` is not called after that.
+
+        Must be called in the loop.
+        """
         self._stopping.set()
         if self._next is not None:
             self._next.cancel()
@@ -103,7 +106,7 @@ class Watchdog:
     def _tick(self, stopping: threading.Event) -> None:
         if stopping.is_set():
             return
-        now, depth, frame = self._loop.time(), 0, sys._getframe().f_back  # noqa: SLF001 - documented, for all its name
+        now, depth, frame = self._loop.time(), 0, sys._getframe().f_back  # noqa: SLF001 - documented in spite of the underscore
         while frame is not None:
             depth, frame = depth + 1, frame.f_back
         self._last_tick = _Tick(now + self._pause_s, threading.get_ident(), depth)
@@ -122,7 +125,7 @@ class Watchdog:
 
     def _check(self, now: float) -> None:
         if not self._loop.is_running():
-            # A loop that is not running is not blocked; it ticks again when it runs.
+            # A loop that does not run is not blocked. It ticks again when it runs again.
             self._last_tick, self._unblocked_at = None, self._unblocked_at or now
         last = self._last_tick
         if self._blocked_since is not None:
@@ -135,7 +138,7 @@ class Watchdog:
     def _report(self, last: _Tick, now: float) -> None:
         stack = _stack(last)
         if not stack or self._last_tick is not last:
-            return  # the loop is idle, or has ticked meanwhile
+            return  # the loop is idle, or has ticked since the check
         self._unblocked_at, self._blocked_since = None, last.due_at
         where = str(innermost_user_frame(stack) or stack[0])
         lines = (f"{frame.file}:{frame.line} in {frame.function}" for frame in reversed(stack[:_MOST_FRAMES]))
@@ -144,14 +147,14 @@ class Watchdog:
     def _running_handler_name(self) -> str | None:
         try:
             return self._running_handler()
-        except Exception:  # noqa: BLE001 - logged; the watchdog goes on
+        except Exception:  # noqa: BLE001 - logged; the watchdog continues
             _log.exception("the watchdog could not determine the running handler")
             return None
 
     def _emit(self, event: LoopBlocked | LoopUnblocked) -> None:
         try:
             self._on_event(event)
-        except Exception:  # noqa: BLE001 - logged; the watchdog goes on
+        except Exception:  # noqa: BLE001 - logged; the watchdog continues
             _log.exception("the watchdog could not emit %s", event)
 
 
@@ -159,8 +162,8 @@ class Watchdog:
 
 
 def _stack(last: _Tick) -> list[StackFrame]:
-    """Return the frames above the loop, the innermost first; empty while the loop is idle."""
-    frame = sys._current_frames().get(last.thread_id)  # noqa: SLF001 - documented, for all its name
+    """Return the frames above the loop's own frames, innermost first; an empty list while the loop is idle."""
+    frame = sys._current_frames().get(last.thread_id)  # noqa: SLF001 - documented in spite of the underscore
     frames = []
     while frame is not None:
         frames.append(frame_position(frame))
