@@ -106,7 +106,7 @@ class Watchdog:
     def _tick(self, stopping: threading.Event) -> None:
         if stopping.is_set():
             return
-        now, depth, frame = self._loop.time(), 0, sys._getframe().f_back  # noqa: SLF001 - documented in spite of the underscore
+        now, depth, frame = self._loop.time(), 0, sys._getframe().f_back  # noqa: SLF001 - a documented function
         while frame is not None:
             depth, frame = depth + 1, frame.f_back
         self._last_tick = _Tick(now + self._pause_s, threading.get_ident(), depth)
@@ -163,7 +163,7 @@ class Watchdog:
 
 def _stack(last: _Tick) -> list[StackFrame]:
     """Return the frames above the loop's own frames, innermost first; an empty list while the loop is idle."""
-    frame = sys._current_frames().get(last.thread_id)  # noqa: SLF001 - documented in spite of the underscore
+    frame = sys._current_frames().get(last.thread_id)  # noqa: SLF001 - a documented function
     frames = []
     while frame is not None:
         frames.append(frame_position(frame))
