@@ -1,4 +1,4 @@
-"""Executor of batches: each due batch runs in a task of its own."""
+"""Executor of batches: each due batch runs in its own task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BatchExecutor(Executor[RunningBatch]):
         attempt: calls the handler for a batch; returns the failed records.
         recover: finishes a batch with failed records.
         options: order and limits.
-        limits: size and age at which a batch is due.
+        limits: maximum size and age of a batch, at which the batch is due.
     """
 
     def __init__(self, attempt: Attempt, recover: Recover, options: ExecutorOptions, limits: Batch) -> None:
@@ -38,21 +38,21 @@ class BatchExecutor(Executor[RunningBatch]):
         )
         super().__init__(self._batching, recover, options)
         self._last_started: RunningBatch | None = None
-        """Last started batch, until it suspends or ends."""
+        """Batch that was started last, until its handler suspends or ends."""
         self._timer: asyncio.TimerHandle | None = None
 
     def room_of(self, partition: TopicPartition) -> int:
         """Return how many records of a partition may be added now."""
-        # Records decoded before this batch has run would have left the processor's cache when they run.
+        # Records decoded before the started batch runs would have left the processor's cache when their turn comes.
         return 0 if self._last_started is not None else super().room_of(partition)
 
     @property
     def gathers(self) -> bool:
-        """True while records wait for others of their batch."""
+        """True while records wait for more records of their batch."""
         return self._batching.waiting > 0
 
     def hurry(self) -> None:
-        """Start incomplete batches: no more records are delivered before all of these are finished."""
+        """Start incomplete batches, because no more records are delivered until all delivered records are finished."""
         self._batching.hurry()
         self._start_due()
 
@@ -63,7 +63,7 @@ class BatchExecutor(Executor[RunningBatch]):
         return at_work if self._timer is None else at_work + self._batching.waiting
 
     def keep(self, work: RunningBatch, records: Sequence[Record]) -> None:
-        """Finish all records of a batch but these."""
+        """Finish all records of a batch except ``records``."""
         ours = {lease.partition for lease in work.leases}
         self._batching.shrink(work.queued, [record for record in records if record.topic_partition in ours])
         self._start_due()
@@ -72,7 +72,7 @@ class BatchExecutor(Executor[RunningBatch]):
     # ---- starts --------------------------------------------------------------------------------------------------
 
     def _start_due(self) -> None:
-        """Start all due batches, and set the timer for the next one."""
+        """Start all due batches, and set the timer for the next batch."""
         while self._has_room and (batch := self._batching.take(self._loop.time())) is not None:
             self._start(batch)
         self._set_timer(self._batching.due_at if self._has_room else None)
@@ -85,7 +85,7 @@ class BatchExecutor(Executor[RunningBatch]):
         self._last_started = self._workers.start(lambda context: RunningBatch(context, batch), self._run_batch)
 
     def _set_timer(self, due_at: float | None) -> None:
-        """Set the timer to ``due_at``, unless it fires earlier; None stops it."""
+        """Set the timer to ``due_at`` unless it is set to an earlier time; None stops the timer."""
         if self._timer is not None:
             if due_at is not None and self._timer.when() <= due_at:
                 return
@@ -102,7 +102,7 @@ class BatchExecutor(Executor[RunningBatch]):
     # ---- batches under way ---------------------------------------------------------------------------------------
 
     async def _run_batch(self, work: RunningBatch) -> None:
-        # Its partitions may have been halted between the start of the task and now.
+        # Partitions of the batch may have been halted after the task was created and before it ran.
         self._leave_halted(work)
         if work.records and (failed := await self.attempt(work)):
             await self._recover(self, work, failed)
@@ -117,7 +117,7 @@ class BatchExecutor(Executor[RunningBatch]):
             work.since = None
 
     def _on_loop_iteration(self, work: RunningBatch) -> None:
-        """Allow more records: the event loop iterates, so the batch is suspended or has ended."""
+        """Allow more records, because the event loop iterates and so the handler is suspended or has ended."""
         if self._last_started is work:
             self._last_started = None
             self._on_progress()

@@ -1,4 +1,4 @@
-"""Failed records of a batch: those that do not decode, those named by the handler, or all of them."""
+"""Failed records of a batch: records that cannot be decoded, records that the handler names, or all records."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["BatchCall", "Failed", "failures_of", "naming_failures", "raising_if_
 Failed: TypeAlias = Mapping[int, Exception]
 """Indices of the records that failed, each with its error."""
 BatchCall: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""Calls a handler for a batch; returns the records that failed, or raises if all of them failed alike."""
+"""Calls a handler for a batch; returns the failed records, or raises the error with which all of them failed."""
 
 
 class _AllFailedError(Exception):
-    """All records of a batch failed, each with its own error."""
+    """Raised if all records of a batch failed, each with its own error."""
 
     def __init__(self, failed: Failed) -> None:
         self.failed = failed
 
 
 async def failures_of(call: BatchCall, records: list[Record]) -> Failed:
-    """Return the records of a batch that failed."""
+    """Call a handler for a batch, and return the failed records."""
     try:
         return await call(records) or {}
     except _AllFailedError as error:
@@ -35,7 +35,10 @@ async def failures_of(call: BatchCall, records: list[Record]) -> Failed:
 
 
 def naming_failures(call: BatchCall, prepared: PreparedHandler, where: str) -> BatchCall:
-    """Return ``call`` that returns the records which failed: those of PartialFailureError, and undecodable ones."""
+    """Return a ``call`` that returns the failed records.
+
+    These are the records that a PartialFailureError names, and the records that cannot be decoded.
+    """
 
     async def named(records: list[Record]) -> Failed:
         try:
@@ -45,7 +48,7 @@ def naming_failures(call: BatchCall, prepared: PreparedHandler, where: str) -> B
         except DecodeError:
             failed = _undecodable(prepared, records)
             if not failed:
-                # The handler raised it for something else that it decoded.
+                # The handler itself decoded something else and raised the DecodeError.
                 raise
             good = [index for index in range(len(records)) if index not in failed]
             if good:
@@ -58,9 +61,10 @@ def naming_failures(call: BatchCall, prepared: PreparedHandler, where: str) -> B
 
 
 def raising_if_all_fail(call: BatchCall) -> BatchCall:
-    """Return ``call`` that raises if all records failed: the transaction discards the messages of a call that raises.
+    """Return a ``call`` that raises if all records failed.
 
-    If only some records failed, the messages belong to the others and are kept.
+    The transaction discards the messages of a call that raises. If only some records failed, the published messages
+    belong to the other records and are kept.
     """
 
     async def raising(records: list[Record]) -> Failed:
@@ -86,7 +90,7 @@ def _named(error: PartialFailureError, count: int, where: str) -> Failed:
     """Return the failures named in a PartialFailureError.
 
     Raises:
-        HandlerFailedError: there are none, or an index or exception is invalid.
+        HandlerFailedError: the error names no record, or an index or exception in it is invalid.
     """
     wrong = "" if error.failed else "no index"
     instead = error.__cause__ if isinstance(error.__cause__, Exception) else error
@@ -109,5 +113,5 @@ def _named(error: PartialFailureError, count: int, where: str) -> Failed:
 
 
 def _entries(error: PartialFailureError) -> Iterable[tuple[object, object]]:
-    """Return the entries of the handler's mapping, whose types are unchecked."""
+    """Return the entries of the handler's mapping, typed as unchecked objects."""
     return error.failed.items()

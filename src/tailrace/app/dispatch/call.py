@@ -1,7 +1,8 @@
-"""Call path of a handler, from the outside in: ``when=``, publishing, deadline, middleware, decoding, the function.
+"""Call path of a handler: ``when=``, publishing, deadline, middleware, decoding and the function, outermost first.
 
-Middleware runs within the deadline and may change the result to publish; records that ``when=`` excludes reach neither.
-The call of a record raises if it fails; the call of a batch returns its failed records (``batch_failures``).
+Middleware runs within the deadline and may change the result to publish. Records that ``when=`` excludes reach neither
+the middleware nor the function. The call for a record raises if the record fails; the call for a batch returns the
+failed records (``batch_failures``).
 """
 
 from __future__ import annotations
@@ -33,15 +34,16 @@ __all__ = ["Finish", "HandlerCall", "UnitCall", "handler_call", "matches"]
 UnitCall: TypeAlias = Callable[[Any], Awaitable[Any]]
 """Calls a handler for a record, or for the list of records of a batch."""
 Finish: TypeAlias = Callable[[Record, object], Awaitable[None]]
-"""Awaits and publishes what a handler returned for a record."""
+"""Publishes the result that a handler returned for a record, after awaiting it if it is awaitable."""
 
 
 class HandlerCall(NamedTuple):
     """Call of a handler.
 
     Attributes:
-        handle: calls the handler. A record has failed if this raises; of a batch it returns the failed records.
-        finish: takes the result of ``handle`` for a record, unless that is None.
+        handle: calls the handler. For a record, it raises if the record fails. For a batch, it returns the failed
+            records.
+        finish: called with the result of ``handle`` for a record, unless the result is None.
     """
 
     handle: UnitCall
@@ -49,7 +51,7 @@ class HandlerCall(NamedTuple):
 
 
 def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue) -> HandlerCall:
-    """Return the call of a handler; ``overdue`` counts calls that run on after ``timeout_ms``."""
+    """Return the call of a handler; ``overdue`` counts calls that still run after ``timeout_ms``."""
     handler, prepared, is_batch = ready.handler, ready.prepared, ready.handler.batch is not None
     timeout_s = None if handler.timeout_ms is None else handler.timeout_ms / 1000
     middleware: tuple[Callable[..., UnitCall], ...]
@@ -64,7 +66,7 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
     if timeout_s is not None:
         call = with_deadline(call, timeout_s, prepared.name, overdue, is_async=prepared.is_async)
         if prepared.ahead is not None:
-            # Requests to the schema registry come before the deadline starts.
+            # Requests to the schema registry are sent before the deadline starts.
             call = prepared.ahead.then(call)
     results = ResultPublisher(context.publisher, ready.resolved.codec, handler.publish, handler.name)
     finish = _finish(results, prepared.name)
@@ -72,7 +74,7 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
         call = naming_failures(_published_together(call, results, prepared.name), prepared, handler.name)
     else:
         finished = _finished(call, finish)
-        # Without a result, the executor calls ``finish`` itself if needed: one coroutine less per record.
+        # For a function that declares no result, the executor calls ``finish`` if needed, which saves a coroutine.
         is_lean = returns_nothing(prepared.function) and handler.publish is None and not middleware
         call = carrying(call if is_lean and context.transactions is None else finished, finished)
     if handler.when is not None:
@@ -85,10 +87,13 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
 
 
 def matches(handler: Handler, record: Record) -> bool:
-    """Return True if a handler receives a record; also if its ``when=`` raises, so that the record fails there."""
+    """Return True if a handler receives a record.
+
+    If ``when=`` raises, the handler receives the record, which then fails in the handler's call.
+    """
     try:
         return handler.when is None or _result_of(handler.when, record)
-    except Exception:  # noqa: BLE001 - the handler's call evaluates it again, where an error fails the record
+    except Exception:  # noqa: BLE001 - the handler's call evaluates when= again, and there the error fails the record
         return True
 
 
@@ -96,7 +101,7 @@ def _finish(results: ResultPublisher, where: str) -> Finish:
     async def finish(record: Record, returned: object) -> None:
         returned = await settled(returned, where)
         if returned is not None:
-            # Acknowledged before the record is finished, so that no offset is committed before its results.
+            # Await acknowledgment before the record is finished, so that no offset is committed before its results.
             await results.publish([(returned, result_trace(record))])
 
     return finish
@@ -113,24 +118,24 @@ def _finished(call: UnitCall, finish: Finish) -> UnitCall:
 
 def _published_together(call: UnitCall, results: ResultPublisher, where: str) -> UnitCall:
     async def and_publish(records: list[Record]) -> None:
-        # Middleware and the handler may change their list.
+        # Middleware and the handler may change the list that they receive.
         given = tuple(records)
         with batch_span() as trace_of:
             returned = await call(list(records))
             if returned is None or (returned := await settled(returned, where)) is None:
                 return
             items = results_in(returned)
-            # With as many items as records, each item belongs to its record; otherwise to none in particular.
+            # If there are as many items as records, each item belongs to one record; otherwise an item belongs to none.
             is_one_each = len(items) == len(given)
             headers = (record.headers for record in given) if is_one_each else itertools.repeat(())
-            # Acknowledged before the batch is finished, so that no offset is committed before its results.
+            # Await acknowledgment before the batch is finished, so that no offset is committed before its results.
             await results.publish(zip(items, map(trace_of, headers), strict=False))
 
     return and_publish
 
 
 def _as_first_read(call: UnitCall, origins: Container[str], *, is_batch: bool) -> UnitCall:
-    """Return ``call`` with records of the group's own topics as they were in their origin topic."""
+    """Return a ``call`` that passes records of the group's own topics as they were in their origin topic."""
 
     def seen(record: Record) -> Record:
         return first_read(record) if record.topic in origins else record
@@ -145,7 +150,7 @@ def _as_first_read(call: UnitCall, origins: Container[str], *, is_batch: bool) -
 
 
 def _checking_when(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
-    """Return ``call`` that rejects records for which ``when`` is false."""
+    """Return a ``call`` that rejects records for which ``when`` is false."""
 
     async def called(record: Record) -> object:
         _check(when, record)
@@ -155,14 +160,14 @@ def _checking_when(call: UnitCall, when: Callable[[Record], object]) -> UnitCall
 
 
 def _checking_when_of_batch(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
-    """Return ``call`` for the records of a batch for which ``when`` is true; the others fail."""
+    """Return a ``call`` that passes on the records of a batch for which ``when`` is true; the other records fail."""
 
     async def called(records: list[Record]) -> Failed:
         failed: dict[int, Exception] = {}
         for index, record in enumerate(records):
             try:
                 _check(when, record)
-            except Exception as error:  # noqa: BLE001 - the user's predicate raised: the record fails
+            except Exception as error:  # noqa: BLE001 - the record fails if the user's predicate raises
                 failed[index] = error
         matching = [index for index in range(len(records)) if index not in failed]
         if matching:

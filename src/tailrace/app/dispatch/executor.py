@@ -1,6 +1,6 @@
 """Base of the executors of records and batches.
 
-``core.dispatch`` decides which work may start. Whatever a handler does to its task affects no other work.
+``core.dispatch`` decides which work may start. If a handler changes or cancels its task, no other work is affected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Executor", "ExecutorOptions", "Recover"]
 WorkT = TypeVar("WorkT", bound=Work)
 
 Recover: TypeAlias = Callable[[Any, Any, Failed], Awaitable[None]]
-"""Finishes failed work; called with the executor, the work and its failures. An error ends the app."""
+"""Finishes failed work; called with the executor, the work and its failures. An error that it raises ends the app."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class ExecutorOptions:
 
     Attributes:
         order_by: order in which records are handled.
-        concurrency: most records, or batches, that run at once.
-        window: most records that wait here to run, or for another attempt.
-        on_progress: called when work is finished or there is room for more.
-        on_full: called with a record and the number of records waiting with it when they hold up their partition.
+        concurrency: maximum number of records, or batches, that run at once.
+        window: maximum number of records that wait in the executor to run or for another attempt.
+        on_progress: called when work is finished or there is room for more records.
+        on_full: called with a record and the number of records waiting with it, if these hold up their partition.
     """
 
     order_by: OrderBy
@@ -51,7 +51,7 @@ class Executor(ABC, Generic[WorkT]):
     """Executor of the records or batches of one handler.
 
     Args:
-        queue: waiting records; decides which work starts next.
+        queue: holds the waiting records, and decides which work starts next.
         recover: finishes failed work.
 
     Attributes:
@@ -66,7 +66,7 @@ class Executor(ABC, Generic[WorkT]):
     ) -> None:
         self._queue, self._recover, self._on_progress = queue, recover, options.on_progress
         self._progress: dict[TopicPartition, Progress] = {}
-        """Epoch in which the last records of a partition were added."""
+        """Progress of the assignment epoch in which records of each partition were last added."""
         self._loop = asyncio.get_running_loop()
         self._workers: Workers[WorkT] = Workers(options.concurrency, self._ended)
         self.is_held = self._are_starts_held = False
@@ -79,13 +79,13 @@ class Executor(ABC, Generic[WorkT]):
         return 0 if self.is_held else self._queue.room_of(partition)
 
     def add(self, lease: Lease) -> None:
-        """Add the next records of a partition, which start when their turn comes."""
+        """Add the next records of a partition; they start when their turn comes."""
         self._progress[lease.partition] = lease.progress
         self._queue.add(lease, self._loop.time())
         self._start_due()
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start nothing more of a partition, and leave what has not started to its next owner."""
+        """Start no more records of a partition, and leave records that have not started to the next owner."""
         self._mark_suspended()
         if (progress := self._progress.get(partition)) is not None:
             progress.halt()
@@ -97,7 +97,7 @@ class Executor(ABC, Generic[WorkT]):
             self._leave_waiting(partition)
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition: its running records are not committed, and failed records are not retried."""
+        """Forget a partition; its running records are not committed, and its failed records are not retried."""
         self._mark_suspended()
         self._queue.drop(partition)
         if (progress := self._progress.pop(partition, None)) is not None:
@@ -108,7 +108,7 @@ class Executor(ABC, Generic[WorkT]):
 
     def hold(self) -> None:
         """Start no more work until ``release``; running work continues."""
-        # The calling handler's task is marked as suspended, so that it checks ``is_held`` before its next record.
+        # A handler may call this. Its worker is marked as suspended, and so checks ``is_held`` before its next record.
         self._mark_suspended()
         self.is_held = True
         self._update_starts()
@@ -121,7 +121,7 @@ class Executor(ABC, Generic[WorkT]):
         self._on_progress()
 
     def hold_starts(self) -> None:
-        """Start no work until ``allow_starts``, also after ``release``: a transaction is about to be committed."""
+        """Start no work until ``allow_starts``, not even after ``release``; a transaction is about to be committed."""
         self._mark_suspended()
         self._are_starts_held = True
         self._update_starts()
@@ -134,14 +134,17 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     def gathers(self) -> bool:
-        """True while records wait for others of their batch."""
+        """True while records wait for more records of their batch."""
         return False
 
     def hurry(self) -> None:
-        """Start incomplete batches: no more records are delivered before all of these are finished."""
+        """Start incomplete batches, because no more records are delivered until all delivered records are finished."""
 
     def _update_starts(self) -> None:
-        """Update ``_may_start``, a plain attribute as it is read for each suspended record, and start work."""
+        """Update ``_may_start``, and start work.
+
+        ``_may_start`` is a plain attribute instead of a property, because it is read for each suspended record.
+        """
         workers = self._workers
         self._may_start = not (self.is_held or self._are_starts_held or workers.is_ending or workers.failed.done())
         self._start_due()
@@ -149,13 +152,13 @@ class Executor(ABC, Generic[WorkT]):
     # ---- life ----------------------------------------------------------------------------------------------------
 
     async def run(self, cleaning_up_s: float) -> None:
-        """Run until canceled; then cancel running handlers, which have ``cleaning_up_s`` to clean up.
+        """Run until canceled; after that, cancel running handlers and give them ``cleaning_up_s`` to clean up.
 
         Raises:
             HandlerFailedError: a record failed, and ``on_failure="stop"`` is set.
         """
         try:
-            # If SystemExit ends the event loop, all tasks are canceled, and the error must outlive that.
+            # If SystemExit ends the event loop, all tasks are canceled, but this future must keep its error.
             await asyncio.shield(self._workers.failed)
         finally:
             self._mark_suspended()
@@ -166,7 +169,7 @@ class Executor(ABC, Generic[WorkT]):
     @property
     @abstractmethod
     def at_work(self) -> int:
-        """Number of records that run, wait for their next attempt, or are about to start."""
+        """Number of records that are running, waiting for their next attempt, or about to start."""
 
     @property
     def waiting(self) -> int:
@@ -180,7 +183,7 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     def longest_s(self) -> float:
-        """Seconds for which the longest call of the handler has run; pauses between attempts do not count."""
+        """Seconds for which the longest running call has run; pauses between attempts do not count."""
         since = [work.since for work in self._workers if work.since is not None]
         return self._loop.time() - min(since) if since else 0.0
 
@@ -191,14 +194,14 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     def runs_ours(self) -> bool:
-        """True if ``runs`` holds for work with a partition that was not dropped since."""
+        """True if ``runs`` is true for work with a partition that was not dropped after the work had started."""
         running = [work.leases for work in self._workers if work.records]
         # Work without a lease was never suspended, so that its partition cannot have been dropped.
         return any(not leases or any(lease.is_current for lease in leases) for leases in running)
 
     @property
     def under_way(self) -> list[Record]:
-        """First record of each record or batch that is not finished."""
+        """Unfinished started records; for a batch, only the first of its unfinished records."""
         return [work.records[0] for work in self._workers if work.records]
 
     def runs_in(self, task: asyncio.Task[Any]) -> bool:
@@ -208,7 +211,7 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     def has_failed(self) -> bool:
-        """True if failed work ends the app; it is not finished, and no other work starts."""
+        """True if failed work ends the app. That work is not finished, and no other work starts."""
         return self._workers.failed.done()
 
     @property
@@ -221,7 +224,8 @@ class Executor(ABC, Generic[WorkT]):
     async def attempt(self, work: WorkT) -> Failed:
         """Call the handler; return the failed records.
 
-        A CancelledError is a failure of the handler, unless the executor ends: then no record has failed or finished.
+        A CancelledError counts as a failure of the handler. While the executor ends, this method raises CancelledError
+        instead, and the records neither fail nor are finished.
         """
         try:
             failed = await self._call(work)
@@ -232,7 +236,7 @@ class Executor(ABC, Generic[WorkT]):
         return failed
 
     def _failure(self, error: Exception | asyncio.CancelledError) -> Exception:
-        """Return the error of a handler as its failure; raise CancelledError while the executor ends."""
+        """Return the failure for an error that a handler raised; raise CancelledError while the executor ends."""
         if self._workers.is_ending:
             raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError from error
         return error if isinstance(error, Exception) else self_cancellation_failure()
@@ -246,7 +250,7 @@ class Executor(ABC, Generic[WorkT]):
         return bool(work.records)
 
     async def pause(self, record: Record, seconds: float) -> bool:
-        """Wait before sending a failed record again; return False if it belongs to another owner meanwhile."""
+        """Wait before a failed record is sent again; return False if its partition has another owner afterwards."""
         self._mark_suspended()
         work, partition = self._work_of(record), record.topic_partition
         if work is None:
@@ -258,13 +262,13 @@ class Executor(ABC, Generic[WorkT]):
         return self.is_ours(record)
 
     def is_ours(self, record: Record) -> bool:
-        """Return True if the partition of a started record was not dropped since."""
+        """Return True if the partition of a started record was not dropped after the record had started."""
         work, partition = self._work_of(record), record.topic_partition
         # Work without a lease was never suspended, so that its partition cannot have been dropped.
         return work is not None and (not work.leases or _lease_of(work, partition).is_current)
 
     async def _wait(self, work: WorkT, partition: TopicPartition | None, seconds: float) -> None:
-        """Wait while other work may take the place of this work."""
+        """Wait, and let other work run in place of this work meanwhile."""
         ended = self._loop.create_future()
         self._queue.failed(work.queued)
         self._workers.most += not work.waits
@@ -283,7 +287,7 @@ class Executor(ABC, Generic[WorkT]):
             work.since = None if since is None else self._loop.time()
 
     def _work_of(self, record: Record) -> WorkT | None:
-        """Return the work with an unfinished record; None if the record was left to another owner."""
+        """Return the work that contains an unfinished record; None if the record was left to another owner."""
         ours = self._workers.of(asyncio.current_task())
         works = self._workers if ours is None else [ours]
         return next((work for work in works if any(one is record for one in work.records)), None)
@@ -298,7 +302,7 @@ class Executor(ABC, Generic[WorkT]):
                 self._leave(work, partition)
 
     def _leave(self, work: WorkT, partition: TopicPartition) -> None:
-        """Leave the unfinished records of a partition to its next owner."""
+        """Leave the unfinished records of a partition to the next owner, and end their waits."""
         self._remove(work, partition)
         for wait, of in work.waits.items():
             if not wait.done() and (of == partition or not work.records):
@@ -316,17 +320,17 @@ class Executor(ABC, Generic[WorkT]):
 
     @abstractmethod
     def keep(self, work: WorkT, records: Sequence[Record]) -> None:
-        """Finish all records of failed work but these."""
+        """Finish all records of failed work except ``records``."""
 
     @abstractmethod
     def _remove(self, work: WorkT, partition: TopicPartition, /) -> None:
-        """Remove the records of a partition from ``work``, unfinished."""
+        """Remove the records of a partition from ``work`` without finishing them."""
 
     def _mark_suspended(self) -> None:
-        """Mark the running record as suspended, before anything else happens."""
+        """Mark the running record as suspended; called before any other change of state."""
 
     def _ended(self, _work: WorkT) -> None:
-        """React to the end of a task."""
+        """Start other work after the end of a task."""
         self._update_starts()
         self._on_progress()
 

@@ -1,7 +1,8 @@
 """Runtime of one consumer group of an app: its source, and an executor for each handler.
 
-A record goes to the first handler that matches it. Order is up to ``app.dispatch.executor``, failures to
-``app.failures.policy``, delays of retry topics to ``app.failures.delayed_records``.
+A record goes to the first handler that matches it. ``app.dispatch.executor`` keeps the order of records,
+``app.failures.policy`` decides about failed records, and ``app.failures.delayed_records`` delays records of retry
+topics.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["Connect", "GroupRuntime"]
 
 _LANE_FULL_INTERVAL_S = 60.0
-"""Seconds between two LaneFull events of one partition."""
+"""Minimum time in seconds between two LaneFull events of one partition."""
 
 Connect: TypeAlias = Callable[[Routes], Source]
 """Returns the source of a group's records."""
 
 
 class GroupRuntime:
-    """Reads the records of one group, and gives each to its handler.
+    """Reads the records of one group, and passes each record to its handler.
 
     Args:
         group_id: id of the group.
@@ -56,7 +57,7 @@ class GroupRuntime:
         left_behind: names of handlers that were canceled by the stop and still run.
     """
 
-    def __init__(  # noqa: PLR0913 - joins the parts of an app with those of a group
+    def __init__(  # noqa: PLR0913 - combines the parts of an app with the parts of a group
         self,
         group_id: str,
         handlers: Sequence[BoundHandler],
@@ -87,7 +88,7 @@ class GroupRuntime:
         self.left_behind: list[str] = []
 
     async def start(self) -> None:
-        """Start the source and build the executors; records are read from ``run`` on.
+        """Start the source and build the executors; records are read as soon as ``run`` is called.
 
         Raises:
             TailraceError: see ``Consumer.start``.
@@ -100,7 +101,7 @@ class GroupRuntime:
             dead_letter_publisher=DeadLetterPublisher(self._routes, publisher, self.source.wall_clock),
             transactions=self._transactions,
             observer=self._observer,
-            # Looked up for each record: a set where all topics are known by name.
+            # Looked up for each record; a set is faster, and suffices if all topics are known by name.
             origins=self._routes if self._routes.patterns else self._routes.own,
             delay_of=self._retry_topic_records.delay_of,
             window=window,
@@ -110,7 +111,7 @@ class GroupRuntime:
         self._runtimes = [handler_runtime(one, context) for one in self._ready]
 
     async def run(self, cleaning_up_s: float) -> None:
-        """Handle records until canceled; then cancel running handlers, which have ``cleaning_up_s`` to clean up.
+        """Handle records until canceled; after that, cancel handlers and give them ``cleaning_up_s`` to clean up.
 
         Raises:
             HandlerFailedError: a record failed for good, and ``on_failure="stop"`` is set.
@@ -123,9 +124,9 @@ class GroupRuntime:
             tasks.start_soon(self._retry_topic_records.run)
 
     async def finish(self, timeout_s: float) -> None:
-        """Start no more records, and wait at most ``timeout_s`` for running ones."""
+        """Start no more records, and wait at most ``timeout_s`` for running records."""
         until = asyncio.get_running_loop().time() + timeout_s
-        # room_of() is 0 from now on, so that records of newly assigned partitions do not start either.
+        # room_of() returns 0 from now on, so that records of newly assigned partitions do not start either.
         self._is_ending = True
         self.source.halt()
         if self._transactions is not None:
@@ -144,7 +145,7 @@ class GroupRuntime:
 
     @property
     def is_settled(self) -> bool:
-        """True if no work continues by itself: unfinished records only wait for records that failed for good."""
+        """True if all unfinished records have failed for good, or wait for records that have failed for good."""
         if self._transactions is not None and not self._transactions.are_settled:
             return False
         return not self._retry_topic_records and all(
@@ -157,7 +158,7 @@ class GroupRuntime:
 
     @property
     def slowest(self) -> tuple[float, str]:
-        """Seconds for which the longest call of a handler has run, and the handler's name."""
+        """Seconds for which the longest running call has run, and the name of its handler."""
         return max(((one.executor.longest_s, one.handler.name) for one in self._runtimes), default=(0.0, ""))
 
     @property
@@ -167,32 +168,32 @@ class GroupRuntime:
 
     @property
     def waiting(self) -> int:
-        """Number of records that failed for good and hold up their lane, as they can be written to no topic."""
+        """Number of records that failed for good and block their lane, because no topic takes them."""
         aside = 0 if self._transactions is None else self._transactions.waiting
         return aside + sum(one.failures.waiting for one in self._runtimes)
 
     @property
     def stalled_s(self) -> float:
-        """Seconds for which no transaction was committed although there are records; 0 until that is too long."""
+        """Seconds for which no transaction was committed although there are records; 0 below a limit."""
         return 0.0 if self._transactions is None else self._transactions.stalled_s
 
     @property
     def runs(self) -> bool:
-        """True if a handler runs, or waits for its next attempt."""
+        """True if a handler runs, or a failed record waits for its next attempt."""
         return any(one.executor.runs for one in self._runtimes)
 
     @property
     def runs_ours(self) -> bool:
-        """True if ``runs`` holds for a record whose partition was not dropped since."""
+        """True if ``runs`` is true for a record whose partition was not dropped after the record had started."""
         return any(one.executor.runs_ours for one in self._runtimes)
 
     @property
     def unstarted(self) -> int:
-        """Number of records taken and not started; those that wait in retry topics count as one."""
+        """Number of records taken and not started; all records held from retry topics count as one."""
         return bool(self._retry_topic_records) + sum(one.executor.waiting for one in self._runtimes)
 
     def hold_starts(self) -> None:
-        """Start no more records until ``allow_starts``; running ones continue."""
+        """Start no more records until ``allow_starts``; running records continue."""
         for one in self._runtimes:
             one.executor.hold_starts()
 
@@ -203,23 +204,23 @@ class GroupRuntime:
 
     @property
     def is_held_back(self) -> bool:
-        """True if no handler runs and records wait for a paused one."""
+        """True if no handler runs and records wait for a paused handler."""
         return not self.runs and any(one.executor.holds_back for one in self._runtimes)
 
     @property
     def gathers(self) -> bool:
-        """True if records wait for others to complete their batch."""
+        """True while records wait for more records of their batch."""
         return any(one.executor.gathers for one in self._runtimes)
 
     def hurry(self) -> None:
-        """Start incomplete batches: no more records are delivered before all of these are finished."""
+        """Start incomplete batches, because no more records are delivered until all delivered records are finished."""
         for one in self._runtimes:
             one.executor.hurry()
 
     # ---- sink of the reader ------------------------------------------------------------------------------------
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start nothing more of a partition, and leave what has not started to its next owner."""
+        """Start no more records of a partition, and leave records that have not started to the next owner."""
         self._retry_topic_records.halt(partition)
         for one in self._runtimes:
             one.executor.halt(partition)
@@ -267,10 +268,10 @@ class GroupRuntime:
             seen, order = record, list(range(len(runtimes)))
             if is_own:
                 seen, failed = first_read(record), handler_of(record)
-                # The handler that failed first comes first.
+                # The handler in which the record failed comes first.
                 order.sort(key=lambda n: runtimes[n].handler.name != failed)
             matching = (n for n in order if matches(runtimes[n].handler, seen))
-            # A record without a match fails in a handler with unmatched="fail", whose call rejects it.
+            # A record that matches no handler goes to a handler with unmatched="fail", whose call rejects the record.
             rejecting = (n for n in order if runtimes[n].handler.unmatched == "fail")
             chosen = next(matching, next(rejecting, None))
             if chosen is None:

@@ -26,15 +26,15 @@ class HandlerContext:
     """Publisher of results."""
     dead_letter_publisher: DeadLetterPublisher
     transactions: Transactions | None
-    """Transactions to which results belong; None for at-least-once delivery."""
+    """Transactions in which results are published; None for at-least-once delivery."""
     observer: Observer
     origins: Container[str]
-    """Topics of the group's own, whose records handlers see as they were in their origin topic."""
+    """The group's own topics, whose records are passed to handlers as they were in their origin topic."""
     delay_of: Callable[[str], int | None]
     """Returns the delay of a retry topic in milliseconds; None for other topics."""
     window: int
-    """Most records that may wait in one executor."""
+    """Maximum number of records that may wait in one executor."""
     on_progress: Callable[[], None]
-    """Called when a record is finished, or there is room for more."""
+    """Called when a record is finished, or there is room for more records."""
     on_full: Callable[[Handler, Record, int], None]
-    """Called with the record that fills a lane or a partition, and the number of records waiting there."""
+    """Called with the handler, the record that fills a lane or a partition, and the number of records waiting there."""

@@ -1,4 +1,4 @@
-"""Builder of a handler's runtime: its call, its executor, its failure policy."""
+"""Construction of a handler's runtime: its call, its executor and its failure policy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Executor of records: workers that take one record after the other from the lanes.
 
-A worker runs records without a pause until a handler suspends. Only then is another worker woken and the record's state
-kept, so that a handler that never suspends costs no task, no timer and no set entry per record. At most one worker runs
-at any moment, since there is one event loop: it is ``_running`` until it suspends.
+A worker runs records without a pause until a handler suspends. Only then is another worker woken and the state of the
+suspended record kept, so that a handler that never suspends costs no task, no timer and no set entry per record. With
+one event loop, at most one worker runs at any moment. That worker is ``_running`` until its handler suspends.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["RecordExecutor"]
 
 _RECORDS_A_LOOK = 32
-"""Most records that run between two readings of the clock; the first readings come sooner."""
+"""Maximum number of records that run between two readings of the clock; the first intervals are shorter."""
 
 
 class RecordExecutor(Executor[Worker]):
     """Executor of the records of one handler.
 
     Args:
-        call: calls the handler; a record has failed if this raises.
+        call: calls the handler; raises if the record fails.
         recover: finishes a failed record.
         options: order and limits.
-        is_shared: True if other handlers take records of the same partitions.
+        is_shared: True if other handlers receive records of the same partitions.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class RecordExecutor(Executor[Worker]):
         return len(self._workers.tasks) - len(self._idle)
 
     def keep(self, _work: Worker, _records: Sequence[Record]) -> None:
-        """Do nothing: the worker finishes its record after recovery."""
+        """Do nothing, because the worker finishes its record after recovery."""
 
     def _start_due(self) -> None:
         if self._running is None and self._lanes.waiting and self._may_start:
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """Wake a worker; when its handler suspends, ``_on_loop_iteration`` wakes another."""
+        """Wake a worker; when that worker's handler suspends, ``_on_loop_iteration`` wakes another worker."""
         if self._idle:
             rested = self._idle.pop().rested
             if rested is not None and not rested.done():
@@ -118,7 +118,7 @@ class RecordExecutor(Executor[Worker]):
             if worker.has_rested:
                 worker.has_rested, began_at = False, self._loop.time()
                 if len(workers.tasks) > workers.most:
-                    # Another worker took its place while its record waited for an attempt, and continues instead.
+                    # Another worker was started while the record waited for an attempt, and continues in its place.
                     break
             elif is_too_long(self._loop.time() - began_at):
                 self._yield()
@@ -128,7 +128,7 @@ class RecordExecutor(Executor[Worker]):
         self._on_progress()
 
     async def _run_free(self, worker: Worker, began_at: float) -> None:
-        """Run records that need no ``take``, until one suspends or the event loop's turn is too long."""
+        """Run records that need no ``take``, until a handler suspends or this turn of the event loop is too long."""
         handle, finish, context, look_at = self._handle, self._finish, worker.context, 1
         for count, record in enumerate(self._lanes.free, 1):
             worker.record = record
@@ -145,13 +145,12 @@ class RecordExecutor(Executor[Worker]):
                 look_at += min(count, _RECORDS_A_LOOK)
 
     async def _recover_record(self, worker: Worker, error: Exception | asyncio.CancelledError) -> None:
-        """Recover a failed record."""
         await self._recover(self, worker, {0: self._failure(error)})
         if worker.queued is not None:
             self._lanes.recovered(worker.queued)
 
     def _take(self, worker: Worker) -> Record | None:
-        """Make ``worker`` the running one, and return its next record."""
+        """Make ``worker`` the running worker, and return its next record, or None."""
         if self._running is not None:
             self._mark_suspended(worker)
         self._running = worker
@@ -167,18 +166,18 @@ class RecordExecutor(Executor[Worker]):
         return queued.record
 
     def _yield(self) -> None:
-        """Record that the worker yields to the event loop without a record."""
+        """Note that the running worker yields to the event loop and has no record."""
         self._running = None
         self._lanes.rest()
 
     def _on_loop_iteration(self) -> None:
-        """Wake another worker: the event loop iterates, so the handler that ran is suspended or has ended."""
+        """Wake another worker, because the event loop iterates and so the handler is suspended or has ended."""
         self._is_iteration_awaited = False
         self._mark_suspended()
         if self._lanes.waiting and self._may_start:
             self._wake_one()
         else:
-            # The suspended record may take long, and would report progress only when it is finished.
+            # The suspended record may take long, and progress would be reported only when it is finished.
             self._on_progress()
 
     def _mark_suspended(self, but: Worker | None = None) -> None:

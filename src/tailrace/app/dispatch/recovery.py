@@ -1,7 +1,7 @@
 """Recovery of failed work: attempts, pauses and dead letters, until each failed record is finished.
 
-``app.failures.policy`` decides about each record. Records of a batch that are retried stay together as one smaller
-batch, in their order; its pause is the shortest of theirs.
+``app.failures.policy`` decides about each record. The records of a batch that are retried stay together in their order,
+as one smaller batch. The pause of this batch is the shortest pause of its records.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ WorkT_contra = TypeVar("WorkT_contra", bound=FailedWork, contravariant=True)
 
 
 class RetryingExecutor(RetryingLane, Protocol[WorkT_contra]):
-    """Interface of an executor for recovery."""
+    """Interface through which ``Recovery`` uses an executor."""
 
     async def attempt(self, work: WorkT_contra) -> Failed:
         """Call the handler again; return the failed records."""
 
     def keep(self, work: WorkT_contra, records: Sequence[Record]) -> None:
-        """Finish all records of ``work`` but these."""
+        """Finish all records of ``work`` except ``records``."""
 
     async def pause_all(self, work: WorkT_contra, seconds: float) -> bool:
         """Wait before the next attempt; return False if no record is left to retry here."""
@@ -68,8 +68,8 @@ class Recovery:
 
     Args:
         name: name of the handler.
-        policy: decides about each record, and gives up those that are not retried.
-        is_batch: True for a batch handler, whose events count records.
+        policy: decides about each record, and gives up records that are not retried.
+        is_batch: True for a batch handler; its events contain numbers of records.
         chance: returns a number in [0, 1), for the jitter.
     """
 
@@ -90,11 +90,11 @@ class Recovery:
 
     @property
     def waiting(self) -> int:
-        """Number of records that failed for good and are retried, or sent to their topic again, at intervals."""
+        """Number of records that failed for good, and are retried or sent to their topic again at intervals."""
         return self._parked + self._policy.waiting
 
     async def recover(self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, failed: Failed) -> None:
-        """Return when all records of ``work`` are finished or belong to another owner.
+        """Retry or give up failed records until all records of ``work`` are finished or left to another owner.
 
         Raises:
             HandlerFailedError: a record failed for good, and ``on_failure="stop"`` is set.
@@ -109,7 +109,7 @@ class Recovery:
             ]
             self._emit_failure(len(work.records), cases, final)
             has_given_up = has_given_up or bool(final)
-            # The successful records of a batch are finished here, whatever happens to the rest.
+            # The successful records of a batch are finished here, independent of the failed records.
             executor.keep(work, [case.record for case in cases])
             await self._give_up(executor, [case for case in cases if not case.is_kept])
             kept = [case for case in cases if case.is_kept]
@@ -129,7 +129,7 @@ class Recovery:
         return cases
 
     async def _give_up(self, executor: RetryingLane, cases: Sequence[_Case]) -> None:
-        # The new owner of a lost partition handles the record, and sends its dead letter.
+        # If a partition was lost, its new owner handles the record, and sends the dead letter.
         ours = [case for case in cases if executor.is_ours(case.record)]
         if ours:
             await gather_in_order(
@@ -174,7 +174,10 @@ class Recovery:
 
 
 def _detach(error: Exception, before: Exception) -> None:
-    """Remove the first failure from the context of a later one; Python sets it, as recovery runs in its handler."""
+    """Remove the first failure from the ``__context__`` of a later failure.
+
+    Python sets it, because recovery may run in the ``except`` block of the first failure.
+    """
     one: BaseException = error
     while one.__context__ is not None and one.__context__ is not before:
         one = one.__context__

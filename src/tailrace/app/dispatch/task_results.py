@@ -1,4 +1,4 @@
-"""Results of tasks that run handlers: errors, self-cancellation, and their common end."""
+"""Results of tasks that run handlers: errors, self-cancellation, and stopping several tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["self_cancellation_failure", "stop_all", "task_error"]
 
 
 def task_error(task: asyncio.Task[Any]) -> Exception | None:
-    """Return the error that ended a task, as one that may end an app; asyncio re-raises SystemExit itself."""
+    """Return the error that ended a task, or None.
+
+    A BaseException such as SystemExit becomes a HandlerFailedError; asyncio itself re-raises SystemExit.
+    """
     error = None if task.cancelled() else task.exception()
     if error is None or isinstance(error, Exception):
         return error
@@ -25,7 +28,7 @@ def task_error(task: asyncio.Task[Any]) -> Exception | None:
 
 
 def self_cancellation_failure() -> HandlerFailedError:
-    """Clear the cancellation that a handler requested of its own task, and return it as a failure of the handler."""
+    """Clear the cancellation with which a handler canceled its own task; return it as a failure of the handler."""
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()
@@ -33,10 +36,10 @@ def self_cancellation_failure() -> HandlerFailedError:
 
 
 async def stop_all(tasks: Collection[asyncio.Task[Any]], within_s: float) -> bool:
-    """Cancel tasks and wait at most ``within_s`` for them; abandon the others, and return True if there are none.
+    """Cancel tasks, wait at most ``within_s`` for them, and abandon tasks that still run; return True if none does.
 
-    A canceled scope does not interrupt the wait, since it is such a scope that stops the tasks: what they depend on
-    stays open until they have cleaned up.
+    The wait is shielded from the canceled scope that stops the tasks, so that everything the tasks depend on stays open
+    until they have cleaned up.
     """
     for task in tasks:
         task.cancel()

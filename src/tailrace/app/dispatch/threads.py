@@ -1,7 +1,8 @@
 """Threads of plain handlers.
 
-A thread cannot be ended, so one that does not return is abandoned and ends with the process: these threads are daemons,
-while the interpreter waits at its end for those of asyncio and anyio. Only the event loop knows which are free.
+A thread cannot be ended from outside. A thread whose handler does not return is abandoned and ends with the process,
+because these threads are daemons. The interpreter would wait at its end for threads of asyncio and anyio. Only the
+event loop tracks which threads are free.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-# Makes anyio.from_thread work in these threads. anyio has no public name for it: its own threads are not daemons, and
-# the interpreter waits for them before it ends.
+# claim_worker_thread makes anyio.from_thread work in these threads. anyio has no public API for that, and anyio's own
+# threads are not daemons, so that the interpreter waits for them before it ends.
 from anyio._core._eventloop import claim_worker_thread, get_async_backend
 
 from tailrace.app.declare.arguments import Opened
@@ -28,8 +29,8 @@ ResultT = TypeVar("ResultT")
 
 _LONGEST_REST_S = 10.0
 
-# Each thread has its own. With many readers, CPython's SimpleQueue waits without end if the timeout of one of them is
-# over while it loses an item to another.
+# Each thread has its own queue. With several readers, CPython's SimpleQueue waits forever if the timeout of a reader
+# expires while another reader takes the item that it was about to take.
 _Post: TypeAlias = "SimpleQueue[_Call | None]"
 
 
@@ -42,7 +43,7 @@ class _Call(NamedTuple):
 def in_a_thread(
     prepared: PreparedHandler, opened: Opened, timeout_s: float | None
 ) -> Callable[[Any], Awaitable[object]]:
-    """Return the call of a plain handler; an awaitable that it returns is awaited until ``timeout_s`` is over."""
+    """Return the call of a plain handler; if the handler returns an awaitable, it is awaited within ``timeout_s``."""
     threads = Threads()
 
     async def call(subject: Any) -> object:  # noqa: ANN401 - a record or a batch
@@ -59,7 +60,7 @@ def in_a_thread(
 
 
 class Threads:
-    """Calls functions, each in a free thread or a new one; threads that are idle for long end.
+    """Calls each function in a free thread or a new thread; threads that are idle for long end.
 
     The caller limits the number of concurrent calls.
     """
@@ -68,10 +69,10 @@ class Threads:
         self._free: list[_Post] = []
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Call a function in this context and wait for it; it may use ``anyio.from_thread``.
+        """Call a function in the current context and wait for it; the function may use ``anyio.from_thread``.
 
-        A canceled call ends when the function has returned, so that its dependencies stay open until then; canceled
-        once more, it abandons the thread.
+        A canceled call ends only when the function has returned, so that the function's dependencies stay open until
+        then. A call that is canceled a second time abandons the thread.
         """
         loop = asyncio.get_running_loop()
         came_back: asyncio.Future[ResultT] = loop.create_future()
@@ -131,7 +132,7 @@ def _outcome(call: _Call) -> tuple[object, BaseException | None]:
         failure = RuntimeError("the function raised StopIteration")
         failure.__cause__ = error
         return None, failure
-    except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
+    except BaseException as error:  # noqa: BLE001 - the error is raised where the call is awaited
         return None, error
 
 

@@ -16,14 +16,14 @@ __all__ = ["Overdue", "with_deadline"]
 WorkT = TypeVar("WorkT", bound=Record | list[Record])
 
 _GRACE_S = 1.0
-"""Time that a canceled handler has to clean up before it counts as overdue."""
+"""Seconds that a canceled handler has to clean up before its call counts as overdue."""
 
 
 class Overdue:
     """Calls of one handler that still run after ``timeout_ms``.
 
     Attributes:
-        count: number of such calls.
+        count: number of calls that still run.
     """
 
     def __init__(self, handler: str, observer: Observer) -> None:
@@ -31,17 +31,17 @@ class Overdue:
         self.count = 0
 
     def start(self, first: Record, timeout_s: float) -> None:
-        """Count a call, and emit its event."""
+        """Count a call as overdue, and emit an event."""
         self.count += 1
         self._observer.emit(HandlerOverdue(self._handler, first.topic_partition, first.offset, timeout_s))
 
     def end(self) -> None:
-        """Subtract a call that has ended."""
+        """Count an overdue call as ended."""
         self.count -= 1
 
 
 class _Deadline:
-    """``asyncio.timeout`` for a handler that may swallow its cancellation, or run in a thread."""
+    """Variant of ``asyncio.timeout`` for handlers that may swallow their cancellation or run in a thread."""
 
     def __init__(self, seconds: float, overdue: Overdue, first: Record, *, may_cancel: bool) -> None:
         self._seconds, self._overdue, self._first, self._may_cancel = seconds, overdue, first, may_cancel
@@ -91,9 +91,9 @@ def with_deadline(
 ) -> Callable[[WorkT], Awaitable[object]]:
     """Return ``call`` with a deadline, after which it raises TimeoutError.
 
-    An async handler is canceled at its deadline, and has failed whatever it returns. A thread cannot be stopped, and no
-    other attempt may run concurrently, so a plain handler fails only when it returns. A call that runs on is
-    ``overdue``.
+    An async handler is canceled at its deadline, and has failed even if it returns a result. A plain handler fails only
+    when it returns, because its thread cannot be stopped and no other attempt may run concurrently. ``overdue`` counts
+    calls that still run after the deadline.
     """
 
     async def within(work: WorkT) -> object:

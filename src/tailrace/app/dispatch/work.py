@@ -20,9 +20,9 @@ class Work(Protocol):
 
     Attributes:
         queued: record or batch, as it was taken from the queue.
-        publishing: marks messages of this task, which are refused once it is abandoned.
+        publishing: marks messages of this task, which are refused once the task is abandoned.
         since: event loop time at which the handler was called; None while it is not running.
-        waits: pauses before another attempt, each with its partition, or None for all partitions.
+        waits: pauses before another attempt, each with the partition that waits, or None if all partitions wait.
     """
 
     queued: Any
@@ -44,9 +44,9 @@ class Worker:
 
     Attributes:
         context: context in which each record starts.
-        record: record that it runs.
+        record: record that the task runs.
         queued: entry of the record in the lanes, once the record was suspended or parked.
-        rested: future that wakes an idle worker; None before it was first idle.
+        rested: future that wakes the idle worker; None before the worker was first idle.
         has_rested: True if the event loop iterated while the last record was suspended.
         is_left: True if the record is left to another owner.
     """
@@ -75,7 +75,7 @@ class Worker:
 
     @property
     def records(self) -> list[Record]:
-        """Record that it runs, if any."""
+        """Record that the task runs; empty if there is none or it is left to another owner."""
         return [] if self.record is None or self.is_left else [self.record]
 
     @property

@@ -16,7 +16,7 @@ WorkT = TypeVar("WorkT", bound=Work)
 
 
 class Workers(Generic[WorkT]):
-    """Tasks of one executor, each with a context of its own.
+    """Tasks of one executor, each with its own context.
 
     Args:
         most: maximum number of tasks.
@@ -24,10 +24,10 @@ class Workers(Generic[WorkT]):
 
     Attributes:
         most: maximum number of tasks; tasks in excess end after their current record.
-        is_ending: True if no work is started any more and running tasks are canceled.
-        has_abandoned: True if a task still runs after its cancellation; its work is never finished here.
+        is_ending: True if the executor ends: no work is started any more, and running tasks are canceled.
+        has_abandoned: True if a task still runs after its cancellation; the work of such a task is never finished here.
         tasks: running tasks, each with its work.
-        failed: future that is done when a task has ended by an error.
+        failed: future that has the error of the first task that ended with one.
     """
 
     def __init__(self, most: int, on_end: Callable[[WorkT], None]) -> None:

@@ -18,14 +18,14 @@ WorkT = TypeVar("WorkT")
 
 
 _calls: ContextVar[list[CoroutineType[Any, Any, object] | None] | None] = ContextVar("tailrace_calls", default=None)
-"""Coroutines of ``call(record)`` made by the current call of a middleware; None is appended when it has ended."""
+"""Coroutines of ``call(record)`` that the current call of a middleware created; None is appended at its end."""
 
 
 def wrapped_by(
     call: Callable[[WorkT], Coroutine[Any, Any, object]],
     middleware: Sequence[Callable[[Callable[[WorkT], Awaitable[object]]], Callable[[WorkT], Awaitable[object]]]],
 ) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
-    """Return ``call`` wrapped in ``middleware``, the first of which is the outermost.
+    """Return ``call`` wrapped in ``middleware``; the first function of ``middleware`` is the outermost.
 
     Raises:
         ConfigurationError: a middleware does not return a function.
@@ -44,7 +44,7 @@ def wrapped_by(
     return call
 
 
-def _wrapped(around: Callable[..., Any], call: object) -> Any:  # noqa: ANN401 - whatever the user's function returns
+def _wrapped(around: Callable[..., Any], call: object) -> Any:  # noqa: ANN401 - the user's function may return anything
     return around(call)
 
 
@@ -60,7 +60,7 @@ def _recording(call: Callable[[WorkT], Coroutine[Any, Any, object]]) -> Callable
 
 
 def _checked(call: Callable[[WorkT], Awaitable[object]], where: str) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
-    """Return ``call`` that awaits awaitable results, and raises if it returns before its inner calls have ended."""
+    """Return a ``call`` that awaits awaitable results, and raises if it returns before its inner calls have ended."""
 
     async def called(work: WorkT) -> object:
         calls: list[CoroutineType[Any, Any, object] | None] = []
@@ -94,7 +94,7 @@ def _unawaited(calls: Iterable[CoroutineType[Any, Any, object] | None], where: s
 
 
 def _close(calls: Iterable[CoroutineType[Any, Any, object] | None]) -> None:
-    """Close coroutines that have not started, which a task might otherwise run concurrently with the next attempt."""
+    """Close coroutines that have not started, so that no task runs them concurrently with the next attempt."""
     for one in calls:
         if one is not None and inspect.getcoroutinestate(one) == inspect.CORO_CREATED:
             one.close()
