@@ -1,1 +1,1 @@
-"""Apps: declared handlers, and what runs them."""
+"""App: declaration of handlers, and the code that runs them."""

@@ -1,6 +1,6 @@
 """App: the handlers of a service, and their start and stop.
 
-``app.lifecycle`` has the order of both, ``app.dispatch.group_runtime`` the handlers of a group at work.
+``app.lifecycle`` defines the order of start and stop. ``app.dispatch.group_runtime`` runs the handlers of a group.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class App(Handlers):
     """Runs decorated handlers on the records of their topics, and publishes.
 
     ``@app.handler("orders")`` declares a handler; ``await app.run()`` runs all of them until SIGTERM; ``async with
-    app:`` runs them beside other code. Records are handled at least once: an offset is committed when the handler has
-    returned and its results are acknowledged, or when its record is acknowledged in a retry or dead-letter topic. An
-    app without handlers publishes only.
+    app:`` runs them alongside other code. Records are handled at least once: the offset of a record is committed when
+    its handler has returned and the results are acknowledged, or when a retry or dead-letter topic has acknowledged the
+    record. An app without handlers only publishes.
 
     Args:
         options: See below.
@@ -189,7 +189,7 @@ class App(Handlers):
         return f"<App of {len(self.declared)} handlers group={self._options.get('group_id')} {state}>"
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the declaration; the state of a started app stays in this process."""
+        """Return the declaration; pickling leaves out the state of a started app."""
         return {**self.__dict__, "_supervisor": None, "_running": None, "_instead": None, "_config": None}
 
     # ---- before the start --------------------------------------------------------------------------------------
@@ -219,14 +219,14 @@ class App(Handlers):
 
     @property
     def codec(self) -> AnyCodec:
-        """Codec of handlers without one of their own."""
+        """Codec of handlers that have no codec of their own."""
         return self._defaults.codec
 
     def override(self, provider: Callable[..., object], replacement: Callable[..., object]) -> None:
         """Make ``Depends(provider)`` call ``replacement``.
 
         Raises:
-            ConfigurationError: One of them is not callable.
+            ConfigurationError: ``provider`` or ``replacement`` is not callable.
         """
         for name, one in (("provider", provider), ("replacement", replacement)):
             if not callable(one):
@@ -236,19 +236,19 @@ class App(Handlers):
     # ---- start and stop ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read signatures, open dependencies of the app's scope, start the consumers and handle records.
+        """Read signatures, open app-scoped dependencies, start the consumers and handle records.
 
-        Without handlers, no consumer is started: the app publishes only.
+        Without handlers, no consumer is started, and the app only publishes.
 
         Raises:
             ConfigurationError: A handler's signature is invalid, or options contradict each other.
-            ConsumerStateError: The app is started, or is stopped meanwhile.
-            TailraceError: As ``Consumer.start``.
+            ConsumerStateError: The app is already started, or is stopped while it starts.
+            TailraceError: See ``Consumer.start``.
         """
         await self._start()
 
     async def _start(self, given_up: asyncio.Event | None = None) -> Supervisor:
-        """Start, unless ``given_up`` is set before that is done."""
+        """Start, but give up if ``given_up`` is set before the start is done."""
         if self._supervisor is not None and not self._supervisor.is_over:
             raise ConsumerStateError("this app is started already")
         self._config = resolve(self._options)
@@ -262,13 +262,13 @@ class App(Handlers):
         return supervisor
 
     async def stop(self) -> None:
-        """Start no more handlers, wait for those that run, commit and leave the groups, within ``stop_timeout_ms``.
+        """Start no more handlers, wait for running handlers, commit and leave the groups, within ``stop_timeout_ms``.
 
-        Handlers that run after half of that time are canceled, and their records are delivered again.
+        Handlers that still run after half of ``stop_timeout_ms`` are canceled, and their records are delivered again.
 
         Raises:
-            ConsumerStateError: A handler called it (deadlock).
-            TailraceError: The error that ended the app before, or a part of the app that does not end.
+            ConsumerStateError: A handler calls ``stop()`` (deadlock).
+            TailraceError: An error has ended the app before, or a part of the app does not end.
         """
         if self._supervisor is None:
             return
@@ -298,7 +298,7 @@ class App(Handlers):
     async def run(self) -> None:
         """Handle records until SIGTERM, SIGINT, or an error; a second signal ends the app at once.
 
-        One signal ends all apps that run in the process.
+        A signal ends all apps that run in the process.
 
         Raises:
             ConfigurationError: The app has no handlers.
@@ -335,11 +335,11 @@ class App(Handlers):
             yield
 
     async def wait_ready(self) -> None:
-        """Wait for the first assignment of each group, even an empty one; without handlers, for a broker.
+        """Wait for the first assignment of each group, even an empty one; without handlers, wait for a broker.
 
         Raises:
-            ConsumerStateError: The app is not started, or is stopped before that.
-            TailraceError: The error that ended the app before that.
+            ConsumerStateError: The app is not started, or is stopped before it is ready.
+            TailraceError: An error has ended the app before it was ready.
         """
         running = self._started
         if self._supervisor is not None:
@@ -350,7 +350,10 @@ class App(Handlers):
             raise ConsumerStateError("this app ended before it was ready - start() it again")
 
     def health(self) -> Health:
-        """Return the health: not live only if a restart would help, ready from the first assignment to the end."""
+        """Return the health of the app.
+
+        The app is live unless only a restart would help. It is ready from its first assignment until it stops.
+        """
         config, running = self._config or resolve(self._options), self._running
         if running is None:
             vitals = Vitals(
@@ -362,7 +365,7 @@ class App(Handlers):
 
     @property
     def health_app(self) -> ASGIApp:
-        """ASGI app that answers ``/livez`` and ``/readyz``; mount it, or serve it by itself."""
+        """ASGI app that answers ``/livez`` and ``/readyz``, to be mounted or served on its own."""
         return health_app(self.health)
 
     # ---- handlers one by one -----------------------------------------------------------------------------------
@@ -370,7 +373,7 @@ class App(Handlers):
     def pause(self, handler: Callable[..., object]) -> None:
         """Start no more calls of a handler until it is resumed; running calls and other handlers continue.
 
-        The handler's partitions stay assigned and are not read, even if another handler takes some of their records.
+        The handler's partitions stay assigned and are not read, even if another handler receives some of their records.
 
         Raises:
             ConsumerStateError: The app is not started, or has no such handler.
@@ -408,16 +411,16 @@ class App(Handlers):
     ) -> Published | None:
         """Publish a value, encoded by the app's codec; bytes are published unchanged.
 
-        Without ``partition``, the key selects it. In a handler of single records, and in its tasks and threads, the
-        trace headers of the record are added unless ``headers`` has some.
+        Without ``partition``, the key selects the partition. In a handler of single records, and in its tasks and
+        threads, the trace headers of the record are added unless ``headers`` already contains trace headers.
 
         Returns:
-            The partition and offset; None for a record of a transaction that is not committed yet.
+            The partition and offset; None if the message belongs to a transaction that is not committed yet.
 
         Raises:
             ConsumerStateError: The app is not started, or has ended.
             PublishError: The value cannot be encoded, was not acknowledged, or no broker was reached yet.
-            SchemaRegistryError: The registry did not answer, and its schema is needed.
+            SchemaRegistryError: A schema is needed, and the schema registry did not answer.
         """
         running = self._started
         if running.publisher is None:
@@ -468,6 +471,6 @@ class App(Handlers):
             open_publisher=kafka.open_publisher if instead is None else instead.open_publisher,
             signs=signs,
             observer=observer,
-            # A substitute of Kafka is available at once.
+            # A substitute for Kafka is always available.
             require_broker=self._require_broker or instead is not None,
         )

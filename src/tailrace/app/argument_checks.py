@@ -39,7 +39,7 @@ def check_middleware(middleware: object) -> None:
     """Check that ``middleware`` is a list or tuple of plain functions of one parameter.
 
     Raises:
-        ConfigurationError: it is not; the message names the first wrong function.
+        ConfigurationError: ``middleware`` is something else; the message names the first invalid function.
     """
     if not isinstance(middleware, list | tuple) or not all(map(callable, middleware)):
         raise ConfigurationError(
@@ -58,17 +58,17 @@ def check_condition(when: object) -> None:
     """Check that a ``when=`` predicate is a plain function of a record.
 
     Raises:
-        ConfigurationError: it cannot be called with one argument, or is a coroutine function.
+        ConfigurationError: ``when`` cannot be called with one argument, or is a coroutine function.
     """
     if not callable(when) or not accepts(when, 1) or inspect.iscoroutinefunction(called_by(when)):
         raise ConfigurationError(f"when must be a plain function of a record that returns a bool, not {when!r}")
 
 
 def check_text(name: str, value: object) -> None:
-    """Check that an option is a string and not empty.
+    """Check that an option is a non-empty string.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: ``value`` is something else.
     """
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{name} must be a non-empty string, not {value!r}")
@@ -78,7 +78,7 @@ def compiled(pattern: object) -> re.Pattern[str]:
     """Return ``pattern`` as a compiled regular expression.
 
     Raises:
-        ConfigurationError: it is not a regular expression, or one for bytes.
+        ConfigurationError: ``pattern`` is not a regular expression, or is a regular expression for bytes.
     """
     try:
         found: Any = re.compile(pattern) if isinstance(pattern, str) else pattern

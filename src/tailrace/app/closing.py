@@ -1,6 +1,7 @@
 """Time limits for the stop hooks and app-scoped providers of a stopping app.
 
-One that exceeds its limit is canceled and named in an event; those after it still run.
+A hook or provider that exceeds its time limit is canceled, and an event names it. The next hooks and providers are
+still called and closed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ __all__ = ["BoundedStack", "Closing", "call_hook"]
 
 
 class Closing:
-    """Current step of an app's shutdown, and the first step that was cut short.
+    """Tracks the current step of an app's shutdown, and the first step that was cut short.
 
     Args:
-        emit: called with each event.
+        emit: receives an event for each step that was cut short.
 
     Attributes:
-        failure: error of the first step that did not end in time.
+        failure: error about the first step that did not end in time or canceled itself.
     """
 
     def __init__(self, emit: Callable[[ShutdownTimedOut], None]) -> None:
@@ -35,15 +36,15 @@ class Closing:
         self.failure: TailraceError | None = None
 
     def start_step(self, step: str) -> None:
-        """Record that a step has started."""
+        """Note that a step has started."""
         self._step, self._began_at = step, asyncio.get_running_loop().time()
 
     def ended(self) -> None:
-        """Record that the step has ended."""
+        """Note that the current step has ended."""
         self._step = ""
 
     def cut_short(self, *, is_abandoned: bool) -> None:
-        """Emit an event for the current step, if there is one."""
+        """Emit an event that the current step was cut short, if there is a current step."""
         if not self._step:
             return
         step, waited_s = self._step, asyncio.get_running_loop().time() - self._began_at
@@ -55,7 +56,7 @@ class Closing:
         )
 
     async def call(self, hook: Callable[[], object], deadline: float, cleaning_up_s: float) -> None:
-        """Call a stop hook in a task of its own, so that a hook that swallows its cancellation can be abandoned.
+        """Call a stop hook in a separate task, so that a hook that swallows its cancellation can be abandoned.
 
         Raises:
             Exception: raised by the hook.
@@ -85,7 +86,7 @@ class BoundedStack(AsyncExitStack):
 
     Args:
         name: name of the provider.
-        deadline: returns the event loop time by which it must be closed.
+        deadline: returns the event loop time by which the provider must be closed.
     """
 
     def __init__(self, closing: Closing, name: str, deadline: Callable[[], float]) -> None:
@@ -96,7 +97,7 @@ class BoundedStack(AsyncExitStack):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if kind is GeneratorExit:
-            # The app was abandoned and is garbage collected: its event loop may be closed.
+            # The app was abandoned and is being garbage collected, so its event loop may be closed.
             return bool(await super().__aexit__(kind, error, trace))
         task = asyncio.current_task()
         assert task is not None
@@ -116,5 +117,5 @@ class BoundedStack(AsyncExitStack):
 
 
 async def call_hook(hook: Callable[[], object]) -> None:
-    """Call a hook, and await its result if that is awaitable."""
+    """Call a hook, and await the result if it is awaitable."""
     await settled(hook(), f"hook {name_of(hook)}")

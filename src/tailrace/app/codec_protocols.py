@@ -1,4 +1,4 @@
-"""Protocols of codecs: how values and keys are decoded and encoded."""
+"""Protocols of codecs, which decode and encode values and keys."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ Decode: TypeAlias = Callable[[Any], object]
 
 @runtime_checkable
 class Codec(Protocol):
-    """Codec that makes a decoder for each type at start; the decoder needs nothing but the bytes."""
+    """Codec that returns a decoder for each type when the app starts; the decoder is called with the bytes only."""
 
-    def decoder(self, annotation: Any, /) -> Decode: ...  # noqa: ANN401 - any type there is
+    def decoder(self, annotation: Any, /) -> Decode: ...  # noqa: ANN401 - any type annotation
     def encode(self, value: Any, /) -> bytes: ...  # noqa: ANN401
 
 
 @runtime_checkable
 class RecordCodec(Protocol):
-    """Codec that decodes by the record as well, such as by its topic or by a header that names a schema.
+    """Codec whose decoding depends on the record, such as on its topic or on a header that names a schema.
 
-    Both are plain functions. They are not called for ``bytes`` and null values. An exception of ``decode`` is raised as
-    a DecodeError of the record, except an OSError (a registry that does not answer), which is raised as it is.
+    Both methods are plain functions. They are called neither for the type ``bytes`` nor for null values. An exception
+    that ``decode`` raises is raised as a DecodeError of the record. An OSError, such as from a registry that does not
+    answer, is raised unchanged.
     """
 
     def decode(self, data: bytes, annotation: Any, record: Record, /) -> object: ...  # noqa: ANN401
@@ -44,13 +45,13 @@ class RecordCodec(Protocol):
 
 @runtime_checkable
 class FetchingCodec(Codec, Protocol):
-    """Codec that fetches something before it can decode, such as the schema that the bytes name.
+    """Codec that must fetch data before it can decode some bytes, such as the schema that the bytes refer to.
 
-    ``fetch`` is awaited for bytes that ``lacks`` returns True for. Its errors are raised as if by the handler; a
-    SchemaRegistryError pauses the record until the registry answers.
+    If ``lacks`` returns True for some bytes, ``fetch`` is awaited for them. An error that ``fetch`` raises counts as
+    raised by the handler. A SchemaRegistryError pauses the record until the registry answers.
 
     Attributes:
-        keys: True if the codec decodes keys, too.
+        keys: True if the codec also decodes keys.
     """
 
     keys: bool
@@ -60,7 +61,7 @@ class FetchingCodec(Codec, Protocol):
 
 
 class TopicReader(Protocol):
-    """Decoder of the values, or of the keys, of records, given the topic of each."""
+    """Decoder of record values or of record keys that knows the topic of each record."""
 
     def lacks(self, topic: str, data: bytes, /) -> bool: ...
     async def fetch(self, topic: str, data: bytes, /) -> None: ...
@@ -71,8 +72,8 @@ class TopicReader(Protocol):
 class TopicReadingCodec(FetchingCodec, Protocol):
     """Fetching codec that checks bytes against their topic, such as against the subject of a schema.
 
-    Apps call ``reader`` instead of ``decoder``, ``lacks`` and ``fetch``. The topic of a record read from a retry or
-    replay topic is that of its origin.
+    Apps call ``reader`` instead of ``decoder``, ``lacks`` and ``fetch``. For a record of a retry or replay topic, the
+    topic passed to the reader is the topic from which the record was first read.
     """
 
     def reader(self, *, is_key: bool) -> TopicReader: ...
@@ -80,7 +81,7 @@ class TopicReadingCodec(FetchingCodec, Protocol):
 
 @runtime_checkable
 class TopicCodec(Protocol):
-    """Codec whose bytes depend on the topic they are published to; called instead of ``encode``."""
+    """Codec whose encoding depends on the topic of a message; ``encode_for`` is called instead of ``encode``."""
 
     keys: bool
 

@@ -1,4 +1,4 @@
-"""Kinds of user functions: plain, async or generator, also behind partials, methods and callable objects."""
+"""Kinds of user functions: plain, async or generator; partials, methods and callable objects are resolved."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FunctionKind(Enum):
 
 
 def name_of(function: object) -> str:
-    """Return the name of a function for error messages: ``shop.billing.charge``."""
+    """Return the name of a function for error messages, such as ``shop.billing.charge``."""
     inner = _without_partial(function)
     named: Any = inner if hasattr(inner, "__qualname__") else type(inner)
     return ".".join(part for part in (named.__module__, named.__qualname__) if part)
@@ -40,7 +40,7 @@ def kind_of(function: Callable[..., object], where: str) -> FunctionKind:
     """Return the kind of ``function``.
 
     Raises:
-        ConfigurationError: a plain function wraps a generator, so that the kind is unknown.
+        ConfigurationError: a plain function wraps a generator function, so that the kind is unknown.
     """
     called = called_by(function)
     kind, inner = _kind(called), _kind(inspect.unwrap(called))
@@ -67,10 +67,10 @@ def handler_kind(function: object) -> FunctionKind:
 
 
 def check_hook(function: object, name: str) -> None:
-    """Check that a hook is a function without required arguments, and not a generator.
+    """Check that a hook is a function without required arguments, and not a generator function.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: ``function`` is something else.
     """
     if not callable(function):
         raise ConfigurationError(f"{name} must be called with a function, not {function!r}")
@@ -95,7 +95,7 @@ def _without_partial(function: object) -> object:
 
 
 def called_by(function: object) -> Callable[..., object]:
-    """Return the function that a call runs; for a callable object, its ``__call__``."""
+    """Return the function that a call runs; for a callable object, this is its ``__call__``."""
     inner: Any = _without_partial(function)
     called: Callable[..., object] = inner if isinstance(inner, type) or inspect.isroutine(inner) else inner.__call__
     return called

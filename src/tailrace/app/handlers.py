@@ -1,6 +1,6 @@
-"""Declaration of handlers and hooks: functions, their topics and their options.
+"""Declaration of handlers and hooks: the functions, with topics and options.
 
-Declaring starts nothing and checks only its own arguments, so that a module of handlers can be imported anywhere.
+A declaration starts nothing, and checks only its own arguments, so that a module of handlers can be imported anywhere.
 Signatures are read when the app starts (``app.declare.parameters``).
 """
 
@@ -34,7 +34,7 @@ _BATCH_CONCURRENCY = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Handler:
-    """Declared handler; options that are None have the app's value. ``HandlerOptions`` documents them."""
+    """Declared handler; ``HandlerOptions`` documents the options, and which of them are the app's if they are None."""
 
     function: Callable[..., Any] = field(repr=False)
     name: str
@@ -52,18 +52,18 @@ class Handler:
     publish: str | None = None
     codec: AnyCodec | None = None
     middleware: tuple[Callable[..., Any], ...] = ()
-    """``BatchMiddleware`` functions if ``batch`` is set, else ``Middleware`` functions."""
+    """Functions of type ``BatchMiddleware`` if ``batch`` is set, otherwise of type ``Middleware``."""
     batch: Batch | None = None
     """Limits of a batch; None for a handler of single records."""
 
 
 class Handlers:
-    """Collection of handlers to include in an app; an app is a collection, too.
+    """Collection of handlers to include in an app; an app is itself such a collection.
 
     Attributes:
         declared: Declared handlers.
-        starting: Hooks of ``on_start``, in order.
-        ending: Hooks of ``on_stop``, in order.
+        starting: Hooks of ``on_start``, in order of declaration.
+        ending: Hooks of ``on_stop``, in order of declaration.
     """
 
     def __init__(self) -> None:
@@ -72,19 +72,20 @@ class Handlers:
         self.ending: list[Callable[[], Any]] = []
 
     def on_start(self, function: HookT) -> HookT:
-        """Call a function, plain or async and without parameters, before the first record is handled.
+        """Call a plain or async function without required parameters before the first record is handled.
 
-        Dependencies of the app's scope are open by then, and ``app.publish`` works. An exception ends the start.
+        App-scoped dependencies are already open, and ``app.publish`` works. An exception makes the start fail.
         """
         check_hook(function, "on_start")
         self.starting.append(function)
         return function
 
     def on_stop(self, function: HookT) -> HookT:
-        """Call a function after the last record is handled and committed; the last one declared is called first.
+        """Call a function after the last record is handled and committed; the hook declared last is called first.
 
-        ``app.publish`` still works. ``stop()`` raises its exception after all others were called. A hook that has not
-        ended after three quarters of ``stop_timeout_ms`` is canceled, and ``stop()`` raises.
+        ``app.publish`` still works when hooks are called. If a hook raises, the other hooks are still called, and
+        ``stop()`` raises the exception after that. A hook that has not ended after three quarters of
+        ``stop_timeout_ms`` is canceled, and ``stop()`` raises a TailraceError.
         """
         check_hook(function, "on_stop")
         self.ending.append(function)
@@ -97,7 +98,7 @@ class Handlers:
 
         Args:
             topics: Names of the topics.
-            batch: Limits of a batch; the function then takes a list of records instead of a single one.
+            batch: Limits of a batch; with them, the function takes a list of records instead of a single record.
             options: See below.
 
         Options; see ``tailrace.HandlerOptions`` and docs/options.md:
@@ -151,7 +152,7 @@ class Handlers:
         return self.handler(*topics, batch=Batch(max_records, max_wait_ms, max_bytes), **options)
 
     def include(self, handlers: Handlers) -> None:
-        """Add the handlers and hooks that ``handlers`` has declared so far.
+        """Add the handlers and hooks that were declared in ``handlers`` so far.
 
         Raises:
             ConfigurationError: ``handlers`` is not a collection of handlers.

@@ -1,4 +1,4 @@
-"""Replacement for Kafka under an app: in tests and on Spark."""
+"""Substitute for Kafka, with which an app runs in tests and on Spark."""
 
 from __future__ import annotations
 

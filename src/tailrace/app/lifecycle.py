@@ -1,7 +1,7 @@
 """One run of an app: start, handling of records, stop.
 
-The order is: app-scoped dependencies, publisher, start hooks, groups; a stop takes them in reverse, so that each is
-closed before what it depends on.
+A start opens the app-scoped dependencies, opens the publisher, calls the start hooks, and starts the groups. A stop
+takes these steps in reverse order, so that each part is closed before the parts that it depends on.
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ __all__ = ["AppRun"]
 
 # Shares of ``stop_timeout_ms``:
 _DRAINED_BY = 0.5
-"""Deadline of running handlers; later ones are canceled."""
+"""Deadline of running handlers; handlers that still run are canceled."""
 _CLEANING_UP = 0.1
 """Time for canceled handlers to clean up."""
 _LEFT_BY = 0.7
-"""Deadline of the last commits and LeaveGroup."""
+"""Deadline of the last commits and the LeaveGroup requests."""
 _HOOKS_BY = 0.75
 """Deadline of stop hooks."""
 _LATE_HOOKS = 0.025
-"""Time for all stop hooks that start after their deadline, and the same again to clean up."""
+"""Time for all stop hooks that start after their deadline; canceled hooks have as much time again to clean up."""
 _LATE_PROVIDER = 0.05
 """Time for each provider that is closed after ``_ORDERLY_UNTIL``."""
 _ORDERLY_UNTIL = 0.8
-"""End of the orderly stop; any later wait is cut short."""
+"""End of the orderly stop; after it, all waits are cut short."""
 _LONGEST_PAUSE_MS = 10_000
-"""Longest pause between two attempts to reach a broker, each of which takes at most ``start_timeout_ms``."""
+"""Maximum pause between two attempts to reach a broker; an attempt takes at most ``start_timeout_ms``."""
 
 
 class AppRun:
-    """Single run of a plan.
+    """Single run of an app's plan.
 
     Args:
         connect: returns the source of a group's records.
         open_publisher: opens the publisher; called before the groups start, closed after they stop.
-        require_broker: if no broker answers, fail the start; otherwise keep trying.
+        require_broker: if no broker answers, True fails the start, and False keeps trying.
 
     Attributes:
         signs: state of the groups and brokers, from the consumers' events.
         failure: error that ended the run.
         is_over: set when the run has ended.
-        is_ending: True once no more records are handled.
+        is_ending: True when no more records are started.
         groups: started groups; empty before a broker was reached.
         publisher: None before a broker was reached.
         left_behind: names of handlers that were canceled by the stop and still run.
     """
 
-    def __init__(  # noqa: PLR0913 - a run joins all parts of an app
+    def __init__(  # noqa: PLR0913 - a run combines all parts of an app
         self,
         plan: Plan,
         config: ConsumerConfig,
@@ -107,7 +107,7 @@ class AppRun:
                 try:
                     await self._run_until_stopped(stack, supervisor)
                 except BaseException as error:
-                    # Set before everything is closed, which may take long.
+                    # The failure is set before everything is closed, because closing may take long.
                     self._emit_end(error)
                     raise
                 finally:
@@ -126,7 +126,7 @@ class AppRun:
 
     @property
     def time_to_stop(self) -> tuple[float, float]:
-        """Seconds for an orderly stop, and the further seconds after which the rest is cut short."""
+        """Seconds for an orderly stop, and the further seconds for ending everything that still runs."""
         # Before the first record there is nothing to finish.
         orderly_s = self._stop_s * _ORDERLY_UNTIL if self._has_started else 0.0
         return orderly_s, self._stop_s - orderly_s
@@ -174,7 +174,7 @@ class AppRun:
         supervisor.ready.set()
 
     def _emit_end(self, error: BaseException) -> None:
-        """Emit the event of an unrequested end; before the start has finished, ``start()`` raises the error instead."""
+        """Emit an event for the error that ended the app; before the app is ready, ``start()`` raises it instead."""
         causes: Iterable[BaseException | None] = [error]
         if isinstance(error, asyncio.CancelledError):
             # SystemExit in a handler ends the event loop, which cancels all tasks, this one included.
@@ -191,7 +191,7 @@ class AppRun:
         return self.failure
 
     def _end(self) -> None:
-        """Record that no more records are handled, and since when."""
+        """Note that the app is ending, and since when."""
         if not self.is_ending:
             self.is_ending, self._ending_since = True, asyncio.get_running_loop().time()
 
@@ -219,7 +219,7 @@ class AppRun:
                 await group.start()
             self.groups, self._has_started = groups, True
             if not groups:
-                # No assignment will come: the app publishes only.
+                # There will be no assignment, because the app only publishes.
                 self.signs.assigned.set()
 
         if not await self._open_when_reachable(publish, stack, stopping):
@@ -235,7 +235,7 @@ class AppRun:
         stack: AsyncExitStack,
         stopping: asyncio.Event,
     ) -> bool:
-        """Open something that needs a broker, retrying until a broker answers; return False if stopped before."""
+        """Open a part that needs a broker, retrying until a broker answers; return False if a stop comes first."""
         backoff = Backoff.of_ms(self._config.retry_backoff_ms, _LONGEST_PAUSE_MS)
         failures = 0
         while not stopping.is_set():
@@ -279,7 +279,7 @@ class AppRun:
             tasks.cancel_scope.cancel()
 
     async def _leave(self, groups: Iterable[GroupRuntime]) -> None:
-        """Commit, and leave all groups concurrently; cut short at the deadline.
+        """Commit and leave all groups concurrently, until the deadline.
 
         Raises:
             Exception: the first error of a group.
@@ -302,7 +302,7 @@ class AppRun:
                 raise error
 
     async def _call_ending(self) -> None:
-        """Call every stop hook, also after one of them raised or timed out.
+        """Call every stop hook, even if earlier hooks raise or time out.
 
         Raises:
             Exception: the first error of a hook.
@@ -323,7 +323,7 @@ class AppRun:
 
     def _at(self, share: float) -> float:
         """Return the event loop time at which ``share`` of ``stop_timeout_ms`` has passed."""
-        # While the start is being retried, no stop is under way: its time is still complete.
+        # While the start is retried, no stop has begun, and the whole time of a stop is left.
         since = asyncio.get_running_loop().time() if self._ending_since is None else self._ending_since
         return since + self._stop_s * share
 

@@ -14,7 +14,7 @@ __all__ = ["check_place", "load_app"]
 
 
 def check_place(where: str) -> tuple[str, str]:
-    """Split ``MODULE:APP`` into the module's name and the app's.
+    """Split ``MODULE:APP`` into the name of the module and the name of the app.
 
     Raises:
         ConfigurationError: ``where`` has another form.
@@ -26,10 +26,10 @@ def check_place(where: str) -> tuple[str, str]:
 
 
 def load_app(where: str) -> App:
-    """Import and return the App at ``MODULE:APP``; the current directory is searched, too.
+    """Import and return the App at ``MODULE:APP``; modules in the current directory are found, too.
 
     Raises:
-        ConfigurationError: the module cannot be imported, or the name is not an App.
+        ConfigurationError: the module cannot be imported, or ``APP`` is not the name of an App in it.
     """
     module_name, name = check_place(where)
     if module_name.startswith(".") or not re.fullmatch(r"[\w.]+", module_name):

@@ -1,4 +1,4 @@
-"""Options of handlers and apps: their types, their documentation, and the checks of their values."""
+"""Options of handlers and apps: types, documentation, and checks of values."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class HandlerOptions(TypedDict, Generic[MiddlewareT], total=False):
 
 
 class AppOptions(ConsumerOptions, total=False):
-    """Options of ``App``: its own, which are the defaults of its handlers, and those of ``Consumer``."""
+    """Options of ``App``: its own options, some of which are defaults for handlers, and the options of ``Consumer``."""
 
     retry: Retry | None
     """Policy for retrying failed records, in place and through retry topics.
@@ -216,7 +216,7 @@ class AppOptions(ConsumerOptions, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class AppConfig:
-    """Options of an app itself, checked. ``AppOptions`` documents them.
+    """Checked options of an app, without those of its consumers. ``AppOptions`` documents the options.
 
     Raises:
         ConfigurationError: An option has an invalid value.
@@ -254,7 +254,7 @@ _MOVED: Mapping[str, str] = {
     "max_wait_ms": "batch=Batch(max_wait_ms=200)",
     "max_bytes": "batch=Batch(max_bytes=1_000_000)",
 }
-"""Options that are part of another one."""
+"""Names that are not options of a handler, each with the way to set the value in another option."""
 
 _CHOICES: Mapping[str, Any] = {
     "delivery": Delivery,
@@ -265,10 +265,10 @@ _CHOICES: Mapping[str, Any] = {
 
 
 def check_handler_options(options: Mapping[str, object], batch: object) -> None:
-    """Refuse options of a handler that do not exist, have an invalid value or contradict each other.
+    """Check the options of a handler.
 
     Raises:
-        ConfigurationError: Names the option.
+        ConfigurationError: An option is unknown, has an invalid value, or contradicts another; the message names it.
     """
     _check_names(options)
     for name in ("order_by", "unmatched"):
@@ -295,10 +295,11 @@ def check_handler_options(options: Mapping[str, object], batch: object) -> None:
 
 
 def check_retry_topics(retry: Retry, *, order_by: object, has_pattern: bool, where: str = "") -> None:
-    """Refuse retry topics for a handler that keeps the order of a key, or whose topics are not known at the start.
+    """Check that a handler may have the retry topics of ``retry``.
 
     Raises:
-        ConfigurationError: The message starts with ``where``.
+        ConfigurationError: The handler has a pattern, so that its topics are not known at the start, or retry topics
+            would break the order of a key. The message starts with ``where``.
     """
     if not retry.topic_delays_ms:
         return

@@ -1,4 +1,4 @@
-"""Options of a handler with the app's values where it has none of its own."""
+"""Options of a handler, in which the app's values replace missing values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ResolvedOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedOptions:
-    """Options that an app and its handlers share; those of an app, or those in effect for a handler."""
+    """Options that exist for apps and for handlers: the values of an app, or the values in effect for a handler."""
 
     retry: Retry
     on_failure: OnFailure

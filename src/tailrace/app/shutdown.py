@@ -10,7 +10,7 @@ __all__ = ["first_of"]
 
 
 async def first_of(*events: asyncio.Event) -> None:
-    """Return when any of the events is set."""
+    """Wait until any of the events is set."""
     async with anyio.create_task_group() as tasks:
 
         async def wait(event: asyncio.Event) -> None:

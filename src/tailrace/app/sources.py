@@ -1,4 +1,4 @@
-"""Sources of a group's records: interface, and the consumer as a source."""
+"""Sources of a group's records: their interface, and the source that reads from a consumer."""
 
 from __future__ import annotations
 
@@ -28,60 +28,65 @@ WorkT = TypeVar("WorkT")
 
 
 class HandlerGroup(RecordSink, Protocol):
-    """Handlers of a group, as its source sees them."""
+    """Interface through which a source uses the handlers of its group."""
 
     @property
     def runs(self) -> bool:
-        """True if a handler runs, or waits for its next attempt."""
+        """True if a handler runs, or a failed record waits for its next attempt."""
 
     @property
     def runs_ours(self) -> bool:
-        """True if ``runs`` holds for a record whose partition was not dropped since."""
+        """True if ``runs`` is true for a record whose partition was not dropped after the record had started."""
 
     @property
     def unstarted(self) -> int:
-        """Number of records taken and not started; those that wait in retry topics count as one."""
+        """Number of records taken and not started; all records held from retry topics count as one."""
 
     def hold_starts(self) -> None:
-        """Start no more records until ``allow_starts``; running ones continue."""
+        """Start no more records until ``allow_starts``; running records continue."""
 
     def allow_starts(self) -> None:
         """Start records again."""
 
     @property
     def is_held_back(self) -> bool:
-        """True if no handler runs and records wait for a paused one."""
+        """True if no handler runs and records wait for a paused handler."""
 
     @property
     def gathers(self) -> bool:
-        """True if records wait for others to complete their batch."""
+        """True while records wait for more records of their batch."""
 
     def hurry(self) -> None:
-        """Start incomplete batches: no more records are delivered before all of these are finished."""
+        """Start incomplete batches, because no more records are delivered until all delivered records are finished."""
 
 
 class Transactions(Publisher, Protocol):
-    """Transactions in which a source delivers its records; messages published here belong to the open transaction."""
+    """Transactions in which a source delivers its records.
+
+    Messages published through this publisher belong to the open transaction.
+    """
 
     def around(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
-        """Return ``handle`` wrapped so that its messages are published only if it succeeds."""
+        """Return ``handle``, wrapped so that messages of a call are published only if the call succeeds."""
 
     @property
     def failure_counts(self) -> FailureCounts:
-        """Failures of each record, those in aborted transactions included."""
+        """Number of failures of each record, including failures in aborted transactions."""
 
     @property
     def refusals(self) -> RefusedRecords:
-        """Records whose results were too large, so that their transactions were aborted."""
+        """Records whose transactions were aborted because messages were too large."""
 
     def has_time(self, pause_s: float, work_s: float) -> bool:
-        """Return True if the open transaction can wait for another attempt: a pause, then the handler's time."""
+        """Return True if the open transaction can wait for another attempt: for the pause and for the handler."""
 
     def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
-        """Leave a record out of the open transaction; it is delivered again after ``seconds``, later records after it.
+        """Leave a record out of the open transaction.
+
+        The record is delivered again after ``seconds``, and later records of its partition after it.
 
         Args:
-            record: delivered, and not finished.
+            record: record that was delivered and is not finished.
             seconds: pause before the record is delivered again.
             is_given_up: True if the record failed for good and could not be written to a topic.
         """
@@ -91,18 +96,21 @@ class Transactions(Publisher, Protocol):
         """Number of records that failed for good and were set aside."""
 
     def work_share_ms(self, gathers_ms: int) -> int:
-        """Return the deadline of a handler without ``timeout_ms``, whose batches are gathered for ``gathers_ms``."""
+        """Return the ``timeout_ms`` for a handler that has none, and whose batches are gathered for ``gathers_ms``."""
 
     @property
     def stalled_s(self) -> float:
-        """Seconds for which no transaction was committed although there are records; 0 until that is too long."""
+        """Seconds for which no transaction was committed although there are records; 0 below a limit."""
 
     @property
     def are_settled(self) -> bool:
-        """True if no transaction is open, and other records wait only for records that failed for good."""
+        """True if no transaction is open, and all waiting records wait for records that have failed for good."""
 
     async def settled(self, until: float) -> None:
-        """Wait until all delivered records are finished and committed, or until that time; called after ``halt``."""
+        """Wait until all delivered records are finished and committed, at most until the event loop time ``until``.
+
+        Called after ``halt`` of the source.
+        """
 
 
 class Source(Protocol):
@@ -113,34 +121,34 @@ class Source(Protocol):
         """Transactions in which the records are handled; None for at-least-once delivery."""
 
     async def start(self, sink: HandlerGroup) -> int:
-        """Start; return the most records that may wait in one executor.
+        """Start; return the maximum number of records that may wait in one executor.
 
         Raises:
-            TailraceError: it cannot start.
+            TailraceError: the source cannot start.
         """
 
     async def stop(self) -> None:
         """Commit the finished records, and stop."""
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Return at least one record of a partition that has room, and at most as many as there is room for.
+        """Return at least one record of a partition that has room, and at most ``room_of`` that partition.
 
         Raises:
-            TailraceError: it cannot continue.
+            TailraceError: the source cannot continue.
         """
 
     def progressed(self) -> None:
-        """React to finished records or to new room."""
+        """Continue after records were finished or room was freed."""
 
     def halt(self) -> None:
         """Deliver no more records."""
 
     def wall_clock(self) -> float:
-        """Return seconds since the epoch, by the clock that due times refer to."""
+        """Return seconds since the epoch, by the clock that is used for due times."""
 
 
 class ConsumerSource:
-    """Consumer of the topics of some handlers.
+    """Source that reads the topics of a group's handlers with a consumer.
 
     Args:
         routes: topics to read.
@@ -156,11 +164,11 @@ class ConsumerSource:
 
     @property
     def transactions(self) -> None:
-        """None: delivery is at least once."""
+        """None, because delivery is at least once."""
         return
 
     async def start(self, sink: RecordSink) -> int:
-        """Create the group's own topics that are missing, and start the consumer.
+        """Create the missing retry, dead-letter and replay topics of the group, and start the consumer.
 
         Raises:
             BrokerError: a retry topic does not exist and cannot be created.
@@ -176,7 +184,7 @@ class ConsumerSource:
         return time.time()
 
     def group_view(self) -> MemberView:
-        """Return the consumer's membership of its group; it must be started."""
+        """Return the consumer's membership of its group; the consumer must be started."""
         return MemberView(self.consumer)
 
     async def stop(self) -> None:
@@ -201,7 +209,8 @@ class ConsumerSource:
 
 def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> Consumer:
     if routes.patterns:
-        # Matched here, also under KIP-848: the broker's regular expressions cannot exclude the group's own topics.
+        # Patterns are matched here, even with KIP-848: a regular expression that the broker matches cannot exclude the
+        # group's own topics.
         consumer = Consumer(**options)
         subscribe_matching(consumer, routes.reads, "|".join(routes.patterns), whole=routes)
     else:

@@ -1,4 +1,4 @@
-"""Internal access to an app whose handlers run without Kafka: in tests, on Spark."""
+"""Internal access to an app whose handlers run without Kafka, in tests and on Spark."""
 
 from __future__ import annotations
 
