@@ -105,7 +105,7 @@ class DeadLetter:
     """Dead letter read from its topic; a field whose header is missing is empty."""
 
     record: Record = field(repr=False)
-    """The record as it is in the dead-letter topic."""
+    """Record as stored in the dead-letter topic."""
     error_type: str
     """Type of the error with its module, such as ``httpx.ConnectError``; a builtin type has no module."""
     reason: str

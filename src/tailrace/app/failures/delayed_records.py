@@ -1,8 +1,8 @@
 """Records of retry topics, delivered to their executor when they are due.
 
-One small slice of each partition is read. The next slice is read only after that slice was delivered, so that most
-waiting records stay undecoded or on the broker. All partitions share one timer, and records have neither a task nor a
-timer each.
+One small slice of each partition is read at a time. The next slice of a partition is read only after the previous one
+was delivered, so that most waiting records stay undecoded or on the broker. All partitions share one timer; no record
+has its own task or timer.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class FailurePolicy:
         name, partition, offset = self._handler.name, record.topic_partition, record.offset
         transactions = self._transactions
         if transactions is not None and decision.step is not FailureAction.STOP and not transactions.has_time(0.0, 0.0):
-            # The transaction will be aborted, which would undo this. The record is given up when it is delivered again.
+            # The transaction will be aborted with this action. Give up the record when it is delivered again.
             transactions.failure_counts.close(partition, offset, error)
             transactions.set_aside(record, 0.0, is_given_up=False)
             return
@@ -188,7 +188,7 @@ class FailurePolicy:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     async def _send(self, lane: RetryingLane, record: Record, outgoing: OutgoingFailure, error: Exception) -> bool:
-        """Send a failed record until the topic acknowledges it; return False if it will be delivered again instead.
+        """Send a failed record until the topic acknowledges it; return False if it is left for a later delivery.
 
         While the topic refuses the record, it waits in its lane, or is set aside by the transactions.
         """

@@ -1,8 +1,8 @@
 """Detection of a blocked event loop while it is blocked, and of the line that blocks it.
 
 The loop ticks regularly. A daemon thread checks the ticks, and reads the loop's stack only if a tick is overdue. A tick
-contains the time at which the next one is due, so that a late thread does not take a running loop for a blocked one.
-The thread emits the events, because a blocked loop cannot. All times are those of the loop's clock.
+contains the time at which the next tick is due, so that a thread that runs late does not report a running loop as
+blocked. The thread emits the events, because a blocked loop cannot. All times are those of the loop's clock.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Worker processes: WorkerPool runs an app in each; ProcessPoolConsumer merges the records that they read."""
+"""Several processes: WorkerPool runs an app in each process, ProcessPoolConsumer reads one stream with all of them."""

@@ -99,7 +99,7 @@ class Child:
         return await self._process.wait()
 
     async def ended_within(self, timeout_s: float) -> int:
-        """Wait until the child has ended, killing it after ``timeout_s``; return the exit code as ``ended`` does."""
+        """Wait until the child has ended, killing it if that takes longer than ``timeout_s``; return as ``ended``."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._process.wait()

@@ -90,7 +90,7 @@ class _Leases:
             self._outstanding[message.lease] = max(0, self._outstanding[message.lease] - message.released)
 
     def left(self, message: LeftMessage) -> None:
-        """Take back the records that the parent had not delivered when it halted the lease."""
+        """Forget the records that the parent had not delivered when it halted the lease; they are delivered later."""
         if message.lease in self._halted:
             self._progress[message.lease].cut(message.offset)
 

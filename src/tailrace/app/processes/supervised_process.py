@@ -79,7 +79,7 @@ class ProcessOwner(Protocol):
 
 
 class SupervisedProcess:
-    """Child process that is restarted until it is ended.
+    """Child process that is restarted until ``end`` is called.
 
     Attributes:
         worker: index of the process, from 0.

@@ -55,7 +55,7 @@ class WorkerPool:
         app: name of the App, such as ``"shop:billing"``.
         workers: number of processes.
         log_level: level of the workers' log on stderr; None leaves logging to the app's module.
-        final_is_final: end the pool after one of these errors; with False, the failed worker waits for ``renew``.
+        final_is_final: with False, an error that would end the pool makes the failed worker wait for ``renew``.
         options: options of the app in each worker; ``hooks`` receive events about the workers, in this process.
 
     Raises:
