@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
 """Compiled decoder of record batches of format 2; ``tailrace.batches.record_batch`` works without it.
 
-Every length is checked against the end of its record before a byte is read, since the bytes come from the network.
+Every length is checked against the end of its record before a byte is read, because the bytes come from the network.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -34,7 +34,7 @@ cdef inline int64_t varint(Cursor* cursor) noexcept nogil:
 
 
 cdef inline object nullable_bytes(Cursor* cursor):
-    """Read a length and that many bytes; None for a negative length."""
+    """Read a length and that many bytes; return None for a negative length."""
     cdef int64_t length = varint(cursor)
     if length < 0:
         return None
@@ -62,7 +62,7 @@ cdef object headers_of(Cursor* cursor, int64_t count):
 
 
 cdef inline int64_t plus(int64_t base, int64_t delta) noexcept nogil:
-    """Add with wraparound: the bytes may ask for any sum."""
+    """Add with wraparound, because corrupt bytes may lead to any sum."""
     return <int64_t> (<uint64_t> base + <uint64_t> delta)
 
 
@@ -77,7 +77,7 @@ cdef inline int64_t big_endian(const uint8_t* at, int size) noexcept nogil:
 cdef class BatchDecoder:
     """Decoder of the records of one batch from an offset on, a slice at a time.
 
-    ``content`` is a whole batch of format 2 whose records are not compressed. It is kept until the decoder is freed.
+    ``content`` is a whole batch of format 2 whose records are not compressed. The decoder keeps ``content`` alive.
     """
 
     cdef const uint8_t[::1] _content

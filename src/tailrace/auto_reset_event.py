@@ -9,7 +9,7 @@ __all__ = ["AutoResetEvent"]
 
 
 class AutoResetEvent:
-    """Flag with one waiter, which clears it on waking. A ``set`` before the wait is not lost."""
+    """Flag with one waiter, which clears the flag on waking. A ``set`` before the wait is not lost."""
 
     __slots__ = ("_event",)
 

@@ -36,7 +36,7 @@ async def awaited(result: object, where: str) -> object:
 
 
 async def settled(result: object, where: str) -> object:
-    """Return ``result`` as ``awaited`` does, unless it is a generator.
+    """Return ``result`` as ``awaited`` does; raise if it is a generator.
 
     Raises:
         ConfigurationError: ``result`` is a generator, or a future of another event loop.

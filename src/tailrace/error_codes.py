@@ -1,7 +1,7 @@
 """Kafka's error codes.
 
-They equal those of Kafka 4.3 (``org.apache.kafka.common.protocol.Errors``); a test compares them. Reactions to a code
-depend on the request and are in ``core/``.
+The codes are those of Kafka 4.3 (``org.apache.kafka.common.protocol.Errors``), which a test verifies. The reaction to a
+code depends on the request and is in ``core/``.
 """
 
 from __future__ import annotations

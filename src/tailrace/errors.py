@@ -96,7 +96,7 @@ __all__ = [
 ]
 
 _MAX_SHOWN = 10
-"""Maximum number of indices in a message."""
+"""Maximum number of indices listed in an error message."""
 
 
 class TailraceError(Exception):
@@ -104,7 +104,7 @@ class TailraceError(Exception):
 
 
 class ConfigurationError(TailraceError):
-    """An option is missing, unknown, of the wrong type, or contradicts another. Correct it as the message says."""
+    """An option is missing, unknown, of the wrong type, or contradicts another one. The message says what to change."""
 
 
 class ConsumerStateError(TailraceError):
@@ -120,7 +120,7 @@ class NodeNotConnectedError(BrokerConnectionError):
 
 
 class AuthenticationError(BrokerConnectionError):
-    """TLS or SASL authentication failed. Check certificates and credentials; a retry with the same ones fails again."""
+    """TLS or SASL authentication failed. Check certificates and credentials; a retry without a change fails again."""
 
 
 class RequestTimedOutError(BrokerConnectionError):
@@ -128,7 +128,7 @@ class RequestTimedOutError(BrokerConnectionError):
 
 
 class UnsupportedVersionError(TailraceError):
-    """The broker does not support a version of the request that is needed. Use another broker version or option."""
+    """The broker supports no suitable version of a request. Use another broker version or other options."""
 
 
 class MalformedMessageError(TailraceError):
@@ -187,7 +187,7 @@ class GroupAuthorizationFailedError(BrokerError):
 
 
 class UnknownGroupError(BrokerError):
-    """The group does not exist: it has no members and no committed offsets, or these have expired."""
+    """The group does not exist: it has no members, and no committed offsets or only expired ones."""
 
     advice = "check its spelling: `tailrace groups list` shows all groups"
 
@@ -207,7 +207,7 @@ class RebalanceError(GroupError):
 
 
 class FencedMemberError(GroupError):
-    """Another member joined with the same ``group_instance_id``, so this one must stop. Give each member its own id."""
+    """Another member joined with the same ``group_instance_id``. This member must stop; give each member its own id."""
 
 
 class NoCommonAssignorError(GroupError):
@@ -215,7 +215,7 @@ class NoCommonAssignorError(GroupError):
 
 
 class GroupNotEmptyError(GroupError):
-    """The operation requires a group without members, but it has some. Stop them first.
+    """The operation requires a group without members, but the group has members. Stop the members first.
 
     Attributes:
         members: description of each member: client, host, ``group_instance_id`` and member id.
@@ -237,8 +237,8 @@ class CommitFailedError(GroupError):
     """Offsets were not committed. The next owner of the partitions may receive the records again.
 
     Attributes:
-        retriable: True if a later commit by the same consumer may succeed; False if its membership or the partitions
-            are lost, or the topic is deleted or recreated.
+        retriable: True if a later commit by the same consumer may succeed; False if the consumer has lost its
+            membership or the partitions, or if the topic is deleted or recreated.
     """
 
     def __init__(self, message: str, *, retriable: bool = True) -> None:
@@ -337,7 +337,7 @@ class OffsetGapError(TailraceError):
 
 
 class RecordTooLargeError(TailraceError):
-    """A record or record batch is larger than a strict limit. Raise the limit or seek past it."""
+    """A record or record batch is larger than a strict limit. Raise the limit, or seek past the record or batch."""
 
 
 class CorruptRecordError(TailraceError):
@@ -366,9 +366,9 @@ class DecodeError(TailraceError):
 
 
 class SchemaRegistryError(TailraceError):
-    """The schema registry is unreachable, too slow, or refuses the request. Check its URL and credentials.
+    """The schema registry is unreachable, too slow, or refuses the request. Check the registry's URL and credentials.
 
-    The record that needs the schema has not failed: it is retried until the registry answers.
+    The record that needs the schema has not failed: its handling is retried until the registry answers.
     """
 
 
@@ -384,8 +384,8 @@ class PartialFailureError(TailraceError):
     """Raised by a batch handler when some records of the batch failed and the others are finished.
 
     Args:
-        failed: errors by index in the batch; or the indices alone, and then the error is the cause of this exception,
-            or this exception.
+        failed: errors by index in the batch, or only the indices. With indices only, the error of each record is the
+            cause of this exception, or this exception itself if it has no cause.
 
     Attributes:
         failed: errors by index in the batch; None for indices without an error.
@@ -403,11 +403,11 @@ class PartialFailureError(TailraceError):
 
 
 class PublishError(TailraceError):
-    """A published record was not acknowledged by the broker. It may be in the topic nevertheless."""
+    """A published record was not acknowledged by the broker. The record may be in the topic nevertheless."""
 
 
 class PublishTooLargeError(PublishError):
-    """A published record is larger than its topic or the producer allows. Raise ``max.message.bytes`` if need be."""
+    """A published record is larger than its topic or the producer allows. Raise the topic's ``max.message.bytes``."""
 
 
 class ProducerFencedError(PublishError):
@@ -415,7 +415,7 @@ class ProducerFencedError(PublishError):
 
 
 class DeadLetterError(TailraceError):
-    """A failed record could not be written to its dead-letter topic. Its offset is not committed."""
+    """A failed record could not be written to its dead-letter topic. The offset of the record is not committed."""
 
 
 class KafkaServerError(TailraceError):
@@ -438,5 +438,5 @@ _CLASSES: dict[int, type[BrokerError]] = {
 
 
 def broker_error(code: int, detail: str = "") -> BrokerError:
-    """Return the error of ``code``: an instance of its own class if there is one, else of BrokerError."""
+    """Return the error for ``code``, of the class specific to the code if there is one, else of class BrokerError."""
     return _CLASSES.get(code, BrokerError)(code, detail)

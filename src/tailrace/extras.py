@@ -6,5 +6,5 @@ __all__ = ["install_hint"]
 
 
 def install_hint(extras: str) -> str:
-    """Return the command that installs ``extras`` (comma-separated), for a clone and for a wheel."""
+    """Return the commands that install ``extras`` (comma-separated) from a clone and from a wheel."""
     return f"pip install '.[{extras}]' in a clone of tailrace, or 'path/to/tailrace.whl[{extras}]' for a wheel"

@@ -1,7 +1,8 @@
 """Immutable values: records, partitions, offsets.
 
-A record is constructed a million times a second, in C (msgspec). Nothing of it is lazy, so it may outlive its batch,
-its consumer and its process. Construct ``Record``, never ``Record[K, V]``, which takes ten times as long.
+A million records are constructed per second, in C (msgspec). No field of a record is computed lazily, so a record may
+outlive its batch, its consumer and its process. Construct ``Record``, never ``Record[K, V]``: that takes ten times as
+long.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ __all__ = [
 ]
 
 KeyT_co = TypeVar("KeyT_co", covariant=True, default=bytes)
-"""Type of a record's key unless it is null."""
+"""Type of a record's key unless the key is null."""
 ValueT_co = TypeVar("ValueT_co", covariant=True, default=bytes)
-"""Type of a record's value unless it is null."""
+"""Type of a record's value unless the value is null."""
 
 TimestampType: TypeAlias = Literal["CreateTime", "LogAppendTime"]
 
@@ -42,7 +43,7 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """Committed offset, its metadata, and the leader epoch of the record before it."""
+    """Committed offset, the metadata of the commit, and the leader epoch of the record before the offset."""
 
     offset: int
     metadata: str = ""
@@ -61,8 +62,8 @@ class OffsetAndTimestamp(NamedTuple):
 class Record(msgspec.Struct, Generic[KeyT_co, ValueT_co], frozen=True, gc=False):
     """Record of a partition.
 
-    ``Record`` has the bytes that the broker stores; ``Record[str, Order]`` is what a consumer with deserializers
-    returning ``str`` and ``Order`` delivers. A record unpacks as its first five fields:
+    ``Record`` holds the bytes that the broker stores. A consumer whose deserializers return ``str`` keys and ``Order``
+    values delivers ``Record[str, Order]``. A record unpacks as its first five fields:
     ``topic, partition, offset, key, value = record``.
     """
 
@@ -70,7 +71,7 @@ class Record(msgspec.Struct, Generic[KeyT_co, ValueT_co], frozen=True, gc=False)
     partition: int
     offset: int
     key: KeyT_co | None
-    """None if the key is null, which is not the same as empty."""
+    """None if the key is null; an empty key is ``b""``."""
     value: ValueT_co | None
     """None if the value is null: a tombstone."""
     timestamp: int
@@ -78,7 +79,7 @@ class Record(msgspec.Struct, Generic[KeyT_co, ValueT_co], frozen=True, gc=False)
     headers: Sequence[tuple[str, bytes | None]] = ()
     timestamp_type: TimestampType | None = "CreateTime"
     """Origin of the timestamp: the producer ("CreateTime") or the broker ("LogAppendTime"), as the topic's
-    ``message.timestamp.type`` says. None if it is unknown: on Spark, after a retry topic, in message format 0."""
+    ``message.timestamp.type`` says. None for an unknown origin: on Spark, after a retry topic, in message format 0."""
 
     def __iter__(self) -> Iterator[object]:
         return iter((self.topic, self.partition, self.offset, self.key, self.value))

@@ -1,6 +1,6 @@
 """Signal handlers shared by all listeners of the process.
 
-Several apps in one process, in one event loop or in several, all stop at one SIGTERM.
+One SIGTERM stops all apps in a process, whether they run in one event loop or in several.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class _Listener:
 
 _listeners: tuple[_Listener, ...] = ()
 _before: dict[int, Any] = {}
-"""Handlers replaced by this module's, by signal number."""
+"""Handlers that this module has replaced, by signal number."""
 _exits: set[int] = set()
-"""Signals that raise SystemExit while there is no listener for them."""
+"""Signals that raise SystemExit while no listener handles them."""
 
 
 @contextlib.contextmanager
@@ -44,11 +44,13 @@ def handle_signals(
 ) -> Iterator[None]:
     """Install signal handlers for the duration of a context.
 
-    The first signal calls ``on_first`` of every listener in the process, in its event loop if one runs. A second one
-    ends the process: by the default action of the operating system, which works while the event loop is blocked, unless
-    ``on_second`` is to be called before. The last listener restores the previous handlers.
+    The first signal calls ``on_first`` of every listener in the process, in the listener's event loop if it has one. A
+    second signal calls ``on_second`` where it is given, and ends the process. Without ``on_second``, the second signal
+    triggers the default action of the operating system, which works even while the event loop is blocked. When the last
+    listener leaves the context, the previous handlers are restored.
 
-    Only the main thread can install handlers. A listener in another thread is called while the main thread has one.
+    Only the main thread can install handlers. A listener in another thread is called while the main thread has a
+    listener for the same signal.
     """
     global _listeners  # noqa: PLW0603 - signal handlers belong to the process
     try:
@@ -61,7 +63,8 @@ def handle_signals(
         # ValueError: not the main thread.
         with contextlib.suppress(ValueError):
             replaced = signal.signal(number, _receive)
-            # With other listeners, the replaced handler may be the default action installed after a first signal.
+            # If there are other listeners, the replaced handler may be the default action that this module installed
+            # after a first signal.
             if replaced is not _receive and len(_listeners_of(number)) == 1:
                 _before[number] = replaced
     try:
@@ -76,7 +79,7 @@ def handle_signals(
 def exit_on_signals(numbers: Collection[signal.Signals]) -> None:
     """Raise SystemExit at these signals while they have no other handler, so that the process cleans up.
 
-    Call it in the main thread.
+    Must be called in the main thread.
     """
     _exits.update(numbers)
     for number in numbers:
@@ -84,7 +87,7 @@ def exit_on_signals(numbers: Collection[signal.Signals]) -> None:
 
 
 def leave_signals_alone(numbers: Collection[signal.Signals]) -> None:
-    """Undo ``exit_on_signals``. Call it in the main thread."""
+    """Undo ``exit_on_signals``. Must be called in the main thread."""
     _exits.difference_update(numbers)
     for number in numbers:
         _settle(number)
@@ -96,7 +99,7 @@ def _receive(number: int, _frame: FrameType | None) -> None:
     uncalled = [one for one in _listeners_of(number) if not one.was_called]
     for one in uncalled:
         one.was_called = True
-        # RuntimeError: its thread has closed the loop.
+        # RuntimeError: the listener's thread has closed the loop.
         if one.loop is None:
             one.on_first()
             continue
@@ -131,12 +134,12 @@ def _settle(number: int) -> None:
     elif current in {_receive, signal.SIG_DFL}:
         _restore(number)
     else:
-        # The program has installed its own handler in the meantime.
+        # The program has replaced the handler of this module by its own.
         _before.pop(number, None)
 
 
 def _restore(number: int) -> None:
-    # None: the handler was not installed from Python, and cannot be restored from Python.
+    # A handler that was not installed from Python is None and cannot be restored from Python.
     if (handler := _before.get(number)) is not None:
         signal.signal(number, handler)
     _before.pop(number, None)

@@ -1,7 +1,7 @@
 """Writer of record batches (format 2).
 
-Records are appended to one buffer in C. Producer id, epoch and sequence are set when the batch is sent, and again if it
-is sent under another epoch.
+Records are appended to one buffer in C. Producer id, epoch and sequence are set when the batch is sent. They are set
+again if the batch is sent again in another epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["COMPRESSIONS", "BatchWriter", "Compression"]
 Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 
 COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-"""Codec numbers by Kafka's names."""
+"""Codec numbers by Kafka's names for the codecs."""
 
 _FORMAT = 2
 _CHECKSUM_AT, _CHECKED_FROM, _PRODUCER_AT = 17, 21, 43
@@ -32,7 +32,7 @@ class BatchWriter:
     """Record batch that is being filled.
 
     Args:
-        limit: maximum size in bytes before compression; one record always fits.
+        limit: maximum size in bytes before compression; a single record may be larger.
         compression: codec, one of ``COMPRESSIONS``.
         is_transactional: True for records of a transaction.
 
@@ -66,7 +66,7 @@ class BatchWriter:
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
     ) -> int:
-        """Append a record and return its size in bytes; 0 if the batch is full. The default timestamp is now.
+        """Append a record and return its size in bytes; return 0 if the batch is full. The default timestamp is now.
 
         Raises:
             MalformedMessageError: key, value or headers are invalid; the batch is unchanged.
@@ -81,13 +81,13 @@ class BatchWriter:
         return taken.size
 
     def written(self, producer_id: int, producer_epoch: int, sequence: int) -> memoryview:
-        """Return the encoded batch with this producer id and first ``sequence``; it accepts no more records."""
+        """Return the encoded batch with this producer state; afterwards the batch accepts no more records."""
         producer = (producer_id, producer_epoch, sequence)
         if self._content is None:
             self._builder.set_producer_state(*producer)
             self._content = self._builder.build()
         elif producer != self._written_for:
-            # Copy: the previous bytes may still wait to be sent.
+            # Change a copy, because the previous bytes may still be waiting to be sent.
             self._content = bytearray(self._content)
             _PRODUCER.pack_into(self._content, _PRODUCER_AT, *producer)
             checksum = calc_crc32c(bytes(memoryview(self._content)[_CHECKED_FROM:]))

@@ -10,15 +10,15 @@ from aiokafka.record.util import calc_crc32c
 __all__ = ["HARDWARE", "crc32c"]
 
 _CHUNK = 1 << 16
-"""Bytes copied at a time: the library takes only ``bytes``, and a chunk stays in the processor's cache."""
+"""Number of bytes copied at a time. The library accepts only ``bytes``; a chunk stays in the processor's cache."""
 
 
 def _hardware_extend() -> Callable[[int, bytes], int] | None:
-    """Return google-crc32c's function if its compiled form is installed; its Python form is too slow to use."""
+    """Return google-crc32c's function if the library is compiled; its pure-Python version is too slow to use."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            import google_crc32c  # noqa: PLC0415 - its import warns where only the Python form is installed
+            import google_crc32c  # noqa: PLC0415 - its import warns if only the Python version is installed
     except ImportError:
         return None
     return google_crc32c.extend if google_crc32c.implementation == "c" else None

@@ -1,7 +1,7 @@
 """Decompression of record batches with bounded memory.
 
-Sizes in headers are not trusted: each codec writes into a buffer that grows in steps up to the limit, and stops at the
-end of the buffer.
+Sizes in headers are not trusted: each codec writes into a buffer that grows in steps up to the limit, and the codec
+stops at the end of the buffer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STREAMS: dict[int, Callable[[memoryview, memoryview], int]] = {
     _ZSTD: cramjam.zstd.decompress_into,
 }
 _FILLS = 0xA5, 0x5A
-"""Bytes put at the end of the buffer before the codec writes."""
+"""Values of the last byte of the buffer, set before the codec writes; see ``_written``."""
 
 _USUAL_RATIO = 8
 _SMALLEST_BUFFER = 65_536
@@ -32,10 +32,10 @@ _XERIAL_HEAD = 16
 
 
 def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytearray = b"") -> bytearray | None:
-    """Return ``head`` and the decompressed bytes after it; None if these are more than ``limit``.
+    """Return ``head`` followed by the decompressed bytes; None if these are more than ``limit``.
 
     Raises:
-        MalformedMessageError: the codec is unknown, or a length exceeds the bytes.
+        MalformedMessageError: the codec is unknown, or a length points past the end of the bytes.
         cramjam.DecompressionError: the bytes are invalid.
     """
     if codec == _SNAPPY:
@@ -60,10 +60,11 @@ def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytea
 def _written(
     decompress_into: Callable[[memoryview, memoryview], int], packed: memoryview, room: memoryview
 ) -> int | None:
-    """Return the number of bytes of ``room`` that the codec wrote; None if it was too small.
+    """Return the number of bytes of ``room`` that the codec wrote; None if ``room`` is too small.
 
-    cramjam's error for a buffer that is too small differs from others only in its text, which is not stable. Instead,
-    the last byte is checked: the codec has written it if it differs from one of two fill values.
+    cramjam's error for a buffer that is too small differs from its other errors only in the text, which is not stable.
+    Instead, the last byte is set to a fill value before the codec runs. If the codec fails and the byte has changed,
+    the codec reached the end of the buffer. A second fill value is tried because the codec may write the first one.
     """
     failure = None
     for fill in _FILLS:
@@ -79,7 +80,7 @@ def _written(
 
 
 def _from_snappy(packed: memoryview, limit: int, head: bytes | bytearray) -> bytearray | None:
-    """Decompress snappy, raw or in the blocks of Java's library; its decoder observes the size in the header."""
+    """Decompress raw snappy or the blocks of Java's library. The decoder never writes more than the header's size."""
     blocks = [packed]
     if packed[: len(_XERIAL)] == _XERIAL:
         reader, blocks = FrameReader(packed[_XERIAL_HEAD:]), []

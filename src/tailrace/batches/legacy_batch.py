@@ -1,7 +1,7 @@
 """Record batches of formats 0 and 1, written before Kafka 0.11.
 
-Each length is checked before use: aiokafka's C code for these formats trusts those inside a compressed message, and a
-corrupt one makes it read outside its memory. Such messages are rare, so this is plain Python.
+Each length is checked before use. aiokafka's C code for these formats trusts the lengths inside a compressed message:
+with a corrupt length it reads outside the message's memory. Such messages are rare, so plain Python suffices.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _LegacyRecord(NamedTuple):
 
 
 class LegacyBatch:
-    """Message, or many messages compressed into the value of one.
+    """Message, or a message whose value contains many compressed messages.
 
     Raises:
         MalformedMessageError: the bytes are invalid.
@@ -74,11 +74,11 @@ class LegacyBatch:
 
     @property
     def timestamp_type(self) -> int | None:
-        """0 for the producers' times, 1 for the broker's, None in format 0."""
+        """0 if producers set the timestamps, 1 if the broker does, None in format 0."""
         return int(self._outer.attributes & _LOG_APPEND_TIME != 0) if self._outer.magic else None
 
     def decompress(self, limit: int) -> int | None:
-        """Decompress the inner messages and return their size in bytes; None if it exceeds ``limit``."""
+        """Decompress the inner messages and return their size in bytes; None if the size exceeds ``limit``."""
         outer, codec = self._outer, self.codec
         # In format 0, the checksum of LZ4 frames differs from LZ4's specification (KAFKA-3160).
         if codec not in {_GZIP, _SNAPPY, _LZ4} or (codec == _LZ4 and not outer.magic):
@@ -87,7 +87,7 @@ class LegacyBatch:
         if output is None:
             return None
         self._inside = memoryview(output)
-        # From format 1 on, inner offsets are relative, and the outer offset is that of the last message.
+        # From format 1 on, inner offsets are relative, and the outer offset is the offset of the last inner message.
         last = _last_offset(self._inside) if outer.magic else None
         self._shift = 0 if last is None else max(0, outer.offset - last)
         return len(output)
@@ -108,7 +108,7 @@ class LegacyBatch:
 
 
 def _last_offset(messages: memoryview) -> int | None:
-    """Return the offset of the last message without decoding the messages, of which there may be millions."""
+    """Return the offset of the last message without decoding the messages; there may be millions."""
     reader, last = FrameReader(messages), None
     while reader.remaining:
         last, length = _OFFSET_AND_LENGTH.unpack(reader.view(_OFFSET_AND_LENGTH.size))

@@ -2,7 +2,7 @@
 
 A batch is a view of its frame and is decoded lazily, in C, without Python code for each record. Decompression is
 limited and can be undone. Batches that are small compared to their frame are copied, so that they do not keep the frame
-in memory. Each batch has its own format; a response may contain several.
+in memory. Each batch has its own format; a response may contain batches of several formats.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _compiled_decoder() -> type[BatchDecoder] | None:
     if os.environ.get("TAILRACE_PURE_PYTHON"):
         return None
     try:
-        from tailrace._native import BatchDecoder as Compiled  # noqa: PLC0415 - absent without a compiler
+        from tailrace import _native  # noqa: PLC0415 - absent if it was installed without a compiler
     except ImportError:
         return None
     return Compiled
@@ -46,13 +46,13 @@ def _compiled_decoder() -> type[BatchDecoder] | None:
 _BatchDecoder = _compiled_decoder()
 
 COMPILED = _BatchDecoder is not None
-"""True if records are decoded by the compiled module; ``TAILRACE_PURE_PYTHON=1`` turns it off."""
+"""True if records are decoded by the compiled module; ``TAILRACE_PURE_PYTHON=1`` turns the module off."""
 
 _PREFIX = struct.Struct(">qiib")
 """Base offset, length of the rest, leader epoch (from format 2 on), format."""
 _LENGTH_ENDS_AT = 12
 _MIN_LENGTH = {0: 14, 1: 22, 2: 49}
-"""Minimum length of each format; the C code reads that much without a check."""
+"""Minimum length by format; the C code reads that many bytes without a check."""
 
 _HEAD = 61
 """Bytes of a batch of format 2 before its records."""
@@ -70,8 +70,8 @@ _FIELDS = attrgetter("offset", "key", "value", "timestamp", "headers")
 
 _TIMESTAMP_TYPES: dict[int | None, TimestampType | None] = {None: None, 0: "CreateTime", 1: "LogAppendTime"}
 
-# Errors of the C code and the codecs for invalid bytes; OSError is gzip's, OverflowError and MemoryError come from
-# enormous lengths.
+# Errors that the C code and the codecs raise for invalid bytes. gzip raises OSError; enormous lengths cause
+# OverflowError and MemoryError.
 _DECODE_ERRORS = (
     CorruptRecordException,
     UnsupportedCodecError,
@@ -103,17 +103,18 @@ class RecordBatch:
     """Record batch, decoded on demand.
 
     Attributes:
-        base_offset: offset of the first record written into it, which compaction may have removed; of the last record
-            in compressed batches of old formats, whose first offset is known only after decompression.
-        next_offset: offset after the last one.
+        base_offset: offset of the first record written into the batch; compaction may have removed this record. In a
+            compressed batch of an old format, the offset of the last record, because the first offset is known only
+            after decompression.
+        next_offset: offset after the last record.
         size: size on the wire, in bytes.
-        leader_epoch: epoch of the leader that wrote it; -1 in old formats.
-        is_compressed: True for a batch with a codec, unless ``decompress`` returned True since the last ``pack``.
-        plain: batch of format 2 whose records are not compressed, or no longer; None otherwise.
-        plain_bytes: size of the decompressed records; 0 while it is compressed, or if it has no codec.
-        is_control: True if it contains a transaction marker instead of records.
-        producer_id: producer of its transaction; None outside transactions.
-        timestamp_type: origin of its records' timestamps; None in message format 0.
+        leader_epoch: epoch of the leader that wrote the batch; -1 in old formats.
+        is_compressed: True while the records are compressed: ``decompress`` makes it False, ``pack`` makes it True.
+        plain: bytes of a batch of format 2 whose records were never compressed or are decompressed; None otherwise.
+        plain_bytes: size of the decompressed records; 0 while the records are compressed or if the batch has no codec.
+        is_control: True if the batch contains a transaction marker instead of records.
+        producer_id: producer of the batch's transaction; None outside transactions.
+        timestamp_type: origin of the records' timestamps; None in message format 0.
     """
 
     __slots__ = (
@@ -156,7 +157,7 @@ class RecordBatch:
         return f"<RecordBatch {self.base_offset}..{self.next_offset - 1} {self.size} bytes>"
 
     def checksum_holds(self) -> bool:
-        """Return True if the checksum matches. Call it before ``decompress``."""
+        """Return True if the checksum matches. Must be called before ``decompress``."""
         if isinstance(self._raw, LegacyBatch):
             return self._raw.validate_crc()
         return bool(_CHECKSUM.unpack_from(self._view, _CHECKSUM_AT)[0] == crc32c(self._view[_CHECKED_FROM:]))
@@ -164,7 +165,7 @@ class RecordBatch:
     def decompress(self, limit: int) -> bool:
         """Decompress the records and return True; return False if they exceed ``limit`` bytes.
 
-        A thread may call it, because it changes nothing but this batch.
+        Another thread may call this method, because it changes nothing but this batch.
 
         Raises:
             MalformedMessageError: the bytes are invalid, or the codec is unknown.
@@ -200,10 +201,10 @@ class RecordBatch:
         self.plain, self.plain_bytes, self.is_compressed = None, 0, True
 
     def is_abort_marker(self) -> bool:
-        """Return True if it contains the marker of an aborted transaction.
+        """Return True if the batch contains the marker of an aborted transaction.
 
         Raises:
-            MalformedMessageError: it is a control batch that cannot be decoded.
+            MalformedMessageError: the batch is a control batch that cannot be decoded.
         """
         # The raw batch yields its records only once.
         if self._is_abort_marker is None:
@@ -224,7 +225,7 @@ class RecordBatch:
 
 
 class RecordDecoder:
-    """Decoder of a batch, which returns its records in slices."""
+    """Decoder of a batch that returns the records in slices."""
 
     __slots__ = ("_batch", "_partition", "_position", "_take", "_topic")
 
@@ -236,7 +237,7 @@ class RecordDecoder:
         self._take: Callable[[int], list[Record]] | None = None
 
     def take(self, count: int) -> list[Record]:
-        """Return the next ``count`` records, fewer only at the end.
+        """Return the next ``count`` records, or fewer at the end of the batch.
 
         Raises:
             MalformedMessageError: the bytes are not records, or their codec is unknown.
@@ -254,11 +255,11 @@ class RecordDecoder:
             raise MalformedMessageError(f"the record batch decompresses to more than {_DEFAULT_LIMIT} bytes")
         if _BatchDecoder is not None and batch.plain is not None:
             return _BatchDecoder(batch.plain, topic, partition, position, Record).take
-        # A pipeline of C functions from the bytes to Record. The chain drops the batch's iterator at its end, because
-        # that one does not end twice.
+        # A pipeline of C functions from the bytes to Record. The batch's iterator must not be called again after it is
+        # exhausted; chain() drops it then.
         fields = map(_FIELDS, chain(batch._raw))  # noqa: SLF001 - same module
         if batch.timestamp_type != "CreateTime":
-            # A keyword of partial() would cost 120 ns a record, and the default costs nothing.
+            # Passing the type by a keyword of partial() would take 120 ns a record; the default takes no time.
             fields = map(add, fields, repeat((batch.timestamp_type,)))
         records = starmap(partial(Record, topic, partition), fields)
         if position > batch._lowest:  # noqa: SLF001 - same module
@@ -267,7 +268,7 @@ class RecordDecoder:
 
 
 def split(records: memoryview) -> list[RecordBatch]:
-    """Return the batches of a record set, without the truncated one that the protocol allows at its end.
+    """Return the batches of a record set, without the truncated batch that the protocol allows at the end.
 
     Raises:
         MalformedMessageError: a length is invalid.

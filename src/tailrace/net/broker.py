@@ -1,8 +1,8 @@
 """A broker and its connections.
 
 A broker answers the requests of one connection in order. Requests that must not wait for a long poll or a pending
-rebalance therefore have connections of their own, opened when first needed. After a failed attempt, requests fail
-immediately until an exponential backoff is over.
+rebalance therefore have connections of their own, opened when first needed. After a failed attempt to connect, requests
+fail immediately until an exponential backoff is over.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Channel(StrEnum):
 
 
 class ChannelKey(NamedTuple):
-    """Purpose of a connection, and the group member that uses it alone."""
+    """Purpose of a connection, and the group member that has the connection to itself."""
 
     channel: Channel
     member: str = ""
@@ -69,7 +69,7 @@ CHANNEL_OF: dict[type[Request[Any]], Channel] = {
     LeaveGroupRequest: Channel.GROUP,
     HeartbeatRequest: Channel.HEARTBEAT,
 }
-"""Channel of each request; others use ``Channel.MAIN``."""
+"""Channel of each request type; all other requests use ``Channel.MAIN``."""
 
 
 class Broker:
@@ -79,7 +79,7 @@ class Broker:
         id: node id; negative for an address of ``bootstrap_servers``.
         host: name or address.
         port: port of the listener.
-        rack: rack of the broker, if it is configured.
+        rack: rack of the broker; None if none is configured.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Broker:
         return self._is_connected(ChannelKey(Channel.OFFSETS))
 
     async def connect(self) -> None:
-        """Open or reopen the main connection, and allow others to be opened when needed."""
+        """Open or reopen the main connection, and allow the other connections to be opened when needed."""
         self._is_open = True
         await self._connection(ChannelKey(Channel.MAIN)).reopen()
 
@@ -145,9 +145,9 @@ class Broker:
 
         Args:
             request: request to send.
-            member: group member whose connection is used, for requests of the membership.
-            key: connection to use instead.
-            timeout_s: limit of the wait, connecting included; by default ``request_timeout_ms``.
+            member: group member whose connection is used for requests to join, heartbeat or leave.
+            key: connection to use instead of the one for the request's type.
+            timeout_s: limit of the wait, including the time to connect; by default ``request_timeout_ms``.
 
         Raises:
             NodeNotConnectedError: not connected, and the backoff is not over.
@@ -181,7 +181,7 @@ class Broker:
             raise RequestTimedOutError(f"{self.address}: no connection within {timeout_s:.1f} s") from None
 
     async def connection_for(self, key: ChannelKey) -> Connection:
-        """Return the connection of ``key``, opened if necessary.
+        """Return the connection of ``key``, and open it if necessary.
 
         Raises:
             NodeNotConnectedError: never connected or closed, or the backoff is not over.
@@ -295,7 +295,7 @@ class _ReplaceableConnection:
             self._observer.emit(BrokerUnreachable(f"{self._host}:{self._port}", str(error)))
 
     def _failure_during_backoff(self, pause_s: float) -> TailraceError:
-        # Errors that waiting does not resolve keep their class, or callers would retry.
+        # An error that waiting does not resolve is raised again in its own class, so that callers do not retry.
         is_permanent = isinstance(self._failure, AuthenticationError | UnsupportedVersionError | ConfigurationError)
         error_class = type(self._failure) if is_permanent else NodeNotConnectedError
         return error_class(f"{self._failure} ({self._failures} attempts, next in {pause_s:.1f} s)")

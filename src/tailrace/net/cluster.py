@@ -1,6 +1,6 @@
 """Brokers, metadata and group coordinators of a cluster.
 
-It owns no task: MetadataRefresher refreshes the metadata. Several consumers may share a cluster.
+A Cluster owns no task: MetadataRefresher refreshes the metadata. Several consumers may share a Cluster.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ResultT = TypeVar("ResultT")
 ResponseT = TypeVar("ResponseT")
 
 _STAGGER_S = 0.25
-"""Delay before a request that any broker can answer is also sent to the next one."""
+"""Delay before a request that any broker can answer is also sent to the next broker."""
 
 
 class Cluster:
@@ -95,7 +95,7 @@ class Cluster:
 
         Raises:
             ConfigurationError: ``bootstrap_servers`` is empty.
-            AuthenticationError, UnsupportedVersionError: no address succeeded, and one failed this way.
+            AuthenticationError, UnsupportedVersionError: no address succeeded, and at least one failed with this error.
             BrokerConnectionError: no address answered; the message has the reason for each.
         """
         if not self.config.bootstrap_servers:
@@ -104,7 +104,7 @@ class Cluster:
             )
         addresses = [split_address(entry) for entry in self.config.bootstrap_servers]
         if self.config.security_protocol == "SASL_PLAINTEXT" and self.config.sasl_mechanism in {"PLAIN", "OAUTHBEARER"}:
-            # SCRAM and GSSAPI send a proof, PLAIN and OAUTHBEARER the secret itself.
+            # SCRAM and GSSAPI send only a proof of the secret; PLAIN and OAUTHBEARER send the secret itself.
             advice = "set security_protocol='SASL_SSL', or sasl_mechanism='SCRAM-SHA-512'"
             self._observer.emit(CredentialsUnencrypted(", ".join(self.config.bootstrap_servers), advice))
         self._update(await _first_of([partial(self._try_address, n, *address) for n, address in enumerate(addresses)]))
@@ -146,8 +146,8 @@ class Cluster:
     async def refresh(self) -> None:
         """Request metadata.
 
-        Concurrent callers share one request, unless it was sent before a caller's topic was watched. Requests are at
-        least ``retry_backoff_ms`` apart.
+        Concurrent callers share one request, unless the request was sent before a caller's topic was watched. Requests
+        are at least ``retry_backoff_ms`` apart.
 
         Raises:
             BrokerConnectionError: neither a known broker nor a bootstrap address answers.
@@ -214,13 +214,13 @@ class Cluster:
         return Broker(node, self.config, self._dialer, self._observer, connects_itself=True)
 
     def learn_leader(self, partition: TopicPartition, leader_id: int, epoch: int) -> None:
-        """Apply the current leader that a broker's response contains (KIP-951)."""
+        """Update the leader of a partition from a broker's response (KIP-951)."""
         self.topology = self.topology.with_leader(partition, leader_id, epoch)
 
     # ---- brokers -----------------------------------------------------------------------------------------------
 
     def broker(self, node_id: int) -> Broker:
-        """Return the broker with this node id; it connects when first used.
+        """Return the broker with this node id; the broker connects when first used.
 
         Raises:
             NodeNotConnectedError: the cluster has no such broker at present.
@@ -239,7 +239,7 @@ class Cluster:
         in_turn = sorted(self._brokers.values(), key=lambda one: (not one.connected, random.random()))  # noqa: S311
 
         async def ask(number: int, broker: Broker) -> ResponseT:
-            # A broker that hangs does not delay the next one for long.
+            # A broker that hangs delays the request to the next broker only briefly.
             await asyncio.sleep(number * _STAGGER_S)
             return await broker.send(request)
 
@@ -255,7 +255,7 @@ class Cluster:
             BrokerConnectionError: no broker answered.
         """
         async with self._looking_up:
-            # Look it up again if the broker has left the cluster.
+            # A coordinator that has left the cluster is looked up again.
             if self._coordinators.get(group_id) not in self._brokers:
                 await self._look_up(group_id)
         return self.broker(self._coordinators[group_id])
@@ -265,7 +265,7 @@ class Cluster:
         try:
             answer = await self.send_to_any(request)
         except BrokerConnectionError:
-            # Without fetches, nothing else would refresh the addresses of brokers that have moved.
+            # The brokers may have moved, and if nothing is fetched, nothing else refreshes their addresses.
             await self.refresh()
             answer = await self.send_to_any(request)
         if answer.error_code:
@@ -276,11 +276,11 @@ class Cluster:
         self._observer.emit(CoordinatorFound(group_id, f"{answer.host}:{answer.port}"))
 
     def coordinator_id(self, group_id: str) -> int | None:
-        """Return the node id of the coordinator; None if it is not known."""
+        """Return the node id of the coordinator; None if the coordinator is not known."""
         return self._coordinators.get(group_id)
 
     def forget_coordinator(self, group_id: str, reason: str) -> None:
-        """Forget the coordinator, which moved, failed or hangs; the next use looks it up again."""
+        """Forget a coordinator that moved, failed or hangs; ``coordinator`` looks it up again."""
         if self._coordinators.pop(group_id, None) is not None:
             self._observer.emit(CoordinatorLost(group_id, reason))
 
@@ -295,7 +295,7 @@ class Cluster:
             what: description of the operation, for errors.
 
         Raises:
-            BrokerError: not retriable, or the last error when ``timeout_s`` was over.
+            BrokerError: the error is not retriable, or ``timeout_s`` is over, and this was the last error.
             AuthenticationError: TLS or SASL failed.
             BrokerConnectionError: ``timeout_s`` is over, and the last attempt did not reach the broker.
             MalformedMessageError: ``timeout_s`` is over, and the last response could not be decoded.
@@ -309,7 +309,7 @@ class Cluster:
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
             except TimeoutError as error:
-                if last is not None:  # more informative than the timeout of the attempt after it
+                if last is not None:  # the last error says more than a timeout
                     raise _timed_out(last, what, timeout_s) from last
                 raise RequestTimedOutError(f"{what}: not finished within {timeout_s:.1f} s") from error
             except (AuthenticationError, UnsupportedVersionError, ConfigurationError):
@@ -345,7 +345,7 @@ def _timed_out(error: TailraceError, what: str, timeout_s: float) -> TailraceErr
 
 
 def _checked(answer: MetadataResponse, source: str) -> MetadataResponse:
-    """Return ``answer`` unless it is an error or lists no brokers, as a starting broker's does."""
+    """Return ``answer``; raise if it is an error or lists no brokers, which happens while a broker starts."""
     if answer.error_code:
         raise BrokerConnectionError(f"{source} returned no metadata ({name_of(answer.error_code)})")
     if not answer.brokers:
@@ -357,8 +357,8 @@ async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> Res
     """Run ``attempts`` concurrently, return the first result and cancel the others.
 
     Raises:
-        AuthenticationError, UnsupportedVersionError: all failed, and one of them with this error, which is permanent.
-        BrokerConnectionError: all failed; the message has each reason.
+        AuthenticationError, UnsupportedVersionError: all failed, and at least one with this permanent error.
+        BrokerConnectionError: all failed; the message lists the reasons.
     """
     found: list[ResultT] = []
     failures: list[TailraceError] = []

@@ -1,8 +1,8 @@
 """Connection to a broker: pipelined requests, and responses in order.
 
-A request that times out closes the connection, because all later responses wait as well. The response to a canceled
-request is dropped, but its deadline stays in force, so that a network that drops all packets is noticed. A lost
-connection is not reopened.
+A request that times out closes the connection, because later responses cannot arrive before the missing one. The
+response to a canceled request is dropped, but the deadline of the request stays in force, so that a network that drops
+all packets is noticed. A lost connection is not reopened.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Connection:
 
     Attributes:
         address: host and port of the broker, for messages.
-        offered: API versions of the broker; empty until ApiVersions was answered.
+        offered: API versions of the broker; empty until the broker has answered ApiVersions.
         on_lost: called once with the reason when the connection ends other than by ``close``.
     """
 
@@ -91,7 +91,7 @@ class Connection:
         """Accept large responses from now on, and renew the SASL session before it expires (KIP-368).
 
         Args:
-            renew: authenticates again and returns the new lifetime.
+            renew: function that authenticates again and returns the new lifetime.
             lifetime_s: lifetime of the SASL session; None if it does not expire.
             hint: advice for the error if the broker closes the connection before it answers a request.
         """
@@ -104,8 +104,8 @@ class Connection:
         """Send a request in the newest common version and return the response.
 
         Raises:
-            RequestTimedOutError: no response in ``timeout_s``, and the connection is closed; or not sent in that time,
-                because the broker throttles this client.
+            RequestTimedOutError: no response within ``timeout_s``; the connection is closed. Or the request was not
+                sent within ``timeout_s``, because the broker throttles this client; the connection stays open.
             BrokerConnectionError: the connection failed.
             AuthenticationError: the renewal of the SASL session failed.
             UnsupportedVersionError: no common version of the request.
@@ -113,7 +113,7 @@ class Connection:
         version = self.offered.version_of(api_of(request), request.newest_version)
         deadline = self._loop.time() + timeout_s
         while True:
-            # Renew last: a caller that waits after a renewal could write into the middle of the next one.
+            # Check for renewal after every wait: otherwise a caller could write into the next renewal.
             if self._muted_until > self._loop.time():
                 await self._wait_while_muted(deadline, timeout_s)
             elif self._loop.time() >= self._renew_at:
@@ -194,7 +194,7 @@ class Connection:
             pending.deadline.cancel()
             if not pending.answer.done():
                 pending.answer.set_exception(reason)
-                # Mark it as retrieved: asyncio would log it if the caller was canceled.
+                # Mark the exception as retrieved, because asyncio logs it otherwise if the caller was canceled.
                 pending.answer.exception()
         if self.frames.transport is not None:
             self.frames.transport.abort()
@@ -231,7 +231,7 @@ class Connection:
         self._renew_in(lifetime_s)
 
     def _renew_in(self, lifetime_s: float | None) -> None:
-        # At nine tenths of its lifetime, so that a slow response is still in time.
+        # Renew after nine tenths of the lifetime, so that a slow response still arrives before the session expires.
         self._renew_at = float("inf") if not lifetime_s else self._loop.time() + 0.9 * lifetime_s
 
 

@@ -33,7 +33,7 @@ __all__ = ["Dialer"]
 
 
 class Dialer:
-    """Opens connections; they share one TLS context."""
+    """Opens connections, all with the same TLS context."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
@@ -44,7 +44,7 @@ class Dialer:
         """Open a connection that is ready for requests.
 
         Raises:
-            BrokerConnectionError: no response, or not from a Kafka broker.
+            BrokerConnectionError: nothing responds, or the peer is not a Kafka broker.
             AuthenticationError: TLS or SASL failed on either side.
             UnsupportedVersionError: the broker is too old.
         """
@@ -172,7 +172,7 @@ def _connect_failure(error: OSError) -> str:
         )
     if "bind on address" in text:
         return f"{text} - local_addr must be an address of this host, with port 0 unless there is only one connection"
-    # For a name with several addresses, asyncio joins their errors in one text.
+    # If a name has several addresses, asyncio raises one OSError whose text joins the errors of all addresses.
     if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
         return "connection refused - is the broker running, and is this its port?"
     if isinstance(error, ConnectionResetError | BrokenPipeError):
@@ -181,9 +181,9 @@ def _connect_failure(error: OSError) -> str:
 
 
 def _happy_eyeballs(loop: asyncio.AbstractEventLoop, host: str) -> dict[str, Any]:
-    """Return the option that tries the addresses of a name a quarter of a second apart (happy eyeballs).
+    """Return the option for trying the addresses of a name a quarter of a second apart (happy eyeballs).
 
-    Other loops than asyncio's, such as uvloop, do not have it and try one address after the other.
+    Event loops other than asyncio's, such as uvloop, lack this option and try one address after the other.
     """
     if _is_address(host) or not isinstance(loop, asyncio.BaseEventLoop):
         return {}

@@ -1,8 +1,8 @@
 """Reception of frames: the kernel fills a buffer of the frame's exact size, without a copy.
 
-An impossible length is rejected before anything is allocated: the peer is no Kafka broker, and its first four bytes
-often show what it is. A possible length is not trusted either: the buffer of a large frame grows as its bytes arrive,
-which copies a third of them.
+An impossible length is rejected before a buffer is allocated: the peer is no Kafka broker, and the first four bytes
+often show which kind of server the peer is. A possible length is not trusted either: the buffer of a large frame grows
+as the bytes arrive, which copies about a third of the frame.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class MetadataRefresher:
         while True:
             due_at = loop.time() + max(0.0, self._max_age_s - self._cluster.age_s)
             await self._requested.wait(due_at)
-            # Requests in quick succession back off: the brokers do not have the missing information yet. A refresh that
-            # is due by age is not delayed.
+            # Requests in quick succession back off, because the brokers do not have the missing information yet. A
+            # refresh that is due because of the metadata's age is not delayed.
             if is_requested := (now := loop.time()) < due_at:
                 in_a_row = in_a_row + 1 if now < quiet_at else 0
                 if in_a_row:

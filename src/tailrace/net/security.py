@@ -32,13 +32,13 @@ class Exchange(Protocol):
 
 
 class _Authenticator(Protocol):
-    """Interface of aiokafka's authenticators: a step takes the broker's bytes and returns the next ones, or None."""
+    """Interface of aiokafka's authenticators: ``step`` takes the broker's bytes; it returns bytes to send, or None."""
 
     def step(self, payload: bytes | None) -> Awaitable[tuple[bytes, bool] | None]: ...
 
 
 def tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
-    """Return the TLS context of the options; None for protocols without TLS.
+    """Return the TLS context for these options; None if ``security_protocol`` does not use TLS.
 
     Raises:
         ConfigurationError: a file cannot be read or is invalid.
@@ -63,7 +63,7 @@ def tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
 
 
 async def authenticate(exchange: Exchange, config: ConsumerConfig, host: str) -> float | None:
-    """Authenticate by SASL and return the lifetime of the session in seconds; None if it does not expire.
+    """Authenticate by SASL and return the lifetime of the session in seconds; None if the session does not expire.
 
     Raises:
         AuthenticationError: the broker refuses the credentials or the mechanism.
@@ -76,7 +76,7 @@ async def authenticate(exchange: Exchange, config: ConsumerConfig, host: str) ->
         raise AuthenticationError(f"the broker does not support {mechanism} - {advice}")
     authenticator = _authenticator(config, host)
     answer: SaslAuthenticateResponse | None = None
-    # The bytes stay inside messages, whose repr hides them: tracebacks may print local variables.
+    # Tracebacks may print local variables, so the bytes are kept only in messages, whose repr hides the bytes.
     while (request := await _step(authenticator, mechanism, answer)) is not None:
         answer = await exchange(request)
         if answer.error_code:
@@ -101,13 +101,13 @@ async def _step(
     except Exception as error:  # noqa: BLE001 - ValueError, KeyError, AssertionError of aiokafka, GSSError of gssapi
         if mechanism == "GSSAPI":
             raise AuthenticationError(f"GSSAPI: {error} - is there a Kerberos ticket? see `klist`") from None
-        # The server's signature is wrong: it does not know the password, or is not the broker. The text of the error
-        # may contain the exchanged bytes, so it is left out.
+        # The server's signature is wrong: the server does not know the password, or is not the broker. The text of the
+        # error is left out, because it may contain the exchanged bytes.
         raise AuthenticationError(f"{mechanism}: the broker's answer has no valid server signature") from None
 
 
 def _check_iterations(challenge: bytes, mechanism: str) -> None:
-    """Check SCRAM's iteration count: too few expose the password (RFC 7677), too many block a thread for hours."""
+    """Check SCRAM's iteration count: a low count exposes the password (RFC 7677), a high one blocks for hours."""
     fields = dict(part.split(b"=", 1) for part in challenge.split(b",") if b"=" in part)
     count = fields.get(b"i")
     if count is None or (re.fullmatch(rb"\d{1,7}", count) and _MIN_ITERATIONS <= int(count) <= _MAX_ITERATIONS):
@@ -125,7 +125,7 @@ def _refusal(code: int, message: str | None, mechanism: str) -> str:
 
 
 def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
-    # Imported here because it imports all of aiokafka's client, which only SASL needs.
+    # Imported here because this module loads all of aiokafka's client, which only SASL needs.
     from aiokafka.conn import (  # noqa: PLC0415
         OAuthAuthenticator,
         SaslGSSAPIAuthenticator,
@@ -145,7 +145,7 @@ def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
         made = SaslGSSAPIAuthenticator(loop=loop, principal=f"{config.sasl_kerberos_service_name}@{domain}")
     else:
         _check_writable(config)
-        # Never a local variable: see authenticate.
+        # The password is never kept in a local variable; authenticate gives the reason.
         kind = SaslPlainAuthenticator if mechanism == "PLAIN" else partial(ScramAuthenticator, sasl_mechanism=mechanism)
         made = kind(
             loop=loop,
@@ -156,7 +156,7 @@ def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
 
 
 def _check_writable(config: ConsumerConfig) -> None:
-    # Checked before, because UnicodeEncodeError contains the whole text.
+    # Checked before encoding, because the UnicodeEncodeError would contain the whole password.
     for name in ("sasl_plain_username", "sasl_plain_password"):
         if re.search("[\ud800-\udfff]", getattr(config, name)):
             raise ConfigurationError(f"{name} cannot be encoded as UTF-8 - pass it as UTF-8 text")
@@ -184,7 +184,7 @@ class Token:
         except TailraceError:
             raise
         except Exception as error:
-            # The text may contain credentials sent to the identity provider.
+            # The error text may contain credentials sent to the identity provider.
             raise BrokerConnectionError(
                 f"OAUTHBEARER: sasl_oauth_token_provider raised {type(error).__name__} - see the cause; its text is"
                 " left out because it may contain credentials"

@@ -1,7 +1,7 @@
 """Socket options: keepalive and the size of the receive buffer.
 
-The buffer must be set before TCP negotiates its windows: set later, a small one stalls the sender (a segment never
-fits) and a large one is not used. asyncio has no hook for that.
+The size of the receive buffer must be set before TCP negotiates its windows. If it is set later, a small buffer stalls
+the sender, because a segment never fits, and a large buffer is not used. asyncio has no hook to set it early enough.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import socket
 __all__ = ["connected_socket", "keep_alive"]
 
 _IDLE_S, _INTERVAL_S, _PROBES = 30, 10, 3
-"""A dead peer is detected within a minute, instead of two hours by the system's defaults."""
+"""With these values a dead peer is detected within a minute; the system's defaults take two hours."""
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
     """Enable TCP keepalive, so that a connection to a dead peer is closed."""
     sock = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # macOS has another name for the first option, and some systems have none.
+    # macOS has another name for the first option, and some systems lack some of these options.
     for names, value in (
         (("TCP_KEEPIDLE", "TCP_KEEPALIVE"), _IDLE_S),
         (("TCP_KEEPINTVL",), _INTERVAL_S),

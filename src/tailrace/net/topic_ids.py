@@ -1,4 +1,4 @@
-"""Comparison of topic ids with those a broker knows now, for commits that name topics."""
+"""Comparison of topic ids with the current ids on a broker, for commit requests that identify topics by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def with_other_ids(
 ) -> list[TopicPartition]:
     """Return the partitions whose topic has another id on the broker than in ``known``.
 
-    A topic the broker does not have counts as unchanged, and so does one whose id is not known on either side.
+    A topic that the broker does not have counts as unchanged, and so does a topic whose id is unknown here or there.
 
     Raises:
         BrokerConnectionError: the broker does not answer in time.
