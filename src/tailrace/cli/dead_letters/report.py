@@ -1,7 +1,7 @@
 """Output of dead letters: tables and text for people, lines of JSON for programs.
 
-Content of records is untrusted: on a terminal it is neither interpreted as rich markup nor as control characters. In
-JSON it is exact, and ``format`` names its encoding.
+The contents of records are untrusted: on a terminal, their rich markup and control characters are not interpreted. JSON
+output contains keys and values unchanged; the field ``format`` says whether the field ``value`` is JSON, text or hex.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FailureSummary:
     """Position of the dead letter that failed first."""
 
     def as_json(self) -> dict[str, object]:
-        """Return the entry of a line of JSON."""
+        """Return the summary as a mapping to print as one line of JSON."""
         return {
             "group": self.group,
             "handler": self.handler,
@@ -106,7 +106,7 @@ def summary_table(topic: str, summaries: Iterable[FailureSummary]) -> Table:
 
 
 def letters_table(letters: list[DeadLetter]) -> Table:
-    """Return a table with a row for each of the first dead letters."""
+    """Return a table of the first 20 dead letters; its last row counts the dead letters left out."""
     table = _table("in the order of sending (times in UTC)")
     table.add_column("offset", justify="right", no_wrap=True)
     table.add_column("failed", no_wrap=True, min_width=19)
@@ -114,7 +114,7 @@ def letters_table(letters: list[DeadLetter]) -> Table:
     table.add_column("error", overflow="fold", ratio=1)
     for letter in letters[:_MAX_ROWS]:
         origin = "unknown" if letter.origin is None else plain(str(letter.origin))
-        # Without the module, which `list` and `show` print: it would be wrapped here.
+        # The module of the error is left out to avoid wrapping; `list` and `show` print it.
         error = plain(letter.error_type.rpartition(".")[2])
         table.add_row(str(position_of(letter)), when(letter.at_ms), Text(origin), Text(error))
     if len(letters) > _MAX_ROWS:
@@ -148,7 +148,7 @@ def show_letter(screen: Screen, letter: DeadLetter) -> None:
 
 
 def letter_as_json(letter: DeadLetter) -> dict[str, object]:
-    """Return the entry of a line of JSON, with all parts of a dead letter."""
+    """Return all parts of a dead letter as a mapping to print as one line of JSON."""
     return {
         "letter": str(position_of(letter)),
         "topic": letter.record.topic,
@@ -169,7 +169,7 @@ def letter_as_json(letter: DeadLetter) -> dict[str, object]:
 
 
 def as_json(entry: Mapping[str, object]) -> str:
-    """Encode an entry as one line of JSON."""
+    """Encode a mapping as one line of JSON."""
     return escaped_json(msgspec.json.encode(entry).decode())
 
 
@@ -212,7 +212,7 @@ def when(at_ms: int) -> str:
 
 
 def _iso(at_ms: int) -> str | int:
-    """Format a time in ISO 8601; a number out of range is returned as it is."""
+    """Format a time in ISO 8601; return ``at_ms`` unchanged if it is out of range."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):
@@ -228,7 +228,7 @@ def _times(number: int, what: str) -> str:
 
 
 def _page(screen: Screen, text: str) -> None:
-    """Print text below its label, indented and without wrapping, so that it can be copied."""
+    """Print text indented and without wrapping, so that it can be copied."""
     for line in plain(text).splitlines():
         screen.console.print(Text(f"  {line}"), soft_wrap=True)
 
