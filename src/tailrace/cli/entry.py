@@ -25,7 +25,7 @@ __all__ = ["main"]
 
 
 class _CommandInfo(NamedTuple):
-    """Summary and dependencies of a command, known without importing it."""
+    """Summary and dependencies of a command, available without importing the command."""
 
     summary: str
     extra: str
@@ -71,7 +71,7 @@ class _Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` names and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Without a handler, Python's handler of last resort would print each warning beside the command's own message.
+    # Without a handler, Python's handler of last resort would print warnings in addition to the command's messages.
     logging.getLogger("tailrace").addHandler(logging.NullHandler())
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     if name is None:
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of the pipe is gone; without this, Python reports the same error again when it flushes at exit.
+        # The reader of the pipe is gone. Redirect stdout, or Python reports the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -130,7 +130,7 @@ def _terminal_safe(message: str) -> str:
 
 
 def _messages(error: Exception, extra: str) -> list[str]:
-    """Return the messages of a tailrace error or a group of them; empty for any other error."""
+    """Return the messages of a tailrace error or of a group of tailrace errors; empty for any other error."""
     if isinstance(error, ExceptionGroup):
         found = [_messages(one, extra) for one in error.exceptions]
         return list(dict.fromkeys(message for messages in found for message in messages)) if all(found) else []

@@ -27,8 +27,8 @@ def local_broker(
         config: broker configuration that overrides the defaults.
 
     Raises:
-        KafkaNotAvailableError: no broker can be started here; the message names the package to install.
-        KafkaServerError: the broker does not start; the message ends with its log.
+        KafkaNotAvailableError: this machine cannot start a broker; the message names the package to install.
+        KafkaServerError: the broker does not start; the message ends with the broker's log.
     """
     if os.environ.get(EXTERNAL):
         with EmbeddedServer() as server:

@@ -157,7 +157,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _topic(text: str) -> tuple[str, tuple[int, ...]]:
-    """Parse ``orders`` or ``orders:0,3``; a topic name has no colon."""
+    """Parse ``orders`` or ``orders:0,3``; topic names cannot contain a colon."""
     found = re.fullmatch(r"([^:]+)(?::([0-9]{1,9}(?:,[0-9]{1,9})*))?", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"must be TOPIC or TOPIC:PARTITIONS, such as orders:0,3, not {text!r}")

@@ -43,7 +43,7 @@ class Screen:
         total: int,
         below: Callable[[], RenderableType] | None = None,
     ) -> None:
-        """Await ``work`` and draw progress bars meanwhile, if stdout is a terminal.
+        """Await ``work``, and draw progress bars until it is done if stdout is a terminal.
 
         Args:
             work: awaitable to wait for.
@@ -62,7 +62,7 @@ class Screen:
                 progress.update(bar, completed=(now := done()), note=f"{count(now)} of {count(total)}")
             return Group(progress, below()) if below is not None else progress
 
-        # Refreshed by a task: Live's own thread would read the counts while the event loop changes them.
+        # A task refreshes the bars: Live's own thread would read the counts while the event loop changes them.
         with Live(get_renderable=render, console=self.console, transient=True, auto_refresh=False) as live:
             async with asyncio.TaskGroup() as tasks:
                 drawing = tasks.create_task(_draw(live))
@@ -70,7 +70,7 @@ class Screen:
                 drawing.cancel()
 
     def progress(self) -> Progress:
-        """Return progress bars with a ``note`` field, disabled if stdout is no terminal."""
+        """Return progress bars with a ``note`` field; the bars are disabled if stdout is no terminal."""
         return Progress(
             TextColumn(f"{{task.description:<{_LABEL}}}", style="dim"),
             BarColumn(bar_width=30),

@@ -155,7 +155,7 @@ def _add_since(action: argparse.ArgumentParser) -> None:
 
 
 class _TimeOrWord:
-    """Parser of an ISO 8601 time or one given word."""
+    """Parser of an ISO 8601 time or the word ``word``."""
 
     def __init__(self, word: Literal["now", "earliest"]) -> None:
         self._word = word

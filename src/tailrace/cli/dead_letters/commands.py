@@ -47,7 +47,7 @@ _DEFAULTS: ConsumerOptions = {"client_id": "tailrace-dead-letters", "socket_conn
 _WITHOUT_GROUP: ConsumerOptions = {
     "auto_offset_reset": "earliest",
     "isolation_level": "read_committed",
-    # Group options of the environment, an app or --set concern the app, not this reader.
+    # The group options of the environment, of an app or of --set concern the app, not this command.
     "group_id": None,
     "group_protocol": "classic",
     "group_instance_id": None,

@@ -19,7 +19,7 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["DeadLetterReader", "partitions_of"]
 
 _STALL_S = 60.0
-"""Time without records, although there are some, after which reading fails."""
+"""Maximum wait for the next record while the topic has unread records."""
 _POLL_TIMEOUT_MS = 500
 _READ_COMMITTED = 1
 
@@ -65,11 +65,11 @@ class DeadLetterReader:
         self._cluster, self._topic, self._options, self._timeout_s = cluster, topic, options, timeout_s
 
     async def read(self, positions: Collection[DeadLetterPosition] = ()) -> AsyncIterator[DeadLetter]:
-        """Yield all dead letters, or those in the smallest range of each partition that includes ``positions``.
+        """Yield all dead letters, or only those from the first to the last of ``positions`` in each partition.
 
         Raises:
             UnknownTopicError: there is no such topic.
-            ConsumerTimeoutError: no record arrives, although there are some.
+            ConsumerTimeoutError: no record arrives for a minute, although the topic has unread records.
         """
         ends = await self._ends()
         begins = {}

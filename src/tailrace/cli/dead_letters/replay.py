@@ -1,7 +1,7 @@
 """Replay of dead letters: planning and sending.
 
-A dead letter counts as sent once it is acknowledged. Dead letters of one partition are sent in the order of their
-original offsets, which restores the order of each key.
+A dead letter counts as sent once the broker has acknowledged it. Dead letters of one partition are sent in the order of
+their original offsets, which restores the order of each key.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _INCOMPLETE = "its headers lack the origin or the group"
 
 @dataclass(frozen=True, slots=True)
 class ReplayRecord:
-    """Dead letter and the partition that it is sent to."""
+    """Dead letter, and the topic and partition to send it to."""
 
     letter: DeadLetter
     topic: str
     partition: int | None
-    """Partition of the original record; None if ``topic`` lacks it, so that the key decides."""
+    """Partition of the original record; None if ``topic`` lacks this partition, so that the key determines another."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """Dead letters to send, and those to skip."""
+    """Dead letters to send, and dead letters to skip."""
 
     replays: tuple[ReplayRecord, ...]
     """Dead letters to send, in the order of their original records."""
@@ -49,7 +49,7 @@ class ReplayPlan:
     refused: tuple[tuple[DeadLetter, str], ...]
     """Dead letters that cannot be replayed, and the reasons."""
     superseded: tuple[DeadLetter, ...]
-    """Dead letters whose record has a later one in ``replays``: it failed again, or one failure was written twice."""
+    """Dead letters whose record has a later dead letter, because it failed again or one failure was written twice."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -62,17 +62,17 @@ class DeadLetterTopic:
     """Topic whose dead letters are replayed.
 
     Attributes:
-        template: ``dead_letter=`` option of the app that wrote them.
+        template: ``dead_letter=`` option of the app that wrote the dead letters.
     """
 
     name: str
     template: str = DEAD
 
     def refusal(self, letter: DeadLetter, *, to_origin: bool) -> str:
-        """Return why a dead letter cannot be replayed; empty if it can.
+        """Return the reason why a dead letter cannot be replayed; empty if it can be replayed.
 
         Anyone who may write to the topic may write any origin and group into a dead letter, and a replay is sent with
-        the operator's permissions. Hence both must match the name of the topic.
+        the operator's permissions. Hence origin and group must match the name of the dead-letter topic.
         """
         if letter.origin is None or not (letter.group_id or to_origin):
             return _INCOMPLETE
@@ -91,7 +91,7 @@ class DeadLetterTopic:
 
 
 def target_of(letter: DeadLetter, *, to_origin: bool) -> str:
-    """Return the topic that a dead letter without a refusal is sent to."""
+    """Return the topic to which a dead letter that can be replayed is sent."""
     assert letter.origin is not None
     return letter.origin.topic if to_origin else topic_name(REPLAY, topic=letter.origin.topic, group=letter.group_id)
 
@@ -106,9 +106,12 @@ def plan_replay(
 ) -> ReplayPlan:
     """Plan one replay for each original record of the selected dead letters.
 
-    ``partitions`` has the partition count of each existing topic, and ``dead_topic`` is the topic that the dead letters
-    were read from. With ``to_origin``, records are sent to their original topic instead of the replay topic. A new
-    replay topic gets ``default_partitions`` partitions if the original topic no longer exists.
+    Args:
+        letters: selected dead letters.
+        partitions: number of partitions of each topic that exists.
+        dead_topic: topic that the dead letters were read from.
+        to_origin: True to send to the original topics instead of the replay topics.
+        default_partitions: number of partitions of a new replay topic whose original topic no longer exists.
     """
     refused = [(one, why) for one in letters if (why := dead_topic.refusal(one, to_origin=to_origin))]
     refused_positions = {position_of(letter) for letter, _ in refused}
@@ -135,7 +138,11 @@ def plan_replay(
 
 
 def _record_of(letter: DeadLetter) -> object:
-    """Return group and origin, whose timestamp differs from that of the same offset in a recreated topic."""
+    """Return the identity of the original record: group and origin.
+
+    The origin includes the timestamp, which tells records apart that have the same offset before and after the topic
+    was recreated.
+    """
     return letter.group_id, letter.origin
 
 
@@ -144,7 +151,7 @@ def _age(letter: DeadLetter) -> tuple[int, int, DeadLetterPosition]:
 
 
 async def create_topics(cluster: Cluster, topics_to_create: Mapping[str, int]) -> None:
-    """Create missing topics; one that exists by now is accepted.
+    """Create missing topics; a topic that another client has created in the meantime is accepted.
 
     Raises:
         BrokerError: a topic cannot be created; the message gives the next step.
@@ -163,10 +170,10 @@ async def create_topics(cluster: Cluster, topics_to_create: Mapping[str, int]) -
 
 
 async def send(producer: Producer, plan: ReplayPlan, on_sent: Callable[[ReplayRecord, Published], None]) -> None:
-    """Send all replays and call ``on_sent`` for each acknowledged one.
+    """Send all replays and call ``on_sent`` for each replay that is acknowledged.
 
     Raises:
-        PublishError: some were rejected or not acknowledged; the message lists the ones to send again.
+        PublishError: some replays were rejected or not acknowledged; the message lists the dead letters to send again.
     """
     sent: set[int] = set()
     too_large: list[PublishTooLargeError] = []
@@ -207,13 +214,13 @@ async def _send_in_order(
                 one.topic, letter.value, key=letter.key, headers=letter.headers, partition=one.partition
             )
         except PublishTooLargeError as error:
-            # No later attempt can send it, so it must not block the others of its partition.
+            # No later attempt can send this record, so it must not block the other records of its partition.
             too_large.append(error)
             return
         acknowledged(one, placed)
 
     for at in range(0, len(lane), _CONCURRENT_SENDS):
-        # The producer keeps concurrent records in order; the next chunk must not overtake a rejected record.
+        # The producer keeps records sent concurrently in order. A later chunk must not overtake a rejected record.
         outcomes = await asyncio.gather(*map(publish, lane[at : at + _CONCURRENT_SENDS]), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):

@@ -1,6 +1,6 @@
 """Selection of dead letters: parsing of arguments and matching.
 
-Pure, except that ``parse_since`` reads the clock. ``--help`` imports this module.
+Functions are pure, except that ``parse_since`` reads the clock. ``--help`` imports this module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeadLetterPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Conditions that a dead letter must match, and a limit; matches all by default."""
+    """Conditions that a dead letter must match, and a limit; by default, all dead letters match."""
 
     positions: Collection[DeadLetterPosition] = ()
     since_ms: int | None = None
@@ -51,7 +51,7 @@ class DeadLetterFilter:
         return not {letter.error_type, letter.error_type.rpartition(".")[2]}.isdisjoint(self.error_types)
 
     def first(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        """Sort dead letters by the time of failure and apply the limit."""
+        """Return the first ``limit`` dead letters by time of failure."""
         return sorted(letters, key=lambda letter: (letter.at_ms, position_of(letter)))[: self.limit]
 
 
@@ -69,7 +69,7 @@ def parse_position(text: str) -> DeadLetterPosition:
 
 
 def parse_since(text: str) -> int:
-    """Parse a time or an age and return milliseconds since the epoch."""
+    """Parse a time, or an age such as ``2h``, and return milliseconds since the epoch."""
     found = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
     try:
         if found is not None:

@@ -1,6 +1,6 @@
 """Counts of handled records, which prove that each record was handled exactly once.
 
-Pure. Each offset of each partition has its own counter, so a duplicate cannot hide a missing record.
+The module is pure. Each offset of each partition has its own counter, so a duplicate cannot hide a missing record.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tailrace.records import Record
 __all__ = ["FEWEST_FLIGHTS", "ArrivalDelays", "HandledFlights", "PartitionProof"]
 
 FEWEST_FLIGHTS = 100
-"""Minimum number of arrived flights of a route in the report."""
+"""Minimum number of arrived flights that a route must have to be in the report."""
 
 
 class ArrivalDelays:
@@ -40,7 +40,7 @@ class PartitionProof(NamedTuple):
     once: int
     """Number of produced offsets that were handled exactly once."""
     committed: int | None
-    """Committed offset on the broker; None without one."""
+    """Committed offset on the broker; None if there is none."""
     members: tuple[int, ...]
     """Members that handled records of the partition."""
 

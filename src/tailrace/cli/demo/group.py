@@ -31,7 +31,7 @@ class Reading:
 
     Args:
         topic: topic to read.
-        partitions: number of its partitions.
+        partitions: number of partitions of the topic.
         replay: publisher of the records.
         options: options of each consumer.
     """
@@ -39,7 +39,7 @@ class Reading:
     def __init__(self, topic: str, partitions: int, replay: Replay, options: ConsumerOptions) -> None:
         self.tally = HandledFlights(partitions, MEMBERS)
         self.joined_s = 0.0
-        """Time until every partition was assigned and both members had some."""
+        """Time until every partition was assigned and both members had partitions."""
         self.reading_s = 0.0
         """Time from the first record to the last."""
         self.members: tuple[_Member, ...] = tuple(
@@ -54,7 +54,7 @@ class Reading:
         """Join, read until every record is handled, commit and leave.
 
         Raises:
-            ConsumerTimeoutError: no record arrives, although there are some.
+            ConsumerTimeoutError: no record arrives for a while, although published records are unread.
         """
         async with asyncio.TaskGroup() as tasks:
             began = self._now()
@@ -63,14 +63,14 @@ class Reading:
                 async with asyncio.timeout(_JOIN_TIMEOUT_S):
                     await self._joined.wait()
             except TimeoutError:
-                self._joined.set()  # members with partitions read them; a failed member raises its error
+                self._joined.set()  # continue: members with partitions read, a failed one raises its error
             self.joined_s = self._now() - began
             await self._wait_for_all()
             for reader in readers:
                 reader.cancel()
 
     def proof(self, produced: Sequence[int], committed: Mapping[int, int]) -> list[PartitionProof]:
-        """By partition: what was produced (offsets from 0), handled and committed."""
+        """Return the counts of each partition; offsets start at 0."""
         return self.tally.proof(produced, committed)
 
     async def _read(self, number: int) -> None:

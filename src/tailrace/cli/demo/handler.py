@@ -1,6 +1,6 @@
 """Handler of flights, for the consumer group and for Spark.
 
-Spark's workers import this module, so it imports only what handling needs.
+Spark's workers import this module, so the module imports only what handling needs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The demo on Spark: a backfill writes the handler's results to a table, which Spark counts.
 
-The table has a row with the offset for each time a record was handled, so it shows missing and duplicate records.
+Each time a record is handled, the table gets a row with the offset, so missing and duplicate records show.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BATCH_TIMEOUT_S = 60
 
 
 def check_spark() -> bool:
-    """Return True if Spark's Kafka connector is cached; otherwise it is downloaded when Spark starts.
+    """Return True if Spark's Kafka connector is cached; otherwise Spark downloads the connector when it starts.
 
     Raises:
         ConfigurationError: pyspark is not installed.
@@ -51,7 +51,7 @@ class SparkReading:
 
     Args:
         topic: topic to read.
-        partitions: number of its partitions.
+        partitions: number of partitions of the topic.
         options: options of the app, including the group.
     """
 
@@ -59,9 +59,9 @@ class SparkReading:
         self.tally = HandledFlights(partitions, members=1)
         self.version = ""
         self.starting_s = 0.0
-        """Startup time of Spark."""
+        """Startup time of Spark, in seconds."""
         self.reading_s = 0.0
-        """Duration of the backfill, including writing."""
+        """Duration of the backfill in seconds, including the time to write the results."""
         self._topic, self._options = topic, options
         self._once = [0] * partitions
         self._is_canceled = False
@@ -76,7 +76,7 @@ class SparkReading:
         try:
             await asyncio.shield(backfill)
         except asyncio.CancelledError:
-            # A thread cannot be canceled: it ends after the current batch.
+            # A thread cannot be canceled, but this one ends after the current batch.
             self._is_canceled = True
             done, _ = await asyncio.wait([backfill], timeout=_BATCH_TIMEOUT_S)
             for one in done:

@@ -20,7 +20,7 @@ class Replay:
 
     Args:
         topic: topic to write.
-        partitions: number of its partitions.
+        partitions: number of partitions of the topic.
         rate: flights per second; unlimited if None.
         limit: number of flights.
     """
@@ -41,7 +41,7 @@ class Replay:
         """Publish all flights and wait for their acknowledgments.
 
         Raises:
-            PublishError: the broker rejected some.
+            PublishError: the broker rejected some flights.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()

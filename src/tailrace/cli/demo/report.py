@@ -32,7 +32,7 @@ def routes_table(tally: HandledFlights, airports: dict[str, str]) -> Table:
 
 
 def partitions_table(proof: Sequence[PartitionProof]) -> Table:
-    """Return a table of the counts by partition, with the members that read it if there are any."""
+    """Return a table of the counts of each partition, with the members that read the partition if there are any."""
     table = _table("Records by partition")
     table.add_column("partition", justify="right")
     has_members = any(one.members for one in proof)

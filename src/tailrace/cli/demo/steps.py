@@ -40,7 +40,7 @@ _OPTIONS: ConsumerOptions = {
     "socket_connection_setup_timeout_ms": 5_000,
     "default_api_timeout_ms": 30_000,
     "stop_timeout_ms": 10_000,
-    # These override the environment.
+    # The following options override the environment.
     "auto_offset_reset": "earliest",
     "enable_auto_commit": True,
     "group_instance_id": None,
@@ -53,7 +53,7 @@ _OPTIONS: ConsumerOptions = {
 def play(
     bootstrap_servers: str | None, *, rate: float | None = None, limit: int | None = None, on_spark: bool = False
 ) -> int:
-    """Run the demo on these brokers or on a local one, and return the exit code."""
+    """Run the demo on ``bootstrap_servers`` or on a local broker, and return the exit code."""
     if on_spark and rate is not None:
         raise ConfigurationError("--rate cannot be combined with --engine spark, which reads existing records only")
     screen, remaining, began = Screen(), list[str](), time.monotonic()

@@ -12,7 +12,7 @@ Format: TypeAlias = Literal["null", "JSON", "text", "hex"]
 
 
 def readable(content: bytes | None, *, indent: int = -1) -> tuple[Format, str]:
-    """Return the format of ``content`` and its text: JSON on one line or indented, printable text, or hex.
+    """Return the format and the text of ``content``: JSON on one line or indented, printable text, or hex.
 
     Numbers in JSON are not changed.
     """
@@ -23,7 +23,7 @@ def readable(content: bytes | None, *, indent: int = -1) -> tuple[Format, str]:
             msgspec.json.decode(content)
             return "JSON", msgspec.json.format(content, indent=indent).decode()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # starts like JSON and is not
+            pass  # the content starts like JSON but is not JSON
     try:
         text = content.decode()
     except UnicodeDecodeError:

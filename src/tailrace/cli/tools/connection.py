@@ -1,4 +1,4 @@
-"""Options that select brokers and a group: arguments, then an app, then the environment.
+"""Options that select brokers and a group: arguments override an app's options, which override the environment.
 
 ``--help`` imports this module, so expensive imports are made where they are used.
 """
@@ -41,7 +41,8 @@ def add_connection_options(parser: argparse.ArgumentParser, *, inner: bool = Fal
 
     Args:
         parser: parser of a command or an action.
-        inner: True for an action whose command has the same options; its defaults must not override theirs.
+        inner: True for an action of a command with the same options, so that the action's defaults do not override
+            the values given before the action.
         json: False for a command with its own ``--json``.
     """
 
@@ -93,7 +94,7 @@ def seconds(text: str) -> float:
 
 
 def explicit_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that arguments set, and those of the app otherwise.
+    """Return the options that arguments set, and the app's values of the other options.
 
     Raises:
         ConfigurationError: there is no such option or app.
@@ -104,7 +105,7 @@ def explicit_options(options: argparse.Namespace) -> dict[str, Any]:
     if options.app:
         from tailrace.app.loading import load_app  # noqa: PLC0415 - a third of the import time
 
-        # The app's hooks expect events of the app, not of this command.
+        # The app's hooks are left out, because they expect events of the app, not of this command.
         found = {name: value for name, value in load_app(options.app).options.items() if name != "hooks"}
     for setting in options.set:
         name, separator, text = setting.partition("=")
@@ -132,7 +133,7 @@ async def open_cluster(options: argparse.Namespace) -> AsyncIterator[Cluster]:
 
 
 def group_of(options: argparse.Namespace, config: ConsumerConfig) -> str:
-    """Return the group from the argument, the app or the configuration; exit with a usage error if there is none."""
+    """Return the group from the argument, the app or the configuration; without a group, exit with a usage error."""
     if options.group:
         return str(options.group)
     groups = {config.group_id} - {None}

@@ -121,7 +121,7 @@ def _assignment(member: GroupMemberDescription) -> str:
 
 
 def ranges(partitions: Iterable[TopicPartition]) -> str:
-    """Format partitions by topic, consecutive ones as a range: ``orders 0-3, 7; payments 1``."""
+    """Format partitions by topic, with ranges of consecutive numbers: ``orders 0-3, 7; payments 1``."""
     topics = []
     for topic, of_topic in groupby(sorted(partitions), key=lambda one: one.topic):
         numbers = [one.partition for one in of_topic]
@@ -151,7 +151,7 @@ def _as_json(group: GroupDescription) -> dict[str, object]:
 
 
 def member_as_json(member: GroupMemberDescription | None) -> dict[str, object]:
-    """Return the fields that identify a member, all null without one."""
+    """Return the fields that identify a member; all fields are null if ``member`` is None."""
     if member is None:
         return {"member_id": None, "client_id": None, "host": None, "group_instance_id": None}
     return {
@@ -166,7 +166,7 @@ def member_as_json(member: GroupMemberDescription | None) -> dict[str, object]:
 
 
 async def _delete(cluster: Cluster, options: argparse.Namespace) -> None:
-    """Check all groups before deleting the first one."""
+    """Check all groups, and then delete them, or list them without ``--execute``."""
     group_ids = list(dict.fromkeys(options.groups))
     offset_counts = {}
     for group_id in group_ids:

@@ -17,7 +17,7 @@ from tailrace.net.cluster import Cluster
 __all__ = ["work"]
 
 _OTHER_LINES = 5
-"""Lines of the screen that are not rows: total, note, head of the table, cursor."""
+"""Number of lines that the total, the note, the head of the table and the cursor take."""
 _COLUMNS = (
     Column("topic", is_folded=True),
     Column("partition", is_number=True),
@@ -99,7 +99,7 @@ def _as_json(found: GroupLag, at: str | None = None) -> list[dict[str, object]]:
 
 
 async def _watch(cluster: Cluster, found: GroupLag, options: argparse.Namespace) -> None:
-    """Print the lag until a signal; on a terminal each measurement replaces the last one."""
+    """Print the lag repeatedly until a signal; on a terminal, each measurement replaces the previous one."""
     output = TextOutput()
     if not options.json and output.is_terminal:
         await _draw(cluster, found, options)
@@ -135,7 +135,7 @@ async def _draw(cluster: Cluster, found: GroupLag, options: argparse.Namespace) 
 
 
 def _fitting(partitions: Sequence[PartitionLag], lines: int) -> tuple[Sequence[PartitionLag], str]:
-    """Return the partitions that fit on ``lines`` lines, those with the greatest lag first, and a note on the rest."""
+    """Return the partitions to show and a note on the rest; if not all fit, those with the greatest lag are shown."""
     if len(partitions) <= max(lines, 1):
         return partitions, ""
     shown = sorted(partitions, key=lambda one: -(one.lag or 0))[: max(lines, 1)]

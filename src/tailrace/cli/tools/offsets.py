@@ -44,7 +44,7 @@ async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) ->
         write_json(_offset_as_json(group_id, one) for one in found)
         return 0
     output = TextOutput()
-    # confluent-kafka commits the terminating zero byte of a C string, too.
+    # Metadata committed by confluent-kafka include the terminating zero byte of a C string.
     texts = [one.said.problem or one.said.user_text.rstrip("\0") for one in found]
     is_same = len(found) > 1 and len(set(texts)) == 1
     if found:

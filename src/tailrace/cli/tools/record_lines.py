@@ -93,7 +93,7 @@ def _shown(content: bytes | None) -> str:
 
 
 def _fitted(text: str, width: int) -> str:
-    """Pad or truncate ``text`` to exactly ``width`` cells, with an ellipsis if truncated."""
+    """Pad or truncate ``text`` to exactly ``width`` cells; truncated text ends with an ellipsis."""
     if len(text) <= width and text.isascii():
         return text.ljust(width)
     cells, kept = 0, []

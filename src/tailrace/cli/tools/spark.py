@@ -50,7 +50,7 @@ def _work(options: argparse.Namespace) -> int:
         return _USAGE_ERROR
     app = load_app(options.app)
     with spark_session(app, **conf) as spark:
-        # MODULE:APP and not the object: Spark's workers import the app by its name.
+        # The pipeline takes MODULE:APP, not the object, because Spark's workers import the app by name.
         pipeline = SparkPipeline(options.app, spark, getattr(options, "checkpoint", None))
         match options.action:
             case "run":
@@ -62,7 +62,9 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """Check the arguments before Spark starts, which takes half a minute; return the handler's name and Spark's conf.
+    """Check the arguments and return the name of the handler and Spark's conf.
+
+    Called before Spark starts, because the start takes half a minute.
 
     Raises:
         ConfigurationError: an argument is wrong.

@@ -42,13 +42,13 @@ class TextOutput:
         except ModuleNotFoundError:
             return
         screen = Screen()
-        # Shells do not export COLUMNS by default, so a value is a request for that width.
+        # Shells do not export COLUMNS by default, so a user who sets it requests a table of that width.
         if screen.is_terminal or os.environ.get("COLUMNS"):
             self._screen = screen
 
     @property
     def is_terminal(self) -> bool:
-        """True if stdout is a terminal that rich can redraw."""
+        """True if stdout is a terminal and rich is installed."""
         return self._screen is not None and self._screen.is_terminal
 
     def say(self, label: str, text: str) -> None:
@@ -89,7 +89,7 @@ def drawn(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Renderabl
             overflow="fold" if column.is_folded else "ellipsis",
         )
     for row in rows:
-        # no_wrap is set per cell: rich does not narrow a column that has it.
+        # no_wrap is set for each cell, because rich does not narrow a column with no_wrap.
         cells = zip(row, columns, strict=True)
         table.add_row(*(Text(cell, no_wrap=not column.is_folded) for cell, column in cells))
     return table
@@ -125,7 +125,7 @@ def plain(text: str) -> str:
 
 
 def count(number: int | None) -> str:
-    """Format a whole number with separators, None as a dash."""
+    """Format a whole number with separators; format None as a dash."""
     return "-" if number is None else f"{number:,}"
 
 

@@ -27,9 +27,9 @@ __all__ = ["work"]
 
 _POLL_TIMEOUT_MS = 500
 _STALL_S = 60.0
-"""Time without records, although there are some, after which reading fails."""
+"""Maximum wait for the next record while the partitions have unread records."""
 _WITHOUT_GROUP: dict[str, Any] = {
-    # Group options of the app or the environment concern the app, not this reader.
+    # The group options of the app or the environment concern the app, not this command.
     "group_id": None,
     "group_protocol": "classic",
     "group_instance_id": None,
@@ -152,7 +152,7 @@ async def _unknown(cluster: Cluster, topic: str) -> UnknownTopicError:
 async def _bounds(
     cluster: Cluster, partitions: Collection[TopicPartition], start: TailStart, timeout_s: float
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return the start offset of each partition, limited to its log, and its current end offset."""
+    """Return the start offset of each partition, limited to the offsets of its log, and the current end offsets."""
     begins = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_s=timeout_s)
     ends = await list_offsets(cluster, dict.fromkeys(partitions, LATEST), timeout_s=timeout_s)
     since_ms = start.number if start.kind == "time" else (time.time() - start.number) * 1000
@@ -167,7 +167,10 @@ async def _bounds(
 
 
 def _start(start: TailStart, begin: int, end: int, at_time: int) -> int:
-    """Return the start offset in a log from ``begin`` to ``end``; ``at_time`` is -1 if all records are older."""
+    """Return the start offset in a log from ``begin`` to ``end``.
+
+    ``at_time`` is the offset of the first record at the start time, or -1 if all records are older.
+    """
     match start.kind:
         case "earliest":
             return begin

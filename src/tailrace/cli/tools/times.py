@@ -19,7 +19,7 @@ _ISO = re.compile(
     rf"P(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?=[0-9])(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?", re.IGNORECASE
 )
 _LATEST_MS = 253_402_300_800_000
-"""Start of the year 10000, the first that ``datetime`` cannot represent."""
+"""Start of the year 10000, the first year that ``datetime`` cannot represent."""
 
 
 def parse_duration(text: str) -> float:
