@@ -1,4 +1,4 @@
-"""Escaping of text from brokers, records and exceptions: it cannot control a terminal or forge a log line."""
+"""Escaping of text from brokers, records and exceptions, so that it cannot control a terminal or forge a log line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def escaped(text: str, *, keep: str = "") -> str:
 
 
 def escaped_json(line: str) -> str:
-    """Return the same JSON value with unprintable characters escaped; ``line`` has none between its tokens."""
+    """Return a line of JSON with unprintable characters escaped; only strings in ``line`` may contain any."""
     if line.isprintable():
         return line
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
@@ -29,7 +29,7 @@ def escaped_json(line: str) -> str:
 def escaped_traceback(
     kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
 ) -> str:
-    """Return a traceback in which lines of the exception's message are indented, so that none looks like a log line."""
+    """Return a traceback with the exception's message indented, so that no line of it looks like a log line."""
     if kind is None or exception is None:
         return ""
     text = "".join(map(_indented, TracebackException(kind, exception, traceback, compact=True).format()))

@@ -1,7 +1,7 @@
 """Events of consumers, apps and worker processes.
 
-Events are frozen dataclasses, passed to hooks and written to the log. None is emitted for a record that is handled
-successfully. Tests assert on events, not on log text.
+Events are frozen dataclasses, which are passed to hooks and written to the log. No event is emitted for a record that
+is handled successfully. Tests assert on events, not on log text.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ Partitions = frozenset[TopicPartition]
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
 
 _MEASUREMENT = 1
-"""Level of measurements, below DEBUG."""
+"""Log level of measurements, below DEBUG."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class ConnectionOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost(Event):
-    """A connection failed or was closed by the broker. It is reopened when it is next needed."""
+    """A connection failed or was closed by the broker. The connection is reopened when the next request needs it."""
 
     address: str
     """Host and port of the broker."""
@@ -160,7 +160,7 @@ class CredentialsUnencrypted(Event):
     address: str
     """Hosts and ports of the brokers, or URLs of the schema registry."""
     advice: str
-    """Change of configuration that encrypts the credentials."""
+    """Change of configuration by which the credentials are encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class ClusterRebootstrapped(Event):
 
 @dataclass(frozen=True, slots=True)
 class BrokersUnavailable(Event):
-    """An app with ``require_broker=False`` found no broker while starting. It tries again after a pause."""
+    """An app with ``require_broker=False`` found no broker while starting. The app tries again after a pause."""
 
     level = logging.WARNING
     reason: str
@@ -204,7 +204,7 @@ class CoordinatorFound(Event):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorLost(Event):
-    """The coordinator moved, failed or stopped answering. It is looked up again when it is next needed."""
+    """The coordinator moved, failed or stopped answering. The next request to the group looks it up again."""
 
     group_id: str
     reason: str
@@ -263,7 +263,7 @@ class PartitionsLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class DrainTimedOut(Event):
-    """Records of revoked partitions were unfinished after ``rebalance_drain_ms``. They are delivered again."""
+    """Records of revoked partitions were unfinished after ``rebalance_drain_ms``. These records are delivered again."""
 
     level = logging.WARNING
     partitions: Partitions
@@ -274,7 +274,7 @@ class DrainTimedOut(Event):
 
 @dataclass(frozen=True, slots=True)
 class OffsetOverrideRejected(Event):
-    """A rebalance callback returned an invalid offset, or a partition that is not assigned. It is ignored."""
+    """A rebalance callback returned an invalid offset, or a partition that is not assigned. The offset is ignored."""
 
     level = logging.WARNING
     partition: TopicPartition
@@ -354,7 +354,7 @@ class CommitFailed(Event):
     group_id: str
     error: str
     will_retry: bool
-    """False when the last attempt was made: at a stop, or when membership, partition or topic are lost."""
+    """False if this was the last attempt: at a stop, or because the membership, partition or topic is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,12 +391,12 @@ class OffsetReset(Event):
     policy: str
     """Policy that was applied: ``earliest``, ``latest``, a time or a duration."""
     lost: int | None
-    """Number of offsets skipped unread; None if the position moved backwards or this is unknown."""
+    """Number of offsets skipped unread; None if the position moved backwards or the number is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRecreated(Event):
-    """A topic was deleted and recreated while it was read; ``offset`` of the old topic was not committed.
+    """A topic was deleted and recreated while a consumer read it; ``offset`` of the old topic was not committed.
 
     Fetched records of the old topic are dropped, and reading continues with the new topic's records.
     """
@@ -409,20 +409,20 @@ class TopicRecreated(Event):
 
 @dataclass(frozen=True, slots=True)
 class OffsetMapFound(Event):
-    """A partition was assigned whose commit carries an offset map. Records finished in the map are not delivered."""
+    """The committed offset of an assigned partition has an offset map. Records finished in it are not delivered."""
 
     partition: TopicPartition
     offset: int
     """Committed offset."""
     finished: int
-    """Number of finished offsets after the committed one, including offsets that never held a record."""
+    """Number of finished offsets after the committed offset, including offsets that never held a record."""
     writer: str
     """Client that wrote the map."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetMapIgnored(Event):
-    """The offset map of an earlier owner is unreadable or not of this log. The records it covers are handled again."""
+    """The offset map of an earlier owner is unreadable or of another log. Records finished in it are handled again."""
 
     level = logging.WARNING
     partition: TopicPartition
@@ -433,7 +433,7 @@ class OffsetMapIgnored(Event):
 
 @dataclass(frozen=True, slots=True)
 class ForeignMetadataFound(Event):
-    """A partition was assigned whose commit metadata is not an offset map, but a text of the user or another client."""
+    """The commit metadata of an assigned partition is a text of the user or of another client, not an offset map."""
 
     level = logging.DEBUG
     partition: TopicPartition
@@ -452,9 +452,10 @@ class FinishedRecordsSkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class OffsetMapFull(Event):
-    """The offset map of a partition is almost too large for a commit. New records wait for the lowest unfinished one.
+    """The offset map of a partition is almost too large for a commit.
 
-    ``OffsetMapRecovered`` follows when records are delivered again.
+    New records of the partition wait until the lowest unfinished record is finished. ``OffsetMapRecovered`` follows
+    when new records are delivered again.
     """
 
     level = logging.WARNING
@@ -469,7 +470,7 @@ class OffsetMapFull(Event):
 
 @dataclass(frozen=True, slots=True)
 class OffsetMapRecovered(Event):
-    """The offset map of a partition fits again, and new records of the partition are delivered."""
+    """The offset map of a partition fits into a commit again, and new records of the partition are delivered."""
 
     partition: TopicPartition
     offset: int
@@ -480,7 +481,10 @@ class OffsetMapRecovered(Event):
 
 @dataclass(frozen=True, slots=True)
 class OffsetMapDropped(Event):
-    """An offset was committed without its offset map. If the member ends, records finished after it are redelivered."""
+    """An offset was committed without its offset map.
+
+    If the member ends before the next commit with a map, records finished after the offset are delivered again.
+    """
 
     level = logging.WARNING
     partition: TopicPartition
@@ -494,7 +498,7 @@ class OffsetMapDropped(Event):
 
 @dataclass(frozen=True, slots=True)
 class TransactionAborted(Event):
-    """A transaction was aborted, with everything published in it. Its records are delivered again."""
+    """A transaction was aborted, with everything published in it. The consumed records are delivered again."""
 
     level = logging.WARNING
     group_id: str
@@ -505,7 +509,7 @@ class TransactionAborted(Event):
 
 @dataclass(frozen=True, slots=True)
 class TransactionInDoubt(Event):
-    """EndTxn was sent and not answered. It is repeated until the outcome is known."""
+    """EndTxn was sent but not answered. The request is repeated until the outcome is known."""
 
     level = logging.WARNING
     group_id: str
@@ -548,14 +552,14 @@ class FetchCompleted(Event):
     records: int
     """Number of offsets in the fetched batches; the number of records is lower where the log has gaps."""
     took_s: float
-    """Time until the response, in seconds; up to ``fetch_max_wait_ms`` of it the broker waited for records."""
+    """Time until the response, in seconds, including the broker's wait for records of up to ``fetch_max_wait_ms``."""
     throttled_s: float
     """Delay that the broker imposed by quota, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed(Event):
-    """A fetch failed. It is retried after a backoff."""
+    """A fetch failed. The fetch is retried after a backoff."""
 
     level = logging.WARNING
     broker: str
@@ -567,7 +571,7 @@ class FetchFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class FetchInterrupted(Event):
-    """A fetch failed in a way that is usual while leadership moves. It is repeated with new metadata.
+    """A fetch failed in a way that is usual while leadership moves. The fetch is repeated with new metadata.
 
     A fetch that fails several times in a row emits ``FetchFailed``.
     """
@@ -595,7 +599,7 @@ class LogTruncated(Event):
 
 @dataclass(frozen=True, slots=True)
 class CorruptBatchFetched(Event):
-    """A record batch failed its checksum or could not be read. It is fetched again before an error is raised."""
+    """A record batch failed its checksum or could not be read. The batch is fetched again before an error is raised."""
 
     level = logging.ERROR
     partition: TopicPartition
@@ -652,7 +656,7 @@ class _Failure(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFailed(_Failure):
-    """A consumer cannot continue. Its next call raises the error."""
+    """A consumer cannot continue. The next call of one of its methods raises the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -668,24 +672,24 @@ class ShutdownTimedOut(Event):
     step: str
     """Hook or provider."""
     waited_s: float
-    """Time it ran, in seconds."""
+    """Time that the hook or provider ran, in seconds."""
     is_abandoned: bool
-    """True if it ignored its cancellation and the app ended without it."""
+    """True if the hook or provider ignored its cancellation, and the app ended without waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopBlocked(Event):
-    """The event loop is blocked, and heartbeats with it. Emitted once per block, from the watchdog's thread."""
+    """The event loop is blocked, so no heartbeats are sent. Emitted once per block, from the watchdog's thread."""
 
     level = logging.WARNING
     seconds: float
     """Duration of the block so far, in seconds."""
     handler: str | None
-    """Handler that runs; None if it is not a handler that blocks."""
+    """Handler that blocks the loop; None if other code blocks it."""
     where: str
     """Innermost line of the user's code."""
     stack: tuple[str, ...]
-    """Frames that the loop runs, innermost last."""
+    """Frames of the code that blocks the loop, innermost last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -702,7 +706,7 @@ class LoopUnblocked(Event):
 
 @dataclass(frozen=True, slots=True)
 class _HandlerEvent(Event):
-    """Base class of events about a handler and a record, or the first of several records."""
+    """Base class of events about a handler and a record; if about several records, ``offset`` is that of the first."""
 
     handler: str
     partition: TopicPartition
@@ -731,7 +735,7 @@ class HandlerFailedPermanently(HandlerFailed):
 
     level = logging.ERROR
     logged_exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """Copy of the exception for the log, with only the user's frames in its traceback and those of its causes."""
+    """Copy of the exception for the log; its traceback and those of its causes have only the user's frames."""
 
     @property
     def exc_info(self) -> ExcInfo | None:
@@ -764,7 +768,7 @@ class BatchFailed(_HandlerEvent):
 
 @dataclass(frozen=True, slots=True)
 class BatchFailedPermanently(BatchFailed):
-    """Records of a batch failed permanently. Emitted in place of ``BatchFailed``, logged with the first traceback."""
+    """Records of a batch failed permanently. Emitted in place of ``BatchFailed``; logged with the first traceback."""
 
     level = logging.ERROR
     logged_exception: BaseException | None = field(default=None, repr=False, compare=False)
@@ -778,7 +782,7 @@ class BatchFailedPermanently(BatchFailed):
 
 @dataclass(frozen=True, slots=True)
 class RecordDelayed(_HandlerEvent):
-    """A failed record was published to a retry topic. It is retried after the delay."""
+    """A failed record was published to a retry topic. The record is handled again after the delay."""
 
     level = logging.WARNING
     error: str
@@ -813,7 +817,10 @@ class RecordSkipped(_HandlerEvent):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFailed(_HandlerEvent):
-    """A failed record could not be published to its retry or dead-letter topic. It is not skipped; its lane waits."""
+    """A failed record could not be published to its retry or dead-letter topic.
+
+    The record is not skipped: publishing is tried again, and later records of its lane wait.
+    """
 
     level = logging.ERROR
     topic: str
@@ -838,7 +845,7 @@ class RecordUnmatched(Event):
 class HandlerOverdue(_HandlerEvent):
     """A handler still runs a second after its ``timeout_ms``: it ignored its cancellation, or blocks its thread.
 
-    Its record fails when the handler ends, and is not committed before; later records of its lane wait.
+    The record fails when the handler ends, and is not committed before then. Later records of its lane wait.
     """
 
     level = logging.ERROR
@@ -848,7 +855,7 @@ class HandlerOverdue(_HandlerEvent):
 
 @dataclass(frozen=True, slots=True)
 class HandlerAbandoned(_HandlerEvent):
-    """A handler ignored its cancellation while the app stopped. The app ends without it; its record is redelivered."""
+    """A handler ignored its cancellation while the app stopped. The app ends anyway; the record is delivered again."""
 
     level = logging.ERROR
     waited_s: float
@@ -857,9 +864,9 @@ class HandlerAbandoned(_HandlerEvent):
 
 @dataclass(frozen=True, slots=True)
 class LaneFull(Event):
-    """Reading of a partition pauses, because too many of its records wait: for a lane, or for their next attempts.
+    """Reading of a partition pauses, because too many of its records wait for a lane or for their next attempts.
 
-    Emitted at most once a minute for each partition while this lasts.
+    Emitted at most once a minute for each partition while too many records wait.
     """
 
     level = logging.WARNING
@@ -868,12 +875,15 @@ class LaneFull(Event):
     key: bytes | None
     """Key of the lane, or of the record that failed last."""
     waiting: int
-    """Number of records that wait."""
+    """Number of waiting records."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandlersOverlap(Event):
-    """A topic has two handlers in one group and at least one has no ``when=``. The first handler gets its records."""
+    """A topic has two handlers in one group, and at least one of them has no ``when=``.
+
+    Each record goes to the first handler that accepts it.
+    """
 
     level = logging.ERROR
     group_id: str
@@ -897,29 +907,29 @@ class TopicCreated(Event):
 class TopicMissing(Event):
     """A topic that handlers publish to does not exist and was not created.
 
-    Without a dead-letter topic, records that fail permanently wait until it exists. The topic of a ``publish=`` is
-    never created by the app.
+    If a dead-letter topic is missing, records that fail permanently wait until the topic exists. The app never creates
+    the topic of a ``publish=``.
     """
 
     level = logging.ERROR
     topic: str
     error: str
     advice: str
-    """Action that resolves it."""
+    """Action that resolves the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayTopicMissing(Event):
     """A replay topic does not exist, and this app may not create it.
 
-    Once a replay has created it, its records are read after ``metadata_max_age_ms`` at the latest.
+    Once a replay has created the topic, the app reads its records after ``metadata_max_age_ms`` at the latest.
     """
 
     level = logging.WARNING
     topic: str
     error: str
     advice: str
-    """Action that resolves it."""
+    """Action that resolves the problem."""
 
 
 # ---- Worker processes ------------------------------------------------------------------------------------------
@@ -946,7 +956,7 @@ class WorkerExited(Event):
     error: str
     """Error that the process reported or its parent observed; may be empty."""
     restarts_after_s: float | None
-    """Pause before the restart, in seconds; None if it is not restarted."""
+    """Pause before the restart, in seconds; None if the process is not restarted."""
 
 
 # ---- Spark -----------------------------------------------------------------------------------------------------
@@ -954,7 +964,7 @@ class WorkerExited(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAbandoned(Event):
-    """A Spark checkpoint cannot be read. A new generation of it starts at the group's committed offsets."""
+    """A Spark checkpoint cannot be read. A new generation of the checkpoint starts at the group's committed offsets."""
 
     level = logging.ERROR
     group_id: str

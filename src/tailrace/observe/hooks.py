@@ -22,7 +22,7 @@ __all__ = ["Hook", "Observer"]
 
 
 def _escape_traceback(record: logging.LogRecord) -> bool:
-    """Format the traceback into ``exc_text``, which formatters of the standard library prefer."""
+    """Store the escaped traceback in ``exc_text``, which the standard library's formatters use if it is set."""
     if record.exc_info and not record.exc_text:
         record.exc_text = escaped_traceback(*record.exc_info)
     return True
@@ -32,7 +32,7 @@ logging.getLogger("tailrace").addFilter(_escape_traceback)
 
 
 class Hook(Protocol):
-    """Interface of hooks: receives every event, in order.
+    """Interface of hooks; a hook receives every event, in order.
 
     Hooks run in the event loop and must not block. ``LoopBlocked`` and ``LoopUnblocked`` come from another thread.
     """
@@ -56,7 +56,7 @@ class Observer:
         return _logger().bind(**self._context)
 
     def with_hooks(self, *hooks: Hook) -> Observer:
-        """Return a copy that emits to these hooks as well."""
+        """Return a copy that also emits to ``hooks``."""
         extended = copy.copy(self)
         extended._hooks = (*self._hooks, *hooks)  # noqa: SLF001 - same class
         return extended
@@ -82,10 +82,10 @@ class Observer:
 
 
 def _logger() -> structlog.stdlib.BoundLogger:
-    # Imported with the first log line: structlog imports rich if installed, which takes a tenth of a second.
+    # Imported when the first line is logged, because structlog imports rich if installed, which takes 0.1 s.
     import structlog  # noqa: PLC0415
 
-    # Processors of its own: the application's global structlog configuration neither applies nor changes.
+    # The logger has processors of its own, so structlog's global configuration neither applies nor changes.
     return cast(
         structlog.stdlib.BoundLogger,
         structlog.wrap_logger(
@@ -135,7 +135,7 @@ def _structured(value: object) -> object:
         case tuple() | list():
             return [_structured(one) for one in value]
         case Mapping():
-            # Keys of JSON objects are strings.
+            # Keys of JSON objects must be strings, so a mapping becomes an array of objects.
             return [
                 {**key._asdict(), "offset": one} if isinstance(key, TopicPartition) else {"name": key, "value": one}
                 for key, one in value.items()
