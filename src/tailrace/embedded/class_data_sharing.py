@@ -1,7 +1,7 @@
 """Class data sharing, which halves the start time of a broker's JVM (JEP 350, JEP 514).
 
-A JVM writes its archive on a clean exit, which takes seconds. Therefore only the second broker started on a machine
-writes it. A JVM ignores an archive that does not match.
+A JVM writes the archive on a clean exit, and writing takes seconds. Therefore only the second broker that is started on
+a machine writes the archive. A JVM ignores an archive that does not match its version, options and class path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WRITING_S = 3600
 
 
 class ClassDataArchive:
-    """Archive of one Java, class path and set of options, and the state of writing it."""
+    """Cached archive for one Java, class path and set of options, and a record of attempts to write the archive."""
 
     def __init__(self, java: Path, options: Sequence[str], class_path: Sequence[Path]) -> None:
         java = java.resolve()
@@ -38,12 +38,12 @@ class ClassDataArchive:
         self._cached = cache_folder() / "classes" / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
 
     def to_read(self) -> list[str]:
-        """Return the JVM options that read the archive; none if it does not exist."""
+        """Return the JVM options for reading the archive; empty if there is no archive."""
         files = [(self._cached.with_suffix(suffix), option) for suffix, option in _READING.items()]
         return [f"{option}{file}" for file, option in files if file.exists()]
 
     def to_write(self, new: Path) -> list[str]:
-        """Return the JVM options that write the archive ``new`` on exit, if this JVM is to write it."""
+        """Return the JVM options for writing the archive to ``new`` on exit; empty if this JVM need not write it."""
         state = self._cached.with_suffix(".state")
         with contextlib.suppress(OSError):  # without a cache, the start is slower but works
             state.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class ClassDataArchive:
         return []
 
     def keep(self, new: Path) -> None:
-        """Cache the archive written by a JVM that exited cleanly; if it wrote none, do not try again."""
+        """Cache the archive that a JVM wrote on a clean exit; if it wrote none, no further JVM is to write one."""
         written = [file for suffix in _READING if (file := new.with_suffix(suffix)).exists()]
         with contextlib.suppress(OSError):
             for file in written:

@@ -1,8 +1,8 @@
 """Embedded Kafka cluster for the duration of a ``with`` block.
 
-Sources of brokers, in this order: ``TAILRACE_TEST_BOOTSTRAP_SERVERS`` (a running cluster, for tests only, because they
-create and delete topics), an installed Java >= 17 or the JRE wheel with the broker's jars, and testcontainers if Docker
-answers.
+Brokers come from the first available source: a running cluster named by ``TAILRACE_TEST_BOOTSTRAP_SERVERS``, which must
+be for tests only, because tests create and delete topics; child processes with an installed Java >= 17 or the JRE wheel
+and downloaded jars; a container, if Docker answers and testcontainers is installed.
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ class EmbeddedCluster:
         brokers: number of brokers; each is also a controller.
         security: security of the client listener: ``"PLAINTEXT"``, ``"SSL"``, ``"MTLS"`` or a SASL mechanism.
         tls: True for SASL over TLS.
-        config: lines of ``server.properties``, except those of listeners and data folders.
+        config: settings of ``server.properties``, except for listeners and data folders.
         racks: ``broker.rack`` of each broker.
         version: version of Apache Kafka.
-        advertise: called with a broker's id and port; returns the advertised port, on which a proxy listens.
-        progress: called during the download with the number of jars downloaded and the total.
+        advertise: function that is called with a broker's id and port, and returns the port to advertise instead,
+            on which a proxy listens.
+        progress: function that is called during the download with the number of downloaded jars and the total.
 
     Raises:
         ConfigurationError: an option is invalid.
-        KafkaServerError: a broker did not start; the message contains the end of its log.
+        KafkaServerError: a broker did not start; the message contains the end of the broker's log.
         KafkaNotAvailableError: this machine has no means to start a broker; the message says what to install.
     """
 
@@ -83,7 +84,7 @@ class EmbeddedCluster:
         check_options(brokers, security, tls=tls, config=config or {}, racks=racks)
         self.version = version
         self.nodes: tuple[BrokerNode, ...] = ()
-        """Brokers; empty if the cluster was not started by this object."""
+        """Brokers; empty unless this object has started broker processes."""
         self._count, self._racks, self._config = brokers, racks, dict(config or {})
         self._security_name: Security = security
         self._tls, self._advertise, self._progress = tls, advertise, progress
@@ -105,10 +106,12 @@ class EmbeddedCluster:
     # ---- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the brokers and wait until they are ready: about a second, and once a download of 46 MB.
+        """Start the brokers and wait until they are ready.
+
+        A start takes about a second. The first start on a machine downloads 46 MB.
 
         Raises:
-            KafkaServerError: they did not start; no process is left running.
+            KafkaServerError: the brokers did not start; no process is left running.
             KafkaNotAvailableError: this machine has no means to start a broker.
         """
         self._start(threading.Event())
@@ -123,7 +126,7 @@ class EmbeddedCluster:
                 self._container.stop()
                 self._container = None
             if self._is_up:
-                self._is_up = False  # a second call does not wait
+                self._is_up = False  # a second call of close() does not wait
                 for node in self.nodes:
                     node.end()
             self._discard()
@@ -146,7 +149,7 @@ class EmbeddedCluster:
         try:
             await anyio.to_thread.run_sync(self._start, given_up)
         except BaseException:
-            # A cancellation does not stop the thread.
+            # A cancellation does not stop the thread, so make the thread give up.
             given_up.set()
             await self._close_in_thread()
             raise
@@ -166,7 +169,7 @@ class EmbeddedCluster:
 
     @property
     def client_options(self) -> dict[str, object]:
-        """Consumer options to connect, including ``bootstrap_servers`` and credentials."""
+        """Consumer options for connecting, including ``bootstrap_servers`` and credentials."""
         return {"bootstrap_servers": self.bootstrap_servers, **self._security.client}
 
     # ---- topics ------------------------------------------------------------------------------------------------
@@ -185,7 +188,7 @@ class EmbeddedCluster:
         With ``exist_ok``, an existing topic is left unchanged.
 
         Raises:
-            BrokerError: the topic exists, or its name or configuration is refused.
+            BrokerError: the topic exists, or the brokers refuse its name or configuration.
         """
         try:
             self._admin.create(new_topic(name, partitions, replication_factor or -1, config or {}))
@@ -202,7 +205,7 @@ class EmbeddedCluster:
         self._admin.add_partitions(name, total)
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
-        """Delete the records of each partition before an offset (-1: all), as retention does."""
+        """Delete the records before an offset in each partition, as retention does; -1 deletes all records."""
         self._admin.delete_records(name, before)
 
     def leader_of(self, topic: str, partition: int = 0) -> BrokerNode:
@@ -219,11 +222,11 @@ class EmbeddedCluster:
     # ---- faults ------------------------------------------------------------------------------------------------
 
     def wait_until_ready(self) -> None:
-        """Wait until every running broker answers and knows the others."""
+        """Wait until every running broker answers and knows the other running brokers."""
         self._wait_for([node for node in self.nodes if node.is_running and not node.is_paused])
 
     def restart(self, node: BrokerNode) -> None:
-        """Start a broker, after stopping it if it runs, and wait until it is ready."""
+        """Stop a broker if it runs, start it, and wait until it is ready."""
         node.stop()
         node.start()
         self._wait_for([one for one in self._started_nodes if one is node or (one.is_running and not one.is_paused)])
@@ -260,7 +263,7 @@ class EmbeddedCluster:
 
     @property
     def _embedded_only_option(self) -> str | None:
-        """Return the first option that requires an embedded broker; None if there is none."""
+        """Return the first given option that requires an embedded broker; None if there is no such option."""
         wanted = {
             "security": self._security_name != "PLAINTEXT",
             "config": bool(self._config),
@@ -331,7 +334,7 @@ class EmbeddedCluster:
                 config=self._config,
             )
             node.format(properties, cluster_id, self._security.scram, kept)
-            # Only with one broker: brokers that leave a quorum one by one take long to stop.
+            # Only a single broker writes the archive: brokers that leave a quorum one by one take long to stop.
             node.start(may_write_classes=self._count == 1)
 
         with ThreadPoolExecutor(self._count) as pool:
@@ -400,7 +403,7 @@ class EmbeddedCluster:
 
     async def _close_in_thread(self) -> None:
         with anyio.CancelScope(shield=True):
-            # Submitted before the first await, so that a cancellation cannot prevent it.
+            # close() is submitted before the first await, so that a cancellation cannot prevent it.
             closing = asyncio.get_running_loop().run_in_executor(None, self.close)
             try:
                 await asyncio.shield(closing)
@@ -412,4 +415,4 @@ class EmbeddedCluster:
 
 
 def _do_nothing() -> None:
-    """Do nothing, before an exit callback is registered."""
+    """Do nothing; used while no exit callback is registered."""

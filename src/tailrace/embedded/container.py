@@ -10,7 +10,7 @@ __all__ = ["ContainerBroker"]
 
 
 class ContainerBroker:
-    """Broker of testcontainers, in its default image; it cannot be paused or killed."""
+    """Broker in the default image of testcontainers; it cannot be paused or killed."""
 
     def __init__(self) -> None:
         self._container: Any = None

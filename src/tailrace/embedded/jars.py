@@ -1,6 +1,6 @@
 """Download of the broker's jars from Maven Central into the user's cache folder.
 
-``jgo`` resolves them without Maven. A lock serializes downloads of several processes.
+``jgo`` resolves the dependencies without Maven. A lock serializes downloads of several processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_cached(version: str = KAFKA_VERSION) -> bool:
 
 
 def class_path(*coordinates: str, progress: Progress | None = None) -> list[Path]:
-    """Return the jars of Maven coordinates and their dependencies, downloaded unless they are cached.
+    """Return the jars of Maven coordinates and of their dependencies; download the jars unless they are cached.
 
     Raises:
         KafkaNotAvailableError: the extra ``testing`` is not installed, or the download failed.
@@ -92,10 +92,10 @@ def _read_list(listed: Path) -> list[Path] | None:
 
 
 def _check_sums(coordinates: tuple[str, ...], jars: list[Path]) -> None:
-    """Remove jars with other checksums than the pinned ones, and raise if there are any.
+    """Remove jars whose checksums differ from the pinned checksums, and raise if there are such jars.
 
     Raises:
-        KafkaNotAvailableError: the message names the jars.
+        KafkaNotAvailableError: a checksum differs; the message names the removed jars.
     """
     is_pinned = PINNED.issuperset(coordinates)
     wrong = []
@@ -120,7 +120,7 @@ def _download(coordinates: tuple[str, ...], progress: Progress) -> list[Path]:
     from jgo.maven import MavenContext  # noqa: PLC0415 - an extra
     from jgo.parse import Coordinate  # noqa: PLC0415 - an extra
 
-    # A separate repository: poms without jars in ~/.m2 confuse other tools.
+    # The repository is not ~/.m2, because poms without jars in ~/.m2 confuse other tools.
     repository = cache_folder() / "repository"
     _remove_partial_files(repository)
     maven = MavenContext(repo_cache=repository, timeout=60)
@@ -143,7 +143,7 @@ def _download(coordinates: tuple[str, ...], progress: Progress) -> list[Path]:
 
 
 def _remove_partial_files(repository: Path) -> None:
-    """Remove partial files of an interrupted download, which would be used as if complete."""
+    """Remove partial files of an interrupted download; the next download would take them for complete."""
     for path in [*repository.rglob("*.jar"), *repository.rglob("*.pom")]:
         if not (zipfile.is_zipfile(path) if path.suffix == ".jar" else _is_xml(path)):
             with contextlib.suppress(OSError):

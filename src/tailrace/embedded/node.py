@@ -32,7 +32,7 @@ _JVM = (
 
 
 class BrokerNode:
-    """Broker of a cluster, which ``stop``, ``kill``, ``pause`` and ``resume`` like faults."""
+    """Broker of a cluster, with methods that cause faults: ``stop``, ``kill``, ``pause`` and ``resume``."""
 
     def __init__(self, node_id: int, ports: Ports, folder: Path, java: Path, jars: list[Path]) -> None:
         self.node_id = node_id
@@ -66,7 +66,10 @@ class BrokerNode:
 
     @property
     def is_listening(self) -> bool:
-        """True if the client listener is open; it may answer other brokers before, and exit if the port is taken."""
+        """True if the client listener is open.
+
+        A broker may answer other brokers before it opens the client listener, and exits if the port is taken.
+        """
         import psutil  # noqa: PLC0415 - an extra
 
         if (pid := self.pid) is None:
@@ -93,7 +96,7 @@ class BrokerNode:
         return self.folder / "data"
 
     def format(self, properties: str, cluster_id: str, scram: str | None, cached: Path) -> None:
-        """Write the configuration and format the data folder, from the ``cached`` file of similar brokers if possible.
+        """Write the configuration and format the data folder, if possible from the ``cached`` file of similar brokers.
 
         Raises:
             KafkaServerError: Kafka refuses the configuration.
@@ -144,38 +147,38 @@ class BrokerNode:
         self._paused = False
 
     def stop(self) -> None:
-        """Stop it cleanly: it transfers leadership and closes its logs."""
+        """Stop the broker cleanly (SIGTERM): it transfers leadership and closes its logs."""
         self.resume()
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it as a power failure would (SIGKILL)."""
+        """Kill the broker (SIGKILL), so that it ends without a clean shutdown."""
         self._end(signal.SIGKILL)
 
     def end(self) -> None:
-        """End it as fast as possible, unless it has a class data archive to write."""
+        """Kill the broker, or stop it cleanly if it has a class data archive to write."""
         if self._writes_classes and not self._paused:
             self.stop()
         else:
             self.kill()
 
     def pause(self) -> None:
-        """Pause it (SIGSTOP): its sockets stay open, but nothing is answered."""
+        """Pause the broker (SIGSTOP): its sockets stay open, but it answers no requests."""
         if self.is_running and not self._paused:
             self._signal(signal.SIGSTOP)
             self._paused = True
             if self._process is not None and hasattr(os, "waitid"):
-                # Wait until all its threads are stopped; WNOWAIT leaves the status for later calls.
+                # Wait until all threads of the broker are stopped; WNOWAIT leaves the status for later calls.
                 os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Resume it (SIGCONT)."""
+        """Resume the broker (SIGCONT)."""
         if self._paused:
             self._signal(signal.SIGCONT)
             self._paused = False
 
     def complaint(self, lines: int = 20) -> str:
-        """Return the errors in the log since the last start, or else the end of the log."""
+        """Return the errors in the log since the last start or, if there are none, the end of the log."""
         with contextlib.suppress(OSError):
             written = self.log_file.read_bytes()[self._log_begin :].decode(errors="replace").splitlines()
             wrong = [line for line in written if _ERROR_LINE.search(line)]
@@ -203,7 +206,7 @@ class BrokerNode:
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            # A broker without a quorum waits minutes for one before it exits.
+            # A broker without a quorum waits minutes for a quorum before it exits.
             self._signal(signal.SIGKILL)
             self._process.wait(_STOP_S)
         if self._writes_classes and self._process.returncode >= 0:

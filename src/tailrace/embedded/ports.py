@@ -1,4 +1,4 @@
-"""Ports for brokers, likely to be still free when a stopped broker is restarted."""
+"""Ports for brokers; a port is likely to be free still when a stopped broker is restarted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tailrace.errors import KafkaServerError
 
 __all__ = ["free_ports", "is_free"]
 
-# Below the range of ephemeral ports, which systems use for outgoing connections.
+# The range is below the ephemeral ports, which systems use for outgoing connections.
 _RANGE = range(20_000, 32_000)
 
 

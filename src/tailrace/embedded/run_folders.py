@@ -1,12 +1,13 @@
 """Folders of runs, and removal of folders and processes that runs left behind.
 
-A run is a Python process that started brokers. It has one folder, with a file that identifies the process. A clean
-exit stops the brokers and removes the folder, and so do SIGTERM and SIGHUP while a server runs. After a SIGKILL, the
-next run removes the folder and kills the brokers whose files are in it.
+A run is a Python process that started brokers. Each run has a folder, with a file that identifies the process. A clean
+exit of the process stops the brokers and removes the folder, and so do SIGTERM and SIGHUP while a server runs. If the
+process is ended by SIGKILL, the next run removes the folder and kills the brokers whose files are in the folder.
 
-The folder of all runs has a predictable name in a directory that all users can write to. It is used only if it is a
-real directory of this user with mode 0700; otherwise another user may have prepared it, and a new one is created.
-Folders without the identifying file are never removed.
+The folders of a user's runs are in a parent folder, which has a predictable name in a directory that all users can
+write to. The parent folder is used only if it is a real directory of this user with mode 0700. Otherwise another user
+may have prepared it, and a parent folder with a random name is created. A run's folder that has files but not the
+identifying file is never removed.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ _open_servers: list[Callable[[], None]] = []
 
 
 def runs_folder() -> Path:
-    """Return the folder of this user's runs; None if its name belongs to another user."""
+    """Return the parent folder of this user's runs, which may be missing or belong to another user."""
     return Path(tempfile.gettempdir(), _folder_name())
 
 
 def new_run_folder() -> Path:
-    """Create the folder of this run, after removing those that other runs left behind."""
+    """Create the folder of this run, after removing the folders that ended runs left behind."""
     import psutil  # noqa: PLC0415 - an extra
 
     reap()
@@ -89,7 +90,7 @@ def reap() -> list[Path]:
 
 
 def on_exit(close: Callable[[], None]) -> Callable[[], None]:
-    """Call ``close`` when the process exits, also by a signal. Return a function that undoes this."""
+    """Call ``close`` when the process exits, including by SIGTERM or SIGHUP. Return a function that unregisters it."""
     end_on_signals()
     _open_servers.append(close)
 
@@ -102,7 +103,7 @@ def on_exit(close: Callable[[], None]) -> Callable[[], None]:
 
 
 def end_on_signals() -> None:
-    """Exit cleanly at SIGTERM and SIGHUP unless they have other handlers; only in the main thread."""
+    """Exit cleanly at SIGTERM and SIGHUP unless they have other handlers; has no effect outside the main thread."""
     if threading.current_thread() is threading.main_thread():
         signals.exit_on_signals(_SIGNALS)
 
@@ -148,7 +149,7 @@ def _is_abandoned(run: Path) -> bool:
         is_same = abs(process.create_time() - float(owner["created"])) < 1
         return not is_same or process.status() == psutil.STATUS_ZOMBIE
     except (OSError, ValueError, KeyError, TypeError):
-        # A run that is just being created, or was killed while its folder was still empty.
+        # The run is just being created, or it was killed while its folder was still empty.
         if _age_s(run) > _CREATING_S:
             with contextlib.suppress(OSError):
                 run.rmdir()
@@ -168,7 +169,7 @@ def _age_s(path: Path) -> float:
 def _kill_brokers_of(run: Path) -> None:
     import psutil  # noqa: PLC0415 - an extra
 
-    # Match the brokers' own option, not any mention of the folder: another process may be reading a log in it.
+    # Match an option that only brokers have, because another process may name the folder to read a log in it.
     mark = f"-Djava.io.tmpdir={run}{os.sep}"
     doomed = []
     for process in psutil.process_iter(["cmdline"]):

@@ -15,7 +15,7 @@ __all__ = ["EmbeddedServer"]
 class EmbeddedServer(EmbeddedCluster):
     """Single Kafka broker, started and stopped by ``with`` or ``async with``.
 
-    Options are those of KafkaCluster except ``brokers`` and ``racks``, and ``port``, by default any free port.
+    The options are those of KafkaCluster without ``brokers`` and ``racks``, plus ``port``: by default, any free port.
     """
 
     def __init__(  # noqa: PLR0913 - options of a test's broker
@@ -39,7 +39,7 @@ class EmbeddedServer(EmbeddedCluster):
         """Process of the broker.
 
         Raises:
-            KafkaServerError: it is not started, or is an external broker.
+            KafkaServerError: the broker is not started, or is an external broker.
         """
         return self._started_nodes[0]
 
@@ -48,17 +48,17 @@ class EmbeddedServer(EmbeddedCluster):
         self.node.stop()
 
     def kill(self) -> None:
-        """Kill it as a power failure would (SIGKILL)."""
+        """Kill the broker (SIGKILL), so that it ends without a clean shutdown."""
         self.node.kill()
 
     def pause(self) -> None:
-        """Pause it (SIGSTOP): its sockets stay open, but nothing is answered."""
+        """Pause the broker (SIGSTOP): its sockets stay open, but it answers no requests."""
         self.node.pause()
 
     def resume(self) -> None:
-        """Resume it (SIGCONT)."""
+        """Resume the broker (SIGCONT)."""
         self.node.resume()
 
     def restart(self, node: BrokerNode | None = None) -> None:
-        """Start it again on the same port with its data, and wait until it is ready."""
+        """Restart the broker on the same port with its data, and wait until it is ready."""
         super().restart(node or self.node)

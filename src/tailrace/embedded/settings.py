@@ -43,7 +43,7 @@ _DEFAULTS: Mapping[str, str] = {
     "share.coordinator.state.topic.num.partitions": "2",
     "log.cleaner.dedupe.buffer.size": "2097152",
     "controlled.shutdown.retry.backoff.ms": "200",
-    # A killed broker can restart only when its session with the controller has expired.
+    # A killed broker can restart only when its session with the controller has expired, so sessions are short.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
 }
@@ -71,7 +71,7 @@ _FIXED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports of a broker; the advertised one may belong to a proxy."""
+    """Ports of a broker; the advertised port may belong to a proxy."""
 
     client: int
     internal: int
@@ -152,7 +152,7 @@ def listener_security(security: Security, *, tls: bool, folder: Path) -> Listene
 def unsecured_token(subject: str = USERNAME, lifetime_s: float = 3600) -> str:
     """Return an unsecured JWT (RFC 7519, section 6), which only brokers for tests accept."""
     now = time.time()
-    # Issued a second earlier: the broker's clock has milliseconds, and it refuses tokens from the future.
+    # The token is issued a second earlier, because the broker refuses tokens that are milliseconds in the future.
     claims = {"sub": subject, "iat": now - 1, "exp": now + lifetime_s}
     return f"{_base64url({'alg': 'none'})}.{_base64url(claims)}."
 
@@ -183,7 +183,7 @@ def _sasl_client(mechanism: str) -> dict[str, object]:
 
 
 def _tls(folder: Path, *, mutual: bool) -> tuple[dict[str, str], dict[str, object]]:
-    """Create a certificate authority, a certificate for the broker and, for mutual TLS, one for the client."""
+    """Create a certificate authority and a certificate for the broker; for mutual TLS, also one for the client."""
     import trustme  # noqa: PLC0415 - an extra
 
     authority = trustme.CA()
@@ -234,7 +234,7 @@ def check_options(
     """Check the options of a cluster.
 
     Raises:
-        ConfigurationError: an option is invalid or contradicts another.
+        ConfigurationError: an option is invalid or contradicts another option.
     """
     if brokers < 1:
         raise ConfigurationError(f"brokers must be at least 1, not {brokers}")

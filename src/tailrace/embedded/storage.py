@@ -1,7 +1,7 @@
 """Formatting of a broker's data folder.
 
-Kafka's storage tool runs in a JVM of its own, which takes a quarter of the start time. Except for the ids, its output
-is the same for all brokers of one version and configuration, so it is cached and copied.
+Kafka's storage tool runs in a JVM of its own, which takes a quarter of the start time. Except for the ids, the tool's
+output is the same for all brokers of one version and configuration, so the output is cached and copied.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def formatted_file(version: str, scram: str | None, config: Mapping[str, object]
 
 
 def copy_formatted(cached: Path, data: Path, node_id: int, cluster_id: str) -> bool:
-    """Format ``data`` from the cached file; return False if there is none."""
+    """Format ``data`` from the cached file; return False if there is no cached file."""
     if not cached.exists():
         return False
     data.mkdir(parents=True)
@@ -47,7 +47,7 @@ def copy_formatted(cached: Path, data: Path, node_id: int, cluster_id: str) -> b
 
 
 def keep_formatted(data: Path, cached: Path) -> None:
-    """Cache the output of the tool in ``data``, if it consists of the known files."""
+    """Cache the output of the tool in ``data``, if it consists of exactly the known files."""
     if {path.name for path in data.iterdir()} != {_CHECKPOINT, _META}:
         return
     with contextlib.suppress(OSError):  # without a cache, the start is slower but works

@@ -1,6 +1,6 @@
 """Blocking administration of topics, for use outside an event loop.
 
-It connects to the INTERNAL listener and sends one request at a time.
+TopicAdmin connects to the INTERNAL listener and sends one request at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ResponseT = TypeVar("ResponseT")
 
 _RETRY_S = 0.05
 _TRY_S = 5
-"""Timeout of one attempt; longer than a broker that hangs remains leader."""
+"""Timeout of one attempt. A broker that hangs loses its leadership sooner, so that the next attempt succeeds."""
 _START = -2
 
 
@@ -84,7 +84,7 @@ class TopicAdmin:
         self._wait_for_leaders(name, total)
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
-        """Delete the records of each partition before an offset (-1: all)."""
+        """Delete the records before an offset in each partition; -1 deletes all records."""
         wanted = dict(before)
         for address, led in self._by_leader(name, before).items():
             asked = tuple(RecordsToDelete(name, one, before[one]) for one in led)
@@ -100,11 +100,11 @@ class TopicAdmin:
         return self._ask(MetadataRequest((MetadataTopic(name),)))
 
     def _place(self, ask: Callable[[], tuple[TopicResult, ...]], copies: int = -1) -> None:
-        """Create partitions, retrying while fewer than ``copies`` brokers are available."""
+        """Create partitions; retry while too few brokers are available, if there are at least ``copies`` brokers."""
         done: tuple[TopicResult, ...] = ()
         for _ in _attempts(self._timeout_s):
             done = ask()
-            # The controller fences a broker without heartbeats for a few seconds, as on a busy machine.
+            # On a busy machine, a broker may miss heartbeats, and the controller fences it for a few seconds.
             is_short = any(one.error_code == ErrorCode.INVALID_REPLICATION_FACTOR for one in done)
             if not is_short or copies > len(self._addresses()):
                 break
@@ -119,7 +119,7 @@ class TopicAdmin:
         self._wait_until_served(name, partitions)
 
     def _wait_until_served(self, name: str, partitions: int) -> None:
-        # Metadata name a new leader a moment before it serves requests.
+        # Metadata name a new leader a moment before the leader serves requests.
         wanted = set(range(partitions))
         for _ in _attempts(self._timeout_s):
             for address, led in self._by_leader(name, sorted(wanted)).items():
@@ -134,7 +134,7 @@ class TopicAdmin:
         )
 
     def _by_leader(self, name: str, partitions: Iterable[int]) -> Mapping[tuple[str, int], list[int]]:
-        """Return the partitions that have a leader, by its address, which need not be one of the given addresses."""
+        """Return the partitions that have a leader, by the leader's address from the metadata."""
         found = self.metadata(name)
         places = {broker.node_id: (broker.host, broker.port) for broker in found.brokers}
         leaders = {one.partition: places.get(one.leader_id) for one in found.topics[0].partitions}
@@ -157,7 +157,7 @@ class TopicAdmin:
         for _ in _attempts(timeout_s):
             ready = is_ready()
             try:
-                # All brokers must agree, or the next request may reach one that does not know the topic yet.
+                # All brokers must agree, or the next request may reach a broker that does not know the topic yet.
                 last = answers = [self._send(address, question) for address in self._addresses()]
             except (OSError, MalformedMessageError) as error:
                 last = error
