@@ -50,9 +50,9 @@ class TestApp:
     network: use ``virtual_time=False`` for handlers that connect to a real server.
 
     Args:
-        app: app that is not started; several tests may use it one after another.
-        overrides: replacements of providers.
-        partitions: number of partitions by topic; by default one.
+        app: app that is not started; several tests may use the same app one after another.
+        overrides: replacements by provider.
+        partitions: number of partitions by topic; topics not listed have one partition.
         virtual_time: False to wait in real time.
     """
 
@@ -112,9 +112,9 @@ class TestApp:
     ) -> Record:
         """Send a value and wait until its record is finished.
 
-        The value is encoded by the app's codec unless it is bytes. The record is finished when it was handled, dead
-        lettered or skipped, or when it waits (``on_failure="pause"``), and so are the records that were published to
-        topics of the app meanwhile.
+        The value is encoded by the app's codec unless it is bytes. A record is finished here when it was handled, dead
+        lettered or skipped, or when it waits because of ``on_failure="pause"``. Records that handlers publish to topics
+        of the app in the meantime must be finished, too.
 
         Returns:
             The record, as passed to handlers.
@@ -133,10 +133,10 @@ class TestApp:
         return self._log.records(placed.partition)[placed.offset]
 
     async def settled(self) -> None:
-        """Wait until all records are finished.
+        """Wait until all records are finished, as described for ``send``.
 
         Raises:
-            TailraceError: the error that ended the app meanwhile.
+            TailraceError: the app ended with this error while waiting.
         """
         running = running_of(self._app)
         while not all(group.is_settled for group in running.groups) or not all(one.is_idle for one in self._sources):
@@ -156,7 +156,7 @@ class TestApp:
     def published(self, topic: str, kind: type[ValueT]) -> list[ValueT]: ...
 
     def published(self, topic: str, kind: type[Any] | None = None) -> list[Any]:
-        """Return the records of a topic, by partition, or their values decoded as ``kind``."""
+        """Return the records of a topic, ordered by partition, or the values of the records decoded as ``kind``."""
         records = self._log.all_of(topic)
         if kind is None:
             return records
@@ -170,10 +170,10 @@ class TestApp:
         return [one for one in letters if one is not None and one.origin is not None and one.origin.topic == topic]
 
     def committed(self, topic: str, partition: int = 0, *, group_id: str | None = None) -> int:
-        """Return the committed offset: that of the lowest unfinished record.
+        """Return the committed offset, which is the offset of the lowest unfinished record.
 
         Raises:
-            ConfigurationError: no group reads the topic, or several do and ``group_id`` is missing.
+            ConfigurationError: no group reads the topic, or several groups read it and ``group_id`` is missing.
         """
         found = [one for one in self._sources if one.reads(topic) and group_id in {None, one.group_id}]
         if len(found) != 1:
@@ -203,7 +203,7 @@ class TestApp:
         yield ByContext(self._log, self._transactional)
 
     def _with_gates(self, plan: Plan) -> Plan:
-        """Return the plan with the clock stopped while a handler runs in a thread, which the loop cannot see."""
+        """Return the plan with handlers that hold virtual time while they run in threads, which the loop cannot see."""
         clock = self._clock
         if clock is None:
             return plan

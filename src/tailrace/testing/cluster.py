@@ -11,10 +11,10 @@ __all__ = ["KafkaCluster", "KafkaServer"]
 
 
 class KafkaCluster(cluster.EmbeddedCluster):
-    """Kafka brokers; with ``proxied=True``, each advertises the address of a FaultProxy.
+    """Kafka brokers; with ``proxied=True``, each broker advertises the address of its own FaultProxy.
 
     Attributes:
-        proxies: proxies by broker id; empty unless ``proxied``.
+        proxies: proxies by broker id; empty without ``proxied=True``.
     """
 
     def __init__(self, brokers: int = 3, *, proxied: bool = False, **options: Any) -> None:  # noqa: ANN401
@@ -31,7 +31,7 @@ class KafkaCluster(cluster.EmbeddedCluster):
         return proxy.port
 
     def close(self) -> None:
-        """Stop the proxies and the brokers, and remove their files."""
+        """Stop the proxies and the brokers, and remove the brokers' files."""
         for proxy in self.proxies.values():
             proxy.close()
         self.proxies.clear()
@@ -39,7 +39,7 @@ class KafkaCluster(cluster.EmbeddedCluster):
 
 
 class KafkaServer(server.EmbeddedServer):
-    """Single Kafka broker; with ``proxied=True``, it advertises the address of ``proxy``."""
+    """Single Kafka broker; with ``proxied=True``, the broker advertises the address of ``proxy``."""
 
     def __init__(self, *, proxied: bool = False, **options: Any) -> None:  # noqa: ANN401 - those of the server
         self._proxy: FaultProxy | None = None
@@ -61,7 +61,7 @@ class KafkaServer(server.EmbeddedServer):
         return self._proxy.port
 
     def close(self) -> None:
-        """Stop the proxy and the broker, and remove its files."""
+        """Stop the proxy and the broker, and remove the broker's files."""
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None

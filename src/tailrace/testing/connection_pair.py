@@ -15,11 +15,11 @@ from tailrace.testing.faults import Fault, decode_frame
 __all__ = ["LENGTH", "ConnectionPair", "ProxiedRequest", "edited", "read_frame"]
 
 LENGTH = struct.Struct(">i")
-"""Length of a frame; also its correlation id."""
+"""Format of a frame's length, and of a correlation id."""
 
 
 class ProxiedRequest:
-    """Header of a request, kept until its response arrives."""
+    """Header of a request, kept until the response arrives."""
 
     def __init__(self, api_key: int, version: int, client_id: str | None) -> None:
         self.api_key, self.version, self.client_id = api_key, version, client_id
@@ -35,7 +35,7 @@ class ConnectionPair:
         self.swallow: set[int] = set()
 
     def reset(self) -> None:
-        """Abort both connections; the client sees a reset."""
+        """Abort both connections; the client's connection is reset (RST)."""
         for writer in (self.client, self.upstream):
             if writer is None:
                 continue
@@ -47,7 +47,7 @@ class ConnectionPair:
 
 
 async def read_frame(source: asyncio.StreamReader) -> bytes:
-    """Read the next frame, without its length."""
+    """Return the next frame without its length."""
     (size,) = LENGTH.unpack(await source.readexactly(LENGTH.size))
     return await source.readexactly(size)
 

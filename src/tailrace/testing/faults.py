@@ -30,8 +30,8 @@ class ProxiedFrame:
         direction: "request" or "answer".
         api_key: key of the API.
         version: version of the request and its response.
-        at: time by ``time.monotonic``.
-        connection: number of the connection, in the order of acceptance.
+        at: time at which the frame passed, by ``time.monotonic``.
+        connection: number of the connection; connections are numbered in the order in which they are accepted.
         client_id: client id in the request.
         size: size of the frame, in bytes.
     """
@@ -45,7 +45,7 @@ class ProxiedFrame:
     client_id: str | None
     size: int
     data: bytes = field(repr=False)
-    """Frame as sent by the client or the broker; empty if it was too large to keep."""
+    """Frame as sent by the client or the broker; empty if the frame was too large to keep."""
 
     @property
     def name(self) -> str:
@@ -65,7 +65,8 @@ class ProxiedFrame:
 class Fault:
     """Rule that applies an action to matching frames, created by the methods of FaultProxy.
 
-    As a context manager, it ends with the block and raises AssertionError if it was never applied.
+    A fault may be used as a context manager. At the end of the block, the rule ends, and AssertionError is raised if
+    the rule was never applied.
     """
 
     def __init__(  # noqa: PLR0913 - settings of a rule
@@ -82,9 +83,9 @@ class Fault:
         self.request, self.direction, self.action = request, direction, action
         self.edit, self.delay_s = edit, delay_s
         self.count = 0
-        """Number of frames it was applied to."""
+        """Number of frames to which the rule was applied."""
         self.error: Exception | None = None
-        """Exception raised by ``edit``; raised again at the end of the block."""
+        """Exception raised by ``edit``; it is the cause of the AssertionError at the end of the block."""
         self._skip, self._times = skip, times
         self._is_over = False
         self._lock = threading.Lock()
@@ -108,16 +109,16 @@ class Fault:
             assert self.count, f"{self!r} was never applied"
 
     async def took_place(self) -> None:
-        """Wait until it has been applied once."""
+        """Wait until the rule has been applied once."""
         await asyncio.wrap_future(self._happened)
 
     def release(self) -> None:
-        """Pass on the frames that are held."""
+        """Pass on the held frames, and hold no more."""
         if not self._released.done():
             self._released.set_result(None)
 
     def end(self) -> None:
-        """Stop applying it, and pass on the frames that are held."""
+        """Stop applying the rule, and pass on the held frames."""
         self._is_over = True
         self.release()
 
@@ -150,5 +151,5 @@ def decode_frame(api: Api[Any], direction: Direction, frame: memoryview, version
 
 
 def kept(data: bytes | bytearray) -> bytes:
-    """Return the bytes of a frame to keep: all, or none if it is large."""
+    """Return the bytes of a frame to keep: all bytes, or none if the frame is large."""
     return bytes(data) if len(data) <= _KEPT_BYTES else b""

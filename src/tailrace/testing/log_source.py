@@ -20,11 +20,11 @@ from tailrace.testing.topic_log import TopicLog
 __all__ = ["LogSource"]
 
 _WINDOW = 2_000
-"""Maximum number of queued records, as ``max_queued_records``."""
+"""Maximum number of queued records, like the option ``max_queued_records``."""
 
 
 class LogSource:
-    """Source of one group; finished records count as committed."""
+    """Source of records for one group; finished records count as committed."""
 
     def __init__(self, log: TopicLog, routes: Routes, observer: Observer) -> None:
         self.group_id = routes.group_id
@@ -69,7 +69,7 @@ class LogSource:
         """Do nothing: finished records are committed already."""
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Return the next records of a partition that has room."""
+        """Wait for records of a partition that has room, and return the next ones."""
         while True:
             for position in self._positions_of(*filter(self.reads, self._log.topics)):
                 found = self._log.records(position.partition)[position.delivered or 0 :]
@@ -109,7 +109,7 @@ class LogSource:
     # ---- transactions ------------------------------------------------------------------------------------------
 
     def group_view(self) -> GroupView:
-        """Return a view in which this is the only member, with all partitions."""
+        """Return a view of a group whose only member owns all partitions."""
         return _SoleMember(self)
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
@@ -117,7 +117,7 @@ class LogSource:
         self.offsets.update(offsets)
 
     def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
-        """Go back to a committed offset; records that its offset map lists as finished are not delivered."""
+        """Go back to a committed offset; records that are finished in the commit's offset map are not delivered."""
         if self._sink is not None:
             self._sink.drop(position.partition)
         position.begin(at.offset, known=decode_metadata(at.metadata, at.offset).offset_map)
@@ -157,19 +157,19 @@ class _SoleMember:
         self._source, self.group_id = source, source.group_id
 
     def delivered(self) -> Mapping[TopicPartition, int | None]:
-        """Return the next offset to deliver of each partition."""
+        """Return the next offset to deliver in each partition."""
         return {position.partition: position.delivered for position in self._source.positions}
 
     def begun(self) -> Sequence[Position]:
-        """Return no positions: all start at the first record."""
+        """Return no positions, because all start at the first record."""
         return ()
 
     def passed(self) -> Sequence[Position]:
-        """Return no positions: there are no control records."""
+        """Return no positions, because there are no control records."""
         return ()
 
     def watch(self, told: Callable[[], None]) -> None:
-        """Do nothing: only ``read_again`` moves positions."""
+        """Do nothing, because only ``read_again`` moves positions."""
 
     def is_ours(self, position: Position) -> bool:
         """Return True if the position is current."""

@@ -1,6 +1,6 @@
-"""Transactions of an app under test: their records are added to the log at the commit.
+"""Transactions of an app under test; the records of a transaction are added to the log at the commit.
 
-Decisions to open, commit and abort transactions are those of production.
+Production code decides when to open, commit and abort transactions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def in_transactions(
 
 
 class _LogCommitter:
-    """Producer of transactions that commits to a TopicLog."""
+    """Transactional producer that commits to a TopicLog."""
 
     def __init__(self, source: LogSource, log: TopicLog) -> None:
         self._source, self._log = source, log
@@ -57,7 +57,7 @@ class _LogCommitter:
         """Check that the partition exists.
 
         Raises:
-            PublishError: it does not.
+            PublishError: the partition does not exist.
         """
         self._log.place_of(topic, None, partition)
 
@@ -82,7 +82,7 @@ class _LogCommitter:
         topic_ids: Mapping[TopicPartition, UUID],  # noqa: ARG002 - no topic is deleted
         current_identity: Callable[[], Identity | None],  # noqa: ARG002 - there are no rebalances
     ) -> None:
-        """Add the records of the transaction to the log and store its offsets."""
+        """Add the records of the transaction to the log, and store the offsets."""
         outgoing = list(self._outgoing)
         self._end()
         self._source.commit(offsets)

@@ -1,7 +1,7 @@
 """Proxy between clients and a broker that decodes Kafka's frames, records them and applies faults.
 
-It runs in a thread with its own event loop, so that a test with a blocked loop does not block it. Frames that it cannot
-decode (TLS, unknown versions) pass unchanged.
+The proxy runs in a thread with its own event loop, so that a test that blocks its loop does not block the proxy. Frames
+that the proxy cannot decode (TLS, unknown versions) pass unchanged.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ class FaultProxy:
     # ---- what passed -------------------------------------------------------------------------------------------
 
     def requests(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
-        """Return the requests of a type so far, of all clients or of ``client_id``."""
+        """Return the requests of a type that have passed so far, from all clients or from ``client_id``."""
         return self._frames_of("request", kind, client_id)
 
     def answers(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
-        """Return the responses to a type of request so far."""
+        """Return the responses to requests of a type that have passed so far."""
         return self._frames_of("answer", kind, client_id)
 
     def _frames_of(self, direction: Direction, kind: type[Request[Any]], client_id: str | None) -> list[ProxiedFrame]:
@@ -128,7 +128,7 @@ class FaultProxy:
     ) -> Fault:
         """Replace responses by the result of ``edit``.
 
-        The first ``skip`` responses pass; ``times`` is the number of responses to change, None for all.
+        The first ``skip`` responses pass unchanged. Of the later responses, ``times`` are changed, or all if None.
         """
         return self._add(Fault(kind, "answer", "edit", edit=edit, skip=skip, times=times))
 
@@ -139,7 +139,7 @@ class FaultProxy:
         return self._add(Fault(kind, "request", "edit", edit=edit, skip=skip, times=times))
 
     def drop_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Drop responses, so that the request takes effect without the client's knowledge."""
+        """Drop responses, so that the requests take effect without the client's knowledge."""
         return self._add(Fault(kind, "answer", "drop", skip=skip, times=times))
 
     def drop_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
@@ -147,15 +147,15 @@ class FaultProxy:
         return self._add(Fault(kind, "request", "drop", skip=skip, times=times))
 
     def hold_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Hold responses, and later ones of their connection, until ``release``."""
+        """Hold responses, and all later responses on the same connection, until ``release``."""
         return self._add(Fault(kind, "answer", "hold", skip=skip, times=times))
 
     def hold_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Hold requests, and later ones of their connection, until ``release``."""
+        """Hold requests, and all later requests on the same connection, until ``release``."""
         return self._add(Fault(kind, "request", "hold", skip=skip, times=times))
 
     def repeat_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Send requests twice; the client does not get the second response."""
+        """Send requests twice, and drop the response that arrives first; the client gets only the second one."""
         return self._add(Fault(kind, "request", "repeat", skip=skip, times=times))
 
     def delay_answer(self, kind: type[Request[Any]], seconds: float, *, times: int | None = None) -> Fault:
@@ -169,11 +169,11 @@ class FaultProxy:
     # ---- conditions of the whole line --------------------------------------------------------------------------
 
     def delay(self, seconds: float) -> None:
-        """Delay every frame; 0 ends it."""
+        """Delay every frame by ``seconds``; 0 ends the delay."""
         self._latency_s = seconds
 
     def throttle(self, bytes_per_s: float | None, *, slice_bytes: int | None = None) -> None:
-        """Limit each connection to ``bytes_per_s``, passed on in slices; None ends it."""
+        """Limit each connection to ``bytes_per_s`` and pass frames on in slices; None ends the limit."""
         self._bytes_per_s, self._slice = bytes_per_s, slice_bytes
 
     def black_hole(self) -> None:
@@ -181,7 +181,7 @@ class FaultProxy:
         self._is_black_hole = True
 
     def restore(self) -> None:
-        """End ``black_hole`` (its connections are reset), ``refuse``, ``delay`` and ``throttle``."""
+        """End ``black_hole``, ``refuse``, ``delay`` and ``throttle``; after ``black_hole``, reset all connections."""
         was_black_hole, self._is_black_hole = self._is_black_hole, False
         self._latency_s, self._bytes_per_s, self._slice = 0.0, None, None
         if was_black_hole:
@@ -318,7 +318,7 @@ class FaultProxy:
     async def _apply(
         self, fault: Fault, pair: ConnectionPair, asked: ProxiedRequest, correlation_id: int, data: bytes
     ) -> bytes:
-        """Return the frame to pass on; empty if there is none."""
+        """Apply a fault, and return the frame to pass on; empty to drop the frame."""
         match fault.action:
             case "drop":
                 return b""

@@ -17,8 +17,8 @@ class TopicLog:
     """Records of all topics and partitions, without gaps in the offsets.
 
     Args:
-        partitions: number of partitions by topic; by default one.
-        wall_clock: returns the time in seconds since the epoch.
+        partitions: number of partitions by topic; topics not listed have one partition.
+        wall_clock: function that returns the time in seconds since the epoch.
     """
 
     def __init__(self, partitions: Mapping[str, int], wall_clock: Callable[[], float]) -> None:
@@ -31,7 +31,7 @@ class TopicLog:
         self._watchers.append(watcher)
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """Return the partitions of a topic, which is created if necessary."""
+        """Return the partitions of a topic; every topic exists."""
         return [TopicPartition(topic, number) for number in range(self._counts.get(topic, 1))]
 
     @property
@@ -44,11 +44,11 @@ class TopicLog:
         return self._records[partition]
 
     def all_of(self, topic: str) -> list[Record]:
-        """Return the records of a topic, by partition."""
+        """Return the records of a topic, ordered by partition."""
         return [record for partition in self.partitions(topic) for record in self._records[partition]]
 
     def place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
-        """Return the partition for a record: ``partition``, or that of its key.
+        """Return the partition for a record: ``partition`` or, if that is None, the partition of ``key``.
 
         Raises:
             PublishError: the partition does not exist.
@@ -68,7 +68,7 @@ class TopicLog:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Record:
-        """Add a record; without ``partition``, its key determines the partition as in Kafka's clients.
+        """Add a record; without ``partition``, the key determines the partition as in Kafka's clients.
 
         Raises:
             PublishError: the partition does not exist.
@@ -98,7 +98,7 @@ class TopicLog:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Published:
-        """Add a record, as a producer publishes it.
+        """Add a record, and return its partition and offset as a producer does.
 
         Raises:
             PublishError: the partition does not exist.

@@ -1,4 +1,4 @@
-"""Virtual time of an event loop: its clock jumps to the next timer when all tasks wait.
+"""Virtual time of an event loop: the loop's clock jumps to the next timer when all tasks wait.
 
 Only the given loop is patched, and only within ``running``, so that other tests keep real time.
 """
@@ -16,7 +16,7 @@ from tailrace.errors import ConfigurationError
 __all__ = ["VirtualTime"]
 
 _REAL_WAIT_S = 0.01
-"""Real time to wait for results of threads and for bytes on open sockets."""
+"""Maximum real time to wait at once for results of threads and for bytes on open sockets."""
 
 
 class VirtualTime:
@@ -45,7 +45,7 @@ class VirtualTime:
             yield
         finally:
             loop._selector = self._selector  # noqa: SLF001
-            # Uncover the methods of the class.
+            # Deleting the instance attributes uncovers the methods of the class.
             del loop.time, loop.run_in_executor
 
     @contextlib.contextmanager
@@ -63,13 +63,13 @@ class VirtualTime:
         return getattr(self._selector, name)
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        """Return the ready files; if there are none, let the time until the next timer pass."""
+        """Return the ready files; if there are none, advance the clock to the next timer."""
         ready: list[Any] = self._selector.select(0)
         if ready or timeout == 0:
             return ready
         if timeout is None:
             return list(self._selector.select(None))
-        # One registered file is the loop's own, by which threads wake it.
+        # The loop itself has one registered file, through which threads wake the loop.
         if not self._held and len(self._selector.get_map()) <= 1:
             self._now += timeout
             return []
