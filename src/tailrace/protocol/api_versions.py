@@ -30,7 +30,7 @@ CONSUMING: tuple[Api[Any], ...] = (
     ListOffsetsRequest.api,
     FetchRequest.api,
 )
-"""APIs that a consumer needs; connecting to a broker that lacks one fails."""
+"""APIs that a consumer needs; connecting to a broker that lacks one of them fails."""
 
 
 def api_of(request: Request[ResponseT]) -> Api[ResponseT]:
@@ -48,7 +48,7 @@ class Offered:
         return self._common(api) is not None
 
     def version_of(self, api: Api[Any], newest: int | None = None) -> int:
-        """Return the newest common version of ``api``, at most ``newest``.
+        """Return the newest common version of ``api`` that is not above ``newest``.
 
         Raises:
             UnsupportedVersionError: there is no common version.
@@ -62,7 +62,7 @@ class Offered:
         """Check that the broker supports all APIs that a consumer needs.
 
         Raises:
-            UnsupportedVersionError: it does not; the message names each API and the versions on both sides.
+            UnsupportedVersionError: APIs are missing; the message names them and the versions on both sides.
         """
         missing = [self._mismatch(api) for api in CONSUMING if self._common(api) is None]
         if missing:

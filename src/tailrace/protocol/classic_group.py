@@ -77,7 +77,7 @@ class SyncGroupRequest(Request[SyncGroupResponse], key=14, versions=(0, 5), flex
     protocol_type: str | None = field(since=5, ignorable=True, default=None)
     protocol_name: str | None = field(since=5, ignorable=True, default=None)
     assignments: tuple[SyncGroupAssignment, ...] = ()
-    """Assignments of all members if sent by the leader; else empty."""
+    """Assignments of all members if the leader sends the request; empty if another member sends it."""
 
 
 class HeartbeatResponse(ApiMessage):

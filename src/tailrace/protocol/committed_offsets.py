@@ -27,7 +27,7 @@ __all__ = [
 
 
 _LAST_BY_NAME = 9
-"""Newest version of OffsetCommit and OffsetFetch with topic names; newer versions have only topic ids."""
+"""Newest version of OffsetCommit and OffsetFetch with topic names; later versions have only topic ids."""
 
 
 class _TopicEntry(Protocol):
@@ -99,7 +99,7 @@ class OffsetFetchResponse(ApiMessage):
     group_id: str = field(since=8, inside=_GROUPS, default="", kw_only=True)
     partitions: tuple[CommittedOffset, ...] = by_topic(inside=_GROUPS)
     error_code: int16 = field(inside=_GROUPS, default=0)
-    """Error of the whole group; the response then has no partitions."""
+    """Error of the whole group; if it is not 0, the response has no partitions."""
 
 
 class OffsetFetchPartition(ApiMessage):
@@ -108,7 +108,7 @@ class OffsetFetchPartition(ApiMessage):
     topic_id: UUID = field(per_topic=True, since=10, ignorable=True, default=NO_TOPIC_ID)
 
 
-# Version 1 cannot request all partitions and has no error of the whole group; all brokers since 0.10.2 support 2.
+# Version 1 cannot request all partitions and has no error of the whole group; brokers since 0.10.2 support version 2.
 class OffsetFetchRequest(Request[OffsetFetchResponse], key=9, versions=(2, 10), flexible_from=6):
     group_id: str = field(inside=_GROUPS)
     member_id: str | None = field(since=9, ignorable=True, inside=_GROUPS, default=None, kw_only=True)
@@ -116,13 +116,16 @@ class OffsetFetchRequest(Request[OffsetFetchResponse], key=9, versions=(2, 10), 
     partitions: tuple[OffsetFetchPartition, ...] | None = by_topic(
         partitions="partition_indexes", bare=True, inside=_GROUPS
     )
-    """Requested partitions; None for all with a committed offset."""
+    """Requested partitions; None for all partitions with a committed offset."""
     # Older brokers have no pending transactional offsets to wait for (KIP-447).
     require_stable: bool = field(since=7, ignorable=True, default=True)
 
     @property
     def newest_version(self) -> int | None:
-        """Version 9 unless each partition has a topic id; a response for all partitions has topic names."""
+        """Version 9 unless each partition has a topic id.
+
+        A request for all partitions is sent in version 9, too, so that the response has topic names.
+        """
         return _LAST_BY_NAME if self.partitions is None else _newest_version(self.partitions)
 
 

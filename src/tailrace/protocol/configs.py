@@ -38,7 +38,7 @@ class ConfigSynonym(ApiMessage):
 class ConfigEntry(ApiMessage):
     name: str
     value: str | None
-    """Value; None if it is not set or sensitive."""
+    """Value; None if the configuration is not set or is sensitive."""
     read_only: bool = False
     config_source: int8 = -1
     """1 for a topic, 2 to 4 for a broker, 5 for Kafka's default, 8 for a group."""

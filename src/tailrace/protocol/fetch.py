@@ -45,7 +45,7 @@ class AbortedTransaction(ApiMessage):
 
 
 class EpochEndOffset(ApiMessage):
-    """End of the last epoch that the broker's log has in common with the fetched one (KIP-595)."""
+    """Last epoch that the broker's log and the consumer have in common, and the end offset of this epoch (KIP-595)."""
 
     epoch: int32 = -1
     end_offset: int64 = -1
@@ -91,7 +91,7 @@ class FetchRequest(Request[FetchResponse], key=1, versions=(4, 17), flexible_fro
     session_id: int32 = field(since=7, ignorable=True, default=0, kw_only=True)
     session_epoch: int32 = field(since=7, ignorable=True, default=-1, kw_only=True)
     partitions: tuple[FetchPartition, ...] = by_topic()
-    # Ignorable: versions without fetch sessions list all partitions in each request.
+    # This field is ignorable, because versions without fetch sessions list all partitions in each request.
     forgotten: tuple[ForgottenPartition, ...] = by_topic(
         "forgotten_topics_data", bare=True, since=7, ignorable=True, default=()
     )

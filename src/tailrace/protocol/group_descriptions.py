@@ -31,7 +31,7 @@ __all__ = [
 class ListedGroup(ApiMessage):
     group_id: str
     protocol_type: str
-    """``consumer`` for consumer groups of both protocols."""
+    """``consumer`` for consumer groups of the classic protocol and of KIP-848."""
     group_state: str = field(since=4, default="")
     group_type: str = field(since=5, default="")
     """``classic`` or ``consumer`` (KIP-848); empty from a broker without KIP-848."""
@@ -69,7 +69,7 @@ class DescribedGroup(ApiMessage):
     error_message: str | None = field(since=6, default=None, kw_only=True)
     group_id: str
     group_state: str = ""
-    """State; ``Dead`` for a missing group in versions before 6, which have no error code for it."""
+    """State; ``Dead`` for a missing group in versions before 6, which have no error code for missing groups."""
     protocol_type: str = ""
     protocol_data: str = ""
     """Assignor chosen by the group."""

@@ -50,7 +50,7 @@ class OffsetForLeaderEpochPartition(ApiMessage):
     topic: str = field(per_topic=True)
     partition: int32
     current_leader_epoch: int32 = field(default=-1, kw_only=True)
-    """Leader epoch known to the client; the broker refuses the request if it differs from its own (KIP-320)."""
+    """Leader epoch that the client knows; the broker refuses the request if its leader epoch differs (KIP-320)."""
     leader_epoch: int32
     """Epoch whose end offset is requested."""
 
@@ -60,7 +60,7 @@ class LeaderEpochEndOffset(ApiMessage):
     error_code: int16 = field(kw_only=True)
     partition: int32
     leader_epoch: int32 = -1
-    """Greatest epoch up to the requested one; -1 if there is none."""
+    """Greatest epoch in the log that is not above the requested epoch; -1 if there is none."""
     end_offset: int64 = -1
 
 

@@ -1,10 +1,10 @@
 """Metadata exchanged by members of a classic group: subscriptions in JoinGroup, assignments in SyncGroup.
 
-The broker does not read these bytes; their format is shared with Java's client and librdkafka. They begin with a
-version; of a newer version, only the known fields are read.
+The broker does not read these bytes; their format is shared with Java's client and librdkafka. The bytes begin with a
+version; if it is newer than the known versions, only the known fields are read.
 
-A subscription contains user data of the assignor: for ``sticky`` the owned partitions and their generation, for
-``cooperative-sticky`` the generation alone.
+A subscription contains user data of the assignor. For ``sticky``, these are the owned partitions and the generation in
+which they were assigned; for ``cooperative-sticky``, only this generation.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def decode_subscription(data: bytes) -> MemberSubscription:
 
 
 def decode_assignment(data: bytes) -> MemberAssignment:
-    """Decode a member's assignment; empty data, which Java's leader may send, is an empty assignment."""
+    """Decode a member's assignment; empty data, which a leader with Java's client may send, is an empty assignment."""
     return _decode(MemberAssignment, data) if data else MemberAssignment(())
 
 
@@ -118,7 +118,8 @@ def encode_sticky_data(owned: Sequence[OwnedPartitions], generation: int) -> byt
 def decode_sticky_data(data: bytes | None) -> tuple[tuple[OwnedPartitions, ...], int]:
     """Decode the user data of the ``sticky`` assignor: owned partitions and their generation.
 
-    Without data, there are no owned partitions. The generation is -1 if it is missing, as in Java's before 2.3.
+    Without data, there are no owned partitions. The generation is -1 if the data lack it, as data of Java's client
+    before version 2.3 do.
     """
     if not data:
         return (), _NO_GENERATION
@@ -133,9 +134,9 @@ def encode_cooperative_data(generation: int) -> bytes:
 
 
 def decode_cooperative_data(data: bytes | None) -> int:
-    """Decode the user data of ``cooperative-sticky``: the generation, -1 if it is missing.
+    """Decode the user data of ``cooperative-sticky`` and return the generation, or -1 if the data lack it.
 
-    Java's client writes only the generation, librdkafka the user data of ``sticky``.
+    Java's client writes only the generation; librdkafka writes the same user data as for ``sticky``.
     """
     if not data:
         return _NO_GENERATION

@@ -1,4 +1,4 @@
-"""Base classes of messages. A class with annotated fields becomes a frozen dataclass; a request has its API.
+"""Base classes of messages: a subclass becomes a frozen dataclass, and a request class has its API as attribute.
 
     class HeartbeatRequest(Request[HeartbeatResponse], key=12, versions=(0, 4), flexible_from=4):
         group_id: str
@@ -6,8 +6,8 @@
         member_id: str
         group_instance_id: str | None = field(since=3, default=None)
 
-Messages are flat where the wire format is nested: an entry contains its topic and partition. Defaults are those of
-Kafka's definitions, so a response of an old version is a complete message as well. Times are in milliseconds.
+Messages are flat where the wire format is nested: each entry contains its topic and partition. Defaults are those of
+Kafka's definitions, so that a response of an old version is a complete message, too. Times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = ["NO_TOPIC_ID", "ApiMessage", "Request"]
 ResponseT = TypeVar("ResponseT")
 
 NO_TOPIC_ID = UUID(int=0)
-"""Topic id of the protocol that stands for none."""
+"""Topic id that stands for a missing id in the protocol."""
 
 
 class _MessageType(type):
-    """Metaclass that makes messages dataclasses, so that declarations need no decorator."""
+    """Metaclass that turns message classes into dataclasses, so that declarations need no decorator."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **api: Any) -> Any:  # noqa: ANN401
         made = super().__new__(mcs, name, bases, namespace)
         if "__slots__" in namespace:
-            return made  # a base class, or a second call by dataclass, which recreates the class with slots
+            return made  # a base class, or the second call: dataclass() recreates the class with slots
         message: Any = dataclass(frozen=True, slots=True)(made)
         if api:
             message.api = _api(message, **api)
@@ -49,16 +49,16 @@ def _api(request: type, *, key: int, versions: tuple[int, int], flexible_from: i
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, by_topic))
 class ApiMessage(metaclass=_MessageType):
-    """Request, response, or a structure in one; fields are in wire order."""
+    """Request, response, or structure inside a message; fields are in wire order."""
 
     __slots__ = ()
 
 
 class Request(ApiMessage, Generic[ResponseT]):
-    """Request with the type of its response: ``await broker.send(request)`` returns a ``ResponseT``.
+    """Request for which ``await broker.send(request)`` returns a ``ResponseT``.
 
     Subclasses declare the ``key`` of their API, the first and last of the supported ``versions``, and the first
-    flexible version ``flexible_from``, if any.
+    flexible version, ``flexible_from``, if there is one.
     """
 
     __slots__ = ()

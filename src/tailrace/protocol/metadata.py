@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 NOT_ASKED_FOR = -(1 << 31)
-"""Authorized operations in a response if they were not requested."""
+"""Value of the authorized operations in a response if the request did not ask for them."""
 
 
 class BrokerMetadata(ApiMessage):
@@ -65,13 +65,13 @@ class MetadataResponse(ApiMessage):
 class MetadataTopic(ApiMessage):
     topic_id: UUID = field(since=10, default=NO_TOPIC_ID, kw_only=True)
     name: str | None = field(nullable_from=10)
-    """Name; None to request by topic id alone, which brokers support from version 12 on."""
+    """Name; None to identify the topic by its id alone, which brokers support from version 12 on."""
 
 
 # Before version 4, a request creates the topics that it names.
 class MetadataRequest(Request[MetadataResponse], key=3, versions=(4, 13), flexible_from=9):
     topics: tuple[MetadataTopic, ...] | None
-    """Requested topics; None for all, empty for none."""
+    """Requested topics; None for all topics, empty for no topics."""
     allow_auto_topic_creation: bool = False
     include_cluster_authorized_operations: bool = field(since=8, until=10, default=False)
     include_topic_authorized_operations: bool = field(since=8, default=False)
@@ -83,7 +83,7 @@ _COORDINATORS = OneElement("coordinators", since=4)
 class FindCoordinatorResponse(ApiMessage):
     throttle_time_ms: int32 = field(since=1, default=0, kw_only=True)
     key: str | None = field(since=4, nullable_from=NEVER, inside=_COORDINATORS, default=None, kw_only=True)
-    """Group or transactional id; None before version 4, whose responses do not repeat it."""
+    """Group or transactional id; None before version 4, in which responses do not repeat the key."""
     error_code: int16 = field(inside=_COORDINATORS, behind=(4, "port"), default=0, kw_only=True)
     error_message: str | None = field(
         since=1, inside=_COORDINATORS, behind=(4, "error_code"), default=None, kw_only=True

@@ -1,7 +1,7 @@
 """Produce.
 
-The newest supported version is 11. From 12 on, brokers add partitions to transactions implicitly, which requires the
-other requests of transactions version 2 (KIP-890); from 13 on, topics have only ids.
+The newest supported version is 11. From version 12 on, brokers add partitions to transactions implicitly, which
+requires the other requests of transactions version 2 (KIP-890). From version 13 on, topics have only ids.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ class ProduceRequest(Request[ProduceResponse], key=0, versions=(8, 11), flexible
     acks: int16
     """-1 if all in-sync replicas must have the batch before the leader responds."""
     timeout_ms: int32
-    """Time that the leader waits for the replicas."""
+    """Maximum time that the leader waits for the replicas."""
     partitions: tuple[RecordsToProduce, ...] = by_topic("topic_data", "partition_data")

@@ -1,9 +1,9 @@
 """Transactions (KIP-98): InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit and EndTxn.
 
-The oldest supported versions are those of Apache Kafka 2.5, the first with group metadata in transactions (KIP-447).
-The newest are those of transactions version 1: with later versions of EndTxn and TxnOffsetCommit, the broker bumps the
-producer epoch with each transaction (KIP-890), which requires Produce version 12. AddPartitionsToTxn from version 4 on
-is used only between brokers.
+The oldest supported versions are those of Apache Kafka 2.5, the first release with group metadata in transactions
+(KIP-447). The newest supported versions are those of transactions version 1. With later versions of EndTxn and
+TxnOffsetCommit, the broker bumps the producer epoch with each transaction (KIP-890), which requires Produce version 12.
+AddPartitionsToTxn from version 4 on is used only between brokers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InitProducerIdRequest(Request[InitProducerIdResponse], key=22, versions=(3
     transactional_id: str | None
     transaction_timeout_ms: int32
     producer_id: int64 = -1
-    """Id whose epoch is to be bumped, unless another producer has taken it over (KIP-360); -1 for a new id."""
+    """Producer id whose epoch the broker bumps unless another producer uses it by now (KIP-360); -1 for a new id."""
     producer_epoch: int16 = -1
 
 

@@ -48,7 +48,7 @@ class Api(Generic[ResponseT]):
     versions: range
     """Supported versions; each connection negotiates one."""
     flexible: int
-    """First flexible version; NEVER if there is none."""
+    """First flexible version; NEVER if no version is flexible."""
     message: type
     """Class of the request."""
     answer: type[ResponseT]
@@ -79,8 +79,8 @@ class Api(Generic[ResponseT]):
     def version_of_answer(self, frame: memoryview, asked: int) -> int:
         """Return the version of the response to a request of version ``asked``.
 
-        It differs only if the broker does not support that version of ApiVersions: it responds in version 0 with error
-        code 35.
+        The versions differ only for ApiVersions: a broker that does not support version ``asked`` responds in version 0
+        with error code 35.
         """
         refused = self.key == _API_VERSIONS_KEY and bytes(frame[4:6]) == _UNSUPPORTED
         return 0 if refused else asked
@@ -118,7 +118,7 @@ class Api(Generic[ResponseT]):
 
 
 def read_request_header(frame: memoryview) -> RequestHeader:
-    """Return the header of the request in ``frame``, without the length."""
+    """Return the header of the request in ``frame``, which does not include the length."""
     reader = FrameReader(frame)
     api_key, version, correlation_id = reader.unpack(_REQUEST_HEADER)
     return RequestHeader(api_key, version, correlation_id, _read_client_id(reader))

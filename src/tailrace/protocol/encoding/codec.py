@@ -1,11 +1,11 @@
 """Compiled encoders and decoders of layouts.
 
-For each structure, a function without loops or branches is generated when a version of a message is first used, as
-``dataclasses`` does for ``__init__``; adjacent numbers are packed and unpacked together. From the first flexible
-version of a message on, lengths are varints and tagged fields follow each structure (KIP-482). Unknown tags are
+When a version of a message is first used, a function without loops or branches is generated for each structure, as
+``dataclasses`` generates ``__init__``. Adjacent numbers are packed and unpacked together. From the first flexible
+version of a message on, lengths are varints, and tagged fields follow each structure (KIP-482). Unknown tags are
 skipped, so that newer brokers may send them.
 
-Values are untyped only here; declarations tie them to the typed attributes of messages.
+Values are untyped only in this module; declarations tie the values to the typed attributes of messages.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _numbers(count: int, code: str) -> struct.Struct:
 
 
 def _count_reader(*, flexible: bool, nullable: bool) -> Callable[[FrameReader], int | None]:
-    """Return the function that reads the length of an array, None for null."""
+    """Return the function that reads the length of an array; the function returns None for a null array."""
     read_length = length_reader(flexible=flexible)
 
     def read_count(reader: FrameReader) -> int | None:
@@ -214,7 +214,7 @@ def _topics_decoder(shape: ByTopic, *, flexible: bool, nullable: bool) -> Decode
 # ---- structures ------------------------------------------------------------------------------------------------
 
 _NULL, _PRESENT = 0xFF, 0x01
-"""Byte before a nullable structure, in all versions (KIP-893)."""
+"""Values of the byte before a nullable structure, in all versions (KIP-893)."""
 
 
 def _nullable_encoder(encode: Encode) -> Encode:
@@ -269,9 +269,9 @@ def _structure_encoder(shape: Structure | Wrapped, *, flexible: bool) -> Encode:
 def _structure_decoder(
     shape: Structure | Wrapped, *, flexible: bool, given: Sequence[str] = (), apart: bool = False
 ) -> Decode:
-    """Return the function that reads a structure, with the ``given`` values as arguments.
+    """Return the function that reads a structure; the function takes the fields named in ``given`` as arguments.
 
-    The function returns the message, or the values of its fields if ``apart``.
+    The function returns the message, or the values of the message's fields if ``apart``.
     """
     structure, makes = (shape, not apart) if isinstance(shape, Structure) else (_only(shape.slot), False)
     lines: list[str] = []
@@ -300,7 +300,7 @@ def _structure_decoder(
 def _creation_lines(message: type, read: Sequence[str], names: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that create a message from local variables and defaults.
 
-    They set its slots, because ``__init__`` of a frozen dataclass takes more than twice as long.
+    The lines set the slots of the message, because ``__init__`` of a frozen dataclass takes more than twice as long.
     """
     names |= {"new": object.__new__, "kind": message}
     yield "made = new(kind)"
@@ -353,7 +353,7 @@ def _raise_unfit(types: Sequence[Number], values: Sequence[Any]) -> NoReturn:
 
 
 def _unsent_check(structure: Structure) -> Callable[[Any], None]:
-    """Return the function that raises if a message has a value that the version cannot carry."""
+    """Return the function that raises if a message has a value that the structure's version cannot carry."""
 
     def check(message: Any) -> None:
         for one in structure.unsent:
@@ -389,7 +389,7 @@ def _tags_encoder(slots: Sequence[Slot]) -> Encode:
 
 
 def _tags_decoder(slots: Sequence[Slot]) -> Decode:
-    """Return the function that reads tagged fields as a list, with defaults for missing ones."""
+    """Return the function that reads tagged fields as a list, with defaults for missing fields."""
     tagged = {
         slot.tag: (place, decoder(slot.shape, flexible=True, nullable=slot.nullable))
         for place, slot in enumerate(slots)

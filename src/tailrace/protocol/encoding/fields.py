@@ -1,7 +1,7 @@
 """Declaration of message fields.
 
-A message is declared once for all versions. Its fields are in wire order, each with the versions that have it, as in
-Kafka's message definitions.
+A message is declared once for all versions. As in Kafka's message definitions, the fields are in wire order, and each
+field is declared with the versions that contain it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 __all__ = ["NEVER", "OneElement", "Wire", "by_topic", "field", "wire_of"]
 
 NEVER = 1 << 15
-"""Version above those of all messages."""
+"""Number above the versions of all messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneElement:
-    """Array with exactly one element, from version ``since`` on, whose fields are flat in the message.
+    """Array with exactly one element, present from version ``since`` on.
 
-    It is used for requests about one group, key or member.
+    The message has the fields of the element instead of the array. Requests about one group, key or member use this.
     """
 
     name: str
@@ -71,17 +71,18 @@ def field(  # noqa: PLR0913 - one row of a declaration
     """Declare a field of a message.
 
     Args:
-        name: Kafka's name in snake case, if it differs.
+        name: Kafka's name in snake case, if it differs from the name of the attribute.
         since: first version with the field.
         until: last version with the field.
         nullable_from: first version in which a field of type ``… | None`` may be null.
         tag: tag of a tagged field (KIP-482).
-        ignorable: True if versions without the field drop its value; else they raise unless it is the default.
-        per_topic: True for a field of an entry of ``by_topic`` that is written once per topic, before the entries.
-        wrapping: name of the only field of a structure; the message has its value instead of the structure.
+        ignorable: True if versions without the field drop its value; False if encoding raises for a value other than
+            the default.
+        per_topic: True for a field of the entries of ``by_topic`` that is written once per topic, before the entries.
+        wrapping: name of the only field of a structure; the message has the field's value instead of the structure.
         inside: array of one element that contains the field in newer versions.
-        behind: version, and the attribute that the field follows from that version on.
-        bare: Kafka's name of the array, and the last version in which its elements are plain values.
+        behind: a version, and the attribute that the field follows on the wire from that version on.
+        bare: Kafka's name of the array in older versions, and the last version in which the elements are plain values.
         default: as in ``dataclasses.field``, like the following arguments.
         kw_only: True for a field with a default before fields without one.
         repr: False for secrets and long values.
@@ -126,6 +127,9 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
 
 
 def wire_of(declared: dataclasses.Field[Any]) -> Wire:
-    """Return the wire format of a dataclass field; without ``field``, it is in all versions under its own name."""
+    """Return the wire format of a dataclass field.
+
+    A field declared without ``field`` or ``by_topic`` is in all versions under its own name.
+    """
     wire: Wire = declared.metadata.get(Wire, _UNDER_ITS_NAME)
     return wire

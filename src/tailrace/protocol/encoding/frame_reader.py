@@ -1,6 +1,6 @@
 """Cursor over the bytes of a frame.
 
-Each length in a frame is checked against the remaining bytes before anything is allocated, so that a hostile or
+Each length in a frame is checked against the remaining bytes before memory is allocated, so that a hostile or
 corrupt frame raises MalformedMessageError in bounded time and memory.
 """
 
@@ -19,7 +19,7 @@ _INT32 = struct.Struct(">i")
 
 
 class FrameReader:
-    """Cursor over a frame; the ``memoryview`` objects it returns share the frame's memory."""
+    """Cursor over a frame; returned ``memoryview`` objects share the frame's memory."""
 
     __slots__ = ("_at", "_data", "_size")
 
@@ -94,10 +94,11 @@ class FrameReader:
             self.view(self.uvarint())
 
     def count(self, claimed: int) -> int:
-        """Return ``claimed``, a number of elements, unless it exceeds the remaining bytes.
+        """Return ``claimed``, a number of elements, if the remaining bytes may hold that many.
 
         Raises:
-            MalformedMessageError: it does, although each element has at least one byte.
+            MalformedMessageError: there are fewer remaining bytes than elements, although each element takes at least
+                one byte.
         """
         if claimed > self._size - self._at:
             raise MalformedMessageError(f"an array claims {claimed} elements with {self.remaining} bytes left")

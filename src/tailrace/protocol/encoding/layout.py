@@ -18,12 +18,12 @@ __all__ = ["Array", "ByTopic", "Shape", "Single", "Slot", "Structure", "Unsent",
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Field of one version."""
+    """Field as encoded in one version of a message."""
 
     name: str
     """Name in Kafka's message definitions, in snake case."""
     attribute: str
-    """Name in the message."""
+    """Name of the attribute of the message."""
     shape: Shape
     nullable: bool = False
     tag: int | None = None
@@ -32,7 +32,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """Field that the version cannot carry and that is not ignorable."""
+    """Field that is not ignorable and that a version cannot carry."""
 
     name: str
     attribute: str
@@ -42,7 +42,7 @@ class Unsent:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """Fields in order; in flexible versions, tagged fields follow."""
+    """Fields in wire order; in flexible versions, tagged fields follow the other fields."""
 
     message: type
     version: int
@@ -80,14 +80,14 @@ class ByTopic:
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """Structure with one field; messages have the value of that field instead."""
+    """Structure with one field; messages have the value of that field instead of the structure."""
 
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """Array of one structure; messages have its fields instead."""
+    """Array of one structure; messages have the fields of the structure instead of the array."""
 
     element: Structure
 
@@ -169,7 +169,7 @@ def _place(slots: list[Slot], attribute: str) -> int:
 def _with_single_elements(
     slots: list[Slot], arrays: dict[str, OneElement], message: type, version: int
 ) -> Iterator[Slot]:
-    """Yield the fields, with those of an array of one element combined at the place of the first."""
+    """Yield the fields; the fields of an array of one element are combined at the place of the first of them."""
     seen: set[OneElement] = set()
     for slot in slots:
         array = arrays.get(slot.attribute)

@@ -1,6 +1,6 @@
 """Kafka's primitive types.
 
-Flexible versions (KIP-482) encode lengths as varints, earlier ones in two or four bytes.
+Flexible versions (KIP-482) encode lengths as varints; earlier versions encode them in two or four bytes.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ Decode = Callable[[FrameReader], Any]
 
 
 def write_length(out: bytearray, length: int | None, *, flexible: bool, short: bool = False) -> None:
-    """Append a length, None for null: a varint in flexible versions, else two bytes (``short``) or four.
+    """Append a length (None for null): as a varint in flexible versions, else in two bytes (``short``) or four bytes.
 
     Raises:
-        MalformedMessageError: the length does not fit.
+        MalformedMessageError: the length does not fit into two or four bytes.
     """
     if flexible:
         write_uvarint(out, 0 if length is None else length + 1)
@@ -60,7 +60,7 @@ def write_length(out: bytearray, length: int | None, *, flexible: bool, short: b
 
 
 def length_reader(*, flexible: bool, short: bool = False) -> Callable[[FrameReader], int]:
-    """Return the function that reads a length; it returns -1 for null."""
+    """Return the function that reads a length; the function returns -1 for null."""
     if flexible:
         return lambda reader: reader.uvarint() - 1
     return FrameReader.int16 if short else FrameReader.int32
@@ -116,7 +116,7 @@ class Sized:
     name: str
     """Name in Kafka's message definitions."""
     short: bool
-    """True if non-flexible versions encode the length in two bytes (strings), False if in four."""
+    """True if non-flexible versions encode the length in two bytes, as for strings; False if in four bytes."""
     to_bytes: Callable[[Any], bytes]
     from_view: Callable[[memoryview], Any]
 
@@ -175,7 +175,7 @@ UUIDS = _Uuid()
 STRING = Sized("string", short=True, to_bytes=str.encode, from_view=_utf8)
 BYTES = Sized("bytes", short=False, to_bytes=lambda data: data, from_view=bytes)
 RECORDS = Sized("records", short=False, to_bytes=lambda data: data, from_view=lambda view: view)
-"""Record batches, read without a copy; they keep the whole frame in memory."""
+"""Record batches, read without a copy, so that each batch keeps the whole frame in memory."""
 
 int8 = Annotated[int, INT8]
 int16 = Annotated[int, INT16]
