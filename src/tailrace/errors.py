@@ -187,7 +187,7 @@ class GroupAuthorizationFailedError(BrokerError):
 
 
 class UnknownGroupError(BrokerError):
-    """The group does not exist: it has no members, and no committed offsets or only expired ones."""
+    """The group does not exist: it has no members, and its committed offsets, if it had any, have expired."""
 
     advice = "check its spelling: `tailrace groups list` shows all groups"
 
@@ -230,7 +230,7 @@ class GroupNotEmptyError(GroupError):
 
 
 class NotAConsumerGroupError(GroupError):
-    """The group is not a consumer group, but for example one of Kafka Connect or a share group."""
+    """The group is not a consumer group but, for example, a group of Kafka Connect or a share group."""
 
 
 class CommitFailedError(GroupError):
@@ -381,7 +381,7 @@ class HandlerFailedError(TailraceError):
 
 
 class PartialFailureError(TailraceError):
-    """Raised by a batch handler when some records of the batch failed and the others are finished.
+    """Raised by a batch handler if some records of the batch failed and all other records are finished.
 
     Args:
         failed: errors by index in the batch, or only the indices. With indices only, the error of each record is the

@@ -43,7 +43,7 @@ from tailrace.extras import install_hint
 __all__ = ["EXTERNAL", "EmbeddedCluster"]
 
 EXTERNAL = "TAILRACE_TEST_BOOTSTRAP_SERVERS"
-"""Environment variable with the addresses of running brokers to use instead of embedded ones."""
+"""Environment variable with the addresses of running brokers to use instead of embedded brokers."""
 
 _STARTS = 3
 _EXTERNAL_S = 10
@@ -103,7 +103,7 @@ class EmbeddedCluster:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.version} {list(self.nodes) or self._external or 'not started'}>"
 
-    # ---- life --------------------------------------------------------------------------------------------------
+    # ---- start and stop ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the brokers and wait until they are ready.
@@ -160,7 +160,7 @@ class EmbeddedCluster:
     ) -> None:
         await self._close_in_thread()
 
-    # ---- what a client needs -----------------------------------------------------------------------------------
+    # ---- options for clients -----------------------------------------------------------------------------------
 
     @property
     def bootstrap_servers(self) -> str:

@@ -146,7 +146,7 @@ class Broker:
         Args:
             request: request to send.
             member: group member whose connection is used for requests to join, heartbeat or leave.
-            key: connection to use instead of the one for the request's type.
+            key: connection to use instead of the default connection for the request's type.
             timeout_s: limit of the wait, including the time to connect; by default ``request_timeout_ms``.
 
         Raises:

@@ -231,7 +231,7 @@ class Cluster:
         return broker
 
     async def send_to_any(self, request: Request[ResponseT]) -> ResponseT:
-        """Send a request to brokers in turn, connected ones first, and return the first response.
+        """Send a request to brokers in turn, connected brokers first, and return the first response.
 
         Raises:
             BrokerConnectionError: no broker answered.
@@ -354,11 +354,11 @@ def _checked(answer: MetadataResponse, source: str) -> MetadataResponse:
 
 
 async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> ResultT:
-    """Run ``attempts`` concurrently, return the first result and cancel the others.
+    """Run ``attempts`` concurrently, return the first result and cancel the other attempts.
 
     Raises:
-        AuthenticationError, UnsupportedVersionError: all failed, and at least one with this permanent error.
-        BrokerConnectionError: all failed; the message lists the reasons.
+        AuthenticationError, UnsupportedVersionError: all attempts failed, at least one with this permanent error.
+        BrokerConnectionError: all attempts failed; the message lists the reasons.
     """
     found: list[ResultT] = []
     failures: list[TailraceError] = []

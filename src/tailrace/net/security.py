@@ -51,7 +51,7 @@ def tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
         context = ssl.create_default_context(cafile=config.ssl_cafile)
         context.check_hostname = config.ssl_check_hostname
         if config.ssl_certfile is not None:
-            # Without a password, OpenSSL would prompt for one on the terminal and block.
+            # Without a password, OpenSSL would prompt for a password on the terminal and block.
             context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, config.ssl_password or "")
     except (OSError, ValueError) as error:
         files = [f for f in (config.ssl_cafile, config.ssl_certfile, config.ssl_keyfile) if f]

@@ -78,7 +78,7 @@ class TestApp:
     def __repr__(self) -> str:
         return f"<TestApp of {self._app!r}>"
 
-    # ---- life --------------------------------------------------------------------------------------------------
+    # ---- start and stop ----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -99,7 +99,7 @@ class TestApp:
     ) -> None:
         await self._stack.aclose()
 
-    # ---- what a test does --------------------------------------------------------------------------------------
+    # ---- sending -----------------------------------------------------------------------------------------------
 
     async def send(
         self,
@@ -147,7 +147,7 @@ class TestApp:
         # Let the task that finished the last record run to its next await.
         await asyncio.sleep(0)
 
-    # ---- what a test looks at ----------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------------------
 
     @overload
     def published(self, topic: str) -> list[Record]: ...

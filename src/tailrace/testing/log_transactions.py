@@ -50,7 +50,7 @@ class _LogCommitter:
         self._end()
 
     async def begin(self) -> None:
-        """Begin a transaction unless one is open."""
+        """Begin a transaction unless a transaction is open."""
         self.is_open = True
 
     async def check(self, topic: str, partition: int | None) -> None:

@@ -101,7 +101,7 @@ class FaultProxy:
     ) -> None:
         await asyncio.to_thread(self.close)
 
-    # ---- what passed -------------------------------------------------------------------------------------------
+    # ---- recorded frames ---------------------------------------------------------------------------------------
 
     def requests(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
         """Return the requests of a type that have passed so far, from all clients or from ``client_id``."""
@@ -166,7 +166,7 @@ class FaultProxy:
         """Reset the connection instead of responding, so that the client does not know the outcome."""
         return self._add(Fault(kind, "answer", "reset", skip=skip, times=times))
 
-    # ---- conditions of the whole line --------------------------------------------------------------------------
+    # ---- faults of all connections -----------------------------------------------------------------------------
 
     def delay(self, seconds: float) -> None:
         """Delay every frame by ``seconds``; 0 ends the delay."""
@@ -205,7 +205,7 @@ class FaultProxy:
         self._run(self._stop_listening())
         self.reset()
 
-    # ---- the line ----------------------------------------------------------------------------------------------
+    # ---- connections -------------------------------------------------------------------------------------------
 
     def _add(self, fault: Fault) -> Fault:
         self._faults.append(fault)
@@ -262,7 +262,7 @@ class FaultProxy:
                 both.create_task(self._pass_requests(pair, reader, pair.upstream))
                 both.create_task(self._pass_answers(pair, upstream_reader, writer))
         except* (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            # When one side has ended, end the other.
+            # When one side has ended, end the other side.
             pair.reset()
         finally:
             self._pairs.discard(pair)

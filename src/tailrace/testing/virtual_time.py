@@ -57,7 +57,7 @@ class VirtualTime:
         finally:
             self._held -= 1
 
-    # ---- as the loop wants its selector ------------------------------------------------------------------------
+    # ---- interface of a selector -------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._selector, name)

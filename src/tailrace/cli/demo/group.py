@@ -63,7 +63,7 @@ class Reading:
                 async with asyncio.timeout(_JOIN_TIMEOUT_S):
                     await self._joined.wait()
             except TimeoutError:
-                self._joined.set()  # continue: members with partitions read, a failed one raises its error
+                self._joined.set()  # continue: members with partitions read, a failed member raises
             self.joined_s = self._now() - began
             await self._wait_for_all()
             for reader in readers:
