@@ -18,7 +18,7 @@ def _hardware_extend() -> Callable[[int, bytes], int] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            import google_crc32c  # noqa: PLC0415 - its import warns if only the Python version is installed
+            import google_crc32c  # noqa: PLC0415 - the import warns if only the Python version is installed
     except ImportError:
         return None
     return google_crc32c.extend if google_crc32c.implementation == "c" else None

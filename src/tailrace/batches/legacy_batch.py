@@ -1,7 +1,7 @@
 """Record batches of formats 0 and 1, written before Kafka 0.11.
 
 Each length is checked before use. aiokafka's C code for these formats trusts the lengths inside a compressed message:
-with a corrupt length it reads outside the message's memory. Such messages are rare, so plain Python suffices.
+with a corrupt length, that code reads outside the message's memory. Such messages are rare, so plain Python suffices.
 """
 
 from __future__ import annotations

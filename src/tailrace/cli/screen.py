@@ -43,7 +43,7 @@ class Screen:
         total: int,
         below: Callable[[], RenderableType] | None = None,
     ) -> None:
-        """Await ``work``, and draw progress bars until it is done if stdout is a terminal.
+        """Await ``work``; if stdout is a terminal, draw progress bars in the meantime.
 
         Args:
             work: awaitable to wait for.

@@ -409,7 +409,7 @@ class TopicRecreated(Event):
 
 @dataclass(frozen=True, slots=True)
 class OffsetMapFound(Event):
-    """The committed offset of an assigned partition has an offset map. Records finished in it are not delivered."""
+    """The committed offset of an assigned partition has an offset map. Records finished in the map are skipped."""
 
     partition: TopicPartition
     offset: int
@@ -422,7 +422,7 @@ class OffsetMapFound(Event):
 
 @dataclass(frozen=True, slots=True)
 class OffsetMapIgnored(Event):
-    """The offset map of an earlier owner is unreadable or of another log. Records finished in it are handled again."""
+    """The offset map of an earlier owner is unreadable or of another log. Its finished records are handled again."""
 
     level = logging.WARNING
     partition: TopicPartition
@@ -674,7 +674,7 @@ class ShutdownTimedOut(Event):
     waited_s: float
     """Time that the hook or provider ran, in seconds."""
     is_abandoned: bool
-    """True if the hook or provider ignored its cancellation, and the app ended without waiting for it."""
+    """True if the hook or provider ignored its cancellation, and the app ended nevertheless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -685,7 +685,7 @@ class LoopBlocked(Event):
     seconds: float
     """Duration of the block so far, in seconds."""
     handler: str | None
-    """Handler that blocks the loop; None if other code blocks it."""
+    """Handler that blocks the loop; None if other code blocks the loop."""
     where: str
     """Innermost line of the user's code."""
     stack: tuple[str, ...]

@@ -49,7 +49,7 @@ class ReplayPlan:
     refused: tuple[tuple[DeadLetter, str], ...]
     """Dead letters that cannot be replayed, and the reasons."""
     superseded: tuple[DeadLetter, ...]
-    """Dead letters whose record has a later dead letter, because it failed again or one failure was written twice."""
+    """Dead letters superseded by one in ``replays``: the record failed again, or its failure was written twice."""
 
     @property
     def topics(self) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ def summary_table(topic: str, summaries: Iterable[FailureSummary]) -> Table:
 
 
 def letters_table(letters: list[DeadLetter]) -> Table:
-    """Return a table of the first 20 dead letters; its last row counts the dead letters left out."""
+    """Return a table of the first 20 dead letters; if there are more, the last row counts the rest."""
     table = _table("in the order of sending (times in UTC)")
     table.add_column("offset", justify="right", no_wrap=True)
     table.add_column("failed", no_wrap=True, min_width=19)
