@@ -34,7 +34,7 @@ PHRASES = {
     r"\btak(e|es|en|ing) back\b|\btook back\b": "abort, aborted",
     r"\bgood-?bye": "LeaveGroup",
     r"\bburie(d|s)\b|\bbury\b": "published to the dead-letter topic",
-    r"\bletters?\b(?!, digits)(?<!dead letter)(?<!dead-letter)(?<!dead letters)(?<!dead-letters)": "dead letter",
+    r"\bletters?\b(?!, digits|:)(?<!dead letter)(?<!dead-letter)(?<!dead letters)(?<!dead-letters)": "dead letter",
     r"\b(is|are|was|were) (told|said) (of|by|to)\b": "is called with, is reported, is given",
     r"\bsays so\b|\bsay so\b": "name the effect",
     r"\bRule of this file\b": "say what the module contains",

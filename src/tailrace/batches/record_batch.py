@@ -37,7 +37,7 @@ def _compiled_decoder() -> type[BatchDecoder] | None:
     if os.environ.get("TAILRACE_PURE_PYTHON"):
         return None
     try:
-        from tailrace import _native  # noqa: PLC0415 - absent if tailrace was installed without a compiler
+        from tailrace._native import BatchDecoder as Compiled  # noqa: PLC0415 - absent without a compiler
     except ImportError:
         return None
     return Compiled
