@@ -105,7 +105,7 @@ PRINTS = {
     "tailrace kafka": ("ready in",),
     "tailrace run": ("group joined",),
     "python read_invoices.py": ("'ann'", '"paid":5', "'bob'", '"paid":7'),
-    "tailrace demo": ("336,776 records were handled, each once",),
+    "tailrace demo": ("336,776 records were handled exactly once",),
     "python place_orders.py": ("placed ann 5", "placed bob 7", "placed ann -1"),
     "tailrace lag": ("orders",),
     "tailrace dead-letters": ("negative total",),

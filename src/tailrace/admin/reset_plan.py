@@ -1,7 +1,7 @@
 """Plan of an offset reset, without IO.
 
-As in Kafka's tool, a target outside the log is replaced by the nearer end of the log, and the change notes the
-replacement.
+As in Kafka's tool, a target outside the log is replaced by the log's first offset or its end, whichever is nearer;
+``OffsetChange.note`` tells of it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Row(Generic[MachineT, StateT, EventT]):
     states: Iterable[StateT]
     events: type[EventT] | tuple[type[EventT], ...]
     step: Callable[[MachineT, EventT, float], StateT | None]
-    """Return the next state if it is one of ``exceptions``, else None."""
+    """Performs the transition; returns None to go to ``then``, or one of ``exceptions``."""
     then: StateT | None = None
     """State after the step; None if the state does not change."""
     exceptions: tuple[StateT, ...] = ()

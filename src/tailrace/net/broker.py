@@ -184,7 +184,7 @@ class Broker:
         """Return the connection of ``key``, and open it if necessary.
 
         Raises:
-            NodeNotConnectedError: never connected or closed, or the backoff is not over.
+            NodeNotConnectedError: ``connect`` was never called, the broker was closed, or the backoff is not over.
             BrokerConnectionError: the connection cannot be opened.
         """
         if not self._is_open:

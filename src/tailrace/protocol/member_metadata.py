@@ -118,8 +118,8 @@ def encode_sticky_data(owned: Sequence[OwnedPartitions], generation: int) -> byt
 def decode_sticky_data(data: bytes | None) -> tuple[tuple[OwnedPartitions, ...], int]:
     """Decode the user data of the ``sticky`` assignor: owned partitions and their generation.
 
-    Without data, there are no owned partitions. The generation is -1 if the data lack it, as data of Java's client
-    before version 2.3 do.
+    Without data, there are no owned partitions. The generation is -1 if it is missing; Java's client before version
+    2.3 does not write it.
     """
     if not data:
         return (), _NO_GENERATION

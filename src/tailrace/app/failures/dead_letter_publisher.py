@@ -73,7 +73,8 @@ class DeadLetterPublisher:
 
         Args:
             outgoing: failed record to send.
-            before: errors of the first messages, which were sent earlier and were too large; these are not sent again.
+            before: errors from earlier sends, one for each leading message that was too large; those messages are
+                skipped.
 
         Raises:
             ProducerFencedError: another producer has the same transactional id.

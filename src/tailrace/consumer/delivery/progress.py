@@ -43,7 +43,7 @@ class PolledSink(Protocol):
         """Return True if the user has a record in flight or could poll one, and is not waiting in a poll.
 
         Args:
-            waits: True if more records are buffered.
+            waits: True if buffered records are waiting to be polled.
         """
 
 
@@ -108,7 +108,7 @@ class DeliveryProgress:
         return sum(len(records) for progress, records in held if not progress.is_over)
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
-        """Return the current slice and its records that were not taken, to deliver them again; None without any."""
+        """Return the current slice and its untaken records, which are to be delivered again; None if there are none."""
         found, given_back = self._current, self.polled.give_back()
         if found is None or given_back is None:
             return None

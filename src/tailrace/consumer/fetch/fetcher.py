@@ -1,8 +1,8 @@
 """Fetching from brokers: one loop for each broker to fetch from, reading ahead as far as the buffer has room.
 
-A broker answers the requests of a connection in order. A partition that is sought, resumed or assigned while the broker
-holds a fetch would have to wait for the response. Until the response arrives, the partition is fetched by a second
-connection, without a fetch session.
+A broker answers the requests of a connection in order. If a partition is sought, resumed or assigned while the broker
+holds a fetch, it would have to wait for that response; instead it is fetched by a second connection, without a fetch
+session, until the response arrives.
 
 ``core.fetch.plan`` decides what to fetch and what an error code means. A response is used only in the assignment epoch
 in which its request was sent, so records that arrive after a seek or a rebalance are dropped.
@@ -157,8 +157,8 @@ class Fetcher:
             while True:
                 plan = self._plan(connection)
                 if plan.is_idle:
-                    # This broker's partitions may have another source now. Wake it, because its loop may have ended or
-                    # be waiting.
+                    # This broker's partitions may have another source now. Wake that broker's loop, which may have
+                    # ended or be waiting.
                     self.wake()
                     return
                 if not plan.partitions:
@@ -185,8 +185,8 @@ class Fetcher:
                 self._handle_response(node_id, plan, session, answer)
                 self._measure(node_id, answer, took_s)
                 if self._waiting_for_room:
-                    # Loops that wait for room run now, before this loop reserves the room again that its fetch has
-                    # left.
+                    # Let the loops that wait for room run first; otherwise this loop would reserve the room again that its
+                    # fetch has just released.
                     await asyncio.sleep(0)
         finally:
             del self._loops[connection]
@@ -249,7 +249,7 @@ class Fetcher:
         """Drop batches beyond a partition's shrunken share, to fetch them later; return True if that made room."""
         share, has_room = self._buffer.share_of(len(self._positions)), False
         for position in self._positions.of(overdrawn):
-            # An unpaused partition keeps its share: below it, the partition would be fetched again at once, and cut
+            # An unpaused partition is not cut below its share, because it would be fetched again at once, and cut
             # again.
             last = self._buffer.cut(position.partition, share, 0 if position.is_paused else share)
             if last is not None:
@@ -261,7 +261,7 @@ class Fetcher:
         return has_room
 
     def _drop_buffered(self, position: Position) -> None:
-        """Drop all buffered batches of a paused partition: brokers send whole batches, however small the share.
+        """Drop all buffered batches of a paused partition; one alone may exceed the share.
 
         A partition that is not paused would be fetched again at once, and dropped again.
         """

@@ -76,7 +76,7 @@ class TransactionSettings:
     """Time after which the broker aborts an open transaction."""
     request_timeout_s: float
     abort_s: float
-    """Time for an abort that the user did not request."""
+    """Time limit of an abort that the user did not request."""
     retry_first_s: float
     retry_longest_s: float
     soon_s: float = 0.005
@@ -93,7 +93,7 @@ class TransactionEvent:
 
 @dataclass(frozen=True, slots=True)
 class Settle(TransactionEvent):
-    """A call needs unfinished work completed, so that a transaction may begin."""
+    """A call waits until work left from the previous transaction is complete, before a new one begins."""
 
     within_s: float
 
@@ -105,7 +105,7 @@ class BeginTransaction(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class AddPartitions(TransactionEvent):
-    """Records wait for partitions that are not part of the transaction."""
+    """Records wait because their partitions are not yet part of the transaction."""
 
     partitions: tuple[TopicPartition, ...]
     within_s: float
@@ -143,7 +143,7 @@ class RecordsDelivered(TransactionEvent):
     """All records of the transaction are stored."""
 
     needs_new_epoch: bool
-    """True if an earlier request that was not answered may still arrive with a batch that is stored now."""
+    """True if an unanswered request may still bring a second copy of a batch that is already stored."""
 
 
 @dataclass(frozen=True, slots=True)

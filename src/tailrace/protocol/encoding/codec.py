@@ -5,7 +5,7 @@ When a version of a message is first used, a function without loops or branches 
 version of a message on, lengths are varints, and tagged fields follow each structure (KIP-482). Unknown tags are
 skipped, so that newer brokers may send them.
 
-Values are untyped only in this module; declarations tie the values to the typed attributes of messages.
+This module handles values as ``Any``; elsewhere they are typed by the attributes that each message declares.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All requests of the driver to Kafka: metadata, offsets and commits.
 
-Offsets are committed without a membership and never moved backward, so the coordinator rejects a commit while the group
-has a live member. A member that joined and left shows in the group's offsets: if they differ from those read or
-committed here last, nothing more is committed.
+Offsets are committed without a membership, so the coordinator rejects a commit while the group has a live member. They
+are moved backward only with ``may_go_back``. A member that joined and left in between is detected by its commits: if
+the group's offsets differ from those last read or committed here, nothing more is committed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ClusterState:
         topics: ids of the topics to read; empty if the brokers have none.
         logs: bounds of the logs by partition.
         found: committed offsets of the group.
-        epoch_ends: end offsets of the leader epochs of the offset maps in ``found``.
+        epoch_ends: for each offset map in ``found``, the end offset of the leader epoch recorded in the map.
     """
 
     cluster_id: str
@@ -177,7 +177,9 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         self._thread.call(self._check_idle())
 
     def check_unchanged(self) -> None:
-        """Check that the group has no live members and had none since ``committed``: their records would run twice.
+        """Check that the group has no live members, and that none committed since ``committed`` was called.
+
+        Otherwise the records that these members handled would be handled again.
 
         Raises:
             GroupNotEmptyError: the group has live members.
@@ -206,7 +208,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         )
 
     def partitions(self, topics: Collection[str], patterns: Sequence[Any]) -> list[TopicPartition]:
-        """Return all partitions of the topics, and of those whose whole name a pattern matches.
+        """Return all partitions of the named topics and of every topic whose full name matches a pattern.
 
         Raises:
             UnknownTopicError: a topic does not exist.
@@ -272,7 +274,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
     def commit(
         self, offsets: Mapping[TopicPartition, PartitionCommit], text: str, *, may_go_back: bool = False
     ) -> None:
-        """Commit offsets, except below those that the group has already committed.
+        """Commit offsets; skip a partition whose committed offset is already higher.
 
         Args:
             offsets: commits by partition.

@@ -1,6 +1,6 @@
 """Conversion of handlers' results to rows of a DataFrame.
 
-The driver derives the Spark type from the return annotation, and refuses annotations without one.
+The driver derives the Spark type from the return annotation, and refuses annotations that have no Spark type.
 """
 
 from __future__ import annotations

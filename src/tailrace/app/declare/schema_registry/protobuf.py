@@ -1,4 +1,4 @@
-"""Payloads in Protobuf, whose message indexes, after the header, select a message type of the schema.
+"""Protobuf payloads: after the header come message indexes, which select a message type of the schema.
 
 A payload is decoded only as the message type that its schema and indexes name.
 """
@@ -75,7 +75,7 @@ class ProtobufFormat:
         prefix = _packed(_path(message))
         return lambda value: prefix + _message_of(value).SerializeToString()
 
-    def own(self, text: str | None, value: object) -> Mapping[str, Own]:  # noqa: ARG002 - the class has it
+    def own(self, text: str | None, value: object) -> Mapping[str, Own]:  # noqa: ARG002 - the generated class contains the schema
         """Return the schema of a value, and those that it imports."""
         found: dict[str, Own] = {}
 
@@ -94,7 +94,7 @@ class ProtobufFormat:
 
 
 def compiled(name: str, text: str) -> descriptor_pb2.FileDescriptorProto | None:
-    """Return the file descriptor of a schema in base64; None for source text."""
+    """Decode a base64 schema into its file descriptor; return None if ``text`` is .proto source."""
     try:
         file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, DecodeError):

@@ -47,8 +47,9 @@ def do_racks_matter(of_members: Collection[str | None], of_partitions: Collectio
 class RackIndex:
     """Members, topics, partitions and kinds of partitions, each of them numbered.
 
-    Partitions of one topic are of one kind if they have replicas in the same racks of subscribers. They are
-    interchangeable to every member. Where racks make no difference, all partitions of a topic are of one kind.
+    Partitions of a topic are of one kind if, counting only racks that have a subscriber, their replicas are in the same
+    racks. They are interchangeable to every member. Where racks make no difference, all partitions of a topic are of
+    one kind.
 
     Attributes:
         partitions: all partitions of topics with a subscriber, in order.
@@ -115,17 +116,17 @@ class Holdings(Protocol):
 class RackAlignment:
     """Moves and exchanges that give partitions to members to which they are near.
 
-    No move takes another partition far from its member or makes the loads less even. Partitions that are still with
-    their previous owner are moved only in a calm round, in which every partition has a previous owner and no partition
-    had to move to even out the loads.
+    No step makes a near partition far or the loads less even. A round is calm if every partition has a previous owner
+    and no partition had to move to even out the loads. Only in a calm round are partitions moved away from their
+    previous owner.
     """
 
     def __init__(self, table: Holdings, *, is_calm: bool) -> None:
         self._table, self._is_calm = table, is_calm
         self._candidates: dict[tuple[str | None, str | None], list[tuple[int, int]]] = {}
-        """Candidates for an exchange, by the member's rack and a rack to which the partition may move.
+        """Pairs of a member and a kind of partition that the member could give away.
 
-        A candidate is a member and the kind of one of the member's partitions.
+        The key is the member's rack and a rack to which such a partition may move.
         """
 
     def run(self) -> None:
