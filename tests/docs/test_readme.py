@@ -104,7 +104,7 @@ UNTIL_CTRL_C = ("tailrace kafka", "tailrace run", "python read_invoices.py")
 PRINTS = {
     "tailrace kafka": ("ready in",),
     "tailrace run": ("group joined",),
-    "python read_invoices.py": ("'ann'", '"paid":5', "'bob'", '"paid":7'),
+    "python read_invoices.py": ('"ann","paid":5', '"bob","paid":7'),
     "tailrace demo": ("336,776 records were handled exactly once",),
     "python place_orders.py": ("placed ann 5", "placed bob 7", "placed ann -1"),
     "tailrace lag": ("orders",),

@@ -185,8 +185,8 @@ class Fetcher:
                 self._handle_response(node_id, plan, session, answer)
                 self._measure(node_id, answer, took_s)
                 if self._waiting_for_room:
-                    # Let the loops that wait for room run first; otherwise this loop would reserve the room again that its
-                    # fetch has just released.
+                    # Let the loops that wait for room run first; otherwise this loop would reserve again the room that
+                    # its fetch has just released.
                     await asyncio.sleep(0)
         finally:
             del self._loops[connection]
