@@ -222,8 +222,12 @@ class FaultProxy:
 
     async def _stop_listening(self) -> None:
         if self._server is not None:
-            self._server.close()
-            self._server = None
+            server, self._server = self._server, None
+            # A connection accepted in this turn of the loop needs the open server to get its transport: asyncio leaks
+            # the socket otherwise. So stop accepting, let the transport be made, and then close.
+            self._loop.remove_reader(self._listener)
+            await asyncio.sleep(0)
+            server.close()
 
     async def _close(self) -> None:
         await self._end_resets()
@@ -255,6 +259,10 @@ class FaultProxy:
         task = asyncio.current_task()
         assert task is not None
         pair = ConnectionPair(next(self._numbers), task, writer)
+        if self._server is None:
+            # Accepted before the proxy began to refuse connections.
+            pair.reset()
+            return
         self._pairs.add(pair)
         try:
             upstream_reader, pair.upstream = await asyncio.open_connection(*self._upstream)
