@@ -72,7 +72,9 @@ def test_any_bytes_are_records_or_one_typed_error(content, count, position):
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
     data[57:61] = count.to_bytes(4, "big", signed=True)
 
-    decoded(bytes(data), position, [1])
+    found = decoded(bytes(data), position, [1])
+
+    assert found is None or all(type(record) is Record for record in found)
 
 
 FUZZ = """

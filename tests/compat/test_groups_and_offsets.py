@@ -139,6 +139,7 @@ async def test_consumer_group_without_subscription(compat):
     """A consumer with a group that subscribes to nothing starts and stops."""
     consumer = compat.consumer(group_id=compat.group, heartbeat_interval_ms=100, **NEVER)
     await consumer.start()
+    assert consumer.assignment() == set()
     await consumer.stop()
 
 

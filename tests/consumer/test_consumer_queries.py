@@ -131,8 +131,8 @@ async def test_topics_and_their_partitions_are_listed(new_topic, new_consumer, g
         assert "__consumer_offsets" not in found
         assert await consumer.partitions_for_topic(mine) == {0, 1, 2}
         assert await consumer.partitions_for_topic(other) == {0}
-        with pytest.raises(UnknownTopicError, match="nobody-has-this"):
-            await consumer.partitions_for_topic("nobody-has-this")
+        with pytest.raises(UnknownTopicError, match="missing-topic"):
+            await consumer.partitions_for_topic("missing-topic")
     async with new_consumer(mine, exclude_internal_topics=False) as consumer:
         assert "__consumer_offsets" in await consumer.topics()
 
@@ -238,7 +238,7 @@ async def test_a_commit_for_a_partition_that_does_not_exist_is_an_error(new_topi
     async with new_consumer(topic, group_id=group, enable_auto_commit=False) as consumer:
         await consumer.assigned()
         began = time.monotonic()
-        for wrong in (TopicPartition(topic, 7), TopicPartition("nobody-has-this", 0)):
+        for wrong in (TopicPartition(topic, 7), TopicPartition("missing-topic", 0)):
             with pytest.raises(UnknownTopicError, match=wrong.topic):
                 await consumer.commit({place: 0, wrong: 1})
         assert time.monotonic() - began < 15

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+from tests.support.docs_modules import docs_module
 
 
 @pytest.fixture(scope="module")
 def diagrams():
-    spec = importlib.util.spec_from_file_location("diagrams", DOCS / "diagrams.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return docs_module("diagrams")
 
 
 def test_the_page_shows_what_runs(diagrams):

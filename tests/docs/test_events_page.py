@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
 from tailrace.observe import events
+from tests.support.docs_modules import docs_module
 
-DOCS = Path(__file__).parents[2] / "docs"
 EVENTS = [
     one
     for name in events.__all__
@@ -21,10 +19,7 @@ EVENTS = [
 
 @pytest.fixture(scope="module")
 def generator():
-    spec = importlib.util.spec_from_file_location("events_page", DOCS / "events.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return docs_module("events")
 
 
 def test_the_page_matches_the_declarations(generator):

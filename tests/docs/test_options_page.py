@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pydoc
 import re
-from pathlib import Path
 
 import pytest
 
 from tailrace import App, Consumer, Handlers
+from tests.support.docs_modules import DOCS, docs_module
 
-DOCS = Path(__file__).parents[2] / "docs"
-SPEC = importlib.util.spec_from_file_location("options", DOCS / "options.py")
-options = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(options)
+options = docs_module("options")
 
 CONSUMER, APP, HANDLER = options.consumer_options(), options.app_options(), options.handler_options()
 

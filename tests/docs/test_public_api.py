@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
-from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs"
+from tests.support.docs_modules import DOCS, docs_module
 
 
 def test_the_public_surface_is_the_one_written_down():
@@ -14,9 +12,7 @@ def test_the_public_surface_is_the_one_written_down():
 
     After a change on purpose run ``python docs/public_api.py`` and add a line to CHANGELOG.md.
     """
-    spec = importlib.util.spec_from_file_location("public_api", DOCS / "public_api.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = docs_module("public_api")
 
     saved, current = (DOCS / "public_api.txt").read_text().splitlines(), module.written().splitlines()
 

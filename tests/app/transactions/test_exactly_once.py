@@ -279,7 +279,7 @@ def test_invalid_options_are_refused(options, said):
         ({"offset_metadata_max_bytes": 0}, "offset_metadata_max_bytes=0 contradicts"),
         ({"enable_auto_commit": True}, "enable_auto_commit=True contradicts"),
         ({"group_id": None}, "no group"),
-        ({"transactional_id": "{nobody}"}, "the fields are group, instance"),
+        ({"transactional_id": "{unknown}"}, "the fields are group, instance"),
         ({"transactional_id": "{instance}"}, "set group_instance_id"),
         ({"transaction_timeout_ms": 1_000}, "timeout_ms=2000.*transaction_timeout_ms=1000"),
     ],

@@ -22,7 +22,7 @@ READS = {
 }
 
 
-async def is_told_by_each_call(consumer, kind, text, recorder):
+async def expect_from_each_call(consumer, kind, text, recorder):
     await recorder.wait_for(ConsumerFailed)
     async with asyncio.timeout(20):
         await until(lambda: consumer._started.coordinator is None)
@@ -40,14 +40,14 @@ async def test_a_callback_that_raised_is_the_cause(kafka, group, protocol, recor
 
     options = {"group_protocol": protocol, "post_rebalance_callback": callback, "hooks": [recorder]}
     async with kafka.consumer(kafka.topic_with(1), group_id=group, **options) as consumer:
-        await is_told_by_each_call(consumer, RebalanceError, "post_rebalance_callback raised ValueError", recorder)
+        await expect_from_each_call(consumer, RebalanceError, "post_rebalance_callback raised ValueError", recorder)
 
 
 async def test_a_session_timeout_that_the_broker_refuses_is_the_cause(kafka, group, recorder):
     """The broker requires at least 6 s."""
     options = {"session_timeout_ms": 200, "heartbeat_interval_ms": 50, "hooks": [recorder]}
     async with kafka.consumer(kafka.topic_with(1), group_id=group, **options) as consumer:
-        await is_told_by_each_call(consumer, BrokerError, "INVALID_SESSION_TIMEOUT", recorder)
+        await expect_from_each_call(consumer, BrokerError, "INVALID_SESSION_TIMEOUT", recorder)
 
 
 async def test_a_member_that_took_its_place_is_the_cause(kafka, group, recorder):
@@ -57,4 +57,4 @@ async def test_a_member_that_took_its_place_is_the_cause(kafka, group, recorder)
     async with kafka.consumer(topic, hooks=[recorder], **options) as older:
         await older.getone()
         async with kafka.consumer(topic, **options):
-            await is_told_by_each_call(older, FencedMemberError, "FENCED_INSTANCE_ID", recorder)
+            await expect_from_each_call(older, FencedMemberError, "FENCED_INSTANCE_ID", recorder)

@@ -209,7 +209,7 @@ async def test_a_commit_in_doubt_is_found_out(ledger, proxy, group):
             await publish(producer, topic, b"1", f"{group}-{topic}", 1)
         producer._max_wait_s = 20.0
         assert producer.is_in_doubt
-        with pytest.raises(Exception, match="cannot be taken back"):
+        with pytest.raises(Exception, match="cannot be undone"):
             await producer.abort()
 
     async with AsyncExitStack() as stack:

@@ -75,7 +75,7 @@ class Worker:
 
     @property
     def records(self) -> list[Record]:
-        """Record that the task runs; empty if there is no record, or if the record is left to another owner."""
+        """Record that the task runs, as a list; empty without a record or after its partition was given up."""
         return [] if self.record is None or self.is_left else [self.record]
 
     @property

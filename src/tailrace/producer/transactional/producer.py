@@ -479,7 +479,7 @@ _ADVICE: Mapping[ProducerState, str] = {
     ProducerState.READY: ", no transaction is open - begin() one first",
     ProducerState.IN_TRANSACTION: " - commit() it or abort() it first",
     ProducerState.COMMITTING: (
-        ", and a commit that was sent cannot be taken back - call commit() again to find out its outcome"
+        ", and a commit that was sent cannot be undone - call commit() again to find out its outcome"
     ),
     ProducerState.ABORTING: " - abort() again, or begin() the next transaction",
     ProducerState.UNINITIALIZED: ", no transaction is open - begin() one first",
