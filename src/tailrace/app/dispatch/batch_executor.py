@@ -79,7 +79,7 @@ class BatchExecutor(Executor[RunningBatch]):
 
     @property
     def _has_room(self) -> bool:
-        return self._may_start and len(self._workers.tasks) < self._workers.most
+        return self._may_start and len(self._workers.tasks) < self._workers.max_tasks
 
     def _start(self, batch: HandlerBatch) -> None:
         self._last_started = self._workers.start(lambda context: RunningBatch(context, batch), self._run_batch)

@@ -146,7 +146,7 @@ class Executor(ABC, Generic[WorkT]):
         ``_may_start`` is a plain attribute instead of a property, because it is read for each suspended record.
         """
         workers = self._workers
-        self._may_start = not (self.is_held or self._are_starts_held or workers.is_ending or workers.failed.done())
+        self._may_start = not (self.is_held or self._are_starts_held or workers.is_ending or workers.first_error.done())
         self._start_due()
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Executor(ABC, Generic[WorkT]):
         """
         try:
             # If SystemExit ends the event loop, all tasks are canceled, but this future must keep its error.
-            await asyncio.shield(self._workers.failed)
+            await asyncio.shield(self._workers.first_error)
         finally:
             self._mark_suspended()
             self._workers.is_ending = True
@@ -206,18 +206,18 @@ class Executor(ABC, Generic[WorkT]):
 
     def runs_in(self, task: asyncio.Task[Any]) -> bool:
         """Return True if the handler runs in ``task``. Thread-safe."""
-        work = self._workers.of(task)
+        work = self._workers.work_of(task)
         return work is not None and bool(work.records)
 
     @property
     def has_failed(self) -> bool:
         """True if failed work ends the app. That work is not finished, and no other work starts."""
-        return self._workers.failed.done()
+        return self._workers.first_error.done()
 
     @property
     def failure(self) -> BaseException | None:
         """Error that ends the app."""
-        return self._workers.failed.exception() if self._workers.failed.done() else None
+        return self._workers.first_error.exception() if self._workers.first_error.done() else None
 
     # ---- failed work ---------------------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class Executor(ABC, Generic[WorkT]):
         """Wait, and let other work run in place of this work meanwhile."""
         ended = self._loop.create_future()
         self._queue.failed(work.queued)
-        self._workers.most += not work.waits
+        self._workers.max_tasks += not work.waits
         work.waits[ended] = partition
         since, work.since = work.since, None
         self._start_due()
@@ -283,12 +283,12 @@ class Executor(ABC, Generic[WorkT]):
             pass
         finally:
             del work.waits[ended]
-            self._workers.most -= not work.waits
+            self._workers.max_tasks -= not work.waits
             work.since = None if since is None else self._loop.time()
 
     def _work_of(self, record: Record) -> WorkT | None:
         """Return the work that contains an unfinished record; None if the record was left to another owner."""
-        ours = self._workers.of(asyncio.current_task())
+        ours = self._workers.work_of(asyncio.current_task())
         works = self._workers if ours is None else [ours]
         return next((work for work in works if any(one is record for one in work.records)), None)
 

@@ -68,7 +68,7 @@ class RecordExecutor(Executor[Worker]):
             rested = self._idle.pop().rested
             if rested is not None and not rested.done():
                 rested.set_result(None)
-        elif len(self._workers.tasks) < self._workers.most:
+        elif len(self._workers.tasks) < self._workers.max_tasks:
             self._workers.start(Worker, self._run_worker)
 
     async def _call(self, work: Worker) -> Failed:
@@ -95,7 +95,7 @@ class RecordExecutor(Executor[Worker]):
         while True:
             await self._run_records(worker)
             # If a handler has changed the context, the next record starts in a new task.
-            if workers.is_ending or copy_context() != worker.context or len(workers.tasks) > workers.most:
+            if workers.is_ending or copy_context() != worker.context or len(workers.tasks) > workers.max_tasks:
                 return
             worker.rested = self._loop.create_future()
             self._idle.append(worker)
@@ -117,7 +117,7 @@ class RecordExecutor(Executor[Worker]):
                 break
             if worker.has_rested:
                 worker.has_rested, began_at = False, self._loop.time()
-                if len(workers.tasks) > workers.most:
+                if len(workers.tasks) > workers.max_tasks:
                     # Another worker was started while the record waited for an attempt, and continues in its place.
                     break
             elif is_too_long(self._loop.time() - began_at):

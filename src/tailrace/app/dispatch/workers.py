@@ -16,37 +16,37 @@ WorkT = TypeVar("WorkT", bound=Work)
 
 
 class Workers(Generic[WorkT]):
-    """Tasks of one executor, each with its own context.
+    """Running tasks of one executor; each starts in a copy of the context in which this object was created.
 
     Args:
-        most: maximum number of tasks.
-        on_end: called when a task has ended.
+        max_tasks: maximum number of tasks.
+        on_end: called with the work of each task that has ended.
 
     Attributes:
-        most: maximum number of tasks; tasks in excess end after their current record.
-        is_ending: True if the executor ends: no work is started any more, and running tasks are canceled.
-        has_abandoned: True if a task still runs after its cancellation; the work of such a task is never finished here.
+        max_tasks: maximum number of tasks, enforced by the executor.
+        is_ending: True once the executor ends; from then on it starts no work and cancels its tasks.
+        has_abandoned: True if a task still ran when the time to clean up was over; its work is never finished.
         tasks: running tasks, each with its work.
-        failed: future that has the error of the first task that ended with one.
+        first_error: future that raises the error of the first task that failed.
     """
 
-    def __init__(self, most: int, on_end: Callable[[WorkT], None]) -> None:
-        self.most, self._on_end = most, on_end
+    def __init__(self, max_tasks: int, on_end: Callable[[WorkT], None]) -> None:
+        self.max_tasks, self._on_end = max_tasks, on_end
         self._context = copy_context()
         self.is_ending = self.has_abandoned = False
         self._loop = asyncio.get_running_loop()
         self.tasks: dict[asyncio.Task[None], WorkT] = {}
-        self.failed: asyncio.Future[None] = self._loop.create_future()
+        self.first_error: asyncio.Future[None] = self._loop.create_future()
 
     def __iter__(self) -> Iterator[WorkT]:
         return iter(self.tasks.values())
 
-    def of(self, task: asyncio.Task[Any] | None) -> WorkT | None:
-        """Return the work of ``task``. Thread-safe."""
+    def work_of(self, task: asyncio.Task[Any] | None) -> WorkT | None:
+        """Return the work of ``task``, or None if ``task`` is no task of the executor. Thread-safe."""
         return self.tasks.get(task) if task is not None else None
 
     def start(self, make: Callable[[Context], WorkT], run: Callable[[WorkT], Coroutine[Any, Any, None]]) -> WorkT:
-        """Start a task; the caller checks that there is room."""
+        """Start a task that runs the work which ``make`` creates; the caller checks ``max_tasks``."""
         context = self._context.copy()
         work = make(context)
         task = self._loop.create_task(run(work), context=context)
@@ -55,7 +55,7 @@ class Workers(Generic[WorkT]):
         return work
 
     async def end(self, within_s: float) -> None:
-        """Cancel all tasks, and wait at most ``within_s`` until they have ended."""
+        """Cancel all tasks, wait at most ``within_s`` seconds for them, and abandon those that still run."""
         self.is_ending = True
         self.has_abandoned = not await stop_all(list(self.tasks), within_s)
         for work in self:
@@ -63,6 +63,6 @@ class Workers(Generic[WorkT]):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         work, error = self.tasks.pop(task), task_error(task)
-        if error is not None and not self.failed.done():
-            self.failed.set_exception(error)
+        if error is not None and not self.first_error.done():
+            self.first_error.set_exception(error)
         self._on_end(work)
