@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 
 from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.declare.codecs import JsonCodec
-from tailrace.app.declare.plan import planned
+from tailrace.app.declare.plan import make_plan
 from tailrace.app.dispatch.executor import Executor
 from tailrace.app.handlers import Handlers
 from tailrace.app.health.checks import Health, Vitals, examine
@@ -447,7 +447,7 @@ class App(Handlers):
     def _new_run(self, config: ConsumerConfig) -> AppRun:
         instead = self._instead
         overrides = self._overrides if instead is None else {**self._overrides, **instead.overrides}
-        plan = planned(self, config.group_id, self._defaults, overrides)
+        plan = make_plan(self, config.group_id, self._defaults, overrides)
         if instead is not None:
             plan = instead.adapt(plan)
         signs = ConsumerEvents(plan.by_group)

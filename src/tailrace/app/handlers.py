@@ -62,14 +62,14 @@ class Handlers:
 
     Attributes:
         declared: Declared handlers.
-        starting: Hooks of ``on_start``, in order of declaration.
-        ending: Hooks of ``on_stop``, in order of declaration.
+        start_hooks: Hooks of ``on_start``, in order of declaration.
+        stop_hooks: Hooks of ``on_stop``, in order of declaration.
     """
 
     def __init__(self) -> None:
         self.declared: list[Handler] = []
-        self.starting: list[Callable[[], Any]] = []
-        self.ending: list[Callable[[], Any]] = []
+        self.start_hooks: list[Callable[[], Any]] = []
+        self.stop_hooks: list[Callable[[], Any]] = []
 
     def on_start(self, function: HookT) -> HookT:
         """Call a plain or async function without required parameters before the first record is handled.
@@ -77,7 +77,7 @@ class Handlers:
         App-scoped dependencies are already open, and ``app.publish`` works. An exception makes the start fail.
         """
         check_hook(function, "on_start")
-        self.starting.append(function)
+        self.start_hooks.append(function)
         return function
 
     def on_stop(self, function: HookT) -> HookT:
@@ -88,7 +88,7 @@ class Handlers:
         ``stop_timeout_ms`` is canceled, and ``stop()`` raises a TailraceError.
         """
         check_hook(function, "on_stop")
-        self.ending.append(function)
+        self.stop_hooks.append(function)
         return function
 
     def handler(
@@ -160,8 +160,8 @@ class Handlers:
         if not isinstance(handlers, Handlers):
             raise ConfigurationError(f"include() takes a Handlers or an App, not {handlers!r}")
         self.declared += handlers.declared
-        self.starting += handlers.starting
-        self.ending += handlers.ending
+        self.start_hooks += handlers.start_hooks
+        self.stop_hooks += handlers.stop_hooks
 
 
 def _check_topics(topics: Sequence[object], pattern: re.Pattern[str] | None) -> None:

@@ -224,8 +224,8 @@ class AppRun:
 
         if not await self._open_when_reachable(publish, stack, stopping):
             return
-        stack.push_async_callback(self._call_ending)
-        for hook in self._plan.starting:
+        stack.push_async_callback(self._call_stop_hooks)
+        for hook in self._plan.start_hooks:
             await call_hook(hook)
         await self._open_when_reachable(read, stack, stopping)
 
@@ -301,14 +301,14 @@ class AppRun:
             if error is not None:
                 raise error
 
-    async def _call_ending(self) -> None:
+    async def _call_stop_hooks(self) -> None:
         """Call every stop hook, even if earlier hooks raise or time out.
 
         Raises:
             Exception: the first error of a hook.
         """
         errors: list[Exception] = []
-        hooks, now = self._plan.ending[::-1], asyncio.get_running_loop().time
+        hooks, now = self._plan.stop_hooks[::-1], asyncio.get_running_loop().time
         late_s = self._stop_s * _LATE_HOOKS / max(1, len(hooks))
         for hook in hooks:
             try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from tailrace.app.app import App
-from tailrace.app.declare.plan import planned
+from tailrace.app.declare.plan import make_plan
 from tailrace.app.loading import load_app
 from tailrace.app.substitution import settings_of
 from tailrace.config import ConsumerConfig, resolve
@@ -390,7 +390,7 @@ def _checked(  # noqa: PLR0913 - everything that needs no session
 ) -> tuple[SelectedHandlers, Shipment, dict[str, str]]:
     """Return the handlers, the app as it is sent to workers, and the options of Spark's Kafka source."""
     config, outline = resolve(app.options), settings_of(app)
-    planned(app, config.group_id, outline.defaults, outline.overrides)
+    make_plan(app, config.group_id, outline.defaults, outline.overrides)
     chosen = select_handlers(app, handler, config.group_id, matched_topics)
     _check_at_least_one("parallelism", 1 if parallelism is None else parallelism)
     check_source_options(options or {}, keeps_order=chosen.keeps_order)

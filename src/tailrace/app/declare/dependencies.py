@@ -18,15 +18,15 @@ from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, DependencyKey, 
 from tailrace.app.declare.codecs import topic_reader
 from tailrace.app.declare.parameter_readers import part_reader
 from tailrace.app.declare.parameters import (
-    Constant,
+    DefaultSource,
+    DependencySource,
     Depends,
-    OfHeader,
-    OfKey,
+    HeaderSource,
+    KeySource,
     Parameter,
-    Provided,
+    RecordSource,
     Scope,
-    Value,
-    WholeRecord,
+    ValueSource,
 )
 from tailrace.app.declare.signature import read_signature
 from tailrace.app.function_kinds import FunctionKind, kind_of, name_of
@@ -94,13 +94,13 @@ class DependencyPlan:
         Raises:
             ConfigurationError: The parameter needs something that the scope does not have, or its provider is invalid.
         """
-        asks, of = parameter.asks, f"{where}: parameter {parameter.name!r}"
-        match asks:
-            case Constant(value):
+        source, of = parameter.source, f"{where}: parameter {parameter.name!r}"
+        match source:
+            case DefaultSource(value):
                 return lambda _subject, _opened: value
-            case Provided(depends):
+            case DependencySource(depends):
                 return _of_opened(self._dependency(depends, of, where, scope))
-            case Value():
+            case ValueSource():
                 raise ConfigurationError(f"{of} is a value, which providers do not get")
             case _ if scope == "app":
                 raise ConfigurationError(
@@ -111,13 +111,13 @@ class DependencyPlan:
                 raise ConfigurationError(
                     f"{of} needs a single record, and a batch has many - take `list[Record]` first"
                 )
-            case WholeRecord():
+            case RecordSource():
                 return lambda record, _opened: record
-            case OfKey() if self._of_keys is not None and split_none(asks.annotation)[0] is not bytes:
+            case KeySource() if self._of_keys is not None and split_none(source.annotation)[0] is not bytes:
                 self.fetching = self._of_keys
-                return _of_record(part_reader(asks, where, parameter.name, self._of_keys))
-            case OfKey() | OfHeader():
-                return _of_record(part_reader(asks, where, parameter.name))
+                return _of_record(part_reader(source, where, parameter.name, self._of_keys))
+            case KeySource() | HeaderSource():
+                return _of_record(part_reader(source, where, parameter.name))
 
     def _dependency(self, depends: Depends, of: str, user: str, user_scope: Scope) -> Dependency:
         declared, scope = depends.provider, depends.scope

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from tailrace.app.codec_protocols import AnyCodec, Codec, Decode, RecordCodec, TopicReader
 from tailrace.app.declare.annotations import described, split_none
 from tailrace.app.declare.codecs import JsonCodec, text_decoder, topic_reader
-from tailrace.app.declare.parameters import OfHeader, OfKey
+from tailrace.app.declare.parameters import HeaderSource, KeySource
 from tailrace.errors import ConfigurationError, DecodeError
 from tailrace.records import Record
 
@@ -93,7 +93,7 @@ def value_reader(
 
 
 def part_reader(
-    asks: OfKey | OfHeader, where: str, name: str, reader: TopicReader | None = None
+    source: KeySource | HeaderSource, where: str, name: str, reader: TopicReader | None = None
 ) -> Callable[[Record], object]:
     """Return the reader of a key or header for the parameter ``name``; it raises DecodeError.
 
@@ -102,26 +102,29 @@ def part_reader(
     Raises:
         ConfigurationError: The type is not supported.
     """
-    annotation = asks.annotation
+    annotation = source.annotation
     decode = _made(_text_of_any_topic if reader is None else reader.decoder, annotation, where, name)
-    has_default, is_nullable = asks.default is not _EMPTY, split_none(annotation)[1]
-    instead = asks.default if has_default else None
+    has_default, is_nullable = source.default is not _EMPTY, split_none(annotation)[1]
+    instead = source.default if has_default else None
     is_required = not has_default and not is_nullable
-    find, what = (_key, "key") if isinstance(asks, OfKey) else (_last_header(asks.name), f"header {asks.name!r}")
+    find: Callable[[Record], bytes | None] = _key
+    part = "key"
+    if isinstance(source, HeaderSource):
+        find, part = _last_header(source.name), f"header {source.name!r}"
 
     def read(record: Record) -> object:
         data = find(record)
         if data is None:
             if is_required:
                 raise DecodeError(
-                    f"{place_of(record)}: {where}: there is no {what} for {name!r} - annotate it"
+                    f"{place_of(record)}: {where}: there is no {part} for {name!r} - annotate it"
                     f" `{described(annotation)} | None`, or give it a default"
                 )
             return instead
         try:
             return decode(record.topic, data)
         except Exception as error:
-            reason = f"the {what} is no {described(annotation)}: {_reason(error)}"
+            reason = f"the {part} is no {described(annotation)}: {_reason(error)}"
             raise DecodeError(f"{place_of(record)}: {where}: {reason}") from error
 
     return read

@@ -1,6 +1,7 @@
-"""Markers of handler parameters, and the sources of their arguments.
+"""Markers in the annotations of handler parameters, and sources of the parameters' arguments.
 
-``signature`` reads them from a function; ``parameter_readers`` and ``dependencies`` provide the arguments.
+``declare.signature`` derives the source of each parameter from its annotation; ``declare.parameter_readers`` and
+``declare.dependencies`` read the argument from the source.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 __all__ = [
-    "Asks",
-    "Constant",
+    "ArgumentSource",
+    "DefaultSource",
+    "DependencySource",
     "Depends",
     "Header",
+    "HeaderSource",
     "Key",
-    "OfHeader",
-    "OfKey",
+    "KeySource",
     "Parameter",
-    "Provided",
+    "RecordSource",
     "Scope",
-    "Value",
-    "WholeRecord",
+    "ValueSource",
 ]
 
 Scope: TypeAlias = Literal["record", "app"]
@@ -64,31 +65,32 @@ class Depends:
 
 
 # ---- sources of arguments ---------------------------------------------------------------------------------
+# A ``default`` is ``inspect.Parameter.empty`` if the parameter has none.
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """The record's value, decoded."""
+class ValueSource:
+    """Source of a parameter without a marker: the decoded value of the record, or the list of a batch."""
 
     annotation: object
 
 
 @dataclass(frozen=True, slots=True)
-class WholeRecord:
-    """The record, not decoded."""
+class RecordSource:
+    """Source of a parameter annotated with ``Record``: the record itself, not decoded."""
 
 
 @dataclass(frozen=True, slots=True)
-class OfKey:
-    """The record's key; ``default`` is ``inspect.Parameter.empty`` if there is none."""
+class KeySource:
+    """Source of a parameter marked with ``Key``: the record's decoded key."""
 
     annotation: object
     default: object
 
 
 @dataclass(frozen=True, slots=True)
-class OfHeader:
-    """A header of the record."""
+class HeaderSource:
+    """Source of a parameter marked with ``Header``: the decoded header ``name`` of the record."""
 
     name: str
     annotation: object
@@ -96,26 +98,30 @@ class OfHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Provided:
-    """The value of a provider."""
+class DependencySource:
+    """Source of a parameter marked with ``Depends``: the result of the provider."""
 
     depends: Depends
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """The default of a positional parameter that is followed by others."""
+class DefaultSource:
+    """Source of a parameter that keeps its default, which is passed only if a later positional one gets an argument."""
 
     value: object
 
 
-Asks: TypeAlias = Value | WholeRecord | OfKey | OfHeader | Provided | Constant
+ArgumentSource: TypeAlias = ValueSource | RecordSource | KeySource | HeaderSource | DependencySource | DefaultSource
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Parameter of a function, and the source of its argument."""
+    """Parameter of a function, and the source of its argument.
+
+    Attributes:
+        by_keyword: True for a keyword-only parameter.
+    """
 
     name: str
-    asks: Asks
+    source: ArgumentSource
     by_keyword: bool

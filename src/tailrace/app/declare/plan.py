@@ -1,6 +1,6 @@
 """Plan of an app: its handlers by group, with their signatures read and their options resolved.
 
-The plan is made at start. Every error in what a user declared is raised here.
+An app makes its plan when it starts. Declarations that contradict each other or cannot be run raise an error here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.topics.routes import Routes
 from tailrace.errors import ConfigurationError
 
-__all__ = ["BoundHandler", "Plan", "planned"]
+__all__ = ["BoundHandler", "Plan", "make_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +30,40 @@ class BoundHandler:
 
 @dataclass(frozen=True)
 class Plan:
-    """Handlers of an app by group, and its hooks."""
+    """Handlers of an app by consumer group, and its hooks.
+
+    Attributes:
+        start_hooks: functions declared by ``on_start``, in order of declaration.
+        stop_hooks: functions declared by ``on_stop``, in order of declaration.
+    """
 
     by_group: Mapping[str, Sequence[BoundHandler]]
-    starting: Sequence[Callable[[], object]] = ()
-    ending: Sequence[Callable[[], object]] = ()
+    start_hooks: Sequence[Callable[[], object]] = ()
+    stop_hooks: Sequence[Callable[[], object]] = ()
 
     @property
     def dependencies(self) -> Iterable[Dependency]:
-        """Dependencies of the app's scope; some occur more than once."""
-        return (dep for ready in self.by_group.values() for one in ready for dep in one.prepared.app_dependencies)
+        """Dependencies with ``scope="app"``; one that several handlers need occurs several times."""
+        return (
+            dependency
+            for bound_handlers in self.by_group.values()
+            for bound in bound_handlers
+            for dependency in bound.prepared.app_dependencies
+        )
 
 
-def planned(handlers: Handlers, group_id: str | None, defaults: ResolvedOptions, overrides: Overrides) -> Plan:
-    """Read the signatures of handlers and resolve their options.
+def make_plan(handlers: Handlers, group_id: str | None, defaults: ResolvedOptions, overrides: Overrides) -> Plan:
+    """Return the plan of the declared handlers and hooks.
 
     Args:
         handlers: Declared handlers and hooks.
         group_id: Group of handlers without one of their own.
         defaults: Options of the app.
-        overrides: Providers to call instead of those that ``Depends`` names.
+        overrides: Replacements of providers that ``Depends`` names.
 
     Raises:
-        ConfigurationError: A signature is invalid, a handler has no group, options contradict each other, or two
-            handlers take the same records.
+        ConfigurationError: A signature is invalid, a handler has no group, options contradict each other, a topic
+            template is invalid, or several handlers of a group read the same topic and not all of them have ``when=``.
     """
     by_group: dict[str, list[BoundHandler]] = {}
     for handler in handlers.declared:
@@ -69,6 +79,7 @@ def planned(handlers: Handlers, group_id: str | None, defaults: ResolvedOptions,
         )
         prepared = prepare(handler.function, resolved.codec, overrides=overrides, is_batch=handler.batch is not None)
         by_group.setdefault(group, []).append(BoundHandler(handler, prepared, resolved))
-    for group, ready in by_group.items():
-        Routes(group, [(one.handler, one.resolved) for one in ready])
-    return Plan(by_group, tuple(handlers.starting), tuple(handlers.ending))
+    for group, bound_handlers in by_group.items():
+        # Raises if handlers conflict; the runtime of the group creates its own routes.
+        Routes(group, [(bound.handler, bound.resolved) for bound in bound_handlers])
+    return Plan(by_group, tuple(handlers.start_hooks), tuple(handlers.stop_hooks))

@@ -15,7 +15,7 @@ from tailrace.app.declare.annotations import described, parts
 from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, binding
 from tailrace.app.declare.dependencies import Dependency, DependencyPlan, Overrides, open_dependencies, open_into
 from tailrace.app.declare.parameter_readers import ValueReader, value_reader
-from tailrace.app.declare.parameters import Parameter, Value, WholeRecord
+from tailrace.app.declare.parameters import Parameter, RecordSource, ValueSource
 from tailrace.app.declare.prefetch import Prefetch, ahead_of, ahead_of_each
 from tailrace.app.declare.signature import read_signature
 from tailrace.app.function_kinds import FunctionKind, handler_kind, name_of
@@ -115,8 +115,8 @@ def prepare(
     readers: list[Reader] = []
     parameters = read_signature(function, where)
     for one in parameters:
-        if isinstance(one.asks, Value):
-            values = (_values_of_batch if is_batch else _value_of_record)(one, one.asks.annotation, codec, where)
+        if isinstance(one.source, ValueSource):
+            values = (_values_of_batch if is_batch else _value_of_record)(one, one.source.annotation, codec, where)
             readers.append(_of_unit(values.read))
         else:
             readers.append(plan.reader(one, where))
@@ -132,7 +132,7 @@ def prepare(
     is_alone = len(bound.positional) == 1 and not bound.by_keyword and ahead is None
     direct: Direct | None = None
     if is_async and is_alone:
-        if isinstance(parameters[0].asks, WholeRecord):
+        if isinstance(parameters[0].source, RecordSource):
             direct = function
         elif values is not None:
             direct = _direct(function, values, is_batch=is_batch)

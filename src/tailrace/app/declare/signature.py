@@ -14,17 +14,17 @@ from typing import Annotated, Any, TypeAlias
 
 from tailrace.app.declare.annotations import described, metadata, parts, resolved
 from tailrace.app.declare.parameters import (
-    Asks,
-    Constant,
+    ArgumentSource,
+    DefaultSource,
+    DependencySource,
     Depends,
     Header,
+    HeaderSource,
     Key,
-    OfHeader,
-    OfKey,
+    KeySource,
     Parameter,
-    Provided,
-    Value,
-    WholeRecord,
+    RecordSource,
+    ValueSource,
 )
 from tailrace.app.function_kinds import called_by
 from tailrace.errors import ConfigurationError
@@ -70,29 +70,29 @@ def read_signature(function: Callable[..., object], where: str, *, is_provider: 
             raise ConfigurationError(f"{of} takes any arguments - replace it by parameters marked with {_MARKING}")
         if one.name in filled_in:
             continue
-        asks = _asks(one, namespace, of, may_stay=is_provider and one.default is not _EMPTY)
-        if isinstance(asks, Value):
+        source = _source_of(one, namespace, of, may_stay=is_provider and one.default is not _EMPTY)
+        if isinstance(source, ValueSource):
             if one.default is not _EMPTY and (is_provider or value is not None or by_keyword):
-                asks = Constant(one.default)
+                source = DefaultSource(one.default)
             else:
                 _check_value(of, one, value, is_provider=is_provider)
                 value = one.name
-        found.append(Parameter(one.name, asks, by_keyword))
+        found.append(Parameter(one.name, source, by_keyword))
     return _needed(found)
 
 
-def _asks(parameter: inspect.Parameter, namespace: dict[str, Any], of: str, *, may_stay: bool) -> Asks:
+def _source_of(parameter: inspect.Parameter, namespace: dict[str, Any], of: str, *, may_stay: bool) -> ArgumentSource:
     """Return the source of a parameter's argument; without a marker, it is the value."""
     default = parameter.default
     if _is_marker(default):
         raise ConfigurationError(f"{of} has a marker as its default - write it into the annotation: {_MARKING}")
     if parameter.annotation is _EMPTY:
-        return Value(_EMPTY)
+        return ValueSource(_EMPTY)
     try:
         annotation = resolved(parameter.annotation, namespace, of)
     except ConfigurationError:
         if may_stay and "Annotated" not in str(parameter.annotation):
-            return Constant(default)  # probably a parameter of a library's class
+            return DefaultSource(default)  # probably a parameter of a library's class
         raise
     if any(typing.get_origin(part) is Record for part in parts(annotation)):
         raise ConfigurationError(
@@ -109,23 +109,23 @@ def _asks(parameter: inspect.Parameter, namespace: dict[str, Any], of: str, *, m
                 f"{of}: {described(annotation)} has a nested marker - write it outermost: Annotated[T | None, marker]"
             )
         bare = typing.get_args(annotation)[0] if extras else annotation
-        return WholeRecord() if bare is Record else Value(annotation)
+        return RecordSource() if bare is Record else ValueSource(annotation)
     others = tuple(one for one in extras if not _is_marker(one))
     inner = typing.get_args(annotation)[0]
     return _marked(marks[0], Annotated[(inner, *others)] if others else inner, default, of)
 
 
-def _marked(marker: object, annotation: object, default: object, of: str) -> Asks:
+def _marked(marker: object, annotation: object, default: object, of: str) -> ArgumentSource:
     match marker:
         case Depends():
-            return Provided(marker)
+            return DependencySource(marker)
         case Header(str(name)) if name:
-            return OfHeader(name, annotation, default)
+            return HeaderSource(name, annotation, default)
         case Header() | type() if marker is not Key:
             instead = "Depends(provider)" if marker is Depends else "Header('name')"
             raise ConfigurationError(f"{of}: its marker is incomplete - write Annotated[T, {instead}]")
         case _:
-            return OfKey(annotation, default)
+            return KeySource(annotation, default)
 
 
 def _check_value(of: str, parameter: inspect.Parameter, other: str | None, *, is_provider: bool) -> None:
@@ -151,9 +151,9 @@ def _check_value(of: str, parameter: inspect.Parameter, other: str | None, *, is
 def _needed(found: list[Parameter]) -> tuple[Parameter, ...]:
     """Remove parameters that keep their defaults: keyword-only ones, and the last positional ones."""
     positional = [one for one in found if not one.by_keyword]
-    while positional and isinstance(positional[-1].asks, Constant):
+    while positional and isinstance(positional[-1].source, DefaultSource):
         positional.pop()
-    return (*positional, *(one for one in found if one.by_keyword and not isinstance(one.asks, Constant)))
+    return (*positional, *(one for one in found if one.by_keyword and not isinstance(one.source, DefaultSource)))
 
 
 def _is_marker(one: object) -> bool:

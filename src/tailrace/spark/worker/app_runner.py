@@ -183,7 +183,7 @@ class AppRunner:
             resolved = replace(resolved, middleware=(*collecting, *resolved.middleware))
             adapted_handlers.append(BoundHandler(handler, one.prepared, resolved))
         adapted = replace(plan, by_group={self._shipment.group_id: adapted_handlers})
-        self.closes = bool(adapted.ending) or any(one.closes for one in adapted.dependencies)
+        self.closes = bool(adapted.stop_hooks) or any(one.closes for one in adapted.dependencies)
         return adapted
 
     def _collecting(self, call: Handle) -> Handle:

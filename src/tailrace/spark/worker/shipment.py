@@ -285,7 +285,7 @@ def _culprits(app: App, chosen: SelectedHandlers, options: Mapping[str, Any]) ->
         for one in ("when", "codec", "middleware", "retry"):
             if not _can_be_sent(getattr(handler, one)):
                 yield f"{one}= of handler {handler.name}"
-    for hook in (*app.starting, *app.ending):
+    for hook in (*app.start_hooks, *app.stop_hooks):
         yield from _used_by(str(getattr(hook, "__qualname__", hook)), hook)
     for provider, replacement in settings_of(app).overrides.items():
         if not _can_be_sent(replacement):
