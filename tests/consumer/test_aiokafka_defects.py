@@ -143,7 +143,7 @@ async def test_b5_a_join_may_take_longer_than_a_request(witness_of, group):
     # The first join only gets a member id.
     with witness_of.proxy.hold_answer(JoinGroupRequest, skip=1) as held:
         async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **options) as consumer:
-            await held.took_place()
+            await held.wait_applied()
             await asyncio.sleep(2.5)
             held.release()
             await consumer.getone()
@@ -160,7 +160,7 @@ async def test_b5_a_heartbeat_times_out_well_within_the_session(witness_of, grou
     async with witness_of.consumer(topic, group_id=group, client_id=group, **options) as consumer:
         await consumer.getone()
         with witness_of.proxy.drop_answer(HeartbeatRequest) as dropped:
-            await dropped.took_place()
+            await dropped.wait_applied()
             beats = len(witness_of.proxy.answers(HeartbeatRequest, client_id=group))
             await until(lambda: len(witness_of.proxy.answers(HeartbeatRequest, client_id=group)) > beats + 3)
         assert len(await witness_of.members(group)) == 1
@@ -299,7 +299,7 @@ async def test_b9_nothing_waits_behind_a_fetch_or_a_join(witness_of, group):
         await consumer.getone()
         with witness_of.proxy.hold_answer(FetchRequest) as held:
             witness_of.produce(topic, [b"held"])
-            await held.took_place()
+            await held.wait_applied()
             began = time.monotonic()
             await consumer.commit()
             took = time.monotonic() - began
@@ -369,7 +369,7 @@ async def test_a_connection_with_responses_out_of_order_is_replaced(witness_of):
 
     with proxy.drop_answer(ListOffsetsRequest) as dropped:
         async with witness_of.consumer(topic, **options) as consumer:
-            await dropped.took_place()
+            await dropped.wait_applied()
             ends = await consumer.end_offsets([TopicPartition(topic, 0)])
             records = await read(consumer, 3)
 

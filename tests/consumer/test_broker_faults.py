@@ -186,7 +186,7 @@ async def test_repeated_connection_resets_lose_no_record(witness_of, group):
             await crew.handle(30_000)
             await until(lambda: len(events.of(FetchInterrupted)) >= 3)
     finally:
-        witness_of.proxy.reset_never()
+        witness_of.proxy.stop_resets()
 
     # A commit that was applied but not acknowledged may come after a rebalance, never before it.
     assert len(crew.handled) == 30_000
@@ -287,7 +287,9 @@ async def test_b4_stop_is_bounded_in_every_state(witness_of, group, phase, fault
         await consumer.start()
         if phase not in {"joining", "syncing", "calling back"}:
             await consumer.getmany()
-        await (held.took_place() if phase in HELD else callback.called.wait() if phase == "calling back" else nothing())
+        await (
+            held.wait_applied() if phase in HELD else callback.called.wait() if phase == "calling back" else nothing()
+        )
         getattr(proxy, fault)()
         began = time.monotonic()
         await consumer.stop()

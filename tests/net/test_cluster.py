@@ -154,7 +154,7 @@ async def test_a_canceled_refresh_does_not_cancel_others(kafka, address, name):
         await cluster.bootstrap()
         with kafka.proxy.hold_answer(MetadataRequest) as held:
             first, second = (asyncio.create_task(cluster.refresh()) for _ in range(2))
-            await held.took_place()
+            await held.wait_applied()
             first.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await first
@@ -172,7 +172,7 @@ async def test_a_refresh_covers_topics_watched_meanwhile(kafka, address, name):
         await cluster.bootstrap()
         with kafka.proxy.hold_answer(MetadataRequest) as held:
             earlier = asyncio.create_task(cluster.refresh())
-            await held.took_place()
+            await held.wait_applied()
             cluster.watch("the leader", [topic])
             later = [asyncio.create_task(cluster.refresh()) for _ in range(3)]
             await asyncio.sleep(0)

@@ -141,7 +141,7 @@ async def test_a_canceled_request_does_not_affect_others(kafka, address, name):
         with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
             first = asyncio.create_task(connection.send(FindCoordinatorRequest(f"{name}-a"), 30))
             second = asyncio.create_task(connection.send(FindCoordinatorRequest(f"{name}-b"), 30))
-            await held.took_place()
+            await held.wait_applied()
             first.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await first
@@ -188,7 +188,7 @@ async def test_close_fails_pending_requests(address, kafka):
         reasons = lost_reasons(connection)
         with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
             waiting = asyncio.create_task(connection.send(FindCoordinatorRequest("x"), 30))
-            await held.took_place()
+            await held.wait_applied()
             connection.close()
             ((error,),) = await ended(waiting)
 
@@ -202,7 +202,7 @@ async def test_a_reset_fails_pending_requests(kafka, address):
         reasons = lost_reasons(connection)
         with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
             waiting = [asyncio.create_task(connection.send(FindCoordinatorRequest(str(n)), 30)) for n in range(3)]
-            await held.took_place()
+            await held.wait_applied()
             kafka.proxy.reset()
             errors = [error for (error,) in await ended(*waiting)]
 

@@ -88,7 +88,7 @@ async def test_pending_requests_survive_a_renewal(secured):
     async with dialled(address, **found) as connection:
         with secured.proxy.hold_answer(FindCoordinatorRequest) as held:
             waiting = asyncio.create_task(connection.send(FindCoordinatorRequest("slow"), 30))
-            await held.took_place()
+            await held.wait_applied()
             await session_over()
             behind = [asyncio.create_task(connection.send(NOTHING, 30)) for _ in range(3)]
             await asyncio.sleep(0)
@@ -108,7 +108,7 @@ async def test_a_canceled_renewal_closes_the_connection(secured):
         await session_over()
         with secured.proxy.hold_answer(SaslAuthenticateRequest) as held:
             asking = asyncio.create_task(connection.send(NOTHING, 30))
-            await held.took_place()
+            await held.wait_applied()
             others = asyncio.create_task(connection.send(NOTHING, 30))
             await asyncio.sleep(0)
             asking.cancel()

@@ -89,7 +89,7 @@ async def test_a_connection_that_breaks_again_and_again_loses_nothing(proxied, p
         try:
             await publish_all(producer, proxied_topic, count)
         finally:
-            proxied.proxy.reset_never()
+            proxied.proxy.stop_resets()
 
     assert await numbers(proxied, proxied_topic, count) == list(range(count))
 
@@ -100,7 +100,7 @@ async def test_a_canceled_call_holds_nobody_up(proxied, proxied_topic):
         await producer.publish(proxied_topic, b"0", partition=0)
         with proxied.proxy.hold_answer(ProduceRequest) as held:
             publishing = [asyncio.create_task(producer.publish(proxied_topic, b"%d" % n, partition=0)) for n in (1, 2)]
-            await held.took_place()
+            await held.wait_applied()
             publishing[0].cancel()
             held.release()
             placed = await publishing[1]
@@ -118,7 +118,7 @@ async def test_undelivered_records_take_bounded_memory(proxied, proxied_topic):
         with proxied.proxy.hold_answer(ProduceRequest) as held:
             await producer.send(proxied_topic, b"1" + b" " * 5_000)
             waiting = [asyncio.create_task(producer.publish(proxied_topic, b"%d" % n)) for n in (2, 3)]
-            await held.took_place()
+            await held.wait_applied()
             assert not any(task.done() for task in waiting)
             waiting[0].cancel()
             held.release()
@@ -134,7 +134,7 @@ async def test_closing_fails_what_is_not_acknowledged_in_time(proxied, proxied_t
     await producer.publish(proxied_topic, b"0")
     with proxied.proxy.hold_answer(ProduceRequest) as held:
         publishing = asyncio.create_task(producer.publish(proxied_topic, b"1"))
-        await held.took_place()
+        await held.wait_applied()
         async with asyncio.timeout(5):
             await producer.close(0.2)
         with pytest.raises(PublishError, match="the producer was closed"):
@@ -147,7 +147,7 @@ async def test_closing_fails_what_waits_for_metadata(proxied):
     await producer.start()
     with proxied.proxy.hold_answer(MetadataRequest) as held:
         publishing = asyncio.create_task(producer.publish(f"missing-{uuid.uuid4().hex}", b"1"))
-        await held.took_place()
+        await held.wait_applied()
         async with asyncio.timeout(5):
             await producer.close()
             with pytest.raises(PublishError, match="the producer was closed"):
@@ -200,7 +200,7 @@ async def test_a_producer_that_fails_says_so(proxied, proxied_topic):
 
         with proxied.proxy.hold_answer(ProduceRequest) as held:
             publishing = asyncio.create_task(producer.publish(proxied_topic, b"1"))
-            await held.took_place()
+            await held.wait_applied()
             flushing = asyncio.create_task(producer.flush())
             await asyncio.sleep(0)
             producer._running.sender.on_turn = fail

@@ -38,7 +38,7 @@ async def test_orders_are_handled_before_and_after_an_outage(home):
     quick = {"DEFAULT_API_TIMEOUT_MS": "1000", "METADATA_MAX_AGE_MS": "500", "SESSION_TIMEOUT_MS": "3000"}
     with server.proxy.hold_answer(JoinGroupRequest, times=None) as held:
         service = home.start(**{f"TAILRACE_{name}": value for name, value in quick.items()})
-        await asyncio.wait_for(held.took_place(), 90)
+        await asyncio.wait_for(held.wait_applied(), 90)
         await service.comes_to("/livez", 200)
         before = await service.http.get("/readyz")
     await service.comes_to("/readyz", 200)

@@ -1,4 +1,4 @@
-"""Checks of arguments that users pass: codecs, middleware, ``when=`` predicates, topics."""
+"""Checks of arguments that users pass: codecs, middleware, ``when=`` predicates, strings and patterns."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ __all__ = ["accepts", "check_codec", "check_condition", "check_middleware", "che
 
 
 def check_codec(codec: object, where: str) -> None:
-    """Check that ``codec`` can decode and encode values.
+    """Check that ``codec`` has ``encode``, and ``decoder`` or ``decode``.
+
+    Args:
+        codec: object that should be a ``Codec`` or a ``RecordCodec``.
+        where: beginning of the error message, such as the name of the handler.
 
     Raises:
-        ConfigurationError: a method is missing, takes other arguments, or is a coroutine function.
+        ConfigurationError: ``codec`` is a class, a method is missing, takes other arguments, or is a coroutine
+            function.
     """
-    name, count = ("decoder", 1) if hasattr(codec, "decoder") else ("decode", 3)
-    methods = {name: count, "encode": 1}
+    argument_counts = {"encode": 1, **({"decoder": 1} if hasattr(codec, "decoder") else {"decode": 3})}
     if isinstance(codec, type) or not all(
-        callable(method := getattr(codec, one, None)) and accepts(method, number) for one, number in methods.items()
+        callable(method := getattr(codec, name, None)) and accepts(method, count)
+        for name, count in argument_counts.items()
     ):
         raise ConfigurationError(
-            f"{where}: codec must be an object with decode(data, annotation, record) and encode(value), not {codec!r}"
-            " - leave it out for JSON"
+            f"{where}: codec must be an object with decode(data, annotation, record) or decoder(annotation), and with"
+            f" encode(value), not {codec!r} - correct it, or leave out codec= for JSON"
         )
-    for one in methods:
-        if inspect.iscoroutinefunction(getattr(codec, one)):
+    for name in argument_counts:
+        if inspect.iscoroutinefunction(getattr(codec, name)):
             raise ConfigurationError(
-                f"{where}: {one} of the codec is `async def` and would not be awaited - make it a plain function"
+                f"{where}: {name} of the codec is `async def` and would not be awaited - make it a plain function"
             )
 
 
@@ -39,7 +44,8 @@ def check_middleware(middleware: object) -> None:
     """Check that ``middleware`` is a list or tuple of plain functions of one parameter.
 
     Raises:
-        ConfigurationError: ``middleware`` is something else; the message names the first invalid function.
+        ConfigurationError: ``middleware`` is not a list or tuple of functions, or a function has other parameters or is
+            a coroutine function or generator; the message names that function.
     """
     if not isinstance(middleware, list | tuple) or not all(map(callable, middleware)):
         raise ConfigurationError(
@@ -50,7 +56,8 @@ def check_middleware(middleware: object) -> None:
         if kind_of(function, where) is not FunctionKind.PLAIN or not accepts(function, 1):
             raise ConfigurationError(
                 f"{where} must be a plain function of one parameter that returns an `async def` - write"
-                " `def timed(call):` with `async def called(record): return await call(record)` inside"
+                " `def timed(call):` with `async def called(record): return await call(record)` inside, and end it with"
+                " `return called`"
             )
 
 
@@ -65,7 +72,7 @@ def check_condition(when: object) -> None:
 
 
 def check_text(name: str, value: object) -> None:
-    """Check that an option is a non-empty string.
+    """Check that the value of the option ``name`` is a non-empty string.
 
     Raises:
         ConfigurationError: ``value`` is something else.
@@ -75,18 +82,18 @@ def check_text(name: str, value: object) -> None:
 
 
 def compiled(pattern: object) -> re.Pattern[str]:
-    """Return ``pattern`` as a compiled regular expression.
+    """Return ``pattern``, a string or a compiled regular expression, as a compiled one.
 
     Raises:
-        ConfigurationError: ``pattern`` is not a regular expression, or is a regular expression for bytes.
+        ConfigurationError: ``pattern`` is not a regular expression, or is one for bytes.
     """
     try:
-        found: Any = re.compile(pattern) if isinstance(pattern, str) else pattern
+        expression: Any = re.compile(pattern) if isinstance(pattern, str) else pattern
     except re.error as error:
-        raise ConfigurationError(f"pattern={pattern!r} is not a regular expression: {error}") from error
-    if not isinstance(found, re.Pattern) or not isinstance(found.pattern, str):
+        raise ConfigurationError(f"pattern={pattern!r} is not a valid regular expression: {error}") from error
+    if not isinstance(expression, re.Pattern) or not isinstance(expression.pattern, str):
         raise ConfigurationError(f"pattern must be a regular expression such as 'orders[.].*', not {pattern!r}")
-    return found
+    return expression
 
 
 def accepts(function: Callable[..., object], count: int) -> bool:
@@ -96,5 +103,5 @@ def accepts(function: Callable[..., object], count: int) -> bool:
     except TypeError:
         return False
     except ValueError:
-        return True  # some C functions have no signature
+        return True  # The function has no readable signature, as some functions written in C.
     return True

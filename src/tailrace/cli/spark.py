@@ -35,6 +35,9 @@ commit the offsets of each batch to the group.
 
 On the first signal no further batch starts, and the running one has 20 seconds
 to finish; an interrupted batch is handled again. A second signal stops at once.
+
+With --trigger available_now, handle the records that exist at the start in
+batches, then exit.
 """
 
 _BACKFILL = """\
@@ -65,24 +68,32 @@ examples:
 """
 
 _HANDOFF = """\
-Backfill repeatedly until the lag of the group is at most --max-lag, so that
-the app can take over; then print the lag.
+Backfill, and repeat it for the records that have arrived meanwhile, until the
+lag of the group is at most --max-lag, ten times at most. Then print the lag.
+`tailrace run` continues from there.
 
-exit codes: 0 lag is at most --max-lag, 1 it is not, 2 usage error
+exit codes: 0 the lag is at most --max-lag, 1 the lag is above --max-lag after
+ten backfills, or a backfill failed, 2 usage error
 """
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Set the description of the command and add its actions."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     stream = _action(actions, parser, "run", "handle records until SIGTERM", _RUN)
     stream.epilog = _RUN_EPILOG
     stream.add_argument(
-        "--checkpoint", required=True, metavar="FOLDER", help="checkpoint folder, used by this query only"
+        "--checkpoint",
+        required=True,
+        metavar="FOLDER",
+        help="checkpoint folder, for this handler and group only",
     )
     stream.add_argument(
-        "--trigger", metavar="TIME", help="interval between batches, such as '5 seconds', or available_now"
+        "--trigger",
+        metavar="TIME",
+        help="interval between the starts of batches, such as '5 seconds', or available_now to exit after the existing"
+        " records (default: start a batch when the previous one has ended)",
     )
     backfill = _action(actions, parser, "backfill", "handle the existing records", _BACKFILL)
     backfill.epilog = _BACKFILL_EPILOG
@@ -92,13 +103,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=_TimeOrWord("now"),
         default="now",
         metavar="TIME",
-        help="handle records up to this time (default: now)",
+        help="end at this time: ISO 8601, or now for the current ends of the partitions (default: now)",
     )
     handoff = _action(actions, parser, "handoff", "backfill until the app can take over", _HANDOFF)
     handoff.epilog = _HANDOFF_EPILOG
     _add_since(handoff)
     handoff.add_argument(
-        "--max-lag", type=_count, default=10_000, metavar="N", help="lag left to the app (default: %(default)s)"
+        "--max-lag",
+        type=_count,
+        default=10_000,
+        metavar="N",
+        help="lag in records at which it ends (default: %(default)s)",
     )
 
 
@@ -124,8 +139,12 @@ def _action(
         allow_abbrev=False,
     )
     action.add_argument("app", metavar="MODULE:APP", help="the app, such as shop:billing")
-    action.add_argument("handler", nargs="?", metavar="HANDLER", help="its handler (required if the app has several)")
-    action.add_argument("--master", metavar="URL", help="Spark master (default: local[*,4])")
+    action.add_argument(
+        "handler", nargs="?", metavar="HANDLER", help="handler to run (default: the only one of the app)"
+    )
+    action.add_argument(
+        "--master", metavar="URL", help="Spark master, such as yarn (default: local[*,4], all cores of this machine)"
+    )
     action.add_argument(
         "--conf", action="append", default=[], metavar="spark.NAME=VALUE", help="set a Spark property (repeatable)"
     )
@@ -140,7 +159,7 @@ def _action(
         type=_count,
         default=200_000,
         metavar="N",
-        help="maximum records of a batch; a crash repeats at most one batch (default: %(default)s)",
+        help="maximum number of records in a batch; a crash repeats at most one batch (default: %(default)s)",
     )
     return action
 
@@ -150,12 +169,13 @@ def _add_since(action: argparse.ArgumentParser) -> None:
         "--since",
         type=_TimeOrWord("earliest"),
         metavar="TIME",
-        help="start of partitions without a committed offset: a time, or earliest",
+        help="start of partitions without a committed offset: an ISO 8601 time, or earliest (default: auto_offset_reset"
+        " of the app)",
     )
 
 
 class _TimeOrWord:
-    """Parser of an ISO 8601 time or the word ``word``."""
+    """Parser of an argument that is an ISO 8601 time or ``word``."""
 
     def __init__(self, word: Literal["now", "earliest"]) -> None:
         self._word = word

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable
 from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.delivery.progress import RecordSink
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.topic_patterns import TopicChoice
+from tailrace.consumer.topic_patterns import TopicPredicate
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.errors import ConfigurationError
 
@@ -23,18 +23,18 @@ def also_subscribe(consumer: Consumer, topics: Iterable[str]) -> None:
 
 
 def subscribe_matching(
-    consumer: Consumer, takes: Callable[[str], bool], description: str, *, whole: Container[str]
+    consumer: Consumer, selects: Callable[[str], bool], description: str, *, whole: Container[str]
 ) -> None:
-    """Subscribe a consumer that is not started to the topics that ``takes`` accepts, including topics created later.
+    """Subscribe a consumer that is not started to all topics that ``selects`` selects, also to topics created later.
 
     Args:
         consumer: a consumer that names no topics.
-        takes: predicate of topic names.
+        selects: predicate of topic names.
         description: short description of the topics, for messages.
         whole: topics that are read from their first record on.
     """
     life = consumer._life  # noqa: SLF001 - same package
-    life.pattern, life.whole = TopicChoice(description, takes), whole
+    life.pattern, life.whole = TopicPredicate(description, selects), whole
 
 
 def attach_sink(consumer: Consumer, sink: RecordSink) -> tuple[Reader, int]:

@@ -6,7 +6,7 @@ import re
 
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.positions.start_positions import StartPositions
-from tailrace.consumer.topic_patterns import TopicChoice
+from tailrace.consumer.topic_patterns import TopicPredicate
 from tailrace.core.delivery.positions import Positions
 from tailrace.net.cluster import Cluster
 from tailrace.records import TopicPartition
@@ -24,13 +24,13 @@ class StandaloneAssignment:
         positions: Positions,
         reader: Reader,
         topics: frozenset[str],
-        pattern: re.Pattern[str] | TopicChoice | None,
+        pattern: re.Pattern[str] | TopicPredicate | None,
     ) -> None:
         self._start_positions, self._cluster = start_positions, cluster
         self._positions, self._reader = positions, reader
         self.topics, self._pattern = topics, pattern
 
-    def resubscribe(self, topics: frozenset[str], pattern: re.Pattern[str] | TopicChoice | None) -> None:
+    def resubscribe(self, topics: frozenset[str], pattern: re.Pattern[str] | TopicPredicate | None) -> None:
         """Change the subscription; partitions of topics that stay subscribed are unchanged."""
         self.topics, self._pattern = topics, pattern
         self.metadata_changed()

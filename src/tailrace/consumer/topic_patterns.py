@@ -1,7 +1,7 @@
-"""Patterns of topic names.
+"""Patterns of topic names, matched against whole names.
 
-With the classic protocol and without a group, tailrace matches names by Python's ``re``. With the consumer protocol the
-broker matches them by RE2 (KIP-848), so tailrace does not check such a pattern.
+With ``group_protocol="classic"``, and without a group, tailrace matches names by Python's ``re``. With
+``group_protocol="consumer"``, the broker matches them by RE2 (KIP-848), and tailrace does not check the syntax.
 """
 
 from __future__ import annotations
@@ -13,57 +13,68 @@ from typing import TypeAlias
 
 from tailrace.errors import ConfigurationError
 
-__all__ = ["BrokerPattern", "TopicChoice", "TopicPattern", "checked_pattern"]
+__all__ = ["BrokerPattern", "TopicPattern", "TopicPredicate", "checked_pattern"]
 
-_RE2_FLAGS = ((re.IGNORECASE, "i"), (re.MULTILINE, "m"), (re.DOTALL, "s"))
+_FLAGS_IN_RE2 = ((re.IGNORECASE, "i"), (re.MULTILINE, "m"), (re.DOTALL, "s"))
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerPattern:
-    """Pattern that the broker resolves."""
+    """Regular expression in RE2 syntax that the broker matches."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
-class TopicChoice:
-    """Predicate of topic names, applied by tailrace whatever the group protocol; used by App."""
+class TopicPredicate:
+    """Function that selects topics by name, in place of a pattern; an App subscribes by one with either group protocol.
+
+    Attributes:
+        pattern: description of the topics, for error messages.
+        selects: returns True for the name of a topic to subscribe to.
+    """
 
     pattern: str
-    """Description for messages."""
-    takes: Callable[[str], bool]
+    selects: Callable[[str], bool]
 
     def fullmatch(self, name: str) -> bool:
-        """Return True if the topic is chosen."""
-        return self.takes(name)
+        """Return ``selects(name)``; named like the method of ``re.Pattern``."""
+        return self.selects(name)
 
 
-TopicPattern: TypeAlias = re.Pattern[str] | TopicChoice | BrokerPattern
+TopicPattern: TypeAlias = re.Pattern[str] | TopicPredicate | BrokerPattern
 
 
 def checked_pattern(given: object, group_protocol: str) -> TopicPattern:
-    """Return ``given`` as a pattern for tailrace or for the broker, depending on the group protocol.
+    """Return ``given`` as a pattern for Python or, with ``group_protocol="consumer"``, for the broker.
+
+    Args:
+        given: regular expression, or compiled pattern, whose flags IGNORECASE, MULTILINE and DOTALL the broker gets.
+        group_protocol: ``"classic"`` or ``"consumer"``.
 
     Raises:
-        ConfigurationError: ``given`` is not a string, or tailrace resolves the pattern and it is not valid in Python.
+        ConfigurationError: ``given`` is neither a non-empty string nor a compiled pattern of strings; it is not valid
+            in Python, which is not checked for a broker; or it has re.VERBOSE, which brokers do not support.
     """
     if isinstance(given, re.Pattern) and isinstance(given.pattern, str):
-        return _for_broker(given) if group_protocol == "consumer" else given
+        return _broker_pattern(given) if group_protocol == "consumer" else given
     if not isinstance(given, str) or not given:
-        raise ConfigurationError(f"pattern must be a regular expression of topic names, not {given!r}")
+        raise ConfigurationError(
+            f"pattern must be a regular expression of topic names such as 'orders[.].*', not {given!r}"
+        )
     if group_protocol == "consumer":
         return BrokerPattern(given)
     try:
         return re.compile(given)
     except re.error as error:
-        raise ConfigurationError(f"pattern must be a regular expression, not {given!r}: {error}") from error
+        raise ConfigurationError(f"pattern={given!r} is not a valid regular expression: {error}") from error
 
 
-def _for_broker(given: re.Pattern[str]) -> BrokerPattern:
+def _broker_pattern(given: re.Pattern[str]) -> BrokerPattern:
     if given.flags & re.VERBOSE:
         raise ConfigurationError(
             f"pattern={given.pattern!r} has re.VERBOSE, which brokers do not support (group_protocol='consumer')"
-            " - write it without blanks and comments"
+            " - remove blanks and comments from the pattern, and the flag"
         )
-    flags = "".join(name for flag, name in _RE2_FLAGS if given.flags & flag)
+    flags = "".join(name for flag, name in _FLAGS_IN_RE2 if given.flags & flag)
     return BrokerPattern(f"(?{flags}){given.pattern}" if flags else given.pattern)

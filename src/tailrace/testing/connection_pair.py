@@ -1,4 +1,4 @@
-"""Connection of a client through a proxy: both sides, pending requests, and frames."""
+"""Connection of a client through a FaultProxy: both sockets, requests without a response, and frames."""
 
 from __future__ import annotations
 
@@ -15,24 +15,32 @@ from tailrace.testing.faults import Fault, decode_frame
 __all__ = ["LENGTH", "ConnectionPair", "ProxiedRequest", "edited", "read_frame"]
 
 LENGTH = struct.Struct(">i")
-"""Format of a frame's length, and of a correlation id."""
+"""Format of the length prefix of a frame, and of a correlation id."""
 
 
 class ProxiedRequest:
-    """Header of a request, kept until the response arrives."""
+    """Header of a request, kept until the proxy has the response."""
 
     def __init__(self, api_key: int, version: int, client_id: str | None) -> None:
         self.api_key, self.version, self.client_id = api_key, version, client_id
 
 
 class ConnectionPair:
-    """Connections from the client to the proxy and from the proxy to the broker."""
+    """Connection from a client to the proxy, and the connection from the proxy to the broker that belongs to it.
+
+    Attributes:
+        task: task that serves the connection.
+        client: writer to the client.
+        upstream: writer to the broker; None until the proxy is connected.
+        pending: requests without a response, by correlation id.
+        answers_to_drop: correlation ids of repeated requests; the first response to each is dropped.
+    """
 
     def __init__(self, number: int, task: asyncio.Task[Any], client: asyncio.StreamWriter) -> None:
         self.number, self.task, self.client = number, task, client
         self.upstream: asyncio.StreamWriter | None = None
-        self.asked: dict[int, ProxiedRequest] = {}
-        self.swallow: set[int] = set()
+        self.pending: dict[int, ProxiedRequest] = {}
+        self.answers_to_drop: set[int] = set()
 
     def reset(self) -> None:
         """Abort both connections; the client's connection is reset (RST)."""
@@ -47,21 +55,21 @@ class ConnectionPair:
 
 
 async def read_frame(source: asyncio.StreamReader) -> bytes:
-    """Return the next frame without its length."""
+    """Return the next frame without its length prefix."""
     (size,) = LENGTH.unpack(await source.readexactly(LENGTH.size))
     return await source.readexactly(size)
 
 
-def edited(fault: Fault, asked: ProxiedRequest, correlation_id: int, data: bytes) -> bytes:
-    """Return the frame as changed by the fault's ``edit`` function."""
-    api = api_by_key(asked.api_key)
+def edited(fault: Fault, request: ProxiedRequest, correlation_id: int, data: bytes) -> bytes:
+    """Return a frame, without its length prefix, with the message that the fault's ``edit`` returns."""
+    api = api_by_key(request.api_key)
     assert api is not None
     assert fault.edit is not None
-    message = fault.edit(decode_frame(api, fault.direction, memoryview(data), asked.version))
+    message = fault.edit(decode_frame(api, fault.direction, memoryview(data), request.version))
     if fault.direction == "answer":
-        framed = api.encode_response(message, asked.version, correlation_id=correlation_id)
+        framed = api.encode_response(message, request.version, correlation_id=correlation_id)
     else:
         framed = api_of(message).encode_request(
-            message, asked.version, correlation_id=correlation_id, client_id=asked.client_id
+            message, request.version, correlation_id=correlation_id, client_id=request.client_id
         )
     return bytes(framed[LENGTH.size :])

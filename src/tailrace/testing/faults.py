@@ -14,26 +14,27 @@ from tailrace.protocol.encoding.api import Api
 from tailrace.protocol.message import Request
 from tailrace.testing.apis import api_by_key
 
-__all__ = ["Direction", "Fault", "ProxiedFrame", "decode_frame", "kept"]
+__all__ = ["Direction", "Fault", "ProxiedFrame", "bytes_to_keep", "decode_frame"]
 
 Direction = Literal["request", "answer"]
 Action = Literal["edit", "drop", "hold", "repeat", "delay", "reset"]
 
-_KEPT_BYTES = 1 << 16
+_MAX_KEPT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class ProxiedFrame:
-    """Frame that passed the proxy.
+    """Request or response that a FaultProxy received, as it was before any fault.
 
     Attributes:
-        direction: "request" or "answer".
-        api_key: key of the API.
+        direction: ``"request"`` or ``"answer"``.
+        api_key: key of the API, such as 0 for Produce.
         version: version of the request and its response.
-        at: time at which the frame passed, by ``time.monotonic``.
-        connection: number of the connection; connections are numbered in the order in which they are accepted.
+        correlation_id: number by which the client matches the response to its request.
+        at: time at which the proxy received the frame, by ``time.monotonic``.
+        connection: number of the client's connection: 1 for the first that the proxy accepted, and so on.
         client_id: client id in the request.
-        size: size of the frame, in bytes.
+        size: size of the frame in bytes, without the four bytes of its length prefix.
     """
 
     direction: Direction
@@ -45,17 +46,17 @@ class ProxiedFrame:
     client_id: str | None
     size: int
     data: bytes = field(repr=False)
-    """Frame as sent by the client or the broker; empty if the frame was too large to keep."""
+    """Bytes of the frame without the length prefix; empty if they are more than 64 KiB."""
 
     @property
     def name(self) -> str:
-        """Kafka's name of the API."""
+        """Kafka's name of the API, such as ``"Produce"``; ``"api 99"`` for one that tailrace does not support."""
         api = api_by_key(self.api_key)
         return api.name if api is not None else f"api {self.api_key}"
 
     @property
     def message(self) -> Any:  # noqa: ANN401 - of whatever API
-        """Decoded message of the frame; None for an API that tailrace does not support."""
+        """Decoded message; None if tailrace does not support the API or its version, or if ``data`` is empty."""
         api = api_by_key(self.api_key)
         if api is None or self.version not in api.versions or not self.data:
             return None
@@ -65,8 +66,9 @@ class ProxiedFrame:
 class Fault:
     """Rule that applies an action to matching frames, created by the methods of FaultProxy.
 
-    A fault may be used as a context manager. At the end of the block, the rule ends, and AssertionError is raised if
-    the rule was never applied.
+    A fault lasts until it has been applied ``times`` times, until ``end``, or until the end of its ``with`` block. At
+    the end of the block, AssertionError is raised if the function passed to ``edit_answer`` or ``edit_request`` has
+    raised, or if the block ends without an exception and the rule was never applied.
     """
 
     def __init__(  # noqa: PLR0913 - settings of a rule
@@ -85,16 +87,16 @@ class Fault:
         self.count = 0
         """Number of frames to which the rule was applied."""
         self.error: Exception | None = None
-        """Exception raised by ``edit``; it is the cause of the AssertionError at the end of the block."""
+        """Last exception of the function that edits frames. The frame for which it was raised passed unchanged."""
         self._skip, self._times = skip, times
         self._is_over = False
         self._lock = threading.Lock()
-        self._happened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._applied: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._released: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def __repr__(self) -> str:
-        of = self.request.__name__ if self.request is not None else "everything"
-        return f"<Fault {self.action} {self.direction} of {of}, applied {self.count} times>"
+        kind = self.request.__name__ if self.request is not None else "everything"
+        return f"<Fault {self.action} {self.direction} of {kind}, applied {self.count} times>"
 
     def __enter__(self) -> Self:
         return self
@@ -108,12 +110,12 @@ class Fault:
         if error is None:
             assert self.count, f"{self!r} was never applied"
 
-    async def took_place(self) -> None:
-        """Wait until the rule has been applied once."""
-        await asyncio.wrap_future(self._happened)
+    async def wait_applied(self) -> None:
+        """Wait, without a time limit, until the rule begins to be applied to its first frame."""
+        await asyncio.wrap_future(self._applied)
 
     def release(self) -> None:
-        """Pass on the held frames, and hold no more."""
+        """Pass on the held frames, and hold no further frames."""
         if not self._released.done():
             self._released.set_result(None)
 
@@ -122,8 +124,8 @@ class Fault:
         self._is_over = True
         self.release()
 
-    def takes(self, direction: Direction, api_key: int) -> bool:
-        """Return True, and count the frame, if the rule applies to it."""
+    def claim(self, direction: Direction, api_key: int) -> bool:
+        """Count a frame that the proxy received; return True if the rule applies to the frame."""
         api = api_by_key(api_key)
         if direction != self.direction or (
             self.request is not None and (api is None or api.message is not self.request)
@@ -136,20 +138,20 @@ class Fault:
                 self._skip -= 1
                 return False
             self.count += 1
-        if not self._happened.done():
-            self._happened.set_result(None)
+        if not self._applied.done():
+            self._applied.set_result(None)
         return True
 
-    async def held(self) -> None:
-        """Wait for ``release``, in the proxy's event loop."""
+    async def wait_released(self) -> None:
+        """Wait, without a time limit, for ``release``. Called in the proxy's event loop."""
         await asyncio.wrap_future(self._released)
 
 
 def decode_frame(api: Api[Any], direction: Direction, frame: memoryview, version: int) -> Any:  # noqa: ANN401
-    """Decode the message in a frame."""
+    """Return the message in a frame that has no length prefix."""
     return api.decode_request(frame, version) if direction == "request" else api.decode_response(frame, version)
 
 
-def kept(data: bytes | bytearray) -> bytes:
-    """Return the bytes of a frame to keep: all bytes, or none if the frame is large."""
-    return bytes(data) if len(data) <= _KEPT_BYTES else b""
+def bytes_to_keep(data: bytes | bytearray) -> bytes:
+    """Return the bytes of a frame to keep in ``ProxiedFrame.data``: all bytes, or none of a large frame."""
+    return bytes(data) if len(data) <= _MAX_KEPT_BYTES else b""

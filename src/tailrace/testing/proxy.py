@@ -1,7 +1,7 @@
-"""Proxy between clients and a broker that decodes Kafka's frames, records them and applies faults.
+"""TCP proxy between clients and a broker, which records Kafka's frames and applies faults to them.
 
-The proxy runs in a thread with its own event loop, so that a test that blocks its loop does not block the proxy. Frames
-that the proxy cannot decode (TLS, unknown versions) pass unchanged.
+The proxy runs in a thread with its own event loop, so that a test that blocks its loop does not block the proxy. It
+reads frames, so it does not work with TLS. A frame whose header it cannot decode passes unchanged and unrecorded.
 """
 
 from __future__ import annotations
@@ -21,20 +21,26 @@ from tailrace.protocol.encoding.api import read_request_header
 from tailrace.protocol.message import Request
 from tailrace.testing.apis import api_by_key
 from tailrace.testing.connection_pair import LENGTH, ConnectionPair, ProxiedRequest, edited, read_frame
-from tailrace.testing.faults import Direction, Fault, ProxiedFrame, kept
+from tailrace.testing.faults import Direction, Fault, ProxiedFrame, bytes_to_keep
 
 __all__ = ["FaultProxy"]
 
-_START_S = 10
+_CALL_TIMEOUT_S = 10
+"""Maximum time for which a method waits for the proxy's event loop or thread."""
 
 
 class FaultProxy:
     """TCP proxy of one broker, started and stopped by ``with`` or ``async with``.
 
-    The broker must advertise the address of the proxy, as with ``KafkaCluster(proxied=True)``.
+    The broker must advertise the address of the proxy, as with ``KafkaCluster(proxied=True)``. TLS is not supported.
+
+    Methods named after ``request`` or ``answer`` apply a fault to single frames of one request type and return the
+    ``Fault``. The first ``skip`` matching frames pass unchanged. The fault is applied to the next ``times`` frames, or
+    to all if ``times`` is None.
 
     Attributes:
-        frames: all frames so far, in order.
+        frames: requests and responses in the order in which the proxy received them. A frame is recorded as it was
+            received, before it is edited, held, delayed or dropped.
     """
 
     def __init__(self, upstream_host: str, upstream_port: int) -> None:
@@ -65,7 +71,7 @@ class FaultProxy:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Accept connections."""
+        """Start the proxy's thread and accept connections."""
         self._thread.start()
         self._run(self._listen())
 
@@ -79,7 +85,7 @@ class FaultProxy:
         if self._thread.is_alive():
             self._run(self._close())
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_START_S)
+            self._thread.join(_CALL_TIMEOUT_S)
         self._loop.close()
         self._listener.close()
 
@@ -104,11 +110,11 @@ class FaultProxy:
     # ---- recorded frames ---------------------------------------------------------------------------------------
 
     def requests(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
-        """Return the requests of a type that have passed so far, from all clients or from ``client_id``."""
+        """Return the recorded requests of a type, from all clients or from ``client_id``."""
         return self._frames_of("request", kind, client_id)
 
     def answers(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
-        """Return the responses to requests of a type that have passed so far."""
+        """Return the recorded responses to requests of a type, of all clients or of ``client_id``."""
         return self._frames_of("answer", kind, client_id)
 
     def _frames_of(self, direction: Direction, kind: type[Request[Any]], client_id: str | None) -> list[ProxiedFrame]:
@@ -126,32 +132,32 @@ class FaultProxy:
     def edit_answer(
         self, kind: type[Request[Any]], edit: Callable[[Any], Any], *, skip: int = 0, times: int | None = 1
     ) -> Fault:
-        """Replace responses by the result of ``edit``.
+        """Replace responses by the result of ``edit``, which is called with the decoded response.
 
-        The first ``skip`` responses pass unchanged. Of the later responses, ``times`` are changed, or all if None.
+        If ``edit`` raises, the response passes unchanged, and the fault's ``with`` block raises AssertionError.
         """
         return self._add(Fault(kind, "answer", "edit", edit=edit, skip=skip, times=times))
 
     def edit_request(
         self, kind: type[Request[Any]], edit: Callable[[Any], Any], *, skip: int = 0, times: int | None = 1
     ) -> Fault:
-        """Replace requests by the result of ``edit``."""
+        """Replace requests by the result of ``edit``; see ``edit_answer``."""
         return self._add(Fault(kind, "request", "edit", edit=edit, skip=skip, times=times))
 
     def drop_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Drop responses, so that the requests take effect without the client's knowledge."""
+        """Drop responses, so that requests take effect and the client does not learn it."""
         return self._add(Fault(kind, "answer", "drop", skip=skip, times=times))
 
     def drop_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Drop requests."""
+        """Drop requests, so that the client gets no response."""
         return self._add(Fault(kind, "request", "drop", skip=skip, times=times))
 
     def hold_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Hold responses, and all later responses on the same connection, until ``release``."""
+        """Hold responses, and all later responses on the same connection, until ``release()`` of the fault."""
         return self._add(Fault(kind, "answer", "hold", skip=skip, times=times))
 
     def hold_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Hold requests, and all later requests on the same connection, until ``release``."""
+        """Hold requests, and all later requests on the same connection, until ``release()`` of the fault."""
         return self._add(Fault(kind, "request", "hold", skip=skip, times=times))
 
     def repeat_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
@@ -159,7 +165,7 @@ class FaultProxy:
         return self._add(Fault(kind, "request", "repeat", skip=skip, times=times))
 
     def delay_answer(self, kind: type[Request[Any]], seconds: float, *, times: int | None = None) -> Fault:
-        """Delay responses."""
+        """Delay responses, and all later responses on the same connection, by ``seconds``."""
         return self._add(Fault(kind, "answer", "delay", delay_s=seconds, times=times))
 
     def reset_on_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
@@ -169,19 +175,25 @@ class FaultProxy:
     # ---- faults of all connections -----------------------------------------------------------------------------
 
     def delay(self, seconds: float) -> None:
-        """Delay every frame by ``seconds``; 0 ends the delay."""
+        """Wait ``seconds`` before each frame is passed on, for each connection and direction; 0 ends the delay."""
         self._latency_s = seconds
 
     def throttle(self, bytes_per_s: float | None, *, slice_bytes: int | None = None) -> None:
-        """Limit each connection to ``bytes_per_s`` and pass frames on in slices; None ends the limit."""
+        """Limit each connection and direction to ``bytes_per_s``; ``throttle(None)`` ends the limit.
+
+        Frames are passed on in slices of ``slice_bytes``, or whole if None, with a pause after each slice.
+        """
         self._bytes_per_s, self._slice = bytes_per_s, slice_bytes
 
     def black_hole(self) -> None:
-        """Pass nothing and keep all sockets open, like a network that drops all packets."""
+        """Accept connections and pass on no frame, like a network that drops all packets, until ``restore``."""
         self._is_black_hole = True
 
     def restore(self) -> None:
-        """End ``black_hole``, ``refuse``, ``delay`` and ``throttle``; after ``black_hole``, reset all connections."""
+        """End ``black_hole``, ``refuse``, ``delay`` and ``throttle``, but neither ``reset_every`` nor faults of frames.
+
+        After ``black_hole``, all connections are reset.
+        """
         was_black_hole, self._is_black_hole = self._is_black_hole, False
         self._latency_s, self._bytes_per_s, self._slice = 0.0, None, None
         if was_black_hole:
@@ -189,19 +201,19 @@ class FaultProxy:
         self._run(self._listen())
 
     def reset(self) -> None:
-        """Reset all connections (RST)."""
+        """Reset all connections: clients receive a TCP RST."""
         self._run(self._reset_all())
 
     def reset_every(self, shortest_s: float, longest_s: float) -> None:
-        """Reset all connections repeatedly, at random intervals, until ``reset_never``."""
-        self._run(self._begin_resets(shortest_s, longest_s))
+        """Reset all connections at random intervals of ``shortest_s`` to ``longest_s``, until ``stop_resets``."""
+        self._run(self._start_resets(shortest_s, longest_s))
 
-    def reset_never(self) -> None:
+    def stop_resets(self) -> None:
         """End ``reset_every``."""
-        self._run(self._end_resets())
+        self._run(self._cancel_resets())
 
     def refuse(self) -> None:
-        """Refuse new connections and reset existing ones, like a host whose broker is down."""
+        """Refuse new connections and reset existing ones, like a host whose broker is down, until ``restore``."""
         self._run(self._stop_listening())
         self.reset()
 
@@ -212,13 +224,13 @@ class FaultProxy:
         return fault
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
 
     async def _listen(self) -> None:
         if self._server is None:
             if self._listener.fileno() < 0:
                 self._listener = socket.create_server(("127.0.0.1", self.port))
-            self._server = await asyncio.start_server(self._take, sock=self._listener)
+            self._server = await asyncio.start_server(self._serve, sock=self._listener)
 
     async def _stop_listening(self) -> None:
         if self._server is not None:
@@ -230,7 +242,7 @@ class FaultProxy:
             server.close()
 
     async def _close(self) -> None:
-        await self._end_resets()
+        await self._cancel_resets()
         await self._stop_listening()
         pairs = list(self._pairs)
         await self._reset_all()
@@ -240,35 +252,35 @@ class FaultProxy:
         for pair in list(self._pairs):
             pair.reset()
 
-    async def _begin_resets(self, shortest_s: float, longest_s: float) -> None:
-        async def resets() -> None:
+    async def _start_resets(self, shortest_s: float, longest_s: float) -> None:
+        async def reset_repeatedly() -> None:
             while True:
                 await asyncio.sleep(random.uniform(shortest_s, longest_s))  # noqa: S311
                 await self._reset_all()
 
-        await self._end_resets()
-        self._resets = asyncio.ensure_future(resets())
+        await self._cancel_resets()
+        self._resets = asyncio.ensure_future(reset_repeatedly())
 
-    async def _end_resets(self) -> None:
+    async def _cancel_resets(self) -> None:
         if self._resets is not None:
             self._resets.cancel()
             await asyncio.wait({self._resets})
             self._resets = None
 
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         pair = ConnectionPair(next(self._numbers), task, writer)
         if self._server is None:
-            # Accepted before the proxy began to refuse connections.
+            # The connection was accepted before the proxy began to refuse connections.
             pair.reset()
             return
         self._pairs.add(pair)
         try:
             upstream_reader, pair.upstream = await asyncio.open_connection(*self._upstream)
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._pass_requests(pair, reader, pair.upstream))
-                both.create_task(self._pass_answers(pair, upstream_reader, writer))
+            async with asyncio.TaskGroup() as directions:
+                directions.create_task(self._pass_requests(pair, reader, pair.upstream))
+                directions.create_task(self._pass_answers(pair, upstream_reader, writer))
         except* (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             # When one side has ended, end the other side.
             pair.reset()
@@ -286,45 +298,46 @@ class FaultProxy:
             except MalformedMessageError:
                 await self._write(to, data)
                 continue
-            asked = ProxiedRequest(header.api_key, header.version, header.client_id)
-            self._note("request", pair, asked, header.correlation_id, data)
-            for fault in self._matching("request", asked.api_key):
+            request = ProxiedRequest(header.api_key, header.version, header.client_id)
+            self._record("request", pair, request, header.correlation_id, data)
+            for fault in self._claiming_faults("request", request.api_key):
                 if fault.action == "repeat":
-                    pair.asked[header.correlation_id] = asked
-                    pair.swallow.add(header.correlation_id)
+                    pair.pending[header.correlation_id] = request
+                    pair.answers_to_drop.add(header.correlation_id)
                     await self._write(to, data)
                 else:
-                    data = await self._apply(fault, pair, asked, header.correlation_id, data)
+                    data = await self._apply(fault, pair, request, header.correlation_id, data)
                 if not data:
                     break
             if data:
-                pair.asked[header.correlation_id] = asked
+                pair.pending[header.correlation_id] = request
                 await self._write(to, data)
 
     async def _pass_answers(self, pair: ConnectionPair, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
         while True:
             data = await read_frame(source)
             correlation_id = LENGTH.unpack_from(data)[0]
-            if correlation_id in pair.swallow:
-                pair.swallow.discard(correlation_id)
+            if correlation_id in pair.answers_to_drop:
+                pair.answers_to_drop.discard(correlation_id)
                 continue
-            asked = pair.asked.pop(correlation_id, None)
-            if asked is None:
+            request = pair.pending.pop(correlation_id, None)
+            if request is None:
                 await self._write(to, data)
                 continue
-            self._note("answer", pair, asked, correlation_id, data)
-            for fault in self._matching("answer", asked.api_key):
-                data = await self._apply(fault, pair, asked, correlation_id, data)
+            self._record("answer", pair, request, correlation_id, data)
+            for fault in self._claiming_faults("answer", request.api_key):
+                data = await self._apply(fault, pair, request, correlation_id, data)
                 if not data:
                     break
             if data:
                 await self._write(to, data)
 
-    def _matching(self, direction: Direction, api_key: int) -> list[Fault]:
-        return [fault for fault in self._faults if fault.takes(direction, api_key)]
+    def _claiming_faults(self, direction: Direction, api_key: int) -> list[Fault]:
+        """Count a frame in all faults, and return those that apply to it."""
+        return [fault for fault in self._faults if fault.claim(direction, api_key)]
 
     async def _apply(
-        self, fault: Fault, pair: ConnectionPair, asked: ProxiedRequest, correlation_id: int, data: bytes
+        self, fault: Fault, pair: ConnectionPair, request: ProxiedRequest, correlation_id: int, data: bytes
     ) -> bytes:
         """Apply a fault, and return the frame to pass on; empty to drop the frame."""
         match fault.action:
@@ -334,30 +347,30 @@ class FaultProxy:
                 pair.reset()
                 return b""
             case "hold":
-                await fault.held()
+                await fault.wait_released()
             case "delay":
                 await asyncio.sleep(fault.delay_s)
             case "edit":
                 try:
-                    return edited(fault, asked, correlation_id, data)
+                    return edited(fault, request, correlation_id, data)
                 except Exception as error:  # noqa: BLE001 - code of the test; raised again at the end of the block
                     fault.error = error
         return data
 
-    def _note(
-        self, direction: Direction, pair: ConnectionPair, asked: ProxiedRequest, correlation_id: int, data: bytes
+    def _record(
+        self, direction: Direction, pair: ConnectionPair, request: ProxiedRequest, correlation_id: int, data: bytes
     ) -> None:
         self.frames.append(
             ProxiedFrame(
                 direction,
-                asked.api_key,
-                asked.version,
+                request.api_key,
+                request.version,
                 correlation_id,
                 time.monotonic(),
                 pair.number,
-                asked.client_id,
+                request.client_id,
                 len(data),
-                kept(data),
+                bytes_to_keep(data),
             )
         )
 

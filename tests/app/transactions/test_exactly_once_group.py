@@ -126,7 +126,7 @@ async def test_a_commit_in_the_middle_of_a_rebalance_keeps_its_transaction(  # n
         await until(lambda: seen)
         with proxy.edit_answer(TxnOffsetCommitRequest, note, times=None), proxy.hold_answer(request_) as held:
             async with other:
-                await held.took_place()
+                await held.wait_applied()
                 codes.clear()
                 go.set()
                 await until(lambda: codes)

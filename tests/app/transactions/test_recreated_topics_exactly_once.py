@@ -32,14 +32,14 @@ async def test_offsets_of_the_deleted_topic_are_not_committed_to_the_new_one(  #
         with proxy.hold_request(held) as commit:
             fill(witness, source, range(10, 50))
             async with asyncio.timeout(30):
-                await commit.took_place()
+                await commit.wait_applied()
             await asyncio.to_thread(recreate, own_server, witness, source)
             # Else the position of the new topic would be committed soon after.
             with proxy.hold_request(TxnOffsetCommitRequest) as next_commit:
                 commit.release()
                 await recorder.wait_for(OffsetsCommitted if held is EndTxnRequest else TransactionAborted)
                 async with asyncio.timeout(30):
-                    await next_commit.took_place()
+                    await next_commit.wait_applied()
                 # 0 is the start of the new topic: what was held may be the old offsets, sent again after a rebalance.
                 assert (await offsets_now(ledger, group, source, 1)).get(0, 0) == 0
                 next_commit.release()

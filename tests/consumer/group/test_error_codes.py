@@ -62,7 +62,7 @@ async def do_what_it_takes(consumer, kind, refused):
     """Provoke the refusal: a commit has to be requested, everything else happens by itself."""
     if kind is OffsetCommitRequest:
         await consumer.commit()
-    await refused.took_place()
+    await refused.wait_applied()
 
 
 # ---- retriable errors ---------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ async def test_a_commit_refused_for_good_raises(witness_of, group, code, error, 
             if not by_hand:
                 # Its start offset may be committed by now.
                 consumer.ack(record)
-                await refused.took_place()
+                await refused.wait_applied()
             with pytest.raises(error, match=rf"{name_of(code)}, code {code}"):
                 await (consumer.commit() if by_hand else read_on(consumer))
 
@@ -395,7 +395,7 @@ async def test_a_heartbeat_error_of_a_former_generation_is_ignored(witness_of, g
     async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **options) as consumer:
         got = [(await consumer.getone()).offset for _ in range(5)]
         with proxy.edit_answer(HeartbeatRequest, refusing(25)), proxy.hold_answer(HeartbeatRequest) as held:
-            await held.took_place()
+            await held.wait_applied()
             witness_of.server.add_partitions(topic, 2)
             await events.wait_for(GroupJoined, 2)
             await until(lambda: len(consumer.assignment()) == 2)
@@ -417,10 +417,10 @@ async def test_a_heartbeat_error_during_a_join_is_ignored(witness_of, group):
     async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **options) as consumer:
         got = [(await consumer.getone()).offset for _ in range(5)]
         with proxy.edit_answer(HeartbeatRequest, refusing(25)), proxy.hold_answer(HeartbeatRequest) as beat:
-            await beat.took_place()
+            await beat.wait_applied()
             with proxy.hold_answer(JoinGroupRequest) as join:
                 witness_of.server.add_partitions(topic, 2)
-                await join.took_place()
+                await join.wait_applied()
                 beat.release()
                 answered = len(proxy.answers(HeartbeatRequest, client_id=group))
                 await until(lambda: len(proxy.answers(HeartbeatRequest, client_id=group)) > answered)
@@ -441,7 +441,7 @@ async def test_a_commit_refused_for_a_former_generation_is_sent_again(witness_of
         await consumer.getone()
         with proxy.edit_answer(OffsetCommitRequest, refusing(22)), proxy.hold_answer(OffsetCommitRequest) as held:
             committing = asyncio.create_task(consumer.commit())
-            await held.took_place()
+            await held.wait_applied()
             witness_of.server.add_partitions(topic, 2)
             await events.wait_for(GroupJoined, 2)
             held.release()

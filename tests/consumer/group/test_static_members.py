@@ -153,7 +153,7 @@ async def test_the_older_of_two_holders_is_fenced(witness_of, group, by):
         with hold as held:
             await stack.enter_async_context(older)
             if held is not None:
-                await held.took_place()
+                await held.wait_applied()
             else:
                 assert await read(older, 5) == [0, 1, 2, 3, 4]
             await stack.enter_async_context(newer)

@@ -90,7 +90,7 @@ async def caught_between(quick, group, kind: Kind, fault, **options):
     try:
         with fault() as held:
             await other.start()
-            await held.took_place()
+            await held.wait_applied()
             yield topic, one, events, held
     finally:
         await other.stop()
@@ -176,7 +176,7 @@ async def test_a_stop_with_a_stale_epoch_commits_with_the_new_one(quick, group, 
     await one.start()
     joined = EventRecorder()
     with quick.proxy.hold_request(ConsumerGroupHeartbeatRequest) as question:
-        await question.took_place()
+        await question.wait_applied()
         # It gets no partition, so the group continues with the next epoch at once.
         async with Consumer(topic, bootstrap_servers=quick.direct, hooks=[joined], **options):
             await joined.wait_for(GroupJoined)
@@ -186,7 +186,7 @@ async def test_a_stop_with_a_stale_epoch_commits_with_the_new_one(quick, group, 
                 quick.proxy.edit_answer(OffsetCommitRequest, refused, times=None) as refusal,
             ):
                 question.release()
-                await answer.took_place()
+                await answer.wait_applied()
                 stopping = asyncio.create_task(one.stop())
                 await until(lambda: len(quick.commits(group)) >= 2)
                 answer.release()
@@ -230,7 +230,7 @@ async def test_a_stop_before_the_member_id_is_known_delays_no_member(quick, grou
         one = Consumer(topic, bootstrap_servers=quick.bootstrap_servers, client_id=group, **common)
         with quick.proxy.hold_answer(JoinGroupRequest) as held:
             await one.start()
-            await held.took_place()
+            await held.wait_applied()
             stopping = asyncio.create_task(one.stop())
             for _ in range(20):
                 await asyncio.sleep(0)  # turns of the event loop, in which the member receives the response

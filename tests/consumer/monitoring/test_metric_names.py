@@ -26,7 +26,7 @@ async def test_heartbeats_are_measured(kafka, group):
     async with kafka.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
         await consumer.getone()
         with kafka.proxy.delay_answer(HeartbeatRequest, 0.3, times=1) as fault:
-            await fault.took_place()
+            await fault.wait_applied()
             await until(lambda: of_group(consumer)["heartbeat-response-time-max"] >= 300)
         await until(lambda: of_group(consumer)["heartbeat-total"] >= 6)
         before, found, after = time.monotonic(), of_group(consumer), time.monotonic()

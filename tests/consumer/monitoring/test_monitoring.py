@@ -86,7 +86,7 @@ async def test_lag_leaves_out_partitions_revoked_meanwhile(witness_of):
         await consumer.end_offsets(consumer.assignment())
         with witness_of.proxy.hold_answer(ListOffsetsRequest) as held:
             asked = asyncio.create_task(consumer.lag())
-            await held.took_place()
+            await held.wait_applied()
             await consumer.assign((topic, 0, 3))
             held.release()
         lag = await asyncio.wait_for(asked, 30)

@@ -188,7 +188,7 @@ async def test_a_zombies_commit_is_not_retried(quick, group):
 
     async with quick.consumer(topic, group_id=group, **options) as consumer:
         with quick.proxy.hold_request(HeartbeatRequest) as held:
-            await held.took_place()
+            await held.wait_applied()
             (member_id,) = await quick.members(group)
             await expel(quick.direct, group, member_id)
             for _ in range(3):

@@ -131,7 +131,7 @@ async def test_a_seek_drops_the_fetch_in_flight_and_is_committed(witness_of, gro
     async with witness_of.consumer(topic, group_id=group, **options) as consumer:
         with witness_of.proxy.hold_answer(FetchRequest, skip=2) as held:
             await consumer.getone()
-            await held.took_place()
+            await held.wait_applied()
             await consumer.seek(place, 500)
             await events.wait_for(OffsetsCommitted, where=lambda one: one.offsets == {place: 500})
             assert await witness_of.committed(group, topic, 1) == {0: 500}

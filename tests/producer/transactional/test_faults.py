@@ -189,7 +189,7 @@ async def test_nothing_is_seen_before_the_end(ledger, proxy, group):
     async with ledger.producer() as producer, asyncio.TaskGroup() as tasks:
         with proxy.hold_request(EndTxnRequest) as held:
             committing = tasks.create_task(publish(producer, topic, b"1", group, 1))
-            await held.took_place()
+            await held.wait_applied()
             assert await ledger.stable_end(topic) == 0
             (found,) = await ledger.group_offsets_now(group, topic)
             assert found.offset < 0
@@ -236,7 +236,7 @@ async def test_a_cancelled_commit_is_all_or_nothing(ledger, proxy, group, reques
         with proxy.hold_answer(request_) as held:
             async with asyncio.TaskGroup() as tasks:
                 committing = tasks.create_task(publish(producer, topic, b"1", group, 1))
-                await held.took_place()
+                await held.wait_applied()
                 committing.cancel()
         assert producer.is_in_doubt is (request_ is EndTxnRequest)
         await publish(producer, topic, b"2", group, 2)

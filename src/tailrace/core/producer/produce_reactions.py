@@ -1,7 +1,8 @@
-"""Reactions of a producer to the error code of one partition in the answer to Produce."""
+"""Reactions of a producer to the error code that a Produce response contains for a batch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from tailrace.core.error_reactions import ReactionTable
@@ -12,21 +13,24 @@ __all__ = ["ProduceReaction", "reaction_to", "refusal"]
 
 
 class ProduceReaction(StrEnum):
-    """Treatment of a batch after its answer."""
+    """Treatment of a batch after its response.
 
-    STORED = "stored"
+    If no earlier batch of the partition is unacknowledged, WAIT_FOR_EARLIER is treated as RENEW_EPOCH.
+    """
+
+    STORED = "complete its records"
     RETRY = "send it again after a backoff"
     LOOK_UP = "find the leader, then send it again"
-    WAIT_FOR_EARLIER = "send it again after the batches before it"
-    RENEW = "send it again under another producer epoch"
-    ISOLATE = "find the refused records, and send the others again"
+    WAIT_FOR_EARLIER = "send it again after the earlier batches of the partition"
+    RENEW_EPOCH = "send it again with a new producer epoch"
+    ISOLATE = "split it to find the refused records, fail these, and send the others again"
     FAIL = "fail its records"
 
 
 _REACTIONS: ReactionTable[ProduceReaction, ProduceReaction] = ReactionTable(
     {
         ErrorCode.NONE: ProduceReaction.STORED,
-        # The broker remembers the last five batches only, and so has no offset for an older batch.
+        # The batch is in the log. The broker remembers only the last five batches, so the answer contains no offset.
         ErrorCode.DUPLICATE_SEQUENCE_NUMBER: ProduceReaction.STORED,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ProduceReaction.LOOK_UP,
         ErrorCode.LEADER_NOT_AVAILABLE: ProduceReaction.LOOK_UP,
@@ -37,9 +41,9 @@ _REACTIONS: ReactionTable[ProduceReaction, ProduceReaction] = ReactionTable(
         ErrorCode.UNKNOWN_LEADER_EPOCH: ProduceReaction.LOOK_UP,
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: ProduceReaction.WAIT_FOR_EARLIER,
         # KIP-360: the partition's log no longer contains the producer's earlier records.
-        ErrorCode.UNKNOWN_PRODUCER_ID: ProduceReaction.RENEW,
-        ErrorCode.INVALID_PRODUCER_EPOCH: ProduceReaction.RENEW,
-        ErrorCode.INVALID_PRODUCER_ID_MAPPING: ProduceReaction.RENEW,
+        ErrorCode.UNKNOWN_PRODUCER_ID: ProduceReaction.RENEW_EPOCH,
+        ErrorCode.INVALID_PRODUCER_EPOCH: ProduceReaction.RENEW_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING: ProduceReaction.RENEW_EPOCH,
         ErrorCode.MESSAGE_TOO_LARGE: ProduceReaction.ISOLATE,
         ErrorCode.RECORD_LIST_TOO_LARGE: ProduceReaction.ISOLATE,
         ErrorCode.INVALID_RECORD: ProduceReaction.ISOLATE,
@@ -50,17 +54,21 @@ _REACTIONS: ReactionTable[ProduceReaction, ProduceReaction] = ReactionTable(
     final=ProduceReaction.FAIL,
 )
 
-_TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
+_SIZE_LIMITS: Mapping[int, str] = {
+    ErrorCode.MESSAGE_TOO_LARGE: "max.message.bytes",
+    ErrorCode.RECORD_LIST_TOO_LARGE: "segment.bytes",
+}
+"""Topic settings that limit the size of a batch, by the error code of a batch above the limit."""
 
 
 def reaction_to(code: int) -> ProduceReaction:
-    """Return the reaction to an error code."""
+    """Return the reaction to the error code of a batch."""
     return _REACTIONS.reaction_to(code)
 
 
 def refusal(topic: str, code: int, detail: str = "") -> PublishError:
-    """Return the error of records that the broker refused with ``code``."""
-    if code in _TOO_LARGE:
+    """Return the error of records that the broker refused with ``code``; ``detail`` is the broker's message."""
+    if (setting := _SIZE_LIMITS.get(code)) is not None:
         error = broker_error(code, "larger than the topic allows")
-        return PublishTooLargeError(f"{topic}: {error} - max.message.bytes of the topic")
+        return PublishTooLargeError(f"{topic}: {error} - raise {setting} of the topic, or publish smaller records")
     return PublishError(f"{topic}: {broker_error(code, detail or 'refused by the broker')}")

@@ -91,7 +91,7 @@ async def test_the_session_timeout_is_the_groups_configuration(quick, group):
         await quick.configure(group, consumer_session_timeout_ms=3_000)
         await until(lambda: "3000" in sessions_told(quick.proxy, group))
         with quick.proxy.drop_answer(ConsumerGroupHeartbeatRequest) as dropped:
-            await dropped.took_place()
+            await dropped.wait_applied()
             beats = len(quick.said(group))
             await until(lambda: len(quick.said(group)) > beats)
         last, again = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)[beats - 1 : beats + 1]

@@ -1,13 +1,13 @@
 """Range and round-robin assignors.
 
-An assignor takes the members, the partition count of each topic and the racks of the replicas, and returns the
-partitions of each member. The results equal those of Java's ``RangeAssignor`` and ``RoundRobinAssignor``, so that any
-client may lead a mixed group.
+An assignor takes the members, the partition count of each topic and the racks of each partition's replicas, and returns
+the partitions of each member. The results equal those of Java's ``RangeAssignor`` and ``RoundRobinAssignor``, so that
+any client may lead a mixed group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import TypeAlias
@@ -20,7 +20,14 @@ __all__ = ["ASSIGNORS", "Assignment", "Assignor", "SubscribedMember", "range_ass
 
 @dataclass(frozen=True, slots=True)
 class SubscribedMember:
-    """Member of a group as the group's leader sees it."""
+    """Member of a group with its subscription, as the group's leader receives it.
+
+    Attributes:
+        instance_id: ``group_instance_id`` of a static member.
+        owned: partitions that the member reports as its previous assignment.
+        generation: generation of that assignment; -1 if the member does not report it.
+        rack: ``client_rack`` of the member.
+    """
 
     member_id: str
     topics: frozenset[str]
@@ -42,97 +49,110 @@ Assignor: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int]], 
 def range_assignor(
     members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
 ) -> Assignment:
-    """Assign each topic in runs of consecutive partitions, one run for each member.
+    """Assign each topic in runs of consecutive partitions, one run for each subscriber.
 
-    The runs of the first members are longer by one partition if the partitions cannot be divided evenly. Where racks
-    matter (KIP-881), members first get partitions that are near to them, and the other partitions are cut into runs.
-    Shares stay as even as without racks.
+    The runs of the first subscribers are longer by one partition if the partitions cannot be divided evenly.
 
-    Topics with the same partition count and the same subscribers are cut at the same places, so that a member gets the
-    same partition numbers of each of these topics. Partitions with the same number are then near to a member only if
-    each of them is near to the member.
+    Topics with the same partition count and the same subscribers are co-partitioned: a member gets the same partition
+    numbers of each of them.
+
+    Where racks make a difference (KIP-881), members first get partitions that are near to them: partitions with a
+    replica in the member's rack. Partitions of co-partitioned topics with the same number must all be near. The other
+    partitions are then assigned in runs. Of each topic, one member still gets at most one partition more than another.
     """
     ranked = sorted(members, key=lambda member: member.rank)
-    alike: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    co_partitioned: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     for topic in sorted(partitions):
-        takers = tuple(index for index, member in enumerate(ranked) if topic in member.topics)
-        if takers:
-            alike.setdefault((partitions[topic], takers), []).append(topic)
-    cuts = [
-        _Cut(topics, count, [ranked[index] for index in takers], racks) for (count, takers), topics in alike.items()
+        subscribers = tuple(index for index, member in enumerate(ranked) if topic in member.topics)
+        if subscribers:
+            co_partitioned.setdefault((partitions[topic], subscribers), []).append(topic)
+    groups = [
+        _CoPartitionedTopics(topics, count, [ranked[index] for index in subscribers], racks)
+        for (count, subscribers), topics in co_partitioned.items()
     ]
-    if any(cut.do_racks_matter for cut in cuts):
-        for cut in cuts:
-            cut.give_near()
-    given: Assignment = {member.member_id: [] for member in members}
-    for cut in cuts:
-        for member, numbers in cut.shares():
-            given[member] += [TopicPartition(topic, number) for topic in cut.topics for number in numbers]
-    return {member: sorted(found) for member, found in given.items()}
+    if any(group.do_racks_matter for group in groups):
+        for group in groups:
+            group.assign_near()
+    assignment: Assignment = {member.member_id: [] for member in members}
+    for group in groups:
+        group.assign_rest()
+        for member_id, numbers in group.assigned.items():
+            assignment[member_id] += [TopicPartition(topic, number) for topic in group.topics for number in numbers]
+    return {member_id: sorted(assigned) for member_id, assigned in assignment.items()}
 
 
-class _Cut:
-    """Topics that are cut at the same places, and the partition numbers that each member gets."""
+class _CoPartitionedTopics:
+    """Topics with the same partition count and the same subscribers, and the assignment of their partition numbers.
+
+    Attributes:
+        assigned: partition numbers by member id; they apply to each of the topics.
+        do_racks_matter: True if racks make a difference in one of the topics.
+    """
 
     def __init__(
-        self, topics: list[str], count: int, takers: Sequence[SubscribedMember], racks: PartitionRacks
+        self, topics: list[str], count: int, subscribers: Sequence[SubscribedMember], racks: PartitionRacks
     ) -> None:
         self.topics = topics
-        self._takers = takers
-        self._share, self._extra = divmod(count, len(takers))
-        self._left = dict.fromkeys(range(count))
+        self._subscribers = subscribers
+        self._share, self._extra = divmod(count, len(subscribers))
+        """Partitions for each subscriber, and the number of subscribers that still get one partition more."""
+        self._unassigned = dict.fromkeys(range(count))
         """Partition numbers that are not assigned yet, in order."""
-        self._given: dict[str, list[int]] = {member.member_id: [] for member in takers}
-        replicas = [[racks.get(TopicPartition(topic, one), NOWHERE) for one in self._left] for topic in topics]
-        of_members = [member.rack for member in takers]
+        self.assigned: dict[str, list[int]] = {member.member_id: [] for member in subscribers}
+        replicas = [
+            [racks.get(TopicPartition(topic, number), NOWHERE) for number in self._unassigned] for topic in topics
+        ]
+        of_members = [member.rack for member in subscribers]
         self.do_racks_matter = any(do_racks_matter(of_members, of_topic) for of_topic in replicas)
-        self._near = [frozenset.intersection(*of_number) for of_number in zip(*replicas, strict=True)]
-        """Racks in which all of these topics have a replica, by partition number."""
+        self._common_racks = [frozenset.intersection(*of_number) for of_number in zip(*replicas, strict=True)]
+        """Racks in which the partition of each topic has a replica, by partition number."""
 
-    def give_near(self) -> None:
-        """Assign the partitions that are near to a member, up to each member's share."""
+    def assign_near(self) -> None:
+        """Assign partitions to members to which they are near, up to each member's share."""
         if len(self.topics) > 1:
-            # Partitions with the same number stay together, and go to the first member that is near to all of them.
-            for number in list(self._left):
-                beside = (one for one in self._takers if self._room(one) and is_near(one.rack, self._near[number]))
-                if (taker := next(beside, None)) is not None:
-                    self._give(taker, [number])
+            for number in list(self._unassigned):
+                near = (one for one in self._subscribers if self._room(one) and self._is_near(one, number))
+                if (subscriber := next(near, None)) is not None:
+                    self._assign(subscriber, [number])
         elif self.do_racks_matter:
-            for taker in self._takers:
-                near = (number for number in self._left if is_near(taker.rack, self._near[number]))
-                self._give(taker, list(islice(near, self._room(taker))))
+            for subscriber in self._subscribers:
+                numbers = (number for number in self._unassigned if self._is_near(subscriber, number))
+                self._assign(subscriber, list(islice(numbers, self._room(subscriber))))
 
-    def shares(self) -> Iterator[tuple[str, list[int]]]:
-        """Cut the remaining partitions into runs and yield the partition numbers of each member."""
-        for taker in self._takers:
-            self._give(taker, list(islice(self._left, self._room(taker))))
-        yield from self._given.items()
+    def assign_rest(self) -> None:
+        """Assign the remaining partitions in runs."""
+        for subscriber in self._subscribers:
+            self._assign(subscriber, list(islice(self._unassigned, self._room(subscriber))))
 
-    def _room(self, taker: SubscribedMember) -> int:
-        return max(0, self._share + (self._extra > 0) - len(self._given[taker.member_id]))
+    def _is_near(self, subscriber: SubscribedMember, number: int) -> bool:
+        return is_near(subscriber.rack, self._common_racks[number])
 
-    def _give(self, taker: SubscribedMember, numbers: Sequence[int]) -> None:
-        given = self._given[taker.member_id]
-        was_full = len(given) > self._share
-        given += numbers
-        self._extra -= len(given) > self._share and not was_full
+    def _room(self, subscriber: SubscribedMember) -> int:
+        """Return how many more partitions the subscriber may get."""
+        return max(0, self._share + (self._extra > 0) - len(self.assigned[subscriber.member_id]))
+
+    def _assign(self, subscriber: SubscribedMember, numbers: Sequence[int]) -> None:
+        assigned = self.assigned[subscriber.member_id]
+        had_extra = len(assigned) > self._share
+        assigned += numbers
+        self._extra -= len(assigned) > self._share and not had_extra
         for number in numbers:
-            del self._left[number]
+            del self._unassigned[number]
 
 
 def roundrobin_assignor(
     members: Sequence[SubscribedMember], partitions: Mapping[str, int], _racks: PartitionRacks = NO_RACKS
 ) -> Assignment:
-    """Assign all partitions in turn, each to the next member that subscribes to the topic."""
-    given: Assignment = {member.member_id: [] for member in members}
-    wanted = {topic for member in members for topic in member.topics}
-    turn = cycle(sorted(members, key=lambda m: m.rank))
-    for topic in sorted(wanted & partitions.keys()):
-        for partition in range(partitions[topic]):
-            taker = next(member for member in turn if topic in member.topics)
-            given[taker.member_id].append(TopicPartition(topic, partition))
-    return given
+    """Assign each partition to the next member that subscribes to its topic; racks are ignored."""
+    assignment: Assignment = {member.member_id: [] for member in members}
+    subscribed = {topic for member in members for topic in member.topics}
+    turns = cycle(sorted(members, key=lambda member: member.rank))
+    for topic in sorted(subscribed & partitions.keys()):
+        for number in range(partitions[topic]):
+            subscriber = next(member for member in turns if topic in member.topics)
+            assignment[subscriber.member_id].append(TopicPartition(topic, number))
+    return assignment
 
 
 ASSIGNORS: Mapping[str, Assignor] = {"range": range_assignor, "roundrobin": roundrobin_assignor}
-"""Assignors by protocol name."""
+"""Assignors by the name under which members offer them to the coordinator."""
