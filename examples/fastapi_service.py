@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
 
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
+from starlette.routing import Route
 
 from tailrace import App, PublishError
 
@@ -35,7 +36,7 @@ billing = App(group_id="billing")
 
 
 @asynccontextmanager
-async def lifespan(web: FastAPI) -> AsyncIterator[None]:
+async def lifespan(web: FastAPI) -> AsyncGenerator[None]:
     """Open the database before the handlers start, and close it after they stop.
 
     A service whose handlers need no such resources uses ``FastAPI(lifespan=billing.lifespan)``.
@@ -78,5 +79,4 @@ def charged(customer: str) -> dict[str, int]:
     return {"charged": sums.fetchone()[0] or 0}
 
 
-web.add_route("/livez", billing.health_app)
-web.add_route("/readyz", billing.health_app)
+web.routes.extend(Route(path, billing.health_app) for path in ("/livez", "/readyz"))

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from aiokafka import AIOKafkaProducer
 
 from tailrace import App, Key
 from tailrace.spark import SparkPipeline, overwritten_folders, spark_session
@@ -76,10 +74,9 @@ def main(folder: str, trigger: str = "10 seconds") -> None:
 
 
 async def order(customer: str, cents: int) -> None:
-    """Publish an order with another client: it must not join the group while Spark runs."""
-    async with AIOKafkaProducer(bootstrap_servers=os.environ["TAILRACE_BOOTSTRAP_SERVERS"]) as producer:
-        value = msgspec.json.encode(Order(cents, datetime.now(UTC)))
-        await producer.send_and_wait("sales-orders", value, key=customer.encode())
+    """Publish an order with an app without handlers, because no member may join the group while Spark runs."""
+    async with App() as orders:
+        await orders.publish("sales-orders", Order(cents, datetime.now(UTC)), key=customer)
 
 
 if __name__ == "__main__":

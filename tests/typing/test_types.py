@@ -14,7 +14,7 @@ import tailrace
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-CODE = sorted(map(str, HERE.glob("*_code.py")))
+CODE = sorted(map(str, [*HERE.glob("*_code.py"), *(ROOT / "examples").glob("*.py")]))
 CHECKERS = {
     "mypy": [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), *CODE],
     "pyright": [sys.executable, "-m", "basedpyright", "--project", str(HERE), "--pythonpath", sys.executable],
@@ -23,7 +23,7 @@ CHECKERS = {
 
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_users_code_has_its_types(checker):
-    """Right code has no error and the types that it asserts; wrong code has the errors that it names, and no others."""
+    """Right code and the examples have no error and the types asserted; wrong code has the errors that it names."""
     done = subprocess.run(CHECKERS[checker], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
