@@ -81,7 +81,7 @@ class Record(msgspec.Struct, Generic[KeyT_co, ValueT_co], frozen=True, gc=False)
     """Origin of the timestamp: the producer ("CreateTime") or the broker ("LogAppendTime"), as the topic's
     ``message.timestamp.type`` says. None for an unknown origin: on Spark, after a retry topic, in message format 0."""
 
-    def __iter__(self) -> Iterator[object]:
+    def __iter__(self) -> Iterator[str | int | KeyT_co | ValueT_co | None]:
         return iter((self.topic, self.partition, self.offset, self.key, self.value))
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tailrace.signals import handle_signals
 
@@ -14,7 +14,7 @@ __all__ = ["run"]
 ResultT = TypeVar("ResultT")
 
 
-def run(main: Coroutine[object, object, ResultT], *, debug: bool | None = None) -> ResultT | None:
+def run(main: Coroutine[Any, Any, ResultT], *, debug: bool | None = None) -> ResultT | None:
     """Run ``main`` in a new event loop and return its result, or None if SIGTERM ended it.
 
     SIGTERM cancels ``main``, so that each ``async with Consumer(...)`` commits and leaves its group. A second SIGTERM
@@ -23,7 +23,7 @@ def run(main: Coroutine[object, object, ResultT], *, debug: bool | None = None) 
     return asyncio.run(_until_sigterm(main), debug=debug)
 
 
-async def _until_sigterm(main: Coroutine[object, object, ResultT]) -> ResultT | None:
+async def _until_sigterm(main: Coroutine[Any, Any, ResultT]) -> ResultT | None:
     task = asyncio.ensure_future(main)
     is_terminated = False
 

@@ -17,6 +17,7 @@ from tailrace import (
     App,
     Batch,
     ConfigurationError,
+    Consumer,
     ConsumerOptions,
     Depends,
     HandlerOptions,
@@ -29,6 +30,7 @@ from tailrace import (
     Retry,
     TailraceError,
 )
+from tailrace.testing import KafkaServer
 
 
 class Order(msgspec.Struct):
@@ -195,6 +197,7 @@ async def live() -> None:
         await same.publish("orders", b"", headers={"trace": b"1"})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         await same.publish("orders")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         await same.publish(b"orders", b"")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(billing.options, ConsumerOptions)
     assert_type(billing.health().is_live, bool)
     assert_type(await billing.run(), None)
 
@@ -208,6 +211,18 @@ def homes() -> None:
 
 def errors(error: ConfigurationError) -> TailraceError:
     return error
+
+
+def an_app_and_a_consumer_take_the_options_of_a_test_server(kafka: KafkaServer) -> None:
+    App(group_id="billing", **kafka.client_options)
+    Consumer("orders", **kafka.client_options)
+    kafka.create_topic("orders", config={"retention.ms": 1_000, "cleanup.policy": "compact", "preallocate": True})
+    kafka.create_topic("orders", config={"retention.ms": None})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
+
+
+def a_handler_is_paused() -> None:
+    billing.pause(charge)
+    billing.pause("charge")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def a_provider_is_replaced(other: Callable[[], Awaitable[Bank]]) -> None:

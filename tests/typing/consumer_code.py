@@ -229,6 +229,11 @@ async def assign(consumer: Consumer, place: TopicPartition, day: dt.timedelta) -
     await consumer.assign({"orders": "0"})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+def unpacked(record: Record) -> None:
+    _topic, _partition, _offset, key, _value = record
+    assert_type(key, str | int | bytes | None)
+
+
 def run(consumer: Consumer) -> None:
     assert_type(tailrace.run(read(consumer, 5)), str | None)
     tailrace.run(read)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self, cast
 
 from typing_extensions import Unpack
 
 from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.declare.codecs import JsonCodec
+from tailrace.app.declare.parameters import Provider
 from tailrace.app.declare.plan import make_plan
 from tailrace.app.dispatch.executor import Executor
-from tailrace.app.handlers import Handlers
+from tailrace.app.handlers import HandlerFunction, Handlers
 from tailrace.app.health.checks import Health, Vitals, examine
 from tailrace.app.health.consumer_events import ConsumerEvents
 from tailrace.app.health.endpoints import ASGIApp, health_app
@@ -177,7 +178,7 @@ class App(Handlers):
         transactions = {name: given.pop(name) for name in _TRANSACTION_OPTIONS if name in given}
         self._transactions = transaction_options(config.delivery, **transactions)
         self._options: dict[str, Any] = {}
-        self._overrides: dict[Callable[..., object], Callable[..., object]] = {}
+        self._overrides: dict[Provider, Provider] = {}
         self._supervisor: Supervisor | None = None
         self._running: AppRun | None = None
         self._instead: KafkaSubstitute | None = None
@@ -213,16 +214,16 @@ class App(Handlers):
         self._options.update(given)
 
     @property
-    def options(self) -> Mapping[str, object]:
-        """Options of the consumers, as given to ``App(...)`` and ``configure``."""
-        return MappingProxyType(self._options)
+    def options(self) -> ConsumerOptions:
+        """Copy of the options of the consumers, as given to ``App(...)`` and ``configure``."""
+        return cast("ConsumerOptions", dict(self._options))
 
     @property
     def codec(self) -> AnyCodec:
         """Codec of handlers that have no codec of their own."""
         return self._defaults.codec
 
-    def override(self, provider: Callable[..., object], replacement: Callable[..., object]) -> None:
+    def override(self, provider: Provider, replacement: Provider) -> None:
         """Make ``Depends(provider)`` call ``replacement``.
 
         Raises:
@@ -325,12 +326,18 @@ class App(Handlers):
 
     @asynccontextmanager
     async def lifespan(self, _app: object) -> AsyncIterator[None]:
-        """Lifespan of an ASGI framework: ``FastAPI(lifespan=app.lifespan)``."""
+        """Lifespan of an ASGI framework: ``FastAPI(lifespan=app.lifespan)``.
+
+        The framework passes its own app, which may be any object and is ignored.
+        """
         async with self:
             yield
 
     async def cleanup_ctx(self, _app: object) -> AsyncIterator[None]:
-        """Cleanup context of aiohttp: ``web_app.cleanup_ctx.append(app.cleanup_ctx)``."""
+        """Cleanup context of aiohttp: ``web_app.cleanup_ctx.append(app.cleanup_ctx)``.
+
+        aiohttp passes its own app, which may be any object and is ignored.
+        """
         async with self:
             yield
 
@@ -370,7 +377,7 @@ class App(Handlers):
 
     # ---- handlers one by one -----------------------------------------------------------------------------------
 
-    def pause(self, handler: Callable[..., object]) -> None:
+    def pause(self, handler: HandlerFunction) -> None:
         """Start no more calls of a handler until it is resumed; running calls and other handlers continue.
 
         The handler's partitions stay assigned and are not read, even if another handler receives some of their records.
@@ -381,7 +388,7 @@ class App(Handlers):
         for executor in self._lines_of(handler):
             executor.hold()
 
-    def resume(self, handler: Callable[..., object]) -> None:
+    def resume(self, handler: HandlerFunction) -> None:
         """Resume a paused handler.
 
         Raises:
@@ -390,7 +397,7 @@ class App(Handlers):
         for executor in self._lines_of(handler):
             executor.release()
 
-    def is_paused(self, handler: Callable[..., object]) -> bool:
+    def is_paused(self, handler: HandlerFunction) -> bool:
         """Return True if a handler is paused.
 
         Raises:
@@ -411,8 +418,9 @@ class App(Handlers):
     ) -> Published | None:
         """Publish a value, encoded by the app's codec; bytes are published unchanged.
 
-        Without ``partition``, the key selects the partition. In a handler of single records, and in its tasks and
-        threads, the trace headers of the record are added unless ``headers`` already contains trace headers.
+        The value may be any object that the codec encodes; so may the key if the codec encodes keys, otherwise it is
+        bytes or str. Without ``partition``, the key selects the partition. In a handler of single records, and in its
+        tasks and threads, the trace headers of the record are added unless ``headers`` already contains trace headers.
 
         Returns:
             The partition and offset; None if the message belongs to a transaction that is not committed yet.
@@ -438,7 +446,7 @@ class App(Handlers):
             raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
         return self._running
 
-    def _lines_of(self, handler: Callable[..., object]) -> list[Executor[Any]]:
+    def _lines_of(self, handler: HandlerFunction) -> list[Executor[Any]]:
         executors = [executor for group in self._started.groups for executor in group.executors_of(handler)]
         if not executors:
             raise ConsumerStateError(f"{handler!r} is not a running handler of this app - pass the decorated function")

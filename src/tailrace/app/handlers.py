@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from typing_extensions import Unpack
 
@@ -24,8 +24,10 @@ from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record
 
-__all__ = ["Handler", "Handlers"]
+__all__ = ["Handler", "HandlerFunction", "Handlers"]
 
+HandlerFunction: TypeAlias = Callable[..., object]
+"""Function that is declared as a handler; the annotations of its parameters tell what it is called with."""
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 HookT = TypeVar("HookT", bound=Callable[[], Any])
 

@@ -17,7 +17,7 @@ __all__ = ["local_broker"]
 
 @contextmanager
 def local_broker(
-    screen: Screen, *, port: int | None = None, config: Mapping[str, object] | None = None
+    screen: Screen, *, port: int | None = None, config: Mapping[str, str | float] | None = None
 ) -> Iterator[EmbeddedServer]:
     """Run a local broker for the duration of a ``with`` block, and print its download, address and startup time.
 

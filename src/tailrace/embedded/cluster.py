@@ -27,6 +27,7 @@ from tailrace.embedded.java import find_java
 from tailrace.embedded.node import BrokerNode
 from tailrace.embedded.ports import free_ports, is_free
 from tailrace.embedded.settings import (
+    ConnectionOptions,
     ListenerSecurity,
     Ports,
     Security,
@@ -75,7 +76,7 @@ class EmbeddedCluster:
         *,
         security: Security = "PLAINTEXT",
         tls: bool = False,
-        config: Mapping[str, object] | None = None,
+        config: Mapping[str, str | float] | None = None,
         racks: Sequence[str] | None = None,
         version: str = jars.KAFKA_VERSION,
         advertise: Callable[[int, int], int] | None = None,
@@ -168,7 +169,7 @@ class EmbeddedCluster:
         return self._external or ",".join(node.address for node in self._started_nodes)
 
     @property
-    def client_options(self) -> dict[str, object]:
+    def client_options(self) -> ConnectionOptions:
         """Consumer options for connecting, including ``bootstrap_servers`` and credentials."""
         return {"bootstrap_servers": self.bootstrap_servers, **self._security.client}
 
@@ -180,7 +181,7 @@ class EmbeddedCluster:
         partitions: int = 1,
         *,
         replication_factor: int | None = None,
-        config: Mapping[str, object] | None = None,
+        config: Mapping[str, str | float] | None = None,
         exist_ok: bool = False,
     ) -> None:
         """Create a topic and wait until the leaders serve all its partitions.

@@ -23,7 +23,7 @@ class EmbeddedServer(EmbeddedCluster):
         *,
         security: Security = "PLAINTEXT",
         tls: bool = False,
-        config: Mapping[str, object] | None = None,
+        config: Mapping[str, str | float] | None = None,
         version: str = jars.KAFKA_VERSION,
         advertise: Callable[[int, int], int] | None = None,
         progress: jars.Progress | None = None,

@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from typing_extensions import TypedDict
+
+from tailrace.config.options import SaslMechanism, SecurityProtocol, TokenProvider
 from tailrace.errors import ConfigurationError
 
 __all__ = [
     "PASSWORD",
     "USERNAME",
+    "ConnectionOptions",
     "ListenerSecurity",
     "Ports",
     "Security",
@@ -69,6 +73,20 @@ _FIXED = frozenset(
 """Settings that ``config`` cannot override."""
 
 
+class ConnectionOptions(TypedDict, total=False):
+    """Consumer options for connecting to an embedded broker; ``ConsumerOptions`` documents them."""
+
+    bootstrap_servers: str
+    security_protocol: SecurityProtocol
+    sasl_mechanism: SaslMechanism
+    sasl_plain_username: str
+    sasl_plain_password: str
+    sasl_oauth_token_provider: TokenProvider
+    ssl_cafile: str
+    ssl_certfile: str
+    ssl_keyfile: str
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Ports of a broker; the advertised port may belong to a proxy."""
@@ -83,13 +101,12 @@ class Ports:
 class ListenerSecurity:
     """Security of the client listener."""
 
-    protocol: str
+    protocol: SecurityProtocol
     broker: Mapping[str, str] = field(default_factory=dict)
     """Lines of ``server.properties``."""
     scram: str | None = None
     """SCRAM mechanism whose user is created when the storage is formatted."""
-    client: Mapping[str, object] = field(default_factory=dict)
-    """Consumer options."""
+    client: ConnectionOptions = field(default_factory=ConnectionOptions)
 
 
 def server_properties(  # noqa: PLR0913 - the parts of one file
@@ -100,7 +117,7 @@ def server_properties(  # noqa: PLR0913 - the parts of one file
     data: Path,
     security: ListenerSecurity,
     rack: str | None,
-    config: Mapping[str, object],
+    config: Mapping[str, str | float],
 ) -> str:
     """Return the text of ``server.properties``; ``config`` overrides the defaults."""
     copies = str(min(3, len(controllers)))
@@ -136,11 +153,11 @@ def listener_security(security: Security, *, tls: bool, folder: Path) -> Listene
     """Return the settings of broker and client for ``security``; certificates are created in ``folder``."""
     if security == "PLAINTEXT":
         return ListenerSecurity("PLAINTEXT")
-    if security in {"SSL", "MTLS"}:
+    if security == "SSL" or security == "MTLS":  # noqa: PLR1714 - type checkers narrow by ==
         broker, client = _tls(folder, mutual=security == "MTLS")
         return ListenerSecurity("SSL", broker, client=client)
-    protocol = "SASL_SSL" if tls else "SASL_PLAINTEXT"
-    broker, client = _tls(folder, mutual=False) if tls else ({}, {})
+    protocol: SecurityProtocol = "SASL_SSL" if tls else "SASL_PLAINTEXT"
+    broker, client = _tls(folder, mutual=False) if tls else ({}, ConnectionOptions())
     return ListenerSecurity(
         protocol,
         {**broker, **_sasl_broker(security)},
@@ -172,7 +189,7 @@ def _sasl_broker(mechanism: str) -> dict[str, str]:
     return lines
 
 
-def _sasl_client(mechanism: str) -> dict[str, object]:
+def _sasl_client(mechanism: SaslMechanism) -> ConnectionOptions:
     if mechanism == "OAUTHBEARER":
 
         async def token() -> str:
@@ -182,7 +199,7 @@ def _sasl_client(mechanism: str) -> dict[str, object]:
     return {"sasl_plain_username": USERNAME, "sasl_plain_password": PASSWORD}
 
 
-def _tls(folder: Path, *, mutual: bool) -> tuple[dict[str, str], dict[str, object]]:
+def _tls(folder: Path, *, mutual: bool) -> tuple[dict[str, str], ConnectionOptions]:
     """Create a certificate authority and a certificate for the broker; for mutual TLS, also one for the client."""
     import trustme  # noqa: PLC0415 - an extra
 
@@ -200,13 +217,13 @@ def _tls(folder: Path, *, mutual: bool) -> tuple[dict[str, str], dict[str, objec
         "ssl.truststore.location": str(cafile),
         "ssl.client.auth": "required" if mutual else "none",
     }
-    client: dict[str, object] = {"security_protocol": "SSL", "ssl_cafile": str(cafile)}
+    client: ConnectionOptions = {"security_protocol": "SSL", "ssl_cafile": str(cafile)}
     if mutual:
         of_client = authority.issue_cert(f"{USERNAME}@example.org")
         certfile, keyfile = folder / "client.pem", folder / "client.key"
         of_client.cert_chain_pems[0].write_to_path(certfile)
         of_client.private_key_pem.write_to_path(keyfile)
-        client |= {"ssl_certfile": str(certfile), "ssl_keyfile": str(keyfile)}
+        client.update({"ssl_certfile": str(certfile), "ssl_keyfile": str(keyfile)})
     return broker, client
 
 
@@ -229,7 +246,7 @@ def _text(value: object) -> str:
 
 
 def check_options(
-    brokers: int, security: str, *, tls: bool, config: Mapping[str, object], racks: Sequence[str] | None
+    brokers: int, security: str, *, tls: bool, config: Mapping[str, str | float], racks: Sequence[str] | None
 ) -> None:
     """Check the options of a cluster.
 

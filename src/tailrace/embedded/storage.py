@@ -29,7 +29,7 @@ def new_id() -> str:
     return base64.urlsafe_b64encode(b"\x01" + uuid.uuid4().bytes[1:]).rstrip(b"=").decode()
 
 
-def formatted_file(version: str, scram: str | None, config: Mapping[str, object]) -> Path:
+def formatted_file(version: str, scram: str | None, config: Mapping[str, str | float]) -> Path:
     """Return the path of the cached file for brokers of this version and configuration."""
     alike = [version, scram, USERNAME, PASSWORD, sorted((key, str(value)) for key, value in config.items())]
     return cache_folder() / "formatted" / hashlib.sha256(json.dumps(alike).encode()).hexdigest()[:32]

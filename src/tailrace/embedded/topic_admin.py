@@ -234,7 +234,7 @@ def _check(results: tuple[TopicResult, ...]) -> None:
             raise broker_error(result.error_code, f"{result.name}: {result.error_message or 'refused'}")
 
 
-def new_topic(name: str, partitions: int, replication_factor: int, config: Mapping[str, object]) -> NewTopic:
+def new_topic(name: str, partitions: int, replication_factor: int, config: Mapping[str, str | float]) -> NewTopic:
     """Return a NewTopic of plain values."""
     configs = tuple(TopicConfig(key, str(value)) for key, value in config.items())
     return NewTopic(name, partitions, replication_factor, configs=configs)

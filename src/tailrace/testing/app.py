@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar, overload
 
 from tailrace.app.app import App
 from tailrace.app.declare.parameter_readers import value_reader
+from tailrace.app.declare.parameters import Provider
 from tailrace.app.declare.plan import BoundHandler, Plan
 from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
 from tailrace.app.kafka_substitute import KafkaSubstitute
@@ -39,7 +40,6 @@ __all__ = ["TestApp"]
 
 ValueT = TypeVar("ValueT")
 WorkT = TypeVar("WorkT")
-Provider = Callable[..., object]
 
 
 class TestApp:
@@ -112,9 +112,9 @@ class TestApp:
     ) -> Record:
         """Send a value and wait until its record is finished.
 
-        The value is encoded by the app's codec unless it is bytes. A record is finished here when it was handled, dead
-        lettered or skipped, or when it waits because of ``on_failure="pause"``. Records that handlers publish to topics
-        of the app in the meantime must be finished, too.
+        The value may be any object that the app's codec encodes; bytes are sent unchanged. A record is finished here
+        when it was handled, dead lettered or skipped, or when it waits because of ``on_failure="pause"``. Records that
+        handlers publish to topics of the app in the meantime must be finished, too.
 
         Returns:
             The record, as passed to handlers.

@@ -24,6 +24,7 @@ from tailrace.app.declare.parameters import (
     HeaderSource,
     KeySource,
     Parameter,
+    Provider,
     RecordSource,
     Scope,
     ValueSource,
@@ -35,7 +36,7 @@ from tailrace.errors import ConfigurationError, ConsumerStateError
 
 __all__ = ["Dependency", "DependencyPlan", "Overrides", "open_dependencies", "open_into"]
 
-Overrides: TypeAlias = Mapping[Callable[..., object], Callable[..., object]]
+Overrides: TypeAlias = Mapping[Provider, Provider]
 """Replacements of providers, by provider; compared by identity."""
 
 
@@ -53,7 +54,7 @@ class Dependency:
 
     key: DependencyKey
     name: str
-    declared: Callable[..., object]
+    declared: Provider
     scope: Scope
     closes: bool
     open: Callable[[AsyncExitStack, Any, Opened], Any]

@@ -20,11 +20,14 @@ __all__ = [
     "Key",
     "KeySource",
     "Parameter",
+    "Provider",
     "RecordSource",
     "Scope",
     "ValueSource",
 ]
 
+Provider: TypeAlias = Callable[..., object]
+"""Function, generator (sync or async) or class that returns a dependency, which may be any object."""
 Scope: TypeAlias = Literal["record", "app"]
 
 
@@ -60,7 +63,7 @@ class Depends:
         scope: ``"record"`` opens the dependency for each call of the handler, ``"app"`` once at start.
     """
 
-    provider: Callable[..., object]
+    provider: Provider
     scope: Scope = "record"
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 import anyio
-from typing_extensions import Unpack
+from typing_extensions import TypedDict, Unpack
 
 from tailrace.app.health.checks import Check, Health
 from tailrace.app.health.endpoints import ASGIApp, health_app
@@ -32,7 +31,7 @@ from tailrace.errors import (
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.signals import handle_signals
 
-__all__ = ["WorkerPool"]
+__all__ = ["WorkerPool", "WorkerSpec"]
 
 _MODULE = "tailrace.app.processes.worker_process"
 _FINAL = (ConfigurationError, HandlerFailedError, FencedMemberError)
@@ -41,6 +40,17 @@ _FINAL = (ConfigurationError, HandlerFailedError, FencedMemberError)
 _pools = itertools.count(1)
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class WorkerSpec(TypedDict):
+    """Arguments of the pool that a worker's process receives."""
+
+    app: str
+    workers: int
+    pool: int
+    """Number of the pool within its process."""
+    log_level: LogLevel | None
+    options: ConsumerOptions
 
 
 class WorkerPool:
@@ -78,14 +88,14 @@ class WorkerPool:
         resolve(options_given if "group_id" in options_given else {**options_given, "group_id": "the app's"})
         self._observer = Observer(cast("tuple[Hook, ...]", tuple(options_given.pop("hooks", ()))))
         pickled(options_given)
-        self._spec = {
+        self._spec: WorkerSpec = {
             "app": app,
             "workers": workers,
             "pool": next(_pools),
             "log_level": log_level,
-            "options": options_given,
+            "options": options,
         }
-        self._final_is_final, self._options = final_is_final, options_given
+        self._final_is_final, self._options = final_is_final, options
         self._had_assignment: set[int] = set()
         """Workers that died after they had an assignment."""
         starts = itertools.count().__next__
@@ -196,11 +206,12 @@ class WorkerPool:
 
     # ---- owner of the processes --------------------------------------------------------------------------------
 
-    def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - part of the interface
+    def spec(self, worker: int, start: int) -> WorkerSpec:  # noqa: ARG002 - part of the interface
         """Return the spec of a worker; a worker that had an assignment does not reset its offsets again."""
         if worker not in self._had_assignment:
             return self._spec
-        return {**self._spec, "options": {**self._options, "reset_offset_on_start": False}}
+        again: ConsumerOptions = {**self._options, "reset_offset_on_start": False}
+        return {**self._spec, "options": again}
 
     def take(self, start: int, message: FromChild) -> None:
         """Do nothing, because the supervised process has already processed the message."""

@@ -13,8 +13,8 @@ class Message:
     """Record to publish, returned by a handler alone or in a list.
 
     Attributes:
-        value: value for the codec, which may be a list; None is a tombstone.
-        key: bytes or str (as UTF-8), or any value if the codec encodes keys; selects the partition unless
+        value: any object that the codec encodes, a list included; None is a tombstone.
+        key: bytes or str (as UTF-8), or any object if the codec encodes keys; selects the partition unless
             ``partition`` is given.
         headers: names and values; str is encoded as UTF-8. Headers of the record's trace are added, unless these
             contain a trace.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +65,7 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
     Args:
         app: app that names the session.
         conf: Spark properties, such as ``**{"spark.executor.memory": "4g"}``, and ``master``, by default
-            ``local[*,4]``: all cores, and four attempts per task, as on a cluster.
+            ``local[*,4]``: all cores, and four attempts per task, as on a cluster. Any object is a value, as text.
 
     Raises:
         ConfigurationError: Spark is not installed or does not start, or there is no supported Java or no connector.
@@ -137,8 +137,7 @@ def _environment(master: str, version: str) -> Iterator[None]:
 
 
 def _name_of(app: App | None) -> str:
-    options: Mapping[str, object] = {} if app is None else app.options
-    return f"tailrace {options.get('group_id') or ''}".strip()
+    return "tailrace" if app is None else f"tailrace {app.options.get('group_id') or ''}".strip()
 
 
 def _text(value: object) -> str:
