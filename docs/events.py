@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import logging
 import re
@@ -39,7 +38,7 @@ def sections() -> Iterator[tuple[str, list[type[Event]]]]:
 def declared_fields(event: type[Event]) -> dict[str, tuple[str, str]]:
     """Return the type and the docstring of each field, inherited ones included, in the order of the constructor."""
     found: dict[str, tuple[str, str]] = {}
-    for base in reversed(event.__mro__[:-1]):
+    for base in reversed(event.__mro__[: event.__mro__.index(Event) + 1]):
         body = ast.parse(inspect.getsource(base)).body[0].body
         for statement, following in zip(body, [*body[1:], None], strict=True):
             match statement:
@@ -47,7 +46,7 @@ def declared_fields(event: type[Event]) -> dict[str, tuple[str, str]]:
                     is_described = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
                     text = " ".join(following.value.value.split()) if is_described else ""
                     found[name] = ast.unparse(annotation), text
-    return {field.name: found[field.name] for field in dataclasses.fields(event)}
+    return {name: found[name] for name in event.__struct_fields__}
 
 
 def entry(event: type[Event]) -> str:

@@ -91,7 +91,8 @@ def event_names() -> Iterator[str]:
     """Yield the events with their fields."""
     for name in events.__all__:
         kind = getattr(events, name)
-        shown = ", ".join(f"{field.name}: {field.type}" for field in dataclasses.fields(kind))
+        notes = {name: note for base in reversed(kind.__mro__) for name, note in inspect.get_annotations(base).items()}
+        shown = ", ".join(f"{name}: {notes[name]}" for name in kind.__struct_fields__)
         yield f"{name}({shown})"
 
 

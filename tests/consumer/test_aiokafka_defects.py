@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace import CorruptRecordError, RebalanceError, TopicPartition
 from tailrace.error_codes import ErrorCode

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import socket
 import time
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace import BrokerConnectionError, Consumer, TopicPartition, UnsupportedVersionError
 from tailrace.observe.events import (

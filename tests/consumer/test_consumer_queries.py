@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
+from msgspec.structs import replace
 
 from tailrace import (
     ConfigurationError,

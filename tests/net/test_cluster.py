@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import sys
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace.config import split_address
 from tailrace.error_codes import ErrorCode

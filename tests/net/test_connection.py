@@ -6,9 +6,9 @@ import asyncio
 import socket
 import struct
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace.errors import (
     BrokerConnectionError,

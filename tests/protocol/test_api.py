@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tailrace.errors import MalformedMessageError, UnsupportedVersionError
 from tailrace.protocol.classic_group import HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, SyncGroupRequest

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
+
+from msgspec.structs import replace
 
 from tailrace.protocol.produce import ProduceRequest
 from tailrace.protocol.transactions import (
@@ -32,8 +33,8 @@ def with_code(code: int) -> Callable[[Any], Any]:
 
     def edit(answer: Any) -> Any:
         if not hasattr(answer, "partitions"):
-            return dataclasses.replace(answer, error_code=code)
-        refused = tuple(dataclasses.replace(one, error_code=code) for one in answer.partitions)
-        return dataclasses.replace(answer, partitions=refused)
+            return replace(answer, error_code=code)
+        refused = tuple(replace(one, error_code=code) for one in answer.partitions)
+        return replace(answer, partitions=refused)
 
     return edit

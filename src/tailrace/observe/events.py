@@ -1,18 +1,18 @@
 """Events of consumers, apps and worker processes.
 
-Events are frozen dataclasses, which are passed to hooks and written to the log. No event is emitted for a record that
-is handled successfully. Tests assert on events, not on log text.
+Events are immutable values, which are passed to hooks and written to the log. No event is emitted for a record that is
+handled successfully. Tests assert on events, not on log text.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import ClassVar, TypeAlias
 
 from tailrace.records import TopicPartition
+from tailrace.values import Value
 
 __all__ = [
     "AppFailed",
@@ -97,8 +97,7 @@ _MEASUREMENT = 1
 """Log level of measurements, below DEBUG."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Value):
     """Base class of all events."""
 
     level: ClassVar[int] = logging.INFO
@@ -117,7 +116,6 @@ def _exc_info(exception: BaseException | None) -> ExcInfo | None:
 # ---- Brokers and connections -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class ConnectionOpened(Event):
     """A connection to a broker was opened: TCP, TLS, ApiVersions and SASL have succeeded."""
 
@@ -128,7 +126,6 @@ class ConnectionOpened(Event):
     """Purpose of the connection: ``main``, ``fetch``, ``offsets``, ``group`` or ``heartbeat``."""
 
 
-@dataclass(frozen=True, slots=True)
 class ConnectionLost(Event):
     """A connection failed or was closed by the broker. The connection is reopened when the next request needs it."""
 
@@ -139,7 +136,6 @@ class ConnectionLost(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class BrokerUnreachable(Event):
     """A connection to a broker could not be opened. The next attempt follows after a backoff.
 
@@ -152,7 +148,6 @@ class BrokerUnreachable(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class CredentialsUnencrypted(Event):
     """A password or token is about to be sent without TLS."""
 
@@ -163,7 +158,6 @@ class CredentialsUnencrypted(Event):
     """Change of configuration by which the credentials are encrypted."""
 
 
-@dataclass(frozen=True, slots=True)
 class MetadataRefreshFailed(Event):
     """None of the known brokers answered a Metadata request. ``bootstrap_servers`` are tried next."""
 
@@ -171,7 +165,6 @@ class MetadataRefreshFailed(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class ClusterRebootstrapped(Event):
     """The cluster was found again through ``bootstrap_servers``, after no known broker answered (KIP-899)."""
 
@@ -180,7 +173,6 @@ class ClusterRebootstrapped(Event):
     """Addresses of the brokers."""
 
 
-@dataclass(frozen=True, slots=True)
 class BrokersUnavailable(Event):
     """An app with ``require_broker=False`` found no broker while starting. The app tries again after a pause."""
 
@@ -193,7 +185,6 @@ class BrokersUnavailable(Event):
 # ---- Consumer group --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class CoordinatorFound(Event):
     """The coordinator of the group was found."""
 
@@ -202,7 +193,6 @@ class CoordinatorFound(Event):
     """Host and port of the coordinator."""
 
 
-@dataclass(frozen=True, slots=True)
 class CoordinatorLost(Event):
     """The coordinator moved, failed or stopped answering. The next request to the group looks it up again."""
 
@@ -210,7 +200,6 @@ class CoordinatorLost(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class RebalanceStarted(Event):
     """The member joins a rebalance. Emitted once for each rebalance, however many joins it takes."""
 
@@ -218,7 +207,6 @@ class RebalanceStarted(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class GroupJoined(Event):
     """The member joined a generation of the group. Emitted before partitions are assigned."""
 
@@ -232,7 +220,6 @@ class GroupJoined(Event):
     """True if this member computes the assignment (classic protocol)."""
 
 
-@dataclass(frozen=True, slots=True)
 class PartitionsAssigned(Event):
     """The member's assignment changed. Emitted before the rebalance callbacks and before records are delivered."""
 
@@ -243,7 +230,6 @@ class PartitionsAssigned(Event):
     """Partitions assigned before and after the rebalance."""
 
 
-@dataclass(frozen=True, slots=True)
 class PartitionsRevoked(Event):
     """Partitions were revoked, after the wait for records in flight, the commit and the rebalance listener."""
 
@@ -251,7 +237,6 @@ class PartitionsRevoked(Event):
     partitions: Partitions
 
 
-@dataclass(frozen=True, slots=True)
 class PartitionsLost(Event):
     """Partitions were lost without a commit, because the group no longer has this member."""
 
@@ -261,7 +246,6 @@ class PartitionsLost(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class DrainTimedOut(Event):
     """Records of revoked partitions were unfinished after ``rebalance_drain_ms``. These records are delivered again."""
 
@@ -272,7 +256,6 @@ class DrainTimedOut(Event):
     """Duration of the wait, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
 class OffsetOverrideRejected(Event):
     """A rebalance callback returned an invalid offset, or a partition that is not assigned. The offset is ignored."""
 
@@ -283,7 +266,6 @@ class OffsetOverrideRejected(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class SessionExpired(Event):
     """No heartbeat was acknowledged for a whole session timeout, so the group has removed this member."""
 
@@ -293,7 +275,6 @@ class SessionExpired(Event):
     """Time since the last acknowledged heartbeat, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
 class GroupRequestCompleted(Event):
     """The coordinator answered a request of the member. Emitted for metrics, below DEBUG."""
 
@@ -305,7 +286,6 @@ class GroupRequestCompleted(Event):
     """Time until the response, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
 class GroupRequestFailed(Event):
     """A request of the member to the coordinator failed."""
 
@@ -317,7 +297,6 @@ class GroupRequestFailed(Event):
     """Next step of the member, such as ``trying again``."""
 
 
-@dataclass(frozen=True, slots=True)
 class GroupLeft(Event):
     """The member left the group with a LeaveGroup request."""
 
@@ -325,7 +304,6 @@ class GroupLeft(Event):
     member_id: str
 
 
-@dataclass(frozen=True, slots=True)
 class LeaveGroupTimedOut(Event):
     """A stopping app ran out of time before it left a group. Records finished but not committed are delivered again."""
 
@@ -336,7 +314,6 @@ class LeaveGroupTimedOut(Event):
 # ---- Offsets ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class OffsetsCommitted(Event):
     """The coordinator acknowledged a commit, or the transaction that contains it was committed."""
 
@@ -346,7 +323,6 @@ class OffsetsCommitted(Event):
     """Committed offset of each partition: the next offset that a restart reads."""
 
 
-@dataclass(frozen=True, slots=True)
 class CommitFailed(Event):
     """A commit was refused or not answered. Records after the last committed offset may be delivered again."""
 
@@ -357,7 +333,6 @@ class CommitFailed(Event):
     """False if this was the last attempt: at a stop, or because the membership, partition or topic is lost."""
 
 
-@dataclass(frozen=True, slots=True)
 class CommitCallbackFailed(Event):
     """``offset_commit_callback`` raised or timed out. The outcome of the commit does not change."""
 
@@ -366,7 +341,6 @@ class CommitCallbackFailed(Event):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
 class CommitMetadataDropped(Event):
     """An offset was committed without its metadata, because the broker does not accept a text of this length."""
 
@@ -378,7 +352,6 @@ class CommitMetadataDropped(Event):
     """Size of the metadata, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
 class OffsetReset(Event):
     """A position was set by a reset policy, because nothing is committed or the log no longer has the offset."""
 
@@ -394,7 +367,6 @@ class OffsetReset(Event):
     """Number of offsets skipped unread; None if the position moved backwards or the number is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
 class TopicRecreated(Event):
     """A topic was deleted and recreated while a consumer read it; ``offset`` of the old topic was not committed.
 
@@ -407,7 +379,6 @@ class TopicRecreated(Event):
     """Offset in the old topic that could not be committed."""
 
 
-@dataclass(frozen=True, slots=True)
 class OffsetMapFound(Event):
     """The committed offset of an assigned partition has an offset map. Records finished in the map are skipped."""
 
@@ -420,7 +391,6 @@ class OffsetMapFound(Event):
     """Client that wrote the map."""
 
 
-@dataclass(frozen=True, slots=True)
 class OffsetMapIgnored(Event):
     """The offset map of an earlier owner is unreadable or of another log. Its finished records are handled again."""
 
@@ -431,7 +401,6 @@ class OffsetMapIgnored(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class ForeignMetadataFound(Event):
     """The commit metadata of an assigned partition is a text of the user or of another client, not an offset map."""
 
@@ -441,7 +410,6 @@ class ForeignMetadataFound(Event):
     """Committed offset."""
 
 
-@dataclass(frozen=True, slots=True)
 class FinishedRecordsSkipped(Event):
     """Records that an earlier owner had finished were not delivered. Emitted once, at the end of the offset map."""
 
@@ -450,7 +418,6 @@ class FinishedRecordsSkipped(Event):
     """Number of skipped records."""
 
 
-@dataclass(frozen=True, slots=True)
 class OffsetMapFull(Event):
     """The offset map of a partition is almost too large for a commit.
 
@@ -468,7 +435,6 @@ class OffsetMapFull(Event):
     """Size of the map as a fraction of ``offset_metadata_max_bytes``; above 1, the map is left out of the commit."""
 
 
-@dataclass(frozen=True, slots=True)
 class OffsetMapRecovered(Event):
     """The offset map of a partition fits into a commit again, and new records of the partition are delivered."""
 
@@ -479,7 +445,6 @@ class OffsetMapRecovered(Event):
     """Size of the map as a fraction of ``offset_metadata_max_bytes``."""
 
 
-@dataclass(frozen=True, slots=True)
 class OffsetMapDropped(Event):
     """An offset was committed without its offset map.
 
@@ -496,7 +461,6 @@ class OffsetMapDropped(Event):
 # ---- Transactions ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class TransactionAborted(Event):
     """A transaction was aborted, with everything published in it. The consumed records are delivered again."""
 
@@ -507,7 +471,6 @@ class TransactionAborted(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class TransactionInDoubt(Event):
     """EndTxn was sent but not answered. The request is repeated until the outcome is known."""
 
@@ -516,7 +479,6 @@ class TransactionInDoubt(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class TransactionsStalled(Event):
     """A group has records, but could not commit a transaction for a long time. The app's health is degraded."""
 
@@ -527,7 +489,6 @@ class TransactionsStalled(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class TransactionalProducerReplaced(Event):
     """The transactional producer failed and was replaced by a new one with the same ``transactional_id``."""
 
@@ -540,7 +501,6 @@ class TransactionalProducerReplaced(Event):
 # ---- Fetching --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class FetchCompleted(Event):
     """A broker answered a Fetch request. Emitted for metrics, below DEBUG."""
 
@@ -557,7 +517,6 @@ class FetchCompleted(Event):
     """Delay that the broker imposed by quota, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
 class FetchFailed(Event):
     """A fetch failed. The fetch is retried after a backoff."""
 
@@ -569,7 +528,6 @@ class FetchFailed(Event):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
 class FetchInterrupted(Event):
     """A fetch failed in a way that is usual while leadership moves. The fetch is repeated with new metadata.
 
@@ -583,7 +541,6 @@ class FetchInterrupted(Event):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
 class LogTruncated(Event):
     """The log was truncated below the position after a leader was lost. Reading continues where the logs diverge."""
 
@@ -597,7 +554,6 @@ class LogTruncated(Event):
     """Number of delivered offsets that the log no longer has."""
 
 
-@dataclass(frozen=True, slots=True)
 class CorruptBatchFetched(Event):
     """A record batch failed its checksum or could not be read. The batch is fetched again before an error is raised."""
 
@@ -608,7 +564,6 @@ class CorruptBatchFetched(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class RecordUnreadable(Event):
     """A deserializer raised, and the record was skipped because ``on_deserialize_error="skip"`` is set."""
 
@@ -621,7 +576,6 @@ class RecordUnreadable(Event):
 # ---- Consumers and apps ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class ConsumerStarted(Event):
     """A consumer started: the cluster answers and the topics exist."""
 
@@ -631,7 +585,6 @@ class ConsumerStarted(Event):
     """Subscribed topics."""
 
 
-@dataclass(frozen=True, slots=True)
 class ConsumerStopped(Event):
     """A consumer stopped, and its connections are closed."""
 
@@ -639,13 +592,12 @@ class ConsumerStopped(Event):
     group_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
 class _Failure(Event):
     """Base class of events about the failure of a whole consumer or app."""
 
     level = logging.ERROR
     error: str
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    exception: BaseException | None = None
     """The exception, which is logged with its traceback; None if ``start()`` raises it."""
 
     @property
@@ -654,17 +606,14 @@ class _Failure(Event):
         return _exc_info(self.exception)
 
 
-@dataclass(frozen=True, slots=True)
 class ConsumerFailed(_Failure):
     """A consumer cannot continue. The next call of one of its methods raises the error."""
 
 
-@dataclass(frozen=True, slots=True)
 class AppFailed(_Failure):
     """A started app ended without being stopped. ``stop()`` and ``run()`` raise the error."""
 
 
-@dataclass(frozen=True, slots=True)
 class ShutdownTimedOut(Event):
     """A stop hook or app-scoped provider did not end in time while the app stopped. ``stop()`` and ``run()`` raise."""
 
@@ -677,7 +626,6 @@ class ShutdownTimedOut(Event):
     """True if the hook or provider ignored its cancellation, and the app ended nevertheless."""
 
 
-@dataclass(frozen=True, slots=True)
 class LoopBlocked(Event):
     """The event loop is blocked, so no heartbeats are sent. Emitted once per block, from the watchdog's thread."""
 
@@ -692,7 +640,6 @@ class LoopBlocked(Event):
     """Frames of the code that blocks the loop, innermost last."""
 
 
-@dataclass(frozen=True, slots=True)
 class LoopUnblocked(Event):
     """The event loop runs again after ``LoopBlocked``. Emitted from the watchdog's thread."""
 
@@ -704,7 +651,6 @@ class LoopUnblocked(Event):
 # ---- Handlers --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class _HandlerEvent(Event):
     """Base class of events about a handler and a record; if about several records, ``offset`` is that of the first."""
 
@@ -713,7 +659,6 @@ class _HandlerEvent(Event):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
 class HandlerFailed(_HandlerEvent):
     """A handler raised, or its record could not be decoded. Emitted for each failed attempt."""
 
@@ -725,16 +670,15 @@ class HandlerFailed(_HandlerEvent):
     """Next step for the record, such as ``tried again``."""
     where: str | None = None
     """Innermost line of the user's code in the traceback, such as ``billing.py:17 in charge``."""
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    exception: BaseException | None = None
     """The exception."""
 
 
-@dataclass(frozen=True, slots=True)
 class HandlerFailedPermanently(HandlerFailed):
     """A record failed permanently. Emitted in place of the last ``HandlerFailed`` and logged with the traceback."""
 
     level = logging.ERROR
-    logged_exception: BaseException | None = field(default=None, repr=False, compare=False)
+    logged_exception: BaseException | None = None
     """Copy of the exception for the log; its traceback and those of its causes have only the user's frames."""
 
     @property
@@ -743,7 +687,6 @@ class HandlerFailedPermanently(HandlerFailed):
         return _exc_info(self.logged_exception)
 
 
-@dataclass(frozen=True, slots=True)
 class BatchFailed(_HandlerEvent):
     """A batch handler raised, or records of the batch could not be decoded. Emitted for each failed attempt.
 
@@ -762,16 +705,15 @@ class BatchFailed(_HandlerEvent):
     """Next steps for the failed records, such as ``2 tried again``."""
     where: str | None = None
     """Innermost line of the user's code in the traceback, as in ``HandlerFailed``."""
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    exception: BaseException | None = None
     """The exception."""
 
 
-@dataclass(frozen=True, slots=True)
 class BatchFailedPermanently(BatchFailed):
     """Records of a batch failed permanently. Emitted in place of ``BatchFailed``; logged with the first traceback."""
 
     level = logging.ERROR
-    logged_exception: BaseException | None = field(default=None, repr=False, compare=False)
+    logged_exception: BaseException | None = None
     """Copy of the exception for the log, as in ``HandlerFailedPermanently``."""
 
     @property
@@ -780,7 +722,6 @@ class BatchFailedPermanently(BatchFailed):
         return _exc_info(self.logged_exception)
 
 
-@dataclass(frozen=True, slots=True)
 class RecordDelayed(_HandlerEvent):
     """A failed record was published to a retry topic. The record is handled again after the delay."""
 
@@ -789,11 +730,10 @@ class RecordDelayed(_HandlerEvent):
     retry_topic: str
     delay_s: float
     """Delay until the next attempt, in seconds."""
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    exception: BaseException | None = None
     """The exception."""
 
 
-@dataclass(frozen=True, slots=True)
 class RecordDeadLettered(_HandlerEvent):
     """A record failed permanently and was published to the dead-letter topic."""
 
@@ -801,21 +741,19 @@ class RecordDeadLettered(_HandlerEvent):
     error: str
     dead_letter: str
     """Dead-letter topic."""
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    exception: BaseException | None = None
     """The exception."""
 
 
-@dataclass(frozen=True, slots=True)
 class RecordSkipped(_HandlerEvent):
     """A record failed permanently and was skipped: it has no dead-letter topic, and ``on_failure="skip"`` is set."""
 
     level = logging.ERROR
     error: str
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    exception: BaseException | None = None
     """The exception."""
 
 
-@dataclass(frozen=True, slots=True)
 class DeadLetterFailed(_HandlerEvent):
     """A failed record could not be published to its retry or dead-letter topic.
 
@@ -832,7 +770,6 @@ class DeadLetterFailed(_HandlerEvent):
     """Time until the next attempt, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
 class RecordUnmatched(Event):
     """A record was skipped: no handler's ``when`` accepts it, and ``unmatched="skip"`` is set."""
 
@@ -841,7 +778,6 @@ class RecordUnmatched(Event):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
 class HandlerOverdue(_HandlerEvent):
     """A handler still runs a second after its ``timeout_ms``: it ignored its cancellation, or blocks its thread.
 
@@ -853,7 +789,6 @@ class HandlerOverdue(_HandlerEvent):
     """Timeout of the handler, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
 class HandlerAbandoned(_HandlerEvent):
     """A handler ignored its cancellation while the app stopped. The app ends anyway; the record is delivered again."""
 
@@ -862,7 +797,6 @@ class HandlerAbandoned(_HandlerEvent):
     """Time allowed after the cancellation, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
 class LaneFull(Event):
     """Reading of a partition pauses, because too many of its records wait for a lane or for their next attempts.
 
@@ -878,7 +812,6 @@ class LaneFull(Event):
     """Number of waiting records."""
 
 
-@dataclass(frozen=True, slots=True)
 class HandlersOverlap(Event):
     """A topic has two handlers in one group, and at least one of them has no ``when=``.
 
@@ -894,7 +827,6 @@ class HandlersOverlap(Event):
 # ---- Topics of an app ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class TopicCreated(Event):
     """A missing retry, dead-letter or replay topic was created."""
 
@@ -903,7 +835,6 @@ class TopicCreated(Event):
     """Number of partitions."""
 
 
-@dataclass(frozen=True, slots=True)
 class TopicMissing(Event):
     """A topic that handlers publish to does not exist and was not created.
 
@@ -918,7 +849,6 @@ class TopicMissing(Event):
     """Action that resolves the problem."""
 
 
-@dataclass(frozen=True, slots=True)
 class ReplayTopicMissing(Event):
     """A replay topic does not exist, and this app may not create it.
 
@@ -935,7 +865,6 @@ class ReplayTopicMissing(Event):
 # ---- Worker processes ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class WorkerStarted(Event):
     """A worker process was started or restarted."""
 
@@ -944,7 +873,6 @@ class WorkerStarted(Event):
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
 class WorkerExited(Event):
     """A worker process ended without being stopped, or failed while it was being stopped."""
 
@@ -962,7 +890,6 @@ class WorkerExited(Event):
 # ---- Spark -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointAbandoned(Event):
     """A Spark checkpoint cannot be read. A new generation of the checkpoint starts at the group's committed offsets."""
 
@@ -971,7 +898,6 @@ class CheckpointAbandoned(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class SparkQueryFailed(Event):
     """A Spark query ended without being stopped. ``await_termination()`` and ``stop()`` raise the error."""
 
@@ -979,5 +905,5 @@ class SparkQueryFailed(Event):
     group_id: str
     handler: str
     error: str
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    exception: BaseException | None = None
     """The exception."""

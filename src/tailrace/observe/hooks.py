@@ -7,7 +7,6 @@ import inspect
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -111,7 +110,8 @@ def _event_name(name: str) -> str:
 
 
 def _logged_fields(event: Event) -> dict[str, object]:
-    return {f.name: getattr(event, f.name) for f in fields(event) if f.repr}
+    """Return the fields; exceptions are logged with their tracebacks instead."""
+    return {name: getattr(event, name) for name in event.__struct_fields__ if not name.endswith("exception")}
 
 
 def _readable(value: object) -> object:

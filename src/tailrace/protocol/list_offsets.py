@@ -57,7 +57,7 @@ class OffsetForLeaderEpochPartition(ApiMessage):
 
 class LeaderEpochEndOffset(ApiMessage):
     topic: str = field(per_topic=True)
-    error_code: int16 = field(kw_only=True)
+    error_code: int16
     partition: int32
     leader_epoch: int32 = -1
     """Greatest epoch in the log that is not above the requested epoch; -1 if there is none."""

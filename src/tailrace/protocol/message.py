@@ -1,4 +1,4 @@
-"""Base classes of messages: a subclass becomes a frozen dataclass, and a request class has its API as attribute.
+"""Base classes of messages: a subclass is a frozen struct (msgspec), and a request class has its API as attribute.
 
     class HeartbeatRequest(Request[HeartbeatResponse], key=12, versions=(0, 4), flexible_from=4):
         group_id: str
@@ -12,12 +12,14 @@ Kafka's definitions, so that a response of an old version is a complete message,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform, get_args
 from uuid import UUID
 
+from msgspec import NODEFAULT, StructMeta
+
 from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.encoding.fields import NEVER, by_topic, field
+from tailrace.protocol.encoding.fields import NEVER, DeclaredField, by_topic, field
+from tailrace.values import Value
 
 __all__ = ["NO_TOPIC_ID", "ApiMessage", "Request"]
 
@@ -27,17 +29,33 @@ NO_TOPIC_ID = UUID(int=0)
 """Topic id that stands for a missing id in the protocol."""
 
 
-class _MessageType(type):
-    """Metaclass that turns message classes into dataclasses, so that declarations need no decorator."""
+class _MessageType(StructMeta):
+    """Metaclass of messages, which reads the declared fields and the API of a request."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **api: Any) -> Any:  # noqa: ANN401
-        made = super().__new__(mcs, name, bases, namespace)
-        if "__slots__" in namespace:
-            return made  # a base class, or the second call: dataclass() recreates the class with slots
-        message: Any = dataclass(frozen=True, slots=True)(made)
+        own = {attribute: _declared(namespace.get(attribute, NODEFAULT)) for attribute in _field_names(namespace)}
+        for attribute, declared in own.items():
+            namespace.pop(attribute, None)
+            if declared.default is not NODEFAULT:
+                namespace[attribute] = declared.default
+        # The constructor takes fields in the order of the annotations.
+        notes = namespace.get("__annotations__", {})
+        for attribute in [attribute for attribute, declared in own.items() if declared.kw_only]:
+            notes[attribute] = notes.pop(attribute)
+        message: Any = super().__new__(mcs, name, bases, namespace, frozen=True)
+        message.declared = {**getattr(message, "declared", {}), **own}
         if api:
             message.api = _api(message, **api)
         return message
+
+
+def _field_names(namespace: dict[str, Any]) -> list[str]:
+    notes = namespace.get("__annotations__", {})
+    return [attribute for attribute, note in notes.items() if not note.startswith("ClassVar")]
+
+
+def _declared(value: Any) -> DeclaredField:  # noqa: ANN401 - the default of any field
+    return value if isinstance(value, DeclaredField) else DeclaredField(default=value)
 
 
 def _api(request: type, *, key: int, versions: tuple[int, int], flexible_from: int = NEVER) -> Api[Any]:
@@ -48,10 +66,15 @@ def _api(request: type, *, key: int, versions: tuple[int, int], flexible_from: i
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, by_topic))
-class ApiMessage(metaclass=_MessageType):
+class ApiMessage(Value, metaclass=_MessageType):
     """Request, response, or structure inside a message; fields are in wire order."""
 
-    __slots__ = ()
+    declared: ClassVar[dict[str, DeclaredField]]
+    """Fields in wire order."""
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name, one in self.declared.items() if one.repr)
+        return f"{type(self).__name__}({shown})"
 
 
 class Request(ApiMessage, Generic[ResponseT]):
@@ -60,8 +83,6 @@ class Request(ApiMessage, Generic[ResponseT]):
     Subclasses declare the ``key`` of their API, the first and last of the supported ``versions``, and the first
     flexible version, ``flexible_from``, if there is one.
     """
-
-    __slots__ = ()
 
     api: ClassVar[Api[Any]]
 

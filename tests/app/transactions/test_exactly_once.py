@@ -6,10 +6,10 @@ Committed records and offsets are read with librdkafka.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace import (
     App,
@@ -310,11 +310,8 @@ async def test_brokers_that_are_too_old_are_told_of(ledger, new_app, proxy):
     passing_on(app, ledger.topic(), ledger.topic())
 
     def older(answer: ApiVersionsResponse) -> ApiVersionsResponse:
-        kept = tuple(
-            dataclasses.replace(one, max_version=2) if one.api_key == INIT_PRODUCER_ID else one
-            for one in answer.api_keys
-        )
-        return dataclasses.replace(answer, api_keys=kept)
+        kept = tuple(replace(one, max_version=2) if one.api_key == INIT_PRODUCER_ID else one for one in answer.api_keys)
+        return replace(answer, api_keys=kept)
 
     with (
         proxy.edit_answer(ApiVersionsRequest, older, times=None),

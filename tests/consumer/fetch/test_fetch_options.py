@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace import Consumer, ConsumerStateError, TopicPartition
 from tailrace.error_codes import ErrorCode

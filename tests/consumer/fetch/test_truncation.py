@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tailrace import LogTruncatedError
 from tailrace.observe.events import LogTruncated

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
+from msgspec.structs import replace
 
 from tailrace import CorruptRecordError, TopicPartition
 from tailrace.batches.record_batch import split

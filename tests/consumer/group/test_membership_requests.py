@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace import RebalanceError, TopicPartition
 from tailrace.core.group.assignors.range_and_roundrobin import SubscribedMember, roundrobin_assignor

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from tailrace import ConsumerStateError, OffsetAndMetadata, OffsetOutOfRangeError, RebalanceError, TopicPartition
 from tailrace.observe.events import (

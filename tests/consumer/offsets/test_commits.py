@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import textwrap
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace import CommitFailedError, ConsumerStateError, OffsetAndMetadata, TopicPartition
 from tailrace.error_codes import ErrorCode

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import time
-from dataclasses import replace
 from functools import partial
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
+from msgspec.structs import replace
 
 from tailrace import (
     ConfigurationError,

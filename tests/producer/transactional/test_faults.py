@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace import OffsetAndMetadata, ProducerFencedError, PublishError, TopicPartition
 from tailrace.core.group.events import Identity

@@ -12,7 +12,6 @@ length. A run takes half a minute.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import socket
 import time
@@ -36,6 +35,8 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tailrace.batches.batch_writer import BatchWriter
 from tailrace.protocol.api_versions import api_of
@@ -286,7 +287,7 @@ def classic_group(line: Line) -> None:
     )
     joined = line.ask(join)
     if joined.generation_id < 0:
-        joined = line.ask(dataclasses.replace(join, member_id=joined.member_id))
+        joined = line.ask(replace(join, member_id=joined.member_id))
     me, generation = joined.member_id, joined.generation_id
     whole = encode_assignment(MemberAssignment((OwnedPartitions(TOPIC, tuple(range(PARTITIONS))),)))
     line.ask(SyncGroupRequest(name, generation, me, instance, "consumer", "range", (SyncGroupAssignment(me, whole),)))
@@ -301,7 +302,7 @@ def classic_group(line: Line) -> None:
     )
     line.ask(commit)
     stale = (CommitOffset(TOPIC, 1, 5, topic_id=line.topic_id),)
-    line.ask(dataclasses.replace(commit, partitions=stale, generation_id=generation + 1))
+    line.ask(replace(commit, partitions=stale, generation_id=generation + 1))
     line.ask(OffsetFetchRequest(name, tuple(OffsetFetchPartition(TOPIC, p, line.topic_id) for p in range(2))))
     line.ask(OffsetFetchRequest(name, None))
     line.ask(DescribeGroupsRequest((name, "missing")))
@@ -340,10 +341,10 @@ def reconciled_group(line: Line) -> None:
     done = (CommitOffset(TOPIC, 0, 5, topic_id=line.topic_id),)
     commit = OffsetCommitRequest(name, done, generation_id=answer.member_epoch, member_id=me)
     line.ask(commit, at_least=9)
-    line.ask(dataclasses.replace(commit, generation_id=commit.generation_id + 9), at_least=9)
+    line.ask(replace(commit, generation_id=commit.generation_id + 9), at_least=9)
     fetch = OffsetFetchRequest(name, None, member_id=me, member_epoch=answer.member_epoch)
     line.ask(fetch, at_least=9)
-    line.ask(dataclasses.replace(fetch, member_epoch=fetch.member_epoch + 9), at_least=9)
+    line.ask(replace(fetch, member_epoch=fetch.member_epoch + 9), at_least=9)
     line.ask(ConsumerGroupHeartbeatRequest(name, me, -1))
     line.ask(ListGroupsRequest(types_filter=("consumer",)), at_least=5)
 
@@ -430,8 +431,8 @@ def we_speak(proxy: FaultProxy) -> None:
 
 def shape(value: object) -> object:
     """Return which values of a message are null, empty or zero."""
-    if dataclasses.is_dataclass(value):
-        return type(value).__name__, *(shape(getattr(value, one.name)) for one in dataclasses.fields(value))
+    if isinstance(value, Struct):
+        return type(value).__name__, *(shape(getattr(value, name)) for name in value.__struct_fields__)
     if isinstance(value, tuple):
         return frozenset(map(shape, value))
     return None if value is None else bool(value)

@@ -8,7 +8,8 @@ user data. ``cooperative-sticky`` puts the generation into its user data, for re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tailrace.protocol.member_metadata import (
     MemberSubscription,

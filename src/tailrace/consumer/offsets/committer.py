@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.awaitables import settled

@@ -8,9 +8,10 @@ coordinator responds with an error code and without partitions (OffsetFetch vers
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from tailrace.config import ConsumerConfig
 from tailrace.core.cluster_metadata import ClusterMetadata

@@ -6,7 +6,6 @@ Each effect is a plain value that carries everything needed to perform it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 from uuid import UUID
 
@@ -14,6 +13,7 @@ from tailrace.core.group.events import Identity
 from tailrace.errors import TailraceError
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
+from tailrace.values import Value
 
 __all__ = [
     "Effect",
@@ -35,8 +35,7 @@ __all__ = [
 Partitions: TypeAlias = frozenset[TopicPartition]
 
 
-@dataclass(frozen=True, slots=True)
-class SendJoin:
+class SendJoin(Value):
     """JoinGroup request. The coordinator may hold it until the slowest member has joined."""
 
     member_id: str
@@ -49,8 +48,7 @@ class SendJoin:
     generation: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class SendSync:
+class SendSync(Value):
     """SyncGroup request. ``assignments`` has every member's partitions if this member leads, otherwise no entry."""
 
     identity: Identity
@@ -59,16 +57,14 @@ class SendSync:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SendHeartbeat:
+class SendHeartbeat(Value):
     """Heartbeat request of the classic protocol."""
 
     identity: Identity
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SendGroupHeartbeat:
+class SendGroupHeartbeat(Value):
     """ConsumerGroupHeartbeat request (KIP-848). A field that is None has not changed since the last heartbeat."""
 
     identity: Identity
@@ -81,30 +77,26 @@ class SendGroupHeartbeat:
     owned: Mapping[UUID, tuple[int, ...]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FindTopicNames:
+class FindTopicNames(Value):
     """Request for the names of topic ids."""
 
     topic_ids: frozenset[UUID]
 
 
-@dataclass(frozen=True, slots=True)
-class SendLeave:
+class SendLeave(Value):
     """LeaveGroup request, or the last heartbeat under KIP-848."""
 
     identity: Identity
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FindPartitions:
+class FindPartitions(Value):
     """Request for the partition counts of topics."""
 
     topics: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class TakeOver:
+class TakeOver(Value):
     """Takeover of assigned partitions: find the start positions, call the application's callbacks, then consume."""
 
     added: Partitions
@@ -114,8 +106,7 @@ class TakeOver:
     is_leader: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Value):
     """Release of partitions, after a drain and a commit, or at once if the partitions are already lost."""
 
     partitions: Partitions
@@ -125,22 +116,19 @@ class Release:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetCoordinator:
+class ForgetCoordinator(Value):
     """Request to look up the coordinator again."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EmitGroupEvent:
+class EmitGroupEvent(Value):
     """Error that the application's next call raises; the membership continues."""
 
     error: TailraceError
 
 
-@dataclass(frozen=True, slots=True)
-class FailMembership:
+class FailMembership(Value):
     """Error that ends the membership."""
 
     error: TailraceError

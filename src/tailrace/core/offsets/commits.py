@@ -11,9 +11,11 @@ which it was committed, and is kept as long as that offset is.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.offset_map import OffsetMap, encode_metadata

@@ -10,13 +10,14 @@ This module handles values as ``Any``; elsewhere they are typed by the attribute
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NoReturn
+
+from msgspec import NODEFAULT
 
 from tailrace.errors import MalformedMessageError, UnsupportedVersionError
 from tailrace.protocol.encoding.frame_reader import FrameReader, write_uvarint
@@ -292,26 +293,20 @@ def _structure_decoder(
         names["read_tags"] = _tags_decoder(structure.tagged) if tagged else FrameReader.skip_tagged_fields
         lines.append(f"{''.join(f'{one}, ' for one in tagged)}= read_tags(reader)" if tagged else "read_tags(reader)")
         read += tagged
-    lines += _creation_lines(structure.message, read, names) if makes else [f"return {', '.join(read)}"]
+    lines.append(_creation_line(structure.message, read, names) if makes else f"return {', '.join(read)}")
     function: Decode = _function(f"decode({', '.join(['reader', *given])})", lines, names, structure)
     return function
 
 
-def _creation_lines(message: type, read: Sequence[str], names: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that create a message from local variables and defaults.
-
-    The lines set the slots of the message, because ``__init__`` of a frozen dataclass takes more than twice as long.
-    """
-    names |= {"new": object.__new__, "kind": message}
-    yield "made = new(kind)"
-    for one in dataclasses.fields(message):
-        names[f"set_{one.name}"] = getattr(message, one.name).__set__
-        if one.name not in read:
-            names[one.name] = one.default
-            if one.default is dataclasses.MISSING:
-                raise TypeError(f"{message.__name__}.{one.name} needs a default for versions without the field")
-        yield f"set_{one.name}(made, {one.name})"
-    yield "return made"
+def _creation_line(message: Any, read: Sequence[str], names: dict[str, Any]) -> str:
+    """Return the line that creates a message from local variables and defaults."""
+    names["kind"] = message
+    for name, declared in message.declared.items():
+        if name not in read:
+            names[name] = declared.default
+            if declared.default is NODEFAULT:
+                raise TypeError(f"{message.__name__}.{name} needs a default for versions without the field")
+    return f"return kind({', '.join(message.__struct_fields__)})"
 
 
 def _only(slot: Slot) -> Structure:

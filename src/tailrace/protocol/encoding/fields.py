@@ -6,18 +6,17 @@ field is declared with the versions that contain it.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import MISSING, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["NEVER", "OneElement", "Wire", "by_topic", "field", "wire_of"]
+from msgspec import NODEFAULT
+
+__all__ = ["NEVER", "DeclaredField", "OneElement", "Wire", "by_topic", "field"]
 
 NEVER = 1 << 15
 """Number above the versions of all messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class OneElement:
+class OneElement(NamedTuple):
     """Array with exactly one element, present from version ``since`` on.
 
     The message has the fields of the element instead of the array. Requests about one group, key or member use this.
@@ -29,8 +28,7 @@ class OneElement:
     """True if the element is a plain value instead of a structure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
+class Wire(NamedTuple):
     """Wire format of a field in all versions; see ``field`` and ``by_topic``."""
 
     name: str = ""
@@ -48,7 +46,13 @@ class Wire:
     entries_of: int | None = None
 
 
-_UNDER_ITS_NAME = Wire()
+class DeclaredField(NamedTuple):
+    """Field of a message, as ``field``, ``by_topic`` or a plain default declare it."""
+
+    wire: Wire = Wire()
+    default: Any = NODEFAULT
+    kw_only: bool = False
+    repr: bool = True
 
 
 def field(  # noqa: PLR0913 - one row of a declaration
@@ -64,9 +68,9 @@ def field(  # noqa: PLR0913 - one row of a declaration
     inside: OneElement | None = None,
     behind: tuple[int, str] | None = None,
     bare: tuple[str, int] | None = None,
-    default: Any = MISSING,
+    default: Any = NODEFAULT,
     kw_only: bool = False,
-    repr: bool = True,  # noqa: A002 - as dataclasses.field has it
+    repr: bool = True,  # noqa: A002 - as in dataclasses.field
 ) -> Any:
     """Declare a field of a message.
 
@@ -83,12 +87,12 @@ def field(  # noqa: PLR0913 - one row of a declaration
         inside: array of one element that contains the field in newer versions.
         behind: a version, and the attribute that the field follows on the wire from that version on.
         bare: Kafka's name of the array in older versions, and the last version in which the elements are plain values.
-        default: as in ``dataclasses.field``, like the following arguments.
-        kw_only: True for a field with a default before fields without one.
+        default: value of the field if the constructor or the version of a response does not give one.
+        kw_only: True for a field with a default before fields without one; the constructor takes it last or by name.
         repr: False for secrets and long values.
     """
     wire = Wire(name, since, until, nullable_from, tag, ignorable, per_topic, wrapping, inside, behind, bare)
-    return dataclasses.field(default=default, kw_only=kw_only, repr=repr, metadata={Wire: wire})
+    return DeclaredField(wire, default, kw_only, repr)
 
 
 def by_topic(  # noqa: PLR0913 - one row of a declaration
@@ -100,7 +104,7 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
     inside: OneElement | None = None,
     bare: bool = False,
     entries_of: int | None = None,
-    default: Any = MISSING,
+    default: Any = NODEFAULT,
 ) -> Any:
     """Declare an array that is nested by topic on the wire and a flat tuple of entries in the message.
 
@@ -112,7 +116,7 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
         inside: array of one element that contains the field in newer versions.
         bare: True if the array in each topic contains partition numbers instead of structures.
         entries_of: version of the entry's declaration to use, if it is declared for another request.
-        default: as in ``dataclasses.field``.
+        default: value of the field if the constructor or the version of a response does not give one.
     """
     wire = Wire(
         name,
@@ -123,13 +127,4 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
         partitions=partitions,
         entries_of=entries_of,
     )
-    return dataclasses.field(default=default, metadata={Wire: wire})
-
-
-def wire_of(declared: dataclasses.Field[Any]) -> Wire:
-    """Return the wire format of a dataclass field.
-
-    A field declared without ``field`` or ``by_topic`` is in all versions under its own name.
-    """
-    wire: Wire = declared.metadata.get(Wire, _UNDER_ITS_NAME)
-    return wire
+    return DeclaredField(wire, default)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from tailrace.protocol.encoding.fields import OneElement, Wire, wire_of
+from msgspec import NODEFAULT
+from msgspec.structs import replace
+
+from tailrace.protocol.encoding.fields import DeclaredField, OneElement, Wire
 from tailrace.protocol.encoding.primitives import BOOL, BYTES, STRING, UUIDS, Number, Primitive, Sized
+from tailrace.values import Value
 
 __all__ = ["Array", "ByTopic", "Shape", "Single", "Slot", "Structure", "Unsent", "Wrapped", "layout"]
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Value):
     """Field as encoded in one version of a message."""
 
     name: str
@@ -30,8 +31,7 @@ class Slot:
     default: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Unsent:
+class Unsent(Value):
     """Field that is not ignorable and that a version cannot carry."""
 
     name: str
@@ -40,8 +40,7 @@ class Unsent:
     since: int
 
 
-@dataclass(frozen=True, slots=True)
-class Structure:
+class Structure(Value):
     """Fields in wire order; in flexible versions, tagged fields follow the other fields."""
 
     message: type
@@ -62,15 +61,13 @@ class Structure:
         return tuple(sorted((slot for slot in self.slots if slot.tag is not None), key=lambda slot: slot.tag or 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(Value):
     """Array of elements of one shape; a tuple in messages."""
 
     item: Shape
 
 
-@dataclass(frozen=True, slots=True)
-class ByTopic:
+class ByTopic(Value):
     """Array of topics, each with an array of entries; in messages, a flat tuple of entries with their topics."""
 
     keys: tuple[Slot, ...]
@@ -78,15 +75,13 @@ class ByTopic:
     entry: Structure
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapped:
+class Wrapped(Value):
     """Structure with one field; messages have the value of that field instead of the structure."""
 
     slot: Slot
 
 
-@dataclass(frozen=True, slots=True)
-class Single:
+class Single(Value):
     """Array of one structure; messages have the fields of the structure instead of the array."""
 
     element: Structure
@@ -106,7 +101,7 @@ def layout(message: type, version: int) -> Structure:
     moves: list[tuple[str, str]] = []
     for attribute, wire, hint, default in _declared(message):
         if not wire.since <= version <= wire.until:
-            if not wire.ignorable and default is not MISSING:
+            if not wire.ignorable and default is not NODEFAULT:
                 unsent.append(Unsent(wire.name or attribute, attribute, default, wire.since))
             continue
         slots.append(_slot(attribute, wire, hint, default, version))
@@ -123,7 +118,8 @@ def layout(message: type, version: int) -> Structure:
 @cache
 def _declared(message: type) -> tuple[tuple[str, Wire, Any, Any], ...]:
     hints = get_type_hints(message, include_extras=True)
-    return tuple((one.name, wire_of(one), hints[one.name], one.default) for one in dataclasses.fields(message))
+    declared: dict[str, DeclaredField] = message.declared  # type: ignore[attr-defined]
+    return tuple((name, one.wire, hints[name], one.default) for name, one in declared.items())
 
 
 def _slot(attribute: str, wire: Wire, hint: Any, default: Any, version: int) -> Slot:
@@ -134,7 +130,7 @@ def _slot(attribute: str, wire: Wire, hint: Any, default: Any, version: int) -> 
         case Array(Structure() as entry) if wire.partitions:
             shape = _nested_by_topic(entry, wire)
         case Array(Structure() as item) if wire.bare is not None and version <= wire.bare[1]:
-            shape, name = Array(dataclasses.replace(item, bare=True)), wire.bare[0]
+            shape, name = Array(replace(item, bare=True)), wire.bare[0]
     if wire.wrapping:
         shape = Wrapped(Slot(wire.wrapping, attribute, shape))
     return Slot(name, attribute, shape, optional and version >= wire.nullable_from, wire.tag, default)
@@ -144,7 +140,7 @@ def _nested_by_topic(entry: Structure, wire: Wire) -> ByTopic:
     per_topic = {attribute for attribute, inner, _, _ in _declared(entry.message) if inner.per_topic}
     keys = tuple(slot for slot in entry.slots if slot.attribute in per_topic)
     own = tuple(slot for slot in entry.slots if slot.attribute not in per_topic)
-    return ByTopic(keys, wire.partitions, dataclasses.replace(entry, slots=own, bare=wire.bare is not None))
+    return ByTopic(keys, wire.partitions, replace(entry, slots=own, bare=wire.bare is not None))
 
 
 def _shape(hint: Any, version: int) -> Shape:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tailrace.observe.events import GroupJoined, PartitionsLost
 from tailrace.protocol.configs import DescribeConfigsRequest

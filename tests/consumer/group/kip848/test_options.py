@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace import ConfigurationError, Consumer, UnsupportedVersionError
 from tailrace.protocol.handshake import ApiVersionsRequest

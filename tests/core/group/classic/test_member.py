@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace.core.group import events as membership_events
 from tailrace.core.group.classic.member import TABLE, ClassicMember

@@ -11,8 +11,9 @@ of the partition counts in the user data of its own assignment.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from hashlib import blake2b
+
+from msgspec.structs import replace
 
 from tailrace.core.group.assignors.range_and_roundrobin import SubscribedMember
 from tailrace.core.group.assignors.strategies import Strategy, checked_assignment
