@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol, cast
 from tailrace.errors import TailraceError
 from tailrace.extras import install_hint
 from tailrace.observe.escaping import escaped
+from tailrace.version import VERSION
 
 __all__ = ["main"]
 
@@ -97,13 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_without_command(arguments: list[str]) -> int:  # noqa: RET503 - parser.error() does not return
-    from importlib.metadata import version  # noqa: PLC0415 - half of a command's startup time
-
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:<{width}}  {info.summary}" for name, info in COMMANDS.items())
     parser = _parser("tailrace", usage="tailrace [--help] [--version] COMMAND ...")
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG.format(commands=commands)
-    parser.add_argument("--version", action="version", version=f"tailrace {version('tailrace')}")
+    parser.add_argument("--version", action="version", version=f"tailrace {VERSION}")
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     command = parser.parse_known_args(arguments)[0].command
     if command is None:

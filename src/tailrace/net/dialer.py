@@ -10,7 +10,6 @@ import errno
 import ipaddress
 import socket
 import ssl
-from functools import cache
 from typing import Any
 
 from tailrace.config import ConsumerConfig
@@ -28,6 +27,7 @@ from tailrace.net.sockets import connected_socket, keep_alive
 from tailrace.protocol.api_versions import Offered, api_of
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse
 from tailrace.protocol.message import Request
+from tailrace.version import VERSION
 
 __all__ = ["Dialer"]
 
@@ -95,7 +95,7 @@ class Dialer:
 
     async def _agree_on_versions(self, connection: Connection) -> None:
         newest = ApiVersionsRequest.api.versions[-1]
-        request = ApiVersionsRequest("tailrace", _version())
+        request = ApiVersionsRequest("tailrace", VERSION)
         answer = await self._ask(connection, request, newest)
         if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
             # The response lists the supported versions, encoded as version 0 (KIP-511).
@@ -196,13 +196,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-@cache
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - imports e-mail and archives
-
-    try:
-        return version("tailrace")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "0"
