@@ -292,7 +292,7 @@ class _ReplaceableConnection:
         chance = random.random()  # noqa: S311 - not for secrets
         self._retry_at = asyncio.get_running_loop().time() + self._backoff.pause_s(self._failures, chance)
         if not isinstance(error, AuthenticationError):
-            self._observer.emit(BrokerUnreachable(f"{self._host}:{self._port}", str(error)))
+            self._observer.emit(BrokerUnreachable(f"{self._host}:{self._port}", str(error), error))
 
     def _failure_during_backoff(self, pause_s: float) -> TailraceError:
         # An error that waiting does not resolve is raised again in its own class, so that callers do not retry.
@@ -301,4 +301,4 @@ class _ReplaceableConnection:
         return error_class(f"{self._failure} ({self._failures} attempts, next in {pause_s:.1f} s)")
 
     def _note_loss(self, reason: TailraceError) -> None:
-        self._observer.emit(ConnectionLost(f"{self._host}:{self._port}", str(self._key), str(reason)))
+        self._observer.emit(ConnectionLost(f"{self._host}:{self._port}", str(self._key), str(reason), reason))

@@ -171,7 +171,7 @@ class Cluster:
         try:
             self._update(_checked(await self.send_to_any(self._metadata_request()), "the cluster"))
         except BrokerConnectionError as error:
-            self._observer.emit(MetadataRefreshFailed(str(error)))
+            self._observer.emit(MetadataRefreshFailed(str(error), error))
             # All known brokers are gone or have moved: bootstrap again (KIP-899, KIP-1102).
             await self.bootstrap()
             self._observer.emit(ClusterRebootstrapped(tuple(b.address for b in self._brokers.values())))

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import ClassVar, TypeAlias
 
+import msgspec
+
 from tailrace.records import TopicPartition
 from tailrace.values import Value
 
@@ -78,6 +80,7 @@ __all__ = [
     "SessionExpired",
     "ShutdownTimedOut",
     "SparkQueryFailed",
+    "TelemetryFailed",
     "TopicCreated",
     "TopicMissing",
     "TopicRecreated",
@@ -102,6 +105,11 @@ class Event(Value):
 
     level: ClassVar[int] = logging.INFO
     """Log level of the event."""
+
+    @property
+    def exception(self) -> BaseException | None:
+        """Exception that caused the event; None if there is none. A field of the events that may have one."""
+        return None
 
     @property
     def exc_info(self) -> ExcInfo | None:
@@ -134,6 +142,8 @@ class ConnectionLost(Event):
     channel: str
     """Purpose of the connection, as in ``ConnectionOpened``."""
     reason: str
+    exception: BaseException | None = None
+    """The exception."""
 
 
 class BrokerUnreachable(Event):
@@ -146,6 +156,8 @@ class BrokerUnreachable(Event):
     address: str
     """Host and port of the broker."""
     reason: str
+    exception: BaseException | None = None
+    """The exception."""
 
 
 class CredentialsUnencrypted(Event):
@@ -163,6 +175,8 @@ class MetadataRefreshFailed(Event):
 
     level = logging.WARNING
     reason: str
+    exception: BaseException | None = None
+    """The exception."""
 
 
 class ClusterRebootstrapped(Event):
@@ -180,6 +194,8 @@ class BrokersUnavailable(Event):
     reason: str
     pause_s: float
     """Pause before the next attempt, in seconds."""
+    exception: BaseException | None = None
+    """The exception."""
 
 
 # ---- Consumer group --------------------------------------------------------------------------------------------
@@ -321,6 +337,8 @@ class OffsetsCommitted(Event):
     group_id: str
     offsets: Mapping[TopicPartition, int]
     """Committed offset of each partition: the next offset that a restart reads."""
+    took_s: float | None = None
+    """Duration of the commit in seconds, retries included; None if unknown."""
 
 
 class CommitFailed(Event):
@@ -331,6 +349,10 @@ class CommitFailed(Event):
     error: str
     will_retry: bool
     """False if this was the last attempt: at a stop, or because the membership, partition or topic is lost."""
+    exception: BaseException | None = None
+    """The exception."""
+    took_s: float | None = None
+    """Duration of the attempt in seconds, retries included; None if unknown."""
 
 
 class CommitCallbackFailed(Event):
@@ -339,6 +361,8 @@ class CommitCallbackFailed(Event):
     level = logging.ERROR
     group_id: str
     error: str
+    exception: BaseException | None = None
+    """The exception."""
 
 
 class CommitMetadataDropped(Event):
@@ -469,6 +493,8 @@ class TransactionAborted(Event):
     records: int
     """Number of consumed records in the transaction."""
     reason: str
+    exception: BaseException | None = None
+    """The exception."""
 
 
 class TransactionInDoubt(Event):
@@ -477,6 +503,8 @@ class TransactionInDoubt(Event):
     level = logging.WARNING
     group_id: str
     reason: str
+    exception: BaseException | None = None
+    """The exception."""
 
 
 class TransactionsStalled(Event):
@@ -496,6 +524,8 @@ class TransactionalProducerReplaced(Event):
     group_id: str
     transactional_id: str
     reason: str
+    exception: BaseException | None = None
+    """The exception."""
 
 
 # ---- Fetching --------------------------------------------------------------------------------------------------
@@ -515,6 +545,9 @@ class FetchCompleted(Event):
     """Time until the response, in seconds, including the broker's wait for records of up to ``fetch_max_wait_ms``."""
     throttled_s: float
     """Delay that the broker imposed by quota, in seconds."""
+    group_id: str | None = None
+    by_partition: Mapping[TopicPartition, int] = msgspec.field(default_factory=dict)
+    """Number of offsets in the fetched batches of each partition that had records."""
 
 
 class FetchFailed(Event):
@@ -526,6 +559,8 @@ class FetchFailed(Event):
     partition: TopicPartition | None
     """Partition that failed; None if the whole request failed."""
     error: str
+    exception: BaseException | None = None
+    """The exception; None if the broker refused a single partition."""
 
 
 class FetchInterrupted(Event):
@@ -539,6 +574,8 @@ class FetchInterrupted(Event):
     partition: TopicPartition | None
     """Partition that failed; None if the whole request failed."""
     error: str
+    exception: BaseException | None = None
+    """The exception, as in ``FetchFailed``."""
 
 
 class LogTruncated(Event):
@@ -571,6 +608,8 @@ class RecordUnreadable(Event):
     partition: TopicPartition
     offset: int
     error: str
+    exception: BaseException | None = None
+    """The exception."""
 
 
 # ---- Consumers and apps ----------------------------------------------------------------------------------------
@@ -624,6 +663,25 @@ class ShutdownTimedOut(Event):
     """Time that the hook or provider ran, in seconds."""
     is_abandoned: bool
     """True if the hook or provider ignored its cancellation, and the app ended nevertheless."""
+
+
+class TelemetryFailed(Event):
+    """A span or metric could not be made; records are handled all the same.
+
+    Logged once for each step; hooks do not receive it.
+    """
+
+    level = logging.ERROR
+    step: str
+    """Step that failed, such as ``starting a span``."""
+    error: str
+    exception: BaseException | None = None
+    """The exception."""
+
+    @property
+    def exc_info(self) -> ExcInfo | None:
+        """Exception and traceback."""
+        return _exc_info(self.exception)
 
 
 class LoopBlocked(Event):
@@ -768,6 +826,8 @@ class DeadLetterFailed(_HandlerEvent):
     """Action that may help."""
     retry_s: float
     """Time until the next attempt, in seconds."""
+    exception: BaseException | None = None
+    """The exception."""
 
 
 class RecordUnmatched(Event):
@@ -847,6 +907,8 @@ class TopicMissing(Event):
     error: str
     advice: str
     """Action that resolves the problem."""
+    exception: BaseException | None = None
+    """The broker's error; None if the topic belongs to a ``publish=``."""
 
 
 class ReplayTopicMissing(Event):
@@ -860,6 +922,8 @@ class ReplayTopicMissing(Event):
     error: str
     advice: str
     """Action that resolves the problem."""
+    exception: BaseException | None = None
+    """The exception."""
 
 
 # ---- Worker processes ------------------------------------------------------------------------------------------
@@ -896,6 +960,8 @@ class CheckpointAbandoned(Event):
     level = logging.ERROR
     group_id: str
     reason: str
+    exception: BaseException | None = None
+    """The exception."""
 
 
 class SparkQueryFailed(Event):

@@ -348,7 +348,7 @@ class SparkPipeline:
                 raise CorruptCheckpointError(
                     f"{error}; group {state.group_id!r} has none: set them with `tailrace offsets reset` first"
                 ) from error
-            self._observer.emit(CheckpointAbandoned(state.group_id, str(error)))
+            self._observer.emit(CheckpointAbandoned(state.group_id, str(error), error))
             return Resumption(False)
 
     def _set_next_number(self, state: PipelineState, seen: ClusterState) -> None:

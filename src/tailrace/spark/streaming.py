@@ -280,12 +280,12 @@ class SparkQuery:
             self.commit_batch(number, ends)
         except BrokerConnectionError as error:
             # The commit of the next batch covers this one.
-            observer.emit(CommitFailed(store.group_id, str(error), will_retry=not self._has_ended))
+            observer.emit(CommitFailed(store.group_id, str(error), will_retry=not self._has_ended, exception=error))
             if self._has_ended:
                 self._fail(error)
         except TailraceError as error:
             self._fail(error)
-            observer.emit(CommitFailed(store.group_id, str(error), will_retry=False))
+            observer.emit(CommitFailed(store.group_id, str(error), will_retry=False, exception=error))
             if not self._has_ended:
                 # In another thread: stopping waits for Spark's own thread, which runs this.
                 threading.Thread(target=self._stop_spark, name="tailrace stop", daemon=True).start()

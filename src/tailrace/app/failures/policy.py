@@ -205,7 +205,7 @@ class FailurePolicy:
             again_s = self._resolved.retry.max_backoff_ms / 1000
             name, partition, offset = self._handler.name, record.topic_partition, record.offset
             self._observer.emit(
-                DeadLetterFailed(name, partition, offset, outgoing.topic, str(refused), advice, again_s)
+                DeadLetterFailed(name, partition, offset, outgoing.topic, str(refused), advice, again_s, refused)
             )
             if not await self._wait_given_up(lane, record, again_s):
                 return False

@@ -405,7 +405,7 @@ class ReaderPool:
             await self.commit(timeout_s)
         except TailraceError as error:
             will_retry = is_outage(error)
-            self._observer.emit(CommitFailed(self._config.group_id or "", str(error), will_retry))
+            self._observer.emit(CommitFailed(self._config.group_id or "", str(error), will_retry, error))
             if not will_retry and not isinstance(error, TopicRecreatedError):
                 self._fail(error)
 

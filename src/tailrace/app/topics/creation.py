@@ -96,7 +96,7 @@ async def create_topics_of(config: ConsumerConfig, routes: Routes, topics: Colle
         await cluster.reach(_GRACE_S)
         for name, of in _missing_topics(cluster, retries):
             if error := await _create(cluster, name, of, _RETAINED_BY_DEFAULT, observer):
-                observer.emit(TopicMissing(name, str(error), _advice(of)))
+                observer.emit(TopicMissing(name, str(error), _advice(of), error))
         await _create_missing(cluster, dead, replays, observer)
 
 
@@ -109,7 +109,7 @@ async def _create_missing(
     ):
         for name, of in _missing_topics(cluster, wanted):
             if error := await _create(cluster, name, of, topic_config, observer):
-                observer.emit(event(name, str(error), _advice(of)))
+                observer.emit(event(name, str(error), _advice(of), error))
 
 
 async def _find_topics(cluster: Cluster, topics: Iterable[str]) -> None:

@@ -19,6 +19,8 @@ from tailrace.records import TopicPartition
 
 __all__ = ["LaterTopics"]
 
+_ADVICE = "create it, or wait: the next rebalance tries again"
+
 _SHARE_OF_POLL_INTERVAL = 0.25
 """Share of ``max_poll_interval_ms`` for creating topics; a rebalance callback beyond the interval ends the consumer."""
 
@@ -77,6 +79,6 @@ class LaterTopics:
             retries = (name for name, one in self._routes.retries.items() if one.origin in topics)
             dead = (name for name, of in self._routes.dead_letters(topics)[0].items() if not of.isdisjoint(topics))
             for name in sorted({*retries, *dead}):
-                self._observer.emit(TopicMissing(name, reason, "create it, or wait: the next rebalance tries again"))
+                self._observer.emit(TopicMissing(name, reason, _ADVICE, error))
             return False
         return True

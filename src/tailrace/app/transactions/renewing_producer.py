@@ -162,7 +162,7 @@ class RenewingProducer:
                 if not self._producer.is_in_doubt:
                     raise
                 failures += 1
-                self._observer.emit(TransactionInDoubt(self._group_id, str(error)))
+                self._observer.emit(TransactionInDoubt(self._group_id, str(error), error))
             else:
                 self._is_begun = False
                 return
@@ -193,7 +193,7 @@ class RenewingProducer:
                 error = producer.error or error
                 if isinstance(error, ProducerFencedError) and not is_timed_out:
                     raise error
-                self._observer.emit(TransactionalProducerReplaced(self._group_id, self._id, str(error)))
+                self._observer.emit(TransactionalProducerReplaced(self._group_id, self._id, str(error), error))
                 await self.close()
                 if producer.state is ProducerState.FAILED:
                     # The coordinator aborts the open transaction when a producer with the same id initializes.

@@ -309,6 +309,7 @@ class TransactionalSource:
             return
         self._held.passed(self._at.passed())
         self._is_committing = True
+        began_at = self._loop.time()
         try:
             offsets = self._held.offsets()
             if not self._attempts.has_sent and not self._held.have_changed(offsets):
@@ -325,10 +326,11 @@ class TransactionalSource:
             return
         finally:
             self._is_committing = False
+        took_s = self._loop.time() - began_at
         self._failures, self._reason = 0, ""
         self._stall.end()
         up_to = {at: one.offset for at, one in offsets.items()}
-        self._observer.emit(OffsetsCommitted(self._at.group_id, up_to))
+        self._observer.emit(OffsetsCommitted(self._at.group_id, up_to, took_s))
         self._held.committed(offsets)
         self._failure_counts.committed(up_to)
         self._refusals.committed(up_to)
@@ -382,7 +384,7 @@ class TransactionalSource:
         error = self._window.doomed_by
         assert error is not None
         self._reason = str(error)
-        self._observer.emit(TransactionAborted(self._at.group_id, self._window.count, str(error)))
+        self._observer.emit(TransactionAborted(self._at.group_id, self._window.count, str(error), error))
         for partition in self._held.partitions():
             self._group.halt(partition)
         await self._transactor.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))

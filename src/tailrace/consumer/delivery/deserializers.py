@@ -50,7 +50,7 @@ class Deserializers:
                 failure.__cause__ = error
                 if not self._is_skipping:
                     return deserialized, failure
-                self._observer.emit(RecordUnreadable(record.topic_partition, record.offset, str(failure)))
+                self._observer.emit(RecordUnreadable(record.topic_partition, record.offset, str(failure), failure))
         return deserialized, None
 
     def _read(self, record: Record) -> Record:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -101,8 +102,8 @@ class Fetcher:
         self._deserializers = make_deserializers(config, observer)
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._loop = asyncio.get_running_loop()
-        self._fetched_records = 0
-        """Number of records fetched since the last FetchCompleted event."""
+        self._fetched: Counter[TopicPartition] = Counter()
+        """Number of offsets fetched of each partition since the last FetchCompleted event."""
         self._news = AutoResetEvent()
         self._loops: dict[FetchConnection, FetchLoop] = {}
         self._waiting_for_room: set[AutoResetEvent] = set()
@@ -314,7 +315,7 @@ class Fetcher:
         """Refresh the metadata and pause after a fetch that was not answered."""
         is_silent = isinstance(error, RequestTimedOutError | MalformedMessageError)
         action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.REFRESH_METADATA
-        self._report_failure(node_id, None, str(error), action, failures - 1)
+        self._report_failure(node_id, None, error, action, failures - 1)
         for position in self._positions.of(plan.partitions):
             # If a preferred replica fails, the partition is fetched from the leader again (KIP-392).
             position.preferred_read_replica = None
@@ -324,10 +325,18 @@ class Fetcher:
 
     def _measure(self, node_id: int, answer: FetchResponse, took_s: float) -> None:
         size = sum(len(one.records) for one in answer.partitions if one.records)
+        fetched, self._fetched = self._fetched, Counter()
         self._observer.emit(
-            FetchCompleted(f"broker {node_id}", size, self._fetched_records, took_s, answer.throttle_time_ms / 1000)
+            FetchCompleted(
+                f"broker {node_id}",
+                size,
+                fetched.total(),
+                took_s,
+                answer.throttle_time_ms / 1000,
+                self._config.group_id,
+                fetched,
+            )
         )
-        self._fetched_records = 0
 
     # ---- answers -----------------------------------------------------------------------------------------------
 
@@ -336,7 +345,7 @@ class Fetcher:
             return
         if answer.error_code:
             failure = broker_error(answer.error_code, f"broker {node_id} refused the whole fetch")
-            self._observer.emit(FetchFailed(f"broker {node_id}", None, str(failure)))
+            self._observer.emit(FetchFailed(f"broker {node_id}", None, str(failure), failure))
             self._back_off(self._positions.of(plan.partitions))
             return
         names = plan.topic_names()
@@ -379,10 +388,16 @@ class Fetcher:
         self._back_off([position])
 
     def _report_failure(
-        self, node_id: int, partition: TopicPartition | None, error: str, action: FetchErrorAction, failures: int
+        self,
+        node_id: int,
+        partition: TopicPartition | None,
+        error: str | Exception,
+        action: FetchErrorAction,
+        failures: int,
     ) -> None:
         kind = FetchInterrupted if is_interruption(action, failures) else FetchFailed
-        self._observer.emit(kind(f"broker {node_id}", partition, error))
+        exception = error if isinstance(error, Exception) else None
+        self._observer.emit(kind(f"broker {node_id}", partition, str(error), exception))
 
     def _reset_position(self, position: Position, at: StartPoint) -> None:
         """Read from ``at`` on, because the position is out of range or the topic was recreated."""
@@ -451,7 +466,8 @@ class Fetcher:
                 max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
             )
             self._reader.put(position.partition, buffered, batch.size if is_visible else 0)
-            self._fetched_records += batch.next_offset - batch.base_offset if is_visible else 0
+            if is_visible:
+                self._fetched[position.partition] += batch.next_offset - batch.base_offset
             position.fetched_to(batch.next_offset, batch.leader_epoch)
 
     def _readable_batches(self, position: Position, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:

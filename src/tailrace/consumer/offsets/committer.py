@@ -119,11 +119,14 @@ class Committer:
         """
         if self._is_over:
             return
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
         try:
             await self._commit(partial(self._commits.snapshot, partitions), timeout_s)
         except (GroupError, BrokerError) as error:
             may_succeed = isinstance(error, CommitFailedError | BrokerError) and error.retriable
-            self._observer.emit(CommitFailed(self._group_id, str(error), will_retry and may_succeed))
+            took_s = loop.time() - began_at
+            self._observer.emit(CommitFailed(self._group_id, str(error), will_retry and may_succeed, error, took_s))
             if not isinstance(error, CommitFailedError) or error is self._out_of_retries:
                 self._reader.report(error)
 
@@ -195,7 +198,7 @@ class Committer:
             async with asyncio.timeout(self._config.default_api_timeout_ms / 1000):
                 await settled(callback(offsets, error), "offset_commit_callback")
         except Exception as raised:  # noqa: BLE001 - the user's function may raise anything
-            self._observer.emit(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}"))
+            self._observer.emit(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}", raised))
 
     def _restart(self, now: float, finished: int) -> None:
         self._clock.restart(now, finished)
@@ -242,7 +245,9 @@ class Committer:
                     raise self._out_of_retries from error
                 raise
 
-        timeout_s = deadline - asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        timeout_s = deadline - began_at
         try:
             await self._cluster.retrying(attempt, timeout_s=timeout_s, what=f"committing {len(left)} offsets")
         except (BrokerConnectionError, BrokerError) as error:
@@ -257,7 +262,7 @@ class Committer:
         missing = gone | recreated
         committed = {partition: one.offset for partition, one in snapshot.offsets.items() if partition not in missing}
         if committed or not recreated:
-            self._observer.emit(OffsetsCommitted(self._group_id, committed))
+            self._observer.emit(OffsetsCommitted(self._group_id, committed, loop.time() - began_at))
         if recreated:
             raise TopicRecreatedError(recreated)
         if gone:
