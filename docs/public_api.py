@@ -1,7 +1,8 @@
 """Write docs/public_api.txt, the snapshot of the public surface: ``python docs/public_api.py``.
 
-It holds the names, signatures, fields and defaults of ``tailrace``, ``tailrace.testing`` and ``tailrace.spark``, the
-options, the events and the commands. A test compares it with the code, so that no change to it goes unnoticed.
+It holds the names, signatures, fields and defaults of ``tailrace``, ``tailrace.testing``, ``tailrace.spark`` and the
+integrations, the options, the events and the commands. A test compares it with the code, so that no change to it goes
+unnoticed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.observe import events
 
 SNAPSHOT = Path(__file__).parent / "public_api.txt"
-PACKAGES = ("tailrace", "tailrace.testing", "tailrace.spark")
+PACKAGES = ("tailrace", "tailrace.testing", "tailrace.spark", "tailrace.integrations.opentelemetry")
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 ANNOTATION = re.compile(r"(: |-> )(['\"])(.*?)\2")
 """An annotation is text, as its module postpones evaluation."""

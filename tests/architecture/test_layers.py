@@ -288,9 +288,15 @@ def is_loop(node: ast.expr) -> bool:
     return ast.unparse(node).removesuffix("()").rpartition(".")[2].endswith(("asyncio", "loop"))
 
 
-# Timestamps of dead letters and records, and due times of retries, use the wall clock.
+# Timestamps of dead letters, records and spans, and due times of retries, use the wall clock.
 WALL_CLOCK = {
-    f"tailrace/{name}.py" for name in ("app/sources", "consumer/positions/start_points", "spark/worker/arrow_source")
+    f"tailrace/{name}.py"
+    for name in (
+        "app/sources",
+        "consumer/positions/start_points",
+        "integrations/opentelemetry",
+        "spark/worker/arrow_source",
+    )
 }
 
 

@@ -49,7 +49,7 @@ def made(kafka_server):
     def make(example: str) -> None:
         (command,) = re.findall(r"^tailrace kafka (.*?) +#", (ROOT / "examples" / example).read_text(), re.MULTILINE)
         for name, partitions in re.findall(r"--topic ([\w-]+)(?::(\d+))?", command):
-            kafka_server.create_topic(name, int(partitions or 1))
+            kafka_server.create_topic(name, int(partitions or 1), exist_ok=True)
 
     return make
 
@@ -93,6 +93,42 @@ def test_the_watcher_prints_what_is_written(started, kafka_server):
     assert lines[0].startswith("0@")
     assert lines[0].endswith(" b'k' b'v'\n")
     assert watching.wait(60) == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one process", "workers"])
+def test_the_trace_of_a_payment_goes_on_in_the_cashier(started, made, options):
+    """One process sends the payment, another handles it and sends the receipt: their spans belong to one trace."""
+    made("traced.py")
+    paying = started("examples/traced.py", "5")
+    paid, _ = paying.communicate(timeout=60)
+    (trace_id,) = {trace_id for name, trace_id in printed_spans(paid) if name == "send payments"}
+
+    charging = started("-m", "tailrace", "run", "examples.traced:cashier", *options)
+    found: set[str] = set()
+    lines = ""
+    while not {"process payments", "send receipts"} <= found:
+        line = charging.stdout.readline()
+        assert line, charging.stderr.read()
+        lines += line.rpartition(" | ")[2]
+        found = {name for name, of in printed_spans(lines) if of == trace_id}
+    charging.send_signal(signal.SIGTERM)
+    rest, _ = charging.communicate(timeout=60)
+
+    assert (paying.returncode, charging.returncode) == (0, 0)
+    assert "commit payments" in {name for name, _ in printed_spans(lines + rest)}
+
+
+def printed_spans(text: str) -> list[tuple[str, str]]:
+    """Return the names and trace ids of spans that OpenTelemetry's console exporter printed."""
+    return re.findall(r'"name": "([^"]+)",.*?"trace_id": "0x(\w+)"', text, re.DOTALL)
+
+
+def test_the_page_about_traces_has_the_program_of_the_example():
+    """The first program of the page is the beginning of the example, without its handler."""
+    page, example = ((ROOT / path).read_text() for path in ("docs/howto/trace-an-app.md", "examples/traced.py"))
+    (program, *_) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+    assert program in example
 
 
 @pytest.mark.slow

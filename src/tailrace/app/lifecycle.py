@@ -29,7 +29,8 @@ from tailrace.core.backoff import Backoff
 from tailrace.errors import BrokerConnectionError, TailraceError
 from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTimedOut
 from tailrace.observe.hooks import Observer
-from tailrace.producer.publisher import Publisher
+from tailrace.observe.instrumentation import instrumentations_of
+from tailrace.producer.publisher import Publisher, instrumented
 
 __all__ = ["AppRun"]
 
@@ -197,7 +198,8 @@ class AppRun:
 
     async def _start_groups(self, stack: AsyncExitStack, opened: Opened, stopping: asyncio.Event) -> None:
         async def publish(into: AsyncExitStack) -> None:
-            self.publisher = await into.enter_async_context(self._open_publisher())
+            publisher = await into.enter_async_context(self._open_publisher())
+            self.publisher = instrumented(publisher, instrumentations_of(self._observer))
 
         async def read(into: AsyncExitStack) -> None:
             assert self.publisher is not None
@@ -249,7 +251,7 @@ class AppRun:
                     raise
                 failures += 1
                 pause_s = backoff.pause_s(failures, random.random())  # noqa: S311 - for jitter
-                self._observer.emit(BrokersUnavailable(str(error), pause_s))
+                self._observer.emit(BrokersUnavailable(str(error), pause_s, error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await stopping.wait()

@@ -60,6 +60,11 @@ class Observer:
         extended._hooks = (*self._hooks, *hooks)  # noqa: SLF001 - same class
         return extended
 
+    @property
+    def hooks(self) -> Sequence[Hook]:
+        """Hooks that receive the events."""
+        return self._hooks
+
     def emit(self, event: Event) -> None:
         """Pass ``event`` to the hooks and log it."""
         for hook in self._hooks:

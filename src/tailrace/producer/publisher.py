@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import PublishError
+from tailrace.observe.instrumentation import Instrumentation, Publish
 from tailrace.records import TopicPartition
 
-__all__ = ["Published", "Publisher", "check_topic_name"]
+__all__ = ["Published", "Publisher", "check_topic_name", "instrumented"]
 
 
 class Published(NamedTuple):
@@ -50,3 +51,34 @@ def check_topic_name(topic: str) -> None:
     """
     if fault := topic_name_fault(topic):
         raise PublishError(f"{topic!r} is not a legal topic name: {fault}")
+
+
+def instrumented(publisher: Publisher, instrumentations: Iterable[Instrumentation]) -> Publisher:
+    """Return ``publisher`` surrounded by ``instrumentations``, the first one outermost."""
+    around = tuple(instrumentations)
+    if not around:
+        return publisher
+    publish: Publish = publisher.publish
+    for one in reversed(around):
+        publish = one.around_publish(publish)
+    return _InstrumentedPublisher(publish)
+
+
+class _InstrumentedPublisher:
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+
+    async def publish(  # noqa: PLR0913 - a record
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Published | None:
+        published: Published | None = await self._publish(
+            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+        )
+        return published

@@ -13,10 +13,15 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tailrace import App, Depends, Record, Retry, TailraceError, TopicPartition
 from tailrace.config import resolve
 from tailrace.core.offset_map import OffsetMap
+from tailrace.integrations.opentelemetry import OpenTelemetry
 from tailrace.spark.handler_selection import select_handlers
 from tailrace.spark.worker import task_runner as worker
 from tailrace.spark.worker.app_runner import AppRunner
@@ -242,3 +247,24 @@ async def test_an_error_at_the_stop_fails_the_task(app, bench):
 def note(file: Path, text: str) -> None:
     with file.open("a") as out:
         out.write(f"{text}\n")
+
+
+async def test_a_worker_makes_spans_with_its_own_provider(app, bench, monkeypatch):
+    """The hook of an app that is sent to a worker uses the global provider there, not the driver's."""
+    there, elsewhere = InMemorySpanExporter(), InMemorySpanExporter()
+    providers = []
+    for exporter in (there, elsewhere):
+        providers.append(TracerProvider(shutdown_on_exit=False))
+        providers[-1].add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", providers[0])
+    app.configure(hooks=[OpenTelemetry(tracer_provider=providers[1])])
+
+    @app.handler(TOPIC)
+    async def double(number: int) -> int:
+        return 2 * number
+
+    values, _ = await task(app, "double", b"1", b"2")
+
+    assert values == [2, 4]
+    assert [one.name for one in there.get_finished_spans()] == [f"process {TOPIC}"] * 2
+    assert elsewhere.get_finished_spans() == ()

@@ -1,4 +1,6 @@
-"""Call path of a handler: ``when=``, publishing, deadline, middleware, decoding and the function, outermost first.
+"""Call path of a handler: instrumentation, ``when=``, publishing, deadline, middleware, decoding and the function.
+
+The outermost part comes first in this list.
 
 Middleware runs within the deadline and may change the result to publish. Records that ``when=`` excludes reach neither
 the middleware nor the function. The call for a record raises if the record fails; the call for a batch returns the
@@ -27,6 +29,7 @@ from tailrace.app.publish.encoding import results_in
 from tailrace.app.publish.results import ResultPublisher, batch_span, carrying, noting_span, result_trace
 from tailrace.awaitables import settled
 from tailrace.errors import ConfigurationError
+from tailrace.observe.instrumentation import HandlerInfo
 from tailrace.records import Record
 
 __all__ = ["Finish", "HandlerCall", "UnitCall", "handler_call", "matches"]
@@ -76,14 +79,24 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
         finished = _finished(call, finish)
         # For a function that declares no result, the executor calls ``finish`` if needed, which saves a coroutine.
         is_lean = returns_nothing(prepared.function) and handler.publish is None and not middleware
-        call = carrying(call if is_lean and context.transactions is None else finished, finished)
+        is_lean = is_lean and context.transactions is None and not context.instrumentations
+        call = carrying(call if is_lean else finished, finished)
     if handler.when is not None:
         call = _checking_when_of_batch(call, handler.when) if is_batch else _checking_when(call, handler.when)
     if middleware or handler.when is not None or not prepared.sees_values_only:
         call = _as_first_read(call, context.origins, is_batch=is_batch)
     if context.transactions is not None:
         call = context.transactions.around(raising_if_all_fail(call) if is_batch else call)
-    return HandlerCall(functools.partial(failures_of, call) if is_batch else call, finish)
+    return HandlerCall(
+        _instrumented(functools.partial(failures_of, call) if is_batch else call, handler, context), finish
+    )
+
+
+def _instrumented(call: UnitCall, handler: Handler, context: HandlerContext) -> UnitCall:
+    for instrumentation in reversed(context.instrumentations):
+        info = HandlerInfo(handler.name, context.group_id, is_batch=handler.batch is not None)
+        call = instrumentation.around_handler(call, info)
+    return call
 
 
 def matches(handler: Handler, record: Record) -> bool:

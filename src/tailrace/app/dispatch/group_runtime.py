@@ -29,7 +29,8 @@ from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.core.delivery.progress import Lease
 from tailrace.observe.events import HandlerAbandoned, HandlersOverlap, LaneFull, RecordUnmatched
 from tailrace.observe.hooks import Observer
-from tailrace.producer.publisher import Publisher
+from tailrace.observe.instrumentation import instrumentations_of
+from tailrace.producer.publisher import Publisher, instrumented
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["Connect", "GroupRuntime"]
@@ -94,13 +95,18 @@ class GroupRuntime:
             TailraceError: see ``Consumer.start``.
         """
         window = await self.source.start(self)
-        publisher = self._publisher if self._transactions is None else self._transactions
+        instrumentations = instrumentations_of(self._observer)
+        publisher = self._publisher
+        if self._transactions is not None:
+            publisher = instrumented(self._transactions, instrumentations)
         context = HandlerContext(
             opened=self._opened,
             publisher=publisher,
             dead_letter_publisher=DeadLetterPublisher(self._routes, publisher, self.source.wall_clock),
             transactions=self._transactions,
             observer=self._observer,
+            instrumentations=instrumentations,
+            group_id=self.group_id,
             # Looked up for each record; a set is faster, and suffices if all topics are known by name.
             origins=self._routes if self._routes.patterns else self._routes.own,
             delay_of=self._retry_topic_records.delay_of,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from tailrace.app.declare.arguments import Opened
@@ -10,6 +10,7 @@ from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
 from tailrace.app.handlers import Handler
 from tailrace.app.sources import Transactions
 from tailrace.observe.hooks import Observer
+from tailrace.observe.instrumentation import Instrumentation
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record
 
@@ -28,6 +29,9 @@ class HandlerContext:
     transactions: Transactions | None
     """Transactions in which results are published; None for at-least-once delivery."""
     observer: Observer
+    instrumentations: Sequence[Instrumentation]
+    """Hooks that surround the calls of handlers, the outermost first."""
+    group_id: str
     origins: Container[str]
     """The group's own topics, whose records are passed to handlers as they were in their origin topic."""
     delay_of: Callable[[str], int | None]

@@ -16,6 +16,8 @@ from tailrace.app.failures.dead_letters import (
     retry_record,
     without_tailrace_headers,
 )
+from tailrace.app.publish.encoding import replacing_trace
+from tailrace.app.publish.noted_trace import noted_trace
 from tailrace.app.topics.names import topic_name
 from tailrace.app.topics.retry_topics import retry_topic
 from tailrace.app.topics.routes import Routes
@@ -52,7 +54,7 @@ class DeadLetterPublisher:
         self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int
     ) -> OutgoingFailure:
         """Return ``record`` as a message for a retry topic, due ``delay_ms`` after it is sent."""
-        origin, record = self._with_trusted_headers(record)
+        origin, record = self._with_trusted_headers(_in_trace_of(error, record))
         topic = retry_topic(origin, self._group_id, delay_ms)
         failure = self._failure(record, failures, error, handler)
         return OutgoingFailure(topic, lambda: [retry_record(record, failure, math.ceil(self._now_ms) + delay_ms)])
@@ -61,7 +63,7 @@ class DeadLetterPublisher:
         self, record: Record, failures: int, error: Exception, handler: str, template: str
     ) -> OutgoingFailure:
         """Return ``record`` as a message for its dead-letter topic."""
-        origin, record = self._with_trusted_headers(record)
+        origin, record = self._with_trusted_headers(_in_trace_of(error, record))
         topic = topic_name(template, topic=origin, group=self._group_id)
         failure = self._failure(record, failures, error, handler)
         return OutgoingFailure(
@@ -113,3 +115,11 @@ class DeadLetterPublisher:
     @property
     def _now_ms(self) -> float:
         return self._wall_clock() * 1000
+
+
+def _in_trace_of(error: Exception, record: Record) -> Record:
+    """Return the record with the trace of the attempt that raised ``error``, if the attempt was traced."""
+    trace = noted_trace(error)
+    if not trace:
+        return record
+    return msgspec.structs.replace(record, headers=tuple(replacing_trace(record.headers, trace)))

@@ -14,7 +14,16 @@ from tailrace.app.publish.message import Message
 from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import PublishError, SchemaRegistryError
 
-__all__ = ["Headers", "OutgoingRecord", "messages_in", "outgoing", "results_in", "trace_in", "with_trace"]
+__all__ = [
+    "Headers",
+    "OutgoingRecord",
+    "messages_in",
+    "outgoing",
+    "replacing_trace",
+    "results_in",
+    "trace_in",
+    "with_trace",
+]
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
@@ -106,6 +115,12 @@ def with_trace(headers: Headers, trace: Headers) -> Headers:
     if not trace or any(name in _TRACE for name, _ in headers):
         return headers
     return [*headers, *trace]
+
+
+def replacing_trace(headers: Headers, trace: Headers) -> Headers:
+    """Return ``headers`` with those of ``trace`` in place of their own; baggage is kept unless the trace has some."""
+    replaced = {"traceparent", "tracestate", *(name for name, _ in trace)}
+    return [*(one for one in headers if one[0] not in replaced), *trace]
 
 
 def _headers(given: object) -> Headers:

@@ -19,6 +19,7 @@ from tailrace.app.publish.abandonment import check_not_abandoned
 from tailrace.app.publish.encoding import Headers, OutgoingRecord, messages_in, outgoing, trace_in, with_trace
 from tailrace.app.publish.ordered_gather import gather_in_order
 from tailrace.awaitables import settled
+from tailrace.observe.telemetry_guard import TelemetryGuard
 from tailrace.producer.publisher import Published, Publisher
 from tailrace.records import Record
 
@@ -27,6 +28,7 @@ __all__ = ["ResultPublisher", "batch_span", "carrying", "noting_span", "publish_
 TakenT = TypeVar("TakenT")
 
 _OPENTELEMETRY = "opentelemetry.trace"
+_injecting = TelemetryGuard("passing a trace on")
 _trace: ContextVar[Headers] = ContextVar("tailrace_trace", default=())
 
 
@@ -98,7 +100,10 @@ def _active_trace() -> Headers:
     if module is None or not module.get_current_span().get_span_context().is_valid:
         return ()
     carrier: dict[str, str] = {}
-    importlib.import_module("opentelemetry.propagate").inject(carrier)
+    with _injecting:
+        importlib.import_module("opentelemetry.propagate").inject(carrier)
+    if not carrier:
+        return ()
     # The record's baggage belongs to the trace even if no propagator has extracted it.
     kept = [one for one in _trace.get() if one[0] == "baggage" and one[0] not in carrier]
     return [*((name, value.encode()) for name, value in carrier.items()), *kept]

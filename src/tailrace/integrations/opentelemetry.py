@@ -1,0 +1,395 @@
+"""Spans and metrics with OpenTelemetry: ``App(hooks=[OpenTelemetry()])``.
+
+Only the API is imported; without an SDK, spans record nothing, and traces are passed on. ``messaging_conventions``
+contains the names. No error of a propagator, span processor or exporter reaches a handler or a consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar
+
+from opentelemetry import context as active_context
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import Getter
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+
+from tailrace.app.publish.noted_trace import note_trace
+from tailrace.integrations.messaging_conventions import DURATION_BUCKETS_S, SCHEMA_URL, Attribute, Metric, Operation
+from tailrace.observe.events import CommitFailed, Event, FetchCompleted, FetchFailed, OffsetsCommitted
+from tailrace.observe.instrumentation import HandlerInfo, Publish
+from tailrace.observe.telemetry_guard import TelemetryGuard
+from tailrace.producer.publisher import Published
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["OpenTelemetry"]
+
+ValueT = TypeVar("ValueT", bound=Hashable)
+
+_Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+_Attributes: TypeAlias = dict[str, str | int | bool]
+
+
+class OpenTelemetry:
+    """Hook that makes spans and metrics of an app or a consumer.
+
+    - ``process T`` (CONSUMER) for each call of a handler. For a single record, the span continues the trace in the
+      record's headers; for a batch, it links to the spans in the headers of its records.
+    - ``send T`` (PRODUCER) for each published record, whose headers carry the span's context: results, ``app.publish``,
+      retry topics and dead letters.
+    - ``poll T`` (CLIENT) for each fetch that returned records or failed. Fetches run ahead of the handlers.
+    - ``commit T`` (CLIENT) for each commit of offsets.
+
+    Pickled copies, such as those on Spark, use the global providers of their process.
+
+    Args:
+        tracer_provider: Provider of the tracer; by default the global one.
+        meter_provider: Provider of the meter; by default the global one.
+        client_spans: False to make no ``poll`` and ``commit`` spans; their metrics are kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: metrics.MeterProvider | None = None,
+        client_spans: bool = True,
+    ) -> None:
+        self._client_spans = client_spans
+        self._guards = _Guards()
+        self._tracer = trace.get_tracer("tailrace", tracer_provider=tracer_provider, schema_url=SCHEMA_URL)
+        meter = metrics.get_meter("tailrace", meter_provider=meter_provider, schema_url=SCHEMA_URL)
+
+        def duration(name: str, description: str) -> metrics.Histogram:
+            return meter.create_histogram(
+                name, "s", description, explicit_bucket_boundaries_advisory=DURATION_BUCKETS_S
+            )
+
+        self._operation_duration = duration(Metric.OPERATION_DURATION, "Duration of a poll, commit or send.")
+        self._process_duration = duration(Metric.PROCESS_DURATION, "Duration of a call of a handler.")
+        self._sent = meter.create_counter(Metric.SENT_MESSAGES, "{message}", "Number of records sent.")
+        self._consumed = meter.create_counter(Metric.CONSUMED_MESSAGES, "{message}", "Number of records fetched.")
+
+    def __repr__(self) -> str:
+        return "OpenTelemetry()" if self._client_spans else "OpenTelemetry(client_spans=False)"
+
+    def __reduce__(self) -> tuple[Callable[[bool], OpenTelemetry], tuple[bool]]:
+        """Pickle the options without the providers, which have threads and connections."""
+        return _unpickled, (self._client_spans,)
+
+    # ---- handlers ----------------------------------------------------------------------------------------------
+
+    def around_handler(
+        self, call: Callable[[Any], Awaitable[Any]], handler: HandlerInfo, /
+    ) -> Callable[[Any], Awaitable[Any]]:
+        """Return ``call`` within a ``process`` span."""
+        common: _Attributes = {Attribute.GROUP_NAME: handler.group_id, Attribute.HANDLER: handler.name}
+
+        async def process(record: Record) -> object:
+            with self._processing(record, common):
+                return await call(record)
+
+        async def process_batch(records: Sequence[Record]) -> Mapping[int, Exception]:
+            with self._processing_batch(records, common) as running:
+                failed: Mapping[int, Exception] = await call(records)
+                if failed:
+                    running.fail(failed.values())
+                return failed
+
+        return process_batch if handler.is_batch else process
+
+    def processing(
+        self, records: Record | Sequence[Record], group_id: str | None = None
+    ) -> AbstractContextManager[Any]:
+        """Return a context with a ``process`` span, for code that handles the records of a ``Consumer``.
+
+        Args:
+            records: A record, or the records of a batch, of which there must be at least one.
+            group_id: Group of the consumer.
+        """
+        common: _Attributes = {} if group_id is None else {Attribute.GROUP_NAME: group_id}
+        if isinstance(records, Record):
+            return self._processing(records, common)
+        return self._processing_batch(records, common)
+
+    def _processing(self, record: Record, common: _Attributes) -> _Running:
+        labels = {**Operation.PROCESS.attributes, **common, Attribute.DESTINATION_NAME: record.topic}
+        running = _Running(self._guards, self._process_duration, labels)
+        with self._guards.start:
+            parent = _extracted(record.headers, Context())
+            details: _Attributes = {
+                **labels,
+                Attribute.PARTITION_ID: str(record.partition),
+                Attribute.OFFSET: record.offset,
+            }
+            if record.value is None:
+                details[Attribute.TOMBSTONE] = True
+            name = Operation.PROCESS.span_name(record.topic)
+            running.activate(self._tracer.start_span(name, parent, SpanKind.CONSUMER, details), parent)
+        return running
+
+    def _processing_batch(self, records: Sequence[Record], common: _Attributes) -> _Running:
+        labels = {**Operation.PROCESS.attributes, **common}
+        topic, partition = _only(one.topic for one in records), _only(one.topic_partition for one in records)
+        if topic is not None:
+            labels[Attribute.DESTINATION_NAME] = topic
+        running = _Running(self._guards, self._process_duration, labels)
+        with self._guards.start:
+            details: _Attributes = {**labels, Attribute.MESSAGE_COUNT: len(records)}
+            if partition is not None:
+                details[Attribute.PARTITION_ID] = str(partition.partition)
+            name, links = Operation.PROCESS.span_name(topic), _links(records)
+            parent = Context()
+            running.activate(self._tracer.start_span(name, parent, SpanKind.CONSUMER, details, links), parent)
+        return running
+
+    # ---- publishing --------------------------------------------------------------------------------------------
+
+    def around_publish(self, publish: Publish, /) -> Publish:
+        """Return ``publish`` within a ``send`` span, whose context is put into the headers of the record.
+
+        If the record has trace headers, the span continues that trace; otherwise the active span is its parent.
+        """
+
+        async def send(
+            topic: str,
+            value: bytes | None,
+            *,
+            headers: _Headers = (),
+            partition: int | None = None,
+            **options: Any,  # noqa: ANN401 - passed on
+        ) -> Any:  # noqa: ANN401 - passed on
+            labels: _Attributes = {**Operation.SEND.attributes, Attribute.DESTINATION_NAME: topic}
+            with _Running(self._guards, self._operation_duration, labels, self._sent) as running:
+                with self._guards.start:
+                    parent = _extracted(headers, active_context.get_current())
+                    details = {**labels}
+                    if partition is not None:
+                        details[Attribute.PARTITION_ID] = str(partition)
+                    if value is None:
+                        details[Attribute.TOMBSTONE] = True
+                    name = Operation.SEND.span_name(topic)
+                    running.begin(self._tracer.start_span(name, parent, SpanKind.PRODUCER, details), parent)
+                    headers = _replaced(headers, running.trace)
+                published = await publish(topic, value, headers=headers, partition=partition, **options)
+                if isinstance(published, Published):
+                    with self._guards.end:
+                        running.span.set_attribute(Attribute.PARTITION_ID, str(published.partition.partition))
+                        running.span.set_attribute(Attribute.OFFSET, published.offset)
+                return published
+
+        return send
+
+    # ---- polls and commits -------------------------------------------------------------------------------------
+
+    def on_event(self, event: Event, /) -> None:
+        """Make spans and metrics of fetches and commits."""
+        match event:
+            case FetchCompleted() if event.by_partition:
+                self._polled(event)
+            case FetchFailed():
+                failed = () if event.partition is None else (event.partition,)
+                error_type = event.error if event.exception is None else _type_name(event.exception)
+                self._client_operation(Operation.POLL, failed, error_type=error_type)
+            case OffsetsCommitted(group_id=group_id, offsets=offsets, took_s=took_s):
+                partition = _only(offsets)
+                details: _Attributes = {} if partition is None else {Attribute.OFFSET: offsets[partition]}
+                self._client_operation(Operation.COMMIT, offsets, group_id=group_id, took_s=took_s, details=details)
+            case CommitFailed(group_id=group_id, took_s=took_s):
+                error_type = "_OTHER" if event.exception is None else _type_name(event.exception)
+                self._client_operation(Operation.COMMIT, (), group_id=group_id, took_s=took_s, error_type=error_type)
+            case _:
+                pass
+
+    def _polled(self, event: FetchCompleted) -> None:
+        details: _Attributes = {Attribute.MESSAGE_COUNT: event.records}
+        labels = self._client_operation(
+            Operation.POLL, event.by_partition, group_id=event.group_id, took_s=event.took_s, details=details
+        )
+        with self._guards.measure:
+            for partition, count in event.by_partition.items():
+                self._consumed.add(count, {**labels, Attribute.DESTINATION_NAME: partition.topic})
+
+    def _client_operation(  # noqa: PLR0913 - the parts of a span
+        self,
+        operation: Operation,
+        partitions: Iterable[TopicPartition],
+        *,
+        group_id: str | None = None,
+        took_s: float | None = None,
+        error_type: str | None = None,
+        details: Mapping[str, str | int | bool] | None = None,
+    ) -> _Attributes:
+        """Make the span of an operation that has just ended, and measure its duration if it is known.
+
+        Returns:
+            The labels of the operation's metrics.
+        """
+        concerned = list(partitions)
+        topic, partition = _only(one.topic for one in concerned), _only(concerned)
+        optional = {
+            Attribute.GROUP_NAME: group_id,
+            Attribute.DESTINATION_NAME: topic,
+            Attribute.ERROR_TYPE: error_type,
+        }
+        labels: _Attributes = {**operation.attributes, **_present(optional)}
+        with self._guards.measure:
+            if took_s is not None:
+                self._operation_duration.record(took_s, labels)
+        if self._client_spans:
+            with self._guards.start:
+                number = None if partition is None else str(partition.partition)
+                attributes = {**labels, **(details or {}), **_present({Attribute.PARTITION_ID: number})}
+                now_ns = int(time.time() * 1e9)
+                start_ns = now_ns - int((took_s or 0.0) * 1e9)
+                name = operation.span_name(topic)
+                span = self._tracer.start_span(name, Context(), SpanKind.CLIENT, attributes, start_time=start_ns)
+                if error_type is not None:
+                    span.set_status(StatusCode.ERROR, error_type)
+                span.end(now_ns)
+        return labels
+
+
+class _Guards:
+    """Guards of the steps of telemetry."""
+
+    def __init__(self) -> None:
+        self.start, self.fail = TelemetryGuard("starting a span"), TelemetryGuard("noting an error in a span")
+        self.end, self.measure = TelemetryGuard("ending a span"), TelemetryGuard("measuring")
+
+
+class _Running:
+    """Operation under way: its span, and the labels of its metrics.
+
+    Args:
+        guards: suppress the errors of telemetry.
+        duration: measures the operation.
+        labels: labels of its metrics; ``error.type`` is added if it fails.
+        counter: counts the operation.
+
+    Attributes:
+        span: span of the operation; an invalid one before ``begin``.
+    """
+
+    __slots__ = ("_began_at", "_context", "_counter", "_duration", "_guards", "_labels", "_loop", "_token", "span")
+
+    def __init__(
+        self,
+        guards: _Guards,
+        duration: metrics.Histogram,
+        labels: _Attributes,
+        counter: metrics.Counter | None = None,
+    ) -> None:
+        self._guards, self._duration, self._labels, self._counter = guards, duration, labels, counter
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        self.span: Span = trace.INVALID_SPAN
+        self._context = Context()
+        self._token: Token[Context] | None = None
+
+    def begin(self, span: Span, parent: Context) -> None:
+        """Make ``span`` the span of the operation, without making it the active one."""
+        self.span, self._context = span, trace.set_span_in_context(span, parent)
+
+    def activate(self, span: Span, parent: Context) -> None:
+        """Make ``span`` the span of the operation, and the active span until the operation ends."""
+        self.begin(span, parent)
+        self._token = active_context.attach(self._context)
+
+    @property
+    def trace(self) -> _Headers:
+        """Headers that carry the context of the span."""
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, self._context)
+        return [(name, value.encode()) for name, value in carrier.items()]
+
+    def fail(self, errors: Iterable[BaseException]) -> None:
+        """Note the errors with which the operation, or some records of a batch, have failed."""
+        with self._guards.fail:
+            found = {id(error): error for error in errors}
+            first = next(iter(found.values()))
+            self._labels[Attribute.ERROR_TYPE] = _type_name(first)
+            self.span.set_attribute(Attribute.ERROR_TYPE, _type_name(first))
+            self.span.set_status(StatusCode.ERROR, str(first))
+            headers = self.trace
+            for error in found.values():
+                self.span.record_exception(error)
+                if headers:
+                    note_trace(error, headers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.fail((error,))
+        if self._token is not None:
+            active_context.detach(self._token)
+        with self._guards.end:
+            self.span.end()
+        with self._guards.measure:
+            self._duration.record(self._loop.time() - self._began_at, self._labels)
+            if self._counter is not None:
+                self._counter.add(1, self._labels)
+
+
+class _HeaderGetter(Getter[_Headers]):
+    """Reader of trace headers for propagators."""
+
+    def get(self, carrier: _Headers, key: str) -> list[str] | None:
+        found = [value.decode(errors="replace") for name, value in carrier if name == key and value is not None]
+        return found or None
+
+    def keys(self, carrier: _Headers) -> list[str]:
+        return [name for name, _ in carrier]
+
+
+_HEADERS = _HeaderGetter()
+
+
+def _extracted(headers: _Headers, otherwise: Context) -> Context:
+    """Return the context in the headers of a record, on top of ``otherwise``."""
+    return propagate.extract(headers, otherwise, _HEADERS) if headers else otherwise
+
+
+def _replaced(headers: _Headers, trace_headers: _Headers) -> _Headers:
+    names = {name for name, _ in trace_headers}
+    return [*(one for one in headers if one[0] not in names), *trace_headers] if names else headers
+
+
+def _links(records: Iterable[Record]) -> list[Link]:
+    """Return a link to each span in the headers of the records."""
+    found: dict[tuple[int, int], Link] = {}
+    for record in records:
+        if record.headers:
+            span = trace.get_current_span(_extracted(record.headers, Context())).get_span_context()
+            if span.is_valid:
+                found.setdefault((span.trace_id, span.span_id), Link(span))
+    return list(found.values())
+
+
+def _only(values: Iterable[ValueT]) -> ValueT | None:
+    """Return the value that all values are equal to; None if there are several or none."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
+
+
+def _present(attributes: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _unpickled(client_spans: bool) -> OpenTelemetry:  # noqa: FBT001 - pickle passes positional arguments
+    return OpenTelemetry(client_spans=client_spans)

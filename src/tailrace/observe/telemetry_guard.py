@@ -1,0 +1,38 @@
+"""Protection of record handling against errors of tracing and metrics."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from tailrace.observe.events import TelemetryFailed
+from tailrace.observe.hooks import Observer
+
+__all__ = ["TelemetryGuard"]
+
+
+class TelemetryGuard:
+    """Suppresses errors of propagators, span processors and meters; the first error is logged.
+
+    Usage: ``with guard: ...``.
+
+    Args:
+        step: name of the guarded step in the log.
+    """
+
+    __slots__ = ("_has_failed", "_step")
+
+    def __init__(self, step: str) -> None:
+        self._step, self._has_failed = step, False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not self._has_failed:
+            self._has_failed = True
+            Observer().emit(TelemetryFailed(self._step, f"{type(error).__name__}: {error}", error))
+        return True
