@@ -98,7 +98,7 @@ def _run_workers(options: argparse.Namespace) -> int:
         options.app,
         workers=1 if options.workers is None else options.workers,
         log_level=options.log_level,
-        final_is_final=not options.reload,
+        stop_on_fatal_error=not options.reload,
         **_settings(options),
     )
     if not options.reload:

@@ -34,7 +34,7 @@ from tailrace.signals import handle_signals
 __all__ = ["WorkerPool", "WorkerSpec"]
 
 _MODULE = "tailrace.app.processes.worker_process"
-_FINAL = (ConfigurationError, HandlerFailedError, FencedMemberError)
+_FATAL = (ConfigurationError, HandlerFailedError, FencedMemberError)
 """Errors after which a worker is not restarted: they would recur, or are meant to end the app."""
 
 _pools = itertools.count(1)
@@ -65,7 +65,7 @@ class WorkerPool:
         app: name of the App, such as ``"shop:billing"``.
         workers: number of processes.
         log_level: level of the workers' log on stderr; None leaves logging to the app's module.
-        final_is_final: with False, an error that would end the pool makes the failed worker wait for ``renew``.
+        stop_on_fatal_error: with False, an error that would end the pool makes the failed worker wait for ``renew``.
         options: options of the app in each worker; ``hooks`` receive events about the workers, in this process.
 
     Raises:
@@ -78,7 +78,7 @@ class WorkerPool:
         *,
         workers: int,
         log_level: LogLevel | None = None,
-        final_is_final: bool = True,
+        stop_on_fatal_error: bool = True,
         **options: Unpack[ConsumerOptions],
     ) -> None:
         check_place(app)
@@ -95,7 +95,7 @@ class WorkerPool:
             "log_level": log_level,
             "options": options,
         }
-        self._final_is_final, self._options = final_is_final, options
+        self._stop_on_fatal_error, self._options = stop_on_fatal_error, options
         self._had_assignment: set[int] = set()
         """Workers that died after they had an assignment."""
         starts = itertools.count().__next__
@@ -220,9 +220,9 @@ class WorkerPool:
         """Let a dead worker be restarted; if its error would recur or is meant to end the app, stop the pool."""
         if self._processes[death.worker].ready.is_set():
             self._had_assignment.add(death.worker)
-        if not isinstance(death.error, _FINAL):
+        if not isinstance(death.error, _FATAL):
             return pause_s
-        if self._final_is_final:
+        if self._stop_on_fatal_error:
             self._failure = self._failure or death.error
             assert self._supervisor is not None
             self._supervisor.stopping.set()
