@@ -311,8 +311,9 @@ async def test_metadata_of_commits_is_decoded(reached, new_topic, commit, group)
         await coordinator.send(OffsetCommitRequest(group, texts))
         first, second, third = (await committed_offsets(cluster, group)).values()
 
-    assert (first.offset, first.said.user_text, first.finished_beyond) == (3, "by hand", 0)
-    assert (second.said.user_text, second.said.writer, second.finished_beyond) == ("the café's", "billing-1", 3)
+    assert (first.offset, first.decoded_metadata.user_text, first.finished_beyond) == (3, "by hand", 0)
+    assert (second.decoded_metadata.user_text, second.decoded_metadata.writer) == ("the café's", "billing-1")
+    assert second.finished_beyond == 3
     assert (third.metadata, third.finished_beyond) == ("", 0)
 
 

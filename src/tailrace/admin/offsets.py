@@ -83,14 +83,14 @@ class GroupOffset:
     """Metadata as stored: the user's text, or tailrace's envelope around it."""
 
     @property
-    def said(self) -> DecodedMetadata:
+    def decoded_metadata(self) -> DecodedMetadata:
         """Decoded metadata: the user's text, the writer, and the offset map."""
         return decode_metadata(self.metadata, self.offset)
 
     @property
     def finished_beyond(self) -> int:
         """Number of finished offsets after the committed offset; their records are not delivered again."""
-        done = self.said.offset_map
+        done = self.decoded_metadata.offset_map
         return 0 if done is None else done.limit - done.base - done.unfinished_count
 
 

@@ -357,7 +357,7 @@ class SparkPipeline:
         known = [state.next_batch_id]
         if state.generation and (last := self._checkpoint.last_begun(state.generation)) is not None:
             known.append(state.first_batch_id + last + 1)
-        state.next_batch_id = next_number(known, (found.said.user_text for found in seen.found.values()))
+        state.next_batch_id = next_number(known, (found.decoded_metadata.user_text for found in seen.found.values()))
 
 
 def check_run(app: App, place: str, handler: Wanted, *, parallelism: int | None = None) -> None:

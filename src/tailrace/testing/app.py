@@ -125,7 +125,7 @@ class TestApp:
             HandlerFailedError: a handler failed, and ``on_failure="stop"`` is set.
         """
         if not any(source.reads(topic) for source in self._sources):
-            read = sorted({topic for source in self._sources for topic in source.said})
+            read = sorted({topic for source in self._sources for topic in source.subscription})
             raise ConfigurationError(f"no handler reads {topic!r} - those of this app read {', '.join(read) or 'none'}")
         placed = await self._app.publish(topic, value, key=key, headers=headers, partition=partition)
         assert placed is not None

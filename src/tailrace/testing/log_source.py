@@ -48,7 +48,7 @@ class LogSource:
         self._watchers.append(watcher)
 
     @property
-    def said(self) -> Sequence[str]:
+    def subscription(self) -> Sequence[str]:
         """Topics and patterns of the handlers."""
         return [*self.routes.topics, *self.routes.patterns]
 

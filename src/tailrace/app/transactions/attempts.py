@@ -169,8 +169,8 @@ class Attempts:
                 await self._send(one)
             except BaseException as error:
                 if number or not isinstance(error, PublishError):
-                    said = f"{type(error).__name__}: {error}"
-                    self._on_doom(PublishError(f"a handler's results could not be published as a whole ({said})"))
+                    reason = f"{type(error).__name__}: {error}"
+                    self._on_doom(PublishError(f"a handler's results could not be published as a whole ({reason})"))
                 raise
 
     async def _send(self, one: PendingRecord) -> None:

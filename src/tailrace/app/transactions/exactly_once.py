@@ -130,14 +130,14 @@ def transaction_options(delivery: object, **given: object) -> TransactionOptions
     Raises:
         ConfigurationError: an option is invalid, or given without ``delivery="exactly_once"``.
     """
-    said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if delivery not in get_args(Delivery):
         known = " or ".join(map(repr, get_args(Delivery)))
         raise ConfigurationError(f"delivery must be {known}, not {delivery!r}")
     if delivery == "exactly_once":
-        return TransactionOptions(**said)
-    if said:
-        raise ConfigurationError(f"{', '.join(said)}: only with delivery='exactly_once'")
+        return TransactionOptions(**chosen)
+    if chosen:
+        raise ConfigurationError(f"{', '.join(chosen)}: only with delivery='exactly_once'")
     return None
 
 
@@ -227,8 +227,8 @@ def check_options(
     Raises:
         ConfigurationError: an option contradicts transactions.
     """
-    said = given.get("isolation_level", os.environ.get("TAILRACE_ISOLATION_LEVEL", "read_committed"))
-    if said != "read_committed":
+    isolation_level = given.get("isolation_level", os.environ.get("TAILRACE_ISOLATION_LEVEL", "read_committed"))
+    if isolation_level != "read_committed":
         raise ConfigurationError(
             "isolation_level='read_uncommitted' contradicts delivery='exactly_once': aborted records would be handled"
             " - leave it out"

@@ -45,7 +45,7 @@ async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) ->
         return 0
     output = TextOutput()
     # Metadata committed by confluent-kafka include the terminating zero byte of a C string.
-    texts = [one.said.problem or one.said.user_text.rstrip("\0") for one in found]
+    texts = [one.decoded_metadata.problem or one.decoded_metadata.user_text.rstrip("\0") for one in found]
     is_same = len(found) > 1 and len(set(texts)) == 1
     if found:
         output.table(
@@ -79,7 +79,7 @@ async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) ->
 
 
 def _offset_as_json(group_id: str, one: GroupOffset) -> dict[str, object]:
-    metadata = one.said
+    metadata = one.decoded_metadata
     return {
         "group": group_id,
         "topic": one.partition.topic,

@@ -118,7 +118,7 @@ def _were_committed_by_spark(
     committed = {one: at.offset for one, at in found.items()}
     if all(ends.get(one) == offset for one, offset in committed.items()):
         return True
-    texts = {at.said.user_text for at in found.values()} - {""}
+    texts = {at.decoded_metadata.user_text for at in found.values()} - {""}
     if len(texts) != 1:
         return False
     text = texts.pop()

@@ -104,7 +104,8 @@ def start_offsets_of(  # noqa: PLR0913 - inputs of the decision
         lost += start.lost or 0
         if start.done is not None:
             done[one] = start.done
-            observer.emit(OffsetMapFound(one, start.offset, found[one].finished_beyond, found[one].said.writer))
+            offset = found[one]
+            observer.emit(OffsetMapFound(one, start.offset, offset.finished_beyond, offset.decoded_metadata.writer))
         elif problem:
             observer.emit(OffsetMapIgnored(one, start.offset, problem))
         if start.before is not None:
@@ -117,7 +118,7 @@ def _maps_of(seen: ClusterState) -> tuple[dict[TopicPartition, OffsetMap], dict[
     maps: dict[TopicPartition, OffsetMap] = {}
     problems: dict[TopicPartition, str] = {}
     for one in seen.logs.keys() & seen.found.keys():
-        decoded = seen.found[one].said
+        decoded = seen.found[one].decoded_metadata
         known, problem = decoded.offset_map, decoded.problem
         if known is not None:
             problem = known.contradiction(seen.topics.get(one.topic, ""), seen.logs[one].end)

@@ -241,7 +241,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         Raises:
             TailraceError: a leader does not answer.
         """
-        maps = {one: known for one, at in found.items() if (known := at.said.offset_map) is not None}
+        maps = {one: known for one, at in found.items() if (known := at.decoded_metadata.offset_map) is not None}
         return self._thread.call(self._epoch_ends(maps))
 
     def watch_maps(self, maps: Mapping[TopicPartition, OffsetMap]) -> None:
