@@ -166,7 +166,7 @@ def test_a_stream_on_spark_leaves_other_listeners_and_handlers_alone(number, cod
     """The command stops its query at a signal, other listeners are called, too, and previous handlers are restored."""
     query, heard, before = Query(number), [], signal.getsignal(number)
     pipeline: Any = types.SimpleNamespace(
-        start=lambda _handler, **_: query, standing=lambda _handler: argparse.Namespace(group_id="g")
+        start=lambda _handler, **_: query, group_status=lambda _handler: argparse.Namespace(group_id="g")
     )
     options = argparse.Namespace(trigger="continuous", max_records_per_batch=None, parallelism=None)
 

@@ -57,7 +57,7 @@ def test_a_backfill_continues_at_the_committed_offsets(world):
 
     assert (first.records, second.records, third.records) == (30, 12, 0)
     assert world.ledger.counts() == {(0, offset): 1 for offset in range(42)}
-    assert pipeline.standing("enter").lag == 0
+    assert pipeline.group_status("enter").lag == 0
 
 
 def test_since_and_until_bound_a_backfill(world):

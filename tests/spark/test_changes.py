@@ -298,7 +298,7 @@ def test_a_handoff_repeats_until_the_lag_is_small(world):
             world.produce(more[world.ends[0] > 30] if world.ends[0] < 55 else [])
 
     app = world.entering(auto_commit_interval_ms=200)
-    standing = world.pipeline(app).handoff("enter", max_lag=10, on_progress=produce)
+    status = world.pipeline(app).handoff("enter", max_lag=10, on_progress=produce)
 
     async def live() -> None:
         async with app:
@@ -307,7 +307,7 @@ def test_a_handoff_repeats_until_the_lag_is_small(world):
 
     asyncio.run(asyncio.wait_for(live(), 120))
 
-    assert (standing.lag, standing.members, standing.committed) == (5, 0, {(world.topic, 0): 50})
+    assert (status.lag, status.members, status.committed) == (5, 0, {(world.topic, 0): 50})
     assert world.ledger.counts() == {(0, n): 1 for n in range(55)}
 
 
@@ -322,9 +322,9 @@ def test_a_handoff_reads_an_added_partition_from_its_beginning(world):
             world.server.add_partitions(world.topic, 2)
             world.produce([b"b"] * 5, partition=1)
 
-    standing = world.pipeline(world.entering(auto_offset_reset="latest")).handoff("enter", on_progress=add)
+    status = world.pipeline(world.entering(auto_offset_reset="latest")).handoff("enter", on_progress=add)
 
-    assert standing.lag == 0
+    assert status.lag == 0
     assert world.ledger.counts() == {(1, n): 1 for n in range(5)}
     assert world.committed == {0: 3, 1: 5}
 

@@ -4,7 +4,7 @@ Needs the extra ``tailrace[spark]``.
 """
 
 from tailrace.spark.pipeline import SparkPipeline
-from tailrace.spark.reports import BackfillProgress, BackfillReport, Standing
+from tailrace.spark.reports import BackfillProgress, BackfillReport, GroupStatus
 from tailrace.spark.session.spark_session import spark_session
 from tailrace.spark.sinks import delta_table, overwritten_folders
 from tailrace.spark.streaming import SparkQuery
@@ -12,9 +12,9 @@ from tailrace.spark.streaming import SparkQuery
 __all__ = [
     "BackfillProgress",
     "BackfillReport",
+    "GroupStatus",
     "SparkPipeline",
     "SparkQuery",
-    "Standing",
     "delta_table",
     "overwritten_folders",
     "spark_session",

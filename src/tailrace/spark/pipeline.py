@@ -26,7 +26,7 @@ from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState, check_m
 from tailrace.spark.offsets.resume import Resumption, next_number, resumption
 from tailrace.spark.offsets.start_offsets import Since, Until, ends_at, start_offsets_after, start_offsets_of
 from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
-from tailrace.spark.reports import BackfillReport, OnProgress, Standing, progress_reporter
+from tailrace.spark.reports import BackfillReport, GroupStatus, OnProgress, progress_reporter
 from tailrace.spark.session.kafka_options import check_source, check_source_options, source_options
 from tailrace.spark.streaming import SparkQuery, Stage, Trigger, start_stream
 from tailrace.spark.worker.rows import result_type
@@ -234,7 +234,7 @@ class SparkPipeline:
         parallelism: int | None = None,
         options: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
-    ) -> Standing:
+    ) -> GroupStatus:
         """Backfill repeatedly until the lag is small enough for the app to take over.
 
         Args:
@@ -254,7 +254,7 @@ class SparkPipeline:
         Raises:
             TailraceError: as ``backfill`` does.
         """
-        standing = None
+        status = None
         for _ in range(max_rounds):
             self.backfill(
                 handler,
@@ -265,13 +265,13 @@ class SparkPipeline:
                 options=options,
                 on_progress=on_progress,
             )
-            standing = self.standing(handler)
+            status = self.group_status(handler)
             # A partition added in the meantime has no lag before the next round has committed its start.
-            if standing.lag <= max_lag and standing.ends.keys() <= standing.committed.keys():
+            if status.lag <= max_lag and status.ends.keys() <= status.committed.keys():
                 break
-        return standing or self.standing(handler)
+        return status or self.group_status(handler)
 
-    def standing(self, handler: Wanted) -> Standing:
+    def group_status(self, handler: Wanted) -> GroupStatus:
         """Return the committed offsets of the handler's group and the end offsets of its topics.
 
         Raises:
@@ -282,7 +282,7 @@ class SparkPipeline:
         with SparkOffsetStore(self._config_of(chosen), chosen.group_id, self._observer) as store:
             partitions = store.partitions(chosen.topics, chosen.patterns)
             committed, logs = store.committed(partitions), store.logs(partitions)
-            return Standing(
+            return GroupStatus(
                 chosen.group_id,
                 {one: committed[one].offset for one in partitions if one in committed},
                 {one: log.end for one, log in logs.items()},

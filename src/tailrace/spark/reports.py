@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from tailrace.records import TopicPartition
 
-__all__ = ["BackfillProgress", "BackfillReport", "OnProgress", "Standing", "progress_reporter"]
+__all__ = ["BackfillProgress", "BackfillReport", "GroupStatus", "OnProgress", "progress_reporter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class BackfillReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GroupStatus:
     """Committed offsets of a group and end offsets of its topics."""
 
     group_id: str

@@ -122,15 +122,15 @@ def _backfill(pipeline: SparkPipeline, handler: str, options: argparse.Namespace
 
 
 def _handoff(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> int:
-    standing = pipeline.handoff(
+    status = pipeline.handoff(
         handler,
         since=options.since,
         max_lag=options.max_lag,
         max_records_per_batch=options.max_records_per_batch,
         parallelism=options.parallelism,
     )
-    _say(f"lag of group {standing.group_id}: {standing.lag:,} records")
-    if standing.lag > options.max_lag:
+    _say(f"lag of group {status.group_id}: {status.lag:,} records")
+    if status.lag > options.max_lag:
         _say(
             f"the lag is above {options.max_lag:,}: records arrive faster than Spark handles them - give Spark more"
             " cores"
@@ -150,7 +150,7 @@ def _only_handler(app: App, app_name: str) -> str:
 
 
 def _group_of(pipeline: SparkPipeline, handler: str) -> str:
-    return pipeline.standing(handler).group_id
+    return pipeline.group_status(handler).group_id
 
 
 def _split(setting: str) -> tuple[str, str]:
