@@ -43,7 +43,7 @@ def consume(*, records: int, size: int, rounds: int, path: Path) -> int:
     path.write_text(json.dumps(result, indent=2) + "\n")
     screen.show(table(rows, THEIRS))
     screen.console.print()
-    screen.say("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    screen.line("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
     verdict = "holds" if holds else "does NOT hold"
-    screen.say("ratio", f"{ratio:.1f} times aiokafka by async for: the promise of {PROMISED:g} {verdict}")
+    screen.line("ratio", f"{ratio:.1f} times aiokafka by async for: the promise of {PROMISED:g} {verdict}")
     return 0 if holds else 1

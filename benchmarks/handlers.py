@@ -69,10 +69,10 @@ def handlers(*, records: int, rounds: int, path: Path) -> int:
     path.write_text(json.dumps(result, indent=2) + "\n")
     screen.show(table(rows, "faststream bytes handler"))
     screen.console.print()
-    screen.say("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    screen.line("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
     for one in promises:
         verdict = "holds" if one["holds"] else "does NOT hold"
-        screen.say(
+        screen.line(
             one["handler"],
             f"{one['measured']:.0f} times FastStream at least once, {one['by_default']:.0f} times by default;"
             f" {one['at_least']:g} {verdict}",

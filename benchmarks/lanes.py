@@ -56,9 +56,11 @@ def lanes(*, records: int, rounds: int, path: Path) -> int:
     path.write_text(json.dumps(result, indent=2) + "\n")
     screen.show(_table(runs))
     screen.console.print()
-    screen.say("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    screen.line("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
     verdict = "holds" if ratio >= PROMISED else "does NOT hold"
-    screen.say("ratio", f"{ratio:.3f} of {KEYS} bare tasks, order by key intact: the promise of {PROMISED:g} {verdict}")
+    screen.line(
+        "ratio", f"{ratio:.3f} of {KEYS} bare tasks, order by key intact: the promise of {PROMISED:g} {verdict}"
+    )
     return 0 if ratio >= PROMISED else 1
 
 

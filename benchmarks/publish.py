@@ -62,11 +62,11 @@ def publish(*, rounds: int, path: Path) -> int:
     path.write_text(json.dumps(result, indent=2) + "\n")
     screen.show(_table(kinds, speeds))
     screen.console.print()
-    screen.say("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    screen.line("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
     for one in promises:
         verdict = "holds" if one["holds"] else "does NOT hold"
         ratio = f"{one['measured']:.2f} times aiokafka; {one['at_least']:g} {verdict}"
-        screen.say("ratio", f"{one['way']}, {one['size']} B: {ratio}")
+        screen.line("ratio", f"{one['way']}, {one['size']} B: {ratio}")
     return 0 if all(one["holds"] for one in promises) else 1
 
 

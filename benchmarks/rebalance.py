@@ -163,8 +163,8 @@ def rebalance(*, rounds: int, path: Path) -> int:
     path.write_text(json.dumps(result, indent=2) + "\n")
     screen.show(table(rows))
     screen.console.print()
-    screen.say("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
-    screen.say("kept", f"partitions go on: the promise {'holds' if holds else 'does NOT hold'}")
+    screen.line("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    screen.line("kept", f"partitions go on: the promise {'holds' if holds else 'does NOT hold'}")
     return 0 if holds else 1
 
 

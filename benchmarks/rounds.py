@@ -64,7 +64,7 @@ def fill(screen: Screen, reading: Reading, value: bytes) -> None:
         if left := producer.flush(60):
             raise TailraceError(f"the broker did not acknowledge {left} records within a minute - is the disk full?")
     took = time.monotonic() - began
-    screen.say("topic", f"{count(records)} records of {size} B, {megabytes(records * size)}, in {took:.1f} s")
+    screen.line("topic", f"{count(records)} records of {size} B, {megabytes(records * size)}, in {took:.1f} s")
 
 
 def in_turns(

@@ -96,10 +96,12 @@ def spark(*, records: int, rounds: int, path: Path) -> int:
     path.write_text(json.dumps(result, indent=2) + "\n")
     screen.show(_table(runs))
     screen.console.print()
-    screen.say("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    screen.line("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
     verdict = "holds" if ratio >= PROMISED else "does NOT hold"
-    screen.say("ratio", f"{ratio:.2f} of plain mapInArrow with the same columns: the promise of {PROMISED:g} {verdict}")
-    screen.say("beside", f"{of_values:.2f} of one that reads the value alone")
+    screen.line(
+        "ratio", f"{ratio:.2f} of plain mapInArrow with the same columns: the promise of {PROMISED:g} {verdict}"
+    )
+    screen.line("beside", f"{of_values:.2f} of one that reads the value alone")
     return 0 if ratio >= PROMISED else 1
 
 

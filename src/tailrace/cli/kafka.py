@@ -60,15 +60,15 @@ def run(options: argparse.Namespace) -> int:
             for name, partitions in options.topic:
                 server.create_topic(name, partitions)
             if options.topic:
-                screen.say("topics", ", ".join(f"{name} ({partitions})" for name, partitions in options.topic))
-            screen.say("use", f"export TAILRACE_BOOTSTRAP_SERVERS={server.bootstrap_servers}")
-            screen.say("stop", "press Ctrl-C; this deletes all data of the broker")
+                screen.line("topics", ", ".join(f"{name} ({partitions})" for name, partitions in options.topic))
+            screen.line("use", f"export TAILRACE_BOOTSTRAP_SERVERS={server.bootstrap_servers}")
+            screen.line("stop", "press Ctrl-C; this deletes all data of the broker")
             while not server.nodes or server.node.is_running:
                 time.sleep(_POLL_INTERVAL_S)
             raise KafkaServerError(f"the broker exited. Its log:\n{server.node.complaint()}")
     except KeyboardInterrupt:
         screen.console.print()  # after the terminal's ^C
-        screen.say("stopped", "all data of the broker was deleted")
+        screen.line("stopped", "all data of the broker was deleted")
         raise
 
 

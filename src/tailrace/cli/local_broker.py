@@ -32,13 +32,13 @@ def local_broker(
     """
     if os.environ.get(EXTERNAL):
         with EmbeddedServer() as server:
-            screen.say("broker", f"{server.bootstrap_servers}, from {EXTERNAL}")
+            screen.line("broker", f"{server.bootstrap_servers}, from {EXTERNAL}")
             yield server
         return
     note = "starting"
     if not jars.is_cached():
         folder = str(jars.cache_folder()).replace(os.path.expanduser("~"), "~", 1)  # noqa: PTH111 - it need not exist
-        screen.say("download", f"the broker (first start only): {jars.MEGABYTES} MB from Maven Central to {folder}")
+        screen.line("download", f"the broker (first start only): {jars.MEGABYTES} MB from Maven Central to {folder}")
         note = "listing its files"
     began = time.monotonic()
     with screen.progress() as progress:
@@ -53,5 +53,5 @@ def local_broker(
     with server:
         took = time.monotonic() - began
         version = f"Apache Kafka {server.version} on " if server.nodes else "in a container: "
-        screen.say("broker", f"{version}{server.bootstrap_servers}, ready in {took:.1f} s")
+        screen.line("broker", f"{version}{server.bootstrap_servers}, ready in {took:.1f} s")
         yield server

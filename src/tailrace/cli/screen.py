@@ -24,7 +24,7 @@ class Screen:
         self.console = Console(highlight=False)
         self.is_terminal = self.console.is_terminal
 
-    def say(self, label: str, text: str) -> None:
+    def line(self, label: str, text: str) -> None:
         """Print ``text`` after ``label``, wrapped at the width of the terminal."""
         line = Table.grid(padding=(0, 1))
         line.add_column(width=_LABEL, style="dim")

@@ -106,9 +106,9 @@ class _Invocation:
             self._screen.console.print(summary_table(self._topic, summaries))
             self._screen.console.print()
         total = sum(summary.count for summary in summaries)
-        self._screen.say("total", f"{_counted(total)} in {plain(self._topic)}" if total else self._none(reader))
+        self._screen.line("total", f"{_counted(total)} in {plain(self._topic)}" if total else self._none(reader))
         if total and reader.others:
-            self._screen.say("others", f"{_counted(reader.others, 'record')} without the headers of a dead letter")
+            self._screen.line("others", f"{_counted(reader.others, 'record')} without the headers of a dead letter")
         return 0
 
     # ---- show --------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class _Invocation:
         for letter in () if self._as_json else found:
             show_letter(self._screen, letter)
         if not found and not self._as_json:
-            self._screen.say("total", self._none(reader))
+            self._screen.line("total", self._none(reader))
         return 0
 
     # ---- replay ------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class _Invocation:
         found = await reader.select(_filter_of(self._arguments))
         if not found:
             if not self._as_json:
-                self._screen.say("total", self._none(reader))
+                self._screen.line("total", self._none(reader))
             return 0
         to_origin = bool(self._arguments.to_origin)
         dead_topic = DeadLetterTopic(self._topic, self._arguments.dead_letter)
@@ -156,7 +156,7 @@ class _Invocation:
         elif self._as_json:
             self._write(*(_line(one) for one in plan.replays))
         elif plan.replays:
-            self._screen.say("dry run", f"nothing was sent - add --execute to send {_counted(len(plan.replays))}")
+            self._screen.line("dry run", f"nothing was sent - add --execute to send {_counted(len(plan.replays))}")
         return 1 if plan.refused else 0
 
     def _print_plan(self, plan: ReplayPlan, partitions: dict[str, int], *, to_origin: bool) -> None:
@@ -178,18 +178,18 @@ class _Invocation:
             is_new = topic in plan.topics_to_create
             size = _counted(plan.topics_to_create[topic] if is_new else partitions[topic], "partition")
             new = "new, " if is_new else ""
-            screen.say("replay", f"{_counted(len(letters))} of {plain(self._topic)} to {topic} ({new}{size})")
+            screen.line("replay", f"{_counted(len(letters))} of {plain(self._topic)} to {topic} ({new}{size})")
             screen.show(letters_table(letters))
             screen.console.print()
         if plan.superseded:
-            screen.say("skipped", f"{_counted(len(plan.superseded))}: {_SUPERSEDED}")
+            screen.line("skipped", f"{_counted(len(plan.superseded))}: {_SUPERSEDED}")
         for why in dict.fromkeys(why for _, why in plan.refused):
             positions = [str(position_of(one)) for one, reason in plan.refused if reason == why]
             shown = ", ".join(positions[:_MAX_NAMED]) + (", ..." if len(positions) > _MAX_NAMED else "")
-            screen.say("skipped", escape(f"{_counted(len(positions))}: {plain(why)} ({shown})"))
+            screen.line("skipped", escape(f"{_counted(len(positions))}: {plain(why)} ({shown})"))
         if to_origin and plan.replays:
             topics = ", ".join(plan.topics)
-            screen.say("[bold red]warning[/]", f"every group that reads {topics} handles these records again")
+            screen.line("[bold red]warning[/]", f"every group that reads {topics} handles these records again")
 
     async def _send(self, producer: Producer, plan: ReplayPlan) -> None:
         sent = 0
@@ -206,8 +206,8 @@ class _Invocation:
             return
         await self._screen.watch(sending, {"replay": lambda: sent}, len(plan.replays))
         for topic, partitions in plan.topics_to_create.items():
-            self._screen.say("created", f"{topic} ({_counted(partitions, 'partition')})")
-        self._screen.say("sent", f"{_counted(sent)}, all acknowledged by the brokers")
+            self._screen.line("created", f"{topic} ({_counted(partitions, 'partition')})")
+        self._screen.line("sent", f"{_counted(sent)}, all acknowledged by the brokers")
 
     # ---- output ------------------------------------------------------------------------------------------------
 

@@ -125,24 +125,24 @@ def letters_table(letters: list[DeadLetter]) -> Table:
 def show_letter(screen: Screen, letter: DeadLetter) -> None:
     """Print all parts of a dead letter."""
 
-    def say(label: str, text: str) -> None:
-        screen.say(label, escape(plain(text)))
+    def line(label: str, text: str) -> None:
+        screen.line(label, escape(plain(text)))
 
-    say("offset", f"{position_of(letter)} of {letter.record.topic}, failed {when(letter.at_ms)} UTC")
-    say("error", f"{letter.error_type}: {letter.reason}" if letter.reason else letter.error_type)
-    say("handler", f"{letter.handler} of group {letter.group_id}, {_times(letter.attempts, 'attempt')}")
-    say("origin", _origin_text(letter.origin))
+    line("offset", f"{position_of(letter)} of {letter.record.topic}, failed {when(letter.at_ms)} UTC")
+    line("error", f"{letter.error_type}: {letter.reason}" if letter.reason else letter.error_type)
+    line("handler", f"{letter.handler} of group {letter.group_id}, {_times(letter.attempts, 'attempt')}")
+    line("origin", _origin_text(letter.origin))
     if letter.deaths > 1:
-        say("deaths", f"{letter.deaths}, after {_times(letter.replays, 'replay')}")
+        line("deaths", f"{letter.deaths}, after {_times(letter.replays, 'replay')}")
     for number, (name, value) in enumerate(letter.headers):
-        say("" if number else "headers", f"{name}: {_short(value)}")
-    say("key", _short(letter.key))
+        line("" if number else "headers", f"{name}: {_short(value)}")
+    line("key", _short(letter.key))
     kind, text = readable(letter.value, indent=2)
     size = "" if letter.value is None else f", {count(len(letter.value))} bytes"
-    say("value", "null (tombstone)" if kind == "null" else f"{kind}{size}")
+    line("value", "null (tombstone)" if kind == "null" else f"{kind}{size}")
     _page(screen, _dump(letter.value) if kind == "hex" else text)
     if letter.traceback:
-        say("traceback", "")
+        line("traceback", "")
         _page(screen, letter.traceback.rstrip("\n"))
     screen.console.print()
 

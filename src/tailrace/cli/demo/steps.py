@@ -63,7 +63,7 @@ def play(
         ended = f"after {time.monotonic() - began:.1f} s"
     finally:
         cleanup = f"could not remove {', '.join(remaining)}" if remaining else "everything was removed"
-        screen.say("end", f"{ended}; {cleanup}")
+        screen.line("end", f"{ended}; {cleanup}")
     if holds is None:
         return _SIGTERM
     return 0 if holds and not remaining else 1
@@ -80,10 +80,10 @@ def _play(  # noqa: PLR0913 - one for each option of the command
 ) -> bool | None:
     names, options, total = airports(), _OPTIONS.copy(), min(limit or TOTAL, TOTAL)
     if on_spark and not check_spark():
-        screen.say("download", f"Spark's Kafka connector (first start only): {MEGABYTES} MB from Maven Central")
+        screen.line("download", f"Spark's Kafka connector (first start only): {MEGABYTES} MB from Maven Central")
     seconds = 5 + (total / rate if rate else total / 50_000) + (15 + total / 12_000 if on_spark else 0)
     memory = f", {_COST_ON_SPARK if on_spark else _COST}"
-    screen.say("demo", f"{count(total)} flights: about {count(seconds)} s{'' if bootstrap_servers else memory}")
+    screen.line("demo", f"{count(total)} flights: about {count(seconds)} s{'' if bootstrap_servers else memory}")
     with ExitStack() as stack:
         is_ours = False
         if bootstrap_servers is None:
@@ -144,7 +144,7 @@ class Demo:
             await cluster.bootstrap()
             try:
                 await create_topic(cluster, self.name, PARTITIONS)
-                self._screen.say("topic", f"{self.name}: {PARTITIONS} partitions, the key is the route")
+                self._screen.line("topic", f"{self.name}: {PARTITIONS} partitions, the key is the route")
                 match self._reading:
                     case SparkReading() as reading:
                         await self._fill_all()
@@ -175,28 +175,28 @@ class Demo:
         await screen.watch(self._fill(), {"replay": lambda: replay.count}, self._total)
         took = time.monotonic() - began
         speed = f"{megabytes(replay.payload_bytes)} of JSON in {took:.1f} s, {per_second(replay.count, took)} records/s"
-        screen.say("replay", f"{count(replay.count)} flights, {speed}")
+        screen.line("replay", f"{count(replay.count)} flights, {speed}")
 
     async def _read(self, reading: Reading) -> None:
         screen, tally = self._screen, reading.tally
         await screen.watch(reading.run(), {"read": lambda: tally.handled}, self._total)
-        screen.say("group", f"{MEMBERS} members, joined in {reading.joined_s:.1f} s")
+        screen.line("group", f"{MEMBERS} members, joined in {reading.joined_s:.1f} s")
         took = reading.reading_s
         speed = f"in {took:.2f} s, [bold]{per_second(tally.handled, took)} records/s[/], each decoded and counted"
-        screen.say("read", f"{count(tally.handled)} records {speed}")
-        screen.say("share", shares(tally))
+        screen.line("read", f"{count(tally.handled)} records {speed}")
+        screen.line("share", shares(tally))
 
     async def _read_on_spark(self, reading: SparkReading) -> None:
         screen, tally = self._screen, reading.tally
         await screen.watch(reading.run(self._replay.produced), {"read": lambda: tally.handled}, self._total)
-        screen.say("spark", f"local Apache Spark {reading.version}, ready in {reading.starting_s:.1f} s")
+        screen.line("spark", f"local Apache Spark {reading.version}, ready in {reading.starting_s:.1f} s")
         took = reading.reading_s
         speed = f"in {took:.1f} s, [bold]{per_second(tally.handled, took)} records/s[/], written to a table"
-        screen.say("read", f"{count(tally.handled)} records {speed}")
+        screen.line("read", f"{count(tally.handled)} records {speed}")
 
     async def _fill_and_read(self, reading: Reading) -> None:
         screen, replay, tally = self._screen, self._replay, reading.tally
-        screen.say("replay", f"{self._rate:,g} flights per second, read at the same time")
+        screen.line("replay", f"{self._rate:,g} flights per second, read at the same time")
         async with asyncio.TaskGroup() as tasks:
             filling = tasks.create_task(self._fill())
             await screen.watch(
@@ -206,8 +206,8 @@ class Demo:
                 lambda: routes_table(tally, self._airport_names),
             )
             await filling
-        screen.say("read", f"{count(tally.handled)} records")
-        screen.say("share", shares(tally))
+        screen.line("read", f"{count(tally.handled)} records")
+        screen.line("share", shares(tally))
 
     async def _fill(self) -> None:
         async with Producer(self._config, max_batch_bytes=524_288) as producer:
@@ -226,5 +226,5 @@ class Demo:
         self._screen.show(partitions_table(proof))
         holds = all(one.holds for one in proof)
         self._screen.console.print()
-        self._screen.say("[green]verified[/]" if holds else "[bold red]failed[/]", verdict(proof))
+        self._screen.line("[green]verified[/]" if holds else "[bold red]failed[/]", verdict(proof))
         return holds

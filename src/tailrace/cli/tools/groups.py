@@ -59,7 +59,7 @@ async def _list(cluster: Cluster, options: argparse.Namespace) -> None:
         return
     output = TextOutput()
     if not listings:
-        output.say("groups", "none that you are authorized to describe")
+        output.line("groups", "none that you are authorized to describe")
         return
     output.table(
         [Column("group"), Column("state"), Column("type"), Column("members", is_number=True)],
@@ -68,7 +68,7 @@ async def _list(cluster: Cluster, options: argparse.Namespace) -> None:
             for one in listings
         ],
     )
-    output.say("groups", f"{count(len(listings))} on {counted(len(cluster.topology.brokers), 'broker')}")
+    output.line("groups", f"{count(len(listings))} on {counted(len(cluster.topology.brokers), 'broker')}")
 
 
 def _type(group: GroupListing | GroupDescription) -> str:
@@ -91,13 +91,13 @@ async def _show(cluster: Cluster, options: argparse.Namespace) -> None:
         write_json([_as_json(group)])
         return
     output = TextOutput()
-    output.say("group", group.group_id)
-    output.say("state", group.state)
-    output.say("type", _type(group))
+    output.line("group", group.group_id)
+    output.line("state", group.state)
+    output.line("type", _type(group))
     if group.assignor:
-        output.say("assignor", group.assignor)
-    output.say("broker", f"{group.coordinator} (id {group.coordinator_id}) is the coordinator")
-    output.say("members", count(len(group.members)) if group.members else "none")
+        output.line("assignor", group.assignor)
+    output.line("broker", f"{group.coordinator} (id {group.coordinator_id}) is the coordinator")
+    output.line("members", count(len(group.members)) if group.members else "none")
     if group.members:
         output.gap()
         output.table(
@@ -182,6 +182,6 @@ async def _delete(cluster: Cluster, options: argparse.Namespace) -> None:
             write_json([{"group": group_id, "deleted": bool(options.execute), "offsets": offset_counts[group_id]}])
         else:
             label = "deleted" if options.execute else "delete"
-            output.say(label, f"{group_id}, with {counted(offset_counts[group_id], 'committed offset')}")
+            output.line(label, f"{group_id}, with {counted(offset_counts[group_id], 'committed offset')}")
     if output is not None and not options.execute:
-        output.say("dry run", f"nothing changed - add --execute to delete {counted(len(group_ids), 'group')}")
+        output.line("dry run", f"nothing changed - add --execute to delete {counted(len(group_ids), 'group')}")

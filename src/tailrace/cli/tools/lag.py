@@ -45,11 +45,13 @@ async def work(options: argparse.Namespace) -> int:
 def _print_lag(output: TextOutput, found: GroupLag, total: str) -> None:
     if found.partitions:
         output.table(_COLUMNS, _rows(found))
-    output.say("lag", total)
+    output.line("lag", total)
     if lost := sum(one.lost for one in found.partitions):
-        output.say("lost", f"{counted(lost, 'record')} of the lag were deleted from the log before the group read them")
+        output.line(
+            "lost", f"{counted(lost, 'record')} of the lag were deleted from the log before the group read them"
+        )
     if found.leaderless:
-        output.say("leader", f"{counted(found.leaderless, 'partition')} without a leader - check that all brokers run")
+        output.line("leader", f"{counted(found.leaderless, 'partition')} without a leader - check that all brokers run")
 
 
 def _rows(found: GroupLag) -> list[list[str]]:

@@ -68,11 +68,11 @@ async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) ->
             ],
         )
     offsets = f"{counted(len(found), 'partition')} of group {group_id}"
-    output.say("offsets", offsets if found else f"group {group_id} has no committed offsets")
+    output.line("offsets", offsets if found else f"group {group_id} has no committed offsets")
     if is_same and texts[0]:
-        output.say("metadata", f"{texts[0]} (the same for all partitions)")
+        output.line("metadata", f"{texts[0]} (the same for all partitions)")
     if finished := sum(one.finished_beyond for one in found):
-        output.say(
+        output.line(
             "finished", f"{counted(finished, 'record')} after these offsets are finished and will not be handled again"
         )
     return 0
@@ -151,11 +151,11 @@ def _print_plan(output: TextOutput, plan: ResetPlan) -> None:
     partitions = counted(sum(one.new is not None for one in plan.changes), "partition")
     if plan.is_new:
         created = "was created" if plan.is_executed else "does not exist; --execute creates it"
-        output.say("group", f"{plan.group_id} {created}")
+        output.line("group", f"{plan.group_id} {created}")
     if plan.is_executed:
-        output.say("reset", f"{partitions} of group {plan.group_id}")
+        output.line("reset", f"{partitions} of group {plan.group_id}")
     else:
-        output.say("dry run", f"nothing changed - add --execute to reset {partitions} of group {plan.group_id}")
+        output.line("dry run", f"nothing changed - add --execute to reset {partitions} of group {plan.group_id}")
 
 
 def _row(one: OffsetChange) -> list[str]:
@@ -203,7 +203,7 @@ async def _delete(cluster: Cluster, group_id: str, options: argparse.Namespace) 
     )
     offsets = f"{counted(len(chosen), 'offset')} of group {group_id}"
     if options.execute:
-        output.say("deleted", offsets)
+        output.line("deleted", offsets)
     else:
-        output.say("dry run", f"nothing changed - add --execute to delete {offsets}")
+        output.line("dry run", f"nothing changed - add --execute to delete {offsets}")
     return 0

@@ -91,13 +91,13 @@ def _run(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> 
             max_records_per_batch=options.max_records_per_batch,
             parallelism=options.parallelism,
         )
-        _say(f"{handler} runs on Spark in group {_group_of(pipeline, handler)}; press Ctrl-C to stop")
+        _print(f"{handler} runs on Spark in group {_group_of(pipeline, handler)}; press Ctrl-C to stop")
         while not received and not query.await_termination(_POLL_INTERVAL_S):
             pass
         if received:
             query.stop()
     counts = query.counted
-    _say(f"{counts.records:,} records handled, {counts.dead_letters:,} dead letters")
+    _print(f"{counts.records:,} records handled, {counts.dead_letters:,} dead letters")
     return 130 if signal.SIGINT in received else _SIGTERM if received else 0
 
 
@@ -109,15 +109,15 @@ def _backfill(pipeline: SparkPipeline, handler: str, options: argparse.Namespace
         max_records_per_batch=options.max_records_per_batch,
         parallelism=options.parallelism,
     )
-    _say(
+    _print(
         f"{report.records:,} records handled in {report.duration_s:.1f} s and {report.batches} batches,"
         f" {report.failures:,} failed, {report.dead_letters:,} dead letters"
     )
     if report.passed:
-        _say(f"{report.passed:,} records skipped: finished before")
+        _print(f"{report.passed:,} records skipped: finished before")
     if report.lost:
-        _say(f"{report.lost:,} offsets lost: deleted from the log before they were read")
-    _say(f"to continue from here, run: tailrace run {options.app}")
+        _print(f"{report.lost:,} offsets lost: deleted from the log before they were read")
+    _print(f"to continue from here, run: tailrace run {options.app}")
     return 0
 
 
@@ -129,14 +129,14 @@ def _handoff(pipeline: SparkPipeline, handler: str, options: argparse.Namespace)
         max_records_per_batch=options.max_records_per_batch,
         parallelism=options.parallelism,
     )
-    _say(f"lag of group {status.group_id}: {status.lag:,} records")
+    _print(f"lag of group {status.group_id}: {status.lag:,} records")
     if status.lag > options.max_lag:
-        _say(
+        _print(
             f"the lag is above {options.max_lag:,}: records arrive faster than Spark handles them - give Spark more"
             " cores"
         )
         return 1
-    _say(f"the app can take over, run: tailrace run {options.app}")
+    _print(f"the app can take over, run: tailrace run {options.app}")
     return 0
 
 
@@ -160,5 +160,5 @@ def _split(setting: str) -> tuple[str, str]:
     return name, text
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)  # noqa: T201 - output of the command

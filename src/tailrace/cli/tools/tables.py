@@ -51,14 +51,14 @@ class TextOutput:
         """True if stdout is a terminal and rich is installed."""
         return self._screen is not None and self._screen.is_terminal
 
-    def say(self, label: str, text: str) -> None:
+    def line(self, label: str, text: str) -> None:
         """Print ``text`` after ``label``."""
         if self._screen is None:
             _print(f"{label:<{_LABEL}} {plain(text)}")
             return
         from rich.markup import escape  # noqa: PLC0415 - an extra
 
-        self._screen.say(label, escape(plain(text)))
+        self._screen.line(label, escape(plain(text)))
 
     def gap(self) -> None:
         """Print an empty line."""
