@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Literal
 
+from tailrace.cli.tools.numbers import positive_integer
 from tailrace.cli.tools.times import parse_time
 
 __all__ = ["arguments", "run"]
@@ -110,7 +111,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     _add_since(handoff)
     handoff.add_argument(
         "--max-lag",
-        type=_count,
+        type=positive_integer,
         default=10_000,
         metavar="N",
         help="lag in records at which it ends (default: %(default)s)",
@@ -152,11 +153,11 @@ def _action(
         "--set", action="append", default=[], metavar="OPTION=VALUE", help="set an option of the app (repeatable)"
     )
     action.add_argument(
-        "--parallelism", type=_count, metavar="N", help="number of Spark tasks (default: one per partition)"
+        "--parallelism", type=positive_integer, metavar="N", help="number of Spark tasks (default: one per partition)"
     )
     action.add_argument(
         "--max-records-per-batch",
-        type=_count,
+        type=positive_integer,
         default=200_000,
         metavar="N",
         help="maximum number of records in a batch; a crash repeats at most one batch (default: %(default)s)",
@@ -182,9 +183,3 @@ class _TimeOrWord:
 
     def __call__(self, text: str) -> int | str:
         return text if text == self._word else parse_time(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}")
-    return int(text)

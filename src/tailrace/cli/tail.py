@@ -7,6 +7,7 @@ import re
 
 from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_options
 from tailrace.cli.tools.filters import parse_condition
+from tailrace.cli.tools.numbers import positive_integer
 from tailrace.cli.tools.times import TailStart, parse_start
 
 __all__ = ["arguments", "run"]
@@ -52,7 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="earliest, latest, an offset, -N for the last N records of each partition, a time, or an age such as 1h"
         " (default: latest)",
     )
-    parser.add_argument("--max", type=_count, metavar="N", help="stop after N records")
+    parser.add_argument("--max", type=positive_integer, metavar="N", help="stop after N records")
     parser.add_argument("--no-follow", action="store_true", help="stop at the current end of the topic")
     parser.add_argument(
         "--where",
@@ -86,12 +87,6 @@ def run(options: argparse.Namespace) -> int:
     from tailrace.cli.tools.tail import work  # noqa: PLC0415
 
     return finished(work(options))
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}")
-    return int(text)
 
 
 def _partitions(text: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import os
 from tailrace.app.topics.names import DEAD
 from tailrace.cli.dead_letters.selection import parse_position, parse_since
 from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_options
+from tailrace.cli.tools.numbers import positive_integer
 
 __all__ = ["TOPIC_VARIABLE", "arguments", "run"]
 
@@ -160,10 +161,6 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         help="class of the error, with or without module (repeatable)",
     )
     group.add_argument("--all", action="store_true", help="all dead letters of the topic")
-    group.add_argument("--limit", type=_count, metavar="N", help="of the selected ones, the N that failed first")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}")
-    return int(text)
+    group.add_argument(
+        "--limit", type=positive_integer, metavar="N", help="of the selected ones, the N that failed first"
+    )
