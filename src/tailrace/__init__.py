@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         TopicAuthorizationFailedError,
         TopicRecreatedError,
         UnknownGroupError,
+        UnknownPartitionError,
         UnknownTopicError,
         UnsupportedVersionError,
     )
@@ -138,6 +139,7 @@ __all__ = [
     "TopicPartition",
     "TopicRecreatedError",
     "UnknownGroupError",
+    "UnknownPartitionError",
     "UnknownTopicError",
     "UnsupportedVersionError",
     "WorkerPool",

@@ -10,7 +10,9 @@ TailraceError
 ├── UnsupportedVersionError          broker too old or too new for a request
 ├── MalformedMessageError            bytes that do not follow the Kafka protocol
 ├── BrokerError                      response with an error code
-│   └── UnknownTopicError, TopicAuthorizationFailedError, …
+│   ├── UnknownTopicError            topic that does not exist or may not be described
+│   │   └── UnknownPartitionError    partition that its topic does not have
+│   └── TopicAuthorizationFailedError, …
 ├── GroupError
 │   ├── RebalanceError               joining the group or a rebalance callback failed
 │   ├── FencedMemberError            another member with the same group_instance_id joined
@@ -90,6 +92,7 @@ __all__ = [
     "TopicAuthorizationFailedError",
     "TopicRecreatedError",
     "UnknownGroupError",
+    "UnknownPartitionError",
     "UnknownTopicError",
     "UnsupportedVersionError",
     "broker_error",
@@ -166,6 +169,12 @@ class UnknownTopicError(BrokerError):
     """The topic or partition does not exist, or the principal lacks DESCRIBE permission."""
 
     advice = "create the topic, check its spelling, or grant DESCRIBE on it to this principal"
+
+
+class UnknownPartitionError(UnknownTopicError):
+    """The topic exists and has no such partition."""
+
+    advice = "name an existing partition, or add partitions to the topic"
 
 
 class InvalidTopicError(BrokerError):

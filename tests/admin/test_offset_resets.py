@@ -15,6 +15,7 @@ from tailrace import (
     NotAConsumerGroupError,
     TopicPartition,
     TopicRecreatedError,
+    UnknownPartitionError,
     UnknownTopicError,
 )
 from tailrace.admin import offset_resets as resets
@@ -167,7 +168,7 @@ async def test_unknown_topics_partitions_and_groups_raise(reached, new_topic, co
         began = time.monotonic()
         with pytest.raises(UnknownTopicError, match=f"there is no topic '{topic}-not'"):
             await reset_offsets(cluster, group, ToLatest(), topics=[f"{topic}-not"])
-        with pytest.raises(UnknownTopicError, match=r"no partition 2 of .*partitions 0 to 1"):
+        with pytest.raises(UnknownPartitionError, match=r"no partition 2 of .*partitions 0 to 1"):
             await reset_offsets(cluster, group, ToLatest(), partitions=[TopicPartition(topic, 2)])
         with pytest.raises(InvalidTopicError):
             await reset_offsets(cluster, group, ToLatest(), topics=["no/topic"])

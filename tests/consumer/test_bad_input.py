@@ -16,6 +16,7 @@ from tailrace import (
     InvalidTopicError,
     OffsetAndMetadata,
     TopicPartition,
+    UnknownPartitionError,
     UnknownTopicError,
 )
 from tailrace.protocol.metadata import MetadataRequest
@@ -32,6 +33,19 @@ async def test_start_raises_for_an_unknown_topic(new_consumer, group):
 
     assert time.monotonic() - began < 15
     assert {asyncio.current_task()} == asyncio.all_tasks()
+
+
+async def test_the_error_for_a_missing_partition_advises_to_name_another(new_topic, new_consumer):
+    """The topic exists, so that creating it is no advice; the error is an UnknownTopicError, too."""
+    topic = new_topic()
+    async with new_consumer() as consumer:
+        with pytest.raises(
+            UnknownTopicError, match=rf"{topic}\[7\].* 1 partitions.*name an existing partition"
+        ) as raised:
+            await consumer.assign((topic, 7))
+
+    assert isinstance(raised.value, UnknownPartitionError)
+    assert "create the topic" not in str(raised.value)
 
 
 async def test_start_raises_for_an_illegal_topic_name(new_consumer, group):

@@ -14,7 +14,13 @@ from tailrace.admin.reset_plan import OffsetChange, ResetTarget, left_out, plann
 from tailrace.admin.topics import partitions_of
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.error_codes import ErrorCode
-from tailrace.errors import ConfigurationError, UnknownGroupError, UnknownTopicError, broker_error
+from tailrace.errors import (
+    ConfigurationError,
+    UnknownGroupError,
+    UnknownPartitionError,
+    UnknownTopicError,
+    broker_error,
+)
 from tailrace.net.cluster import Cluster
 from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.protocol.list_offsets import ListedOffset
@@ -138,7 +144,7 @@ async def _chosen(
         if not 0 <= number < counts[topic]:
             there = "partition 0 alone" if counts[topic] == 1 else f"partitions 0 to {counts[topic] - 1}"
             detail = f"there is no partition {number} of {topic!r}, it has {there}"
-            raise UnknownTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)
+            raise UnknownPartitionError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)
     whole = {TopicPartition(topic, number) for topic in topics for number in range(counts[topic])}
     return sorted(whole | set(partitions))
 

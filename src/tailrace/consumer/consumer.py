@@ -369,7 +369,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         Raises:
             ConsumerStateError: not started, stopped, or without a group.
             ConfigurationError: an argument is not a partition or offset, or the mapping is empty.
-            UnknownTopicError: a partition does not exist.
+            UnknownTopicError: a topic or a partition does not exist.
             CommitFailedError: the group has rebalanced without this consumer, or the broker did not answer in time.
             BrokerError: the broker refuses the commit.
             TailraceError: the error that has ended this consumer.
@@ -503,7 +503,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         Raises:
             ConsumerStateError: not started, stopped, or topics are subscribed to.
             ConfigurationError: an argument is not a partition or start point.
-            UnknownTopicError: a partition does not exist; the assignment is unchanged.
+            UnknownTopicError: a topic or a partition does not exist; the assignment is unchanged.
         """
         await self._started.subscription.assign(partition_specs(partitions, default_start(at, tail), start_of))
 

@@ -105,7 +105,7 @@ class ConsumerQueries:
         """Return the first offset of each partition's log; partitions need not be assigned.
 
         Raises:
-            UnknownTopicError: a partition does not exist.
+            UnknownTopicError: a topic or a partition does not exist.
         """
         found = await self._started.offset_queries.beginning_offsets(self._among(partitions))
         return found[partitions] if isinstance(partitions, TopicPartition) else found

@@ -15,6 +15,7 @@ from tailrace import (
     ConsumerStateError,
     ConsumerTimeoutError,
     TopicPartition,
+    UnknownPartitionError,
     UnknownTopicError,
 )
 from tailrace.protocol.classic_group import JoinGroupRequest
@@ -74,7 +75,7 @@ async def test_an_assignment_replaces_the_one_before(kafka):
         for wrong, error in (
             (5, ConfigurationError),
             (("no-such-topic", 0), UnknownTopicError),
-            ((b, 7), UnknownTopicError),
+            ((b, 7), UnknownPartitionError),
         ):
             with pytest.raises(error):
                 await consumer.assign(wrong)

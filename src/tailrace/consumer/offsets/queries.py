@@ -15,7 +15,7 @@ from tailrace.consumer.offsets.requests import by_leader, committed_offsets, lis
 from tailrace.core.offset_map import decode_metadata
 from tailrace.core.positions.start_point import EARLIEST, LATEST, StartPoint
 from tailrace.error_codes import RETRIABLE, ErrorCode
-from tailrace.errors import BrokerError, TailraceError, broker_error
+from tailrace.errors import BrokerError, TailraceError, UnknownPartitionError, broker_error
 from tailrace.net.cluster import Cluster
 from tailrace.protocol.list_offsets import ListedOffset
 from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
@@ -137,7 +137,7 @@ class OffsetQueries:
         """Check that partitions exist.
 
         Raises:
-            UnknownTopicError: a partition does not exist.
+            UnknownTopicError: a topic or a partition does not exist.
         """
         wanted = list(partitions)
         topics = {one.topic for one in wanted}
@@ -152,7 +152,7 @@ class OffsetQueries:
                 self._cluster.unwatch(token)
         for one in wanted:
             if one.partition not in there.get(one.topic, ()):
-                raise broker_error(
+                raise UnknownPartitionError(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     f"{one}: the topic has {len(there.get(one.topic, ()))} partitions, numbered from 0",
                 )
