@@ -310,7 +310,7 @@ class GroupRequestFailed(Event):
     """Kind of the request, as in ``GroupRequestCompleted``."""
     error: str
     reaction: str
-    """Next step of the member, such as ``trying again``."""
+    """Next step of the member, such as ``retrying``."""
 
 
 class GroupLeft(Event):
@@ -724,8 +724,8 @@ class HandlerFailed(_HandlerEvent):
     failures: int
     """Number of failed attempts so far."""
     error: str
-    then: str
-    """Next step for the record, such as ``tried again``."""
+    action: str
+    """Action for the record, such as ``retried``."""
     where: str | None = None
     """Innermost line of the user's code in the traceback, such as ``billing.py:17 in charge``."""
     exception: BaseException | None = None
@@ -759,8 +759,8 @@ class BatchFailed(_HandlerEvent):
     failures: int
     """Number of failed attempts so far."""
     error: str
-    then: str
-    """Next steps for the failed records, such as ``2 tried again``."""
+    action: str
+    """Actions for the failed records, such as ``2 retried``."""
     where: str | None = None
     """Innermost line of the user's code in the traceback, as in ``HandlerFailed``."""
     exception: BaseException | None = None
