@@ -53,7 +53,6 @@ __all__ = [
     "HandlerFailedPermanently",
     "HandlerOverdue",
     "HandlersOverlap",
-    "LaneFull",
     "LeaveGroupTimedOut",
     "LogTruncated",
     "LoopBlocked",
@@ -67,6 +66,7 @@ __all__ = [
     "OffsetOverrideRejected",
     "OffsetReset",
     "OffsetsCommitted",
+    "PartitionReadPaused",
     "PartitionsAssigned",
     "PartitionsLost",
     "PartitionsRevoked",
@@ -857,7 +857,7 @@ class HandlerAbandoned(_HandlerEvent):
     """Time allowed after the cancellation, in seconds."""
 
 
-class LaneFull(Event):
+class PartitionReadPaused(Event):
     """Reading of a partition pauses, because too many of its records wait for a lane or for their next attempts.
 
     Emitted at most once a minute for each partition while too many records wait.

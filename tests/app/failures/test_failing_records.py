@@ -16,8 +16,8 @@ from tailrace.observe.events import (
     ConsumerFailed,
     DeadLetterFailed,
     HandlerFailed,
-    LaneFull,
     OffsetsCommitted,
+    PartitionReadPaused,
     RecordDeadLettered,
 )
 from tailrace.testing import TestApp
@@ -108,14 +108,14 @@ async def test_a_full_lane_emits_an_event_and_blocks_only_its_partition(new_app,
         await asyncio.sleep(0)
 
     async with app:
-        full = await recorder.wait_for(LaneFull)
+        full = await recorder.wait_for(PartitionReadPaused)
         await until(lambda: len(handled) == 300)
         assert check_of(app).status == "degraded"
         is_fixed = True
         await until(lambda: len(handled) == 400)
 
     assert (full.partition, full.key, full.waiting) == (TopicPartition(topic, 0), b"same", 20)
-    assert len(recorder.of(LaneFull)) == 1
+    assert len(recorder.of(PartitionReadPaused)) == 1
     assert {partition for partition, _ in handled[:300]} == {1}
     assert handled[300:] == [(0, n) for n in range(100)]
 
@@ -135,7 +135,7 @@ class Outage:
 
     async def run(self, recorder, topic: str, records: int) -> int:
         """Run the outage; return how many different records failed while the other partition was handled, and later."""
-        full = await recorder.wait_for(LaneFull)
+        full = await recorder.wait_for(PartitionReadPaused)
         await until(lambda: len(self.handled) == 300)
         # A consumer that reads without limit has started more records by the time that the waiting ones were retried.
         await until(lambda: len(self.tried) >= 338 and self.tried.total() > 500)

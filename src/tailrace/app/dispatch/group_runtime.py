@@ -27,7 +27,7 @@ from tailrace.app.sources import Source
 from tailrace.app.topics.routes import Routes
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.core.delivery.progress import Lease
-from tailrace.observe.events import HandlerAbandoned, HandlersOverlap, LaneFull, RecordUnmatched
+from tailrace.observe.events import HandlerAbandoned, HandlersOverlap, PartitionReadPaused, RecordUnmatched
 from tailrace.observe.hooks import Observer
 from tailrace.observe.instrumentation import instrumentations_of
 from tailrace.producer.publisher import Publisher, instrumented
@@ -36,7 +36,7 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["Connect", "GroupRuntime"]
 
 _LANE_FULL_INTERVAL_S = 60.0
-"""Minimum time in seconds between two LaneFull events of one partition."""
+"""Minimum time in seconds between two PartitionReadPaused events of one partition."""
 
 Connect: TypeAlias = Callable[[Routes], Source]
 """Returns the source of a group's records."""
@@ -84,7 +84,7 @@ class GroupRuntime:
         self._of_topic: dict[str, list[HandlerRuntime]] = {}
         self._progress = AutoResetEvent()
         self._next_lane_full_at: dict[TopicPartition, float] = {}
-        """Earliest time of the next LaneFull event of each partition."""
+        """Earliest time of the next PartitionReadPaused event of each partition."""
         self._is_ending = False
         self.left_behind: list[str] = []
 
@@ -307,4 +307,4 @@ class GroupRuntime:
         now, partition = asyncio.get_running_loop().time(), record.topic_partition
         if now >= self._next_lane_full_at.get(partition, now):
             self._next_lane_full_at[partition] = now + _LANE_FULL_INTERVAL_S
-            self._observer.emit(LaneFull(handler.name, partition, record.key, waiting))
+            self._observer.emit(PartitionReadPaused(handler.name, partition, record.key, waiting))
