@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-from aiokafka.record.util import calc_crc32c
-
 __all__ = ["HARDWARE", "crc32c"]
 
 _CHUNK = 1 << 16
@@ -33,6 +31,9 @@ HARDWARE = _extend is not None
 def crc32c(content: memoryview) -> int:
     """Return the checksum of ``content``."""
     if _extend is None:
+        # Imported here because this imports aiokafka's clients, which takes 0.1 s.
+        from aiokafka.record.util import calc_crc32c  # noqa: PLC0415
+
         return int(calc_crc32c(content))  # type: ignore[arg-type]  # it takes any buffer
     checksum = 0
     for start in range(0, len(content), _CHUNK):

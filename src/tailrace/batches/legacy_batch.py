@@ -52,10 +52,6 @@ class LegacyBatch:
         MalformedMessageError: the bytes are invalid.
     """
 
-    is_control_batch = False
-    is_transactional = False
-    producer_id: int | None = None
-
     def __init__(self, view: memoryview) -> None:
         self._view = view
         self._outer = _read(FrameReader(view))

@@ -14,12 +14,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, dropwhile, islice, repeat, starmap
 from operator import add, attrgetter
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import cramjam
-from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
-from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
-from aiokafka.record.default_records import DefaultRecordBatch
 
 from tailrace.batches.checksum import crc32c
 from tailrace.batches.decompression import decompressed
@@ -57,7 +54,11 @@ _MIN_LENGTH = {0: 14, 1: 22, 2: 49}
 _HEAD = 61
 """Bytes of a batch of format 2 before its records."""
 _CHECKSUM, _CHECKSUM_AT, _CHECKED_FROM = struct.Struct(">I"), 17, 21
-_CODEC_AT, _CODEC, _LOG_APPEND_TIME = 22, 7, 8
+_HEADER, _HEADER_AT = struct.Struct(">hi16xq"), 21
+"""Attributes, offset of the last record minus the base offset, producer id."""
+_CODEC_AT, _CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 22, 7, 8, 16, 32
+_MARKER, _ABORT = struct.Struct(">hh"), 0
+"""Key of a transaction marker: its version and its type."""
 
 _DEFAULT_LIMIT = 1 << 20
 """Limit of decompression for batches that are read without ``decompress``, such as transaction markers."""
@@ -70,11 +71,9 @@ _FIELDS = attrgetter("offset", "key", "value", "timestamp", "headers")
 
 _TIMESTAMP_TYPES: dict[int | None, TimestampType | None] = {None: None, 0: "CreateTime", 1: "LogAppendTime"}
 
-# Errors that the C code and the codecs raise for invalid bytes. gzip raises OSError; enormous lengths cause
+# Errors that decoders and codecs raise for invalid bytes. gzip raises OSError; enormous lengths cause
 # OverflowError and MemoryError.
 _DECODE_ERRORS = (
-    CorruptRecordException,
-    UnsupportedCodecError,
     cramjam.DecompressionError,
     zlib.error,
     struct.error,
@@ -83,20 +82,8 @@ _DECODE_ERRORS = (
     ValueError,
     OverflowError,
     MemoryError,
+    RuntimeError,  # base of aiokafka's errors
 )
-
-
-class _RawBatch(Protocol):
-    """Interface of batches of all formats."""
-
-    is_control_batch: bool
-    is_transactional: bool
-    producer_id: int | None
-    next_offset: int
-
-    def validate_crc(self) -> bool: ...
-
-    def __iter__(self) -> Iterator[object]: ...
 
 
 class RecordBatch:
@@ -119,8 +106,7 @@ class RecordBatch:
 
     __slots__ = (
         "_is_abort_marker",
-        "_lowest",
-        "_raw",
+        "_legacy",
         "_view",
         "base_offset",
         "is_compressed",
@@ -135,31 +121,33 @@ class RecordBatch:
     )
 
     def __init__(self, view: memoryview, base_offset: int, leader_epoch: int, magic: int) -> None:
-        legacy = LegacyBatch(view) if magic < 2 else None
-        raw = cast(_RawBatch, DefaultRecordBatch(view) if legacy is None else legacy)
-        self._raw = raw
-        self._is_abort_marker: bool | None = None
         self._view = view
-        self.is_compressed = (view[_CODEC_AT] & _CODEC if legacy is None else legacy.codec) != 0
-        self.plain: memoryview | bytearray | None = None if self.is_compressed or legacy else view
-        self._lowest = base_offset if magic >= 2 else 0
-        self.base_offset = base_offset
-        self.next_offset = raw.next_offset
-        kind = int(view[_CODEC_AT] & _LOG_APPEND_TIME != 0) if legacy is None else legacy.timestamp_type
-        self.timestamp_type = _TIMESTAMP_TYPES[kind]
-        self.size = len(view)
-        self.plain_bytes = 0
-        self.leader_epoch = leader_epoch if magic >= 2 else -1
-        self.is_control = raw.is_control_batch
-        self.producer_id = raw.producer_id if raw.is_transactional else None
+        self._is_abort_marker: bool | None = None
+        self.base_offset, self.size, self.plain_bytes = base_offset, len(view), 0
+        self.plain: memoryview | bytearray | None = None
+        self._legacy = LegacyBatch(view) if magic < 2 else None
+        if self._legacy is not None:
+            self.is_compressed = self._legacy.codec != 0
+            self.timestamp_type = _TIMESTAMP_TYPES[self._legacy.timestamp_type]
+            self.next_offset, self.leader_epoch = self._legacy.next_offset, -1
+            self.is_control, self.producer_id = False, None
+            return
+        attributes, last_delta, producer_id = _HEADER.unpack_from(view, _HEADER_AT)
+        self.is_compressed = attributes & _CODEC != 0
+        self.timestamp_type = "LogAppendTime" if attributes & _LOG_APPEND_TIME else "CreateTime"
+        self.next_offset, self.leader_epoch = base_offset + last_delta + 1, leader_epoch
+        self.is_control = attributes & _CONTROL != 0
+        self.producer_id = producer_id if attributes & _TRANSACTIONAL else None
+        if not self.is_compressed:
+            self.plain = view
 
     def __repr__(self) -> str:
         return f"<RecordBatch {self.base_offset}..{self.next_offset - 1} {self.size} bytes>"
 
     def checksum_holds(self) -> bool:
         """Return True if the checksum matches. Must be called before ``decompress``."""
-        if isinstance(self._raw, LegacyBatch):
-            return self._raw.validate_crc()
+        if self._legacy is not None:
+            return self._legacy.validate_crc()
         return bool(_CHECKSUM.unpack_from(self._view, _CHECKSUM_AT)[0] == crc32c(self._view[_CHECKED_FROM:]))
 
     def decompress(self, limit: int) -> bool:
@@ -173,8 +161,8 @@ class RecordBatch:
         if not self.is_compressed:
             return True
         try:
-            if isinstance(self._raw, LegacyBatch):
-                size = self._raw.decompress(limit)
+            if self._legacy is not None:
+                size = self._legacy.decompress(limit)
                 self.plain_bytes, self.is_compressed = size or 0, size is None
                 return size is not None
             # Build the batch as if it had been written without a codec, in one buffer that the codec fills.
@@ -183,7 +171,6 @@ class RecordBatch:
             plain = decompressed(self._view[_CODEC_AT] & _CODEC, self._view[_HEAD:], limit, head)
             if plain is None:
                 return False
-            self._raw = cast(_RawBatch, DefaultRecordBatch(plain))
             self.plain = plain
         except _DECODE_ERRORS as error:
             raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
@@ -194,10 +181,8 @@ class RecordBatch:
         """Undo ``decompress``; decoding starts from the beginning again."""
         if not self.plain_bytes:
             return
-        self._raw = cast(
-            _RawBatch,
-            LegacyBatch(self._view) if isinstance(self._raw, LegacyBatch) else DefaultRecordBatch(self._view),
-        )
+        if self._legacy is not None:
+            self._legacy = LegacyBatch(self._view)
         self.plain, self.plain_bytes, self.is_compressed = None, 0, True
 
     def is_abort_marker(self) -> bool:
@@ -206,7 +191,6 @@ class RecordBatch:
         Raises:
             MalformedMessageError: the batch is a control batch that cannot be decoded.
         """
-        # The raw batch yields its records only once.
         if self._is_abort_marker is None:
             self._is_abort_marker = self.is_control and self._read_marker()
         return self._is_abort_marker
@@ -214,7 +198,7 @@ class RecordBatch:
     def _read_marker(self) -> bool:
         for record in RecordDecoder(self, "", 0, 0).take(1):
             try:
-                return ControlRecord.parse(record.key or b"") == ABORT_MARKER
+                return bool(_MARKER.unpack_from(record.key or b"")[1] == _ABORT)
             except struct.error as error:
                 raise MalformedMessageError("cannot decode the transaction marker") from error
         return False
@@ -253,18 +237,27 @@ class RecordDecoder:
         batch, topic, partition, position = self._batch, self._topic, self._partition, self._position
         if not batch.decompress(_DEFAULT_LIMIT):
             raise MalformedMessageError(f"the record batch decompresses to more than {_DEFAULT_LIMIT} bytes")
+        legacy = batch._legacy  # noqa: SLF001 - same module
         if _BatchDecoder is not None and batch.plain is not None:
             return _BatchDecoder(batch.plain, topic, partition, position, Record).take
         # A pipeline of C functions from the bytes to Record. The batch's iterator must not be called again after it is
         # exhausted; chain() drops it then.
-        fields = map(_FIELDS, chain(batch._raw))  # noqa: SLF001 - same module
+        fields = map(_FIELDS, chain(_raw_records(batch.plain) if legacy is None else legacy))
         if batch.timestamp_type != "CreateTime":
             # Passing the type by a keyword of partial() would take 120 ns a record; the default takes no time.
             fields = map(add, fields, repeat((batch.timestamp_type,)))
         records = starmap(partial(Record, topic, partition), fields)
-        if position > batch._lowest:  # noqa: SLF001 - same module
+        if legacy is not None or position > batch.base_offset:
             records = dropwhile(lambda record: record.offset < position, records)  # type: ignore[assignment]
         return lambda count: list(islice(records, count))
+
+
+def _raw_records(plain: memoryview | bytearray | None) -> Iterator[object]:
+    """Return the records of a batch of format 2, decoded by aiokafka."""
+    # Imported here because this imports aiokafka's clients, which takes 0.1 s; the compiled module needs none of it.
+    from aiokafka.record.default_records import DefaultRecordBatch  # noqa: PLC0415
+
+    return cast("Iterator[object]", DefaultRecordBatch(plain))  # type: ignore[arg-type]  # it takes any buffer
 
 
 def split(records: memoryview) -> list[RecordBatch]:

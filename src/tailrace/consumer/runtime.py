@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container
-from importlib import import_module
 
 import anyio
 
@@ -126,9 +125,6 @@ class ConsumerRuntime:
         if self.committer is not None:
             background.append(self.committer.run_commits)
         async with anyio.create_task_group() as tasks:
-            # Decoding needs aiokafka. The import takes a tenth of a second, as long as joining a group, so a thread
-            # does it meanwhile.
-            tasks.start_soon(asyncio.to_thread, import_module, "tailrace.batches.record_batch")
             for run in background:
                 tasks.start_soon(self._run_background, run, stopping)
             tasks.start_soon(self._stop_when, stopping, tasks.cancel_scope)

@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.batches.record_batch import split
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.deserializers import make_deserializers
@@ -444,8 +445,6 @@ class Fetcher:
             self.wake()
         if not fetched.records:
             return
-        from tailrace.batches.record_batch import split  # noqa: PLC0415 - imports aiokafka; see ConsumerRuntime
-
         try:
             batches = split(fetched.records)
         except MalformedMessageError as error:
