@@ -69,7 +69,7 @@ def new_app(kafka_server, group):
 
 @pytest.mark.parametrize("suspends", [False, True], ids=["at once", "suspends"])
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-async def test_every_record_once_and_in_the_order_that_was_asked_for(  # noqa: PLR0917 - fixtures
+async def test_every_record_is_handled_once_in_the_requested_order(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, order_by, suspends
 ):
     """Each record is handled once and committed; records of a lane run in order, one at a time, others concurrently."""
@@ -127,7 +127,7 @@ async def test_parameters_are_filled_by_annotation(new_app, new_topic, witness):
     assert opened == ["open", "closed"]
 
 
-async def test_a_poisoned_record_is_tried_again_buried_and_overtaken_by_other_keys(  # noqa: PLR0917 - fixtures
+async def test_a_poisoned_record_is_retried_and_dead_lettered_while_other_keys_continue(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, group, recorder
 ):
     """A poisoned record holds up its own key only, and has one dead letter."""

@@ -101,7 +101,7 @@ async def test_a_listener_may_wait_for_the_lock_of_the_reading_loop(options, new
     assert set(handled.values()) == {1}
 
 
-async def test_an_app_that_is_thrown_out_comes_back(options, new_topic, witness, group, recorder):
+async def test_an_app_removed_from_its_group_rejoins(options, new_topic, witness, group, recorder):
     """An app whose partitions are lost and whose commits are refused rejoins, and handles all records."""
     topic, handled, is_free = new_topic(2), Counter(), asyncio.Event()
     app = App(**options, hooks=[recorder], heartbeat_interval_ms=200, auto_commit_interval_ms=100)
@@ -192,7 +192,7 @@ async def test_b15_gaps_are_no_unfinished_records_and_unfinished_records_no_gaps
 
 
 @pytest.mark.parametrize("raises", [asyncio.CancelledError, ConnectionError])
-async def test_a_handler_that_is_cancelled_by_the_end_is_not_done(options, new_topic, witness, group, raises):
+async def test_the_record_of_a_handler_canceled_by_the_stop_is_not_finished(options, new_topic, witness, group, raises):
     """The record of a handler that is canceled at shutdown is not committed, and the next start handles it.
 
     Nor is the record dead-lettered if the handler turns the cancellation into another error.

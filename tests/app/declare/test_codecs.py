@@ -180,7 +180,7 @@ def test_text_and_bytes_are_encoded_as_they_are(value, data):
     assert CODEC.encode(value) == data
 
 
-def test_what_has_no_json_is_a_type_error():
+def test_a_value_without_a_json_form_is_a_type_error():
     """A value without a JSON form raises TypeError with its type, nested or not."""
     for value in (Foreign(), [Foreign()]):
         with pytest.raises(TypeError, match=r"no JSON for .*Foreign"):
@@ -211,7 +211,7 @@ def test_text_in_a_union_is_of_json():
         (Annotated[str, "a name"] | None, "'a name' is not a marker"),
     ],
 )
-def test_a_type_that_json_has_not_is_refused_at_start(annotation, words):
+def test_a_type_without_a_json_form_is_refused_at_the_start(annotation, words):
     """A type without a JSON form raises ConfigurationError with handler, parameter and type, also in batches."""
     for refused in (
         lambda: prepare(taking(annotation), CODEC),
@@ -254,7 +254,7 @@ def test_pydantic_is_imported_for_its_types_alone():
         (Any, b"[" * 5_000, r"no \S*Any: "),
     ],
 )
-async def test_what_does_not_decode_is_told_in_full(annotation, value, words):
+async def test_an_undecodable_value_is_reported_in_full(annotation, value, words):
     """A DecodeError names position, handler, part, type and reason, and chains its cause."""
     error = await failure(annotation, value)
 
@@ -350,7 +350,7 @@ async def test_a_codec_of_a_user_is_asked_with_type_and_record():
     assert "the value is null" in str(await failure(dict, None, Reversing()))
 
 
-async def test_what_a_codec_cannot_reach_is_not_the_fault_of_the_record():
+async def test_an_oserror_of_a_codec_is_raised_unchanged():
     """An OSError of a codec propagates unchanged, so that the record is retried, alone or in a batch."""
     with pytest.raises(ConnectionRefusedError):
         await prepare(taking(dict), Registry()).call(record(b"ab"))
@@ -390,13 +390,13 @@ class Waiting(Reversing):
         (Waiting(), "decode of the codec is `async def`.*make it a plain function"),
     ],
 )
-def test_what_is_no_codec_is_refused_at_start(codec, words):
+def test_an_object_that_is_no_codec_is_refused_at_the_start(codec, words):
     """An object that is no codec raises ConfigurationError with the missing methods."""
     with pytest.raises(ConfigurationError, match=rf"handler \S+charge: .*{words}"):
         prepare(taking(dict), codec)
 
 
-def test_ours_is_a_codec():
+def test_the_json_codec_is_a_codec():
     """The built-in codec satisfies the Codec protocol that user-defined codecs implement."""
     assert isinstance(CODEC, Codec)
     assert not isinstance(CODEC, RecordCodec)

@@ -200,7 +200,7 @@ async def test_the_app_opens_a_provider_once_for_all_its_handlers():
     assert steps == ["open bank", "open ledger", "close ledger", "close bank"]
 
 
-async def test_what_is_not_open_is_told():
+async def test_a_provider_that_is_not_open_is_reported():
     """Calling a handler before the app's dependencies are open raises ConsumerStateError."""
     with pytest.raises(ConsumerStateError, match="open_bank is not open"):
         await prepare(refund, CODEC).call(RECORD)
@@ -304,7 +304,7 @@ async def test_a_generator_may_deal_with_what_the_handler_raises():
     assert steps == ["forgiven"]
 
 
-async def test_what_is_cancelled_is_closed():
+async def test_a_canceled_call_closes_its_dependencies():
     """Cancellation of a handler closes its dependencies."""
     started = asyncio.Event()
 
@@ -416,7 +416,7 @@ async def test_providers_are_told_apart_by_identity():
     assert await given_by(one.method, overrides={one.method: plain}) == "plain"
 
 
-async def test_what_takes_the_place_of_a_provider_may_need_others():
+async def test_a_replacement_of_a_provider_may_have_dependencies():
     """An override is called by its own signature, not by that of its provider."""
 
     async def fake(key: Annotated[str, Key], text: Annotated[str, Depends(plain)]) -> str:

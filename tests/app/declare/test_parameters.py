@@ -79,7 +79,7 @@ async def test_a_handler_of_one_value_is_called_with_it():
 
 
 @pytest.mark.parametrize("annotation", [bytes, bytes | None, Raw])
-async def test_bytes_are_not_looked_at(annotation):
+async def test_bytes_are_passed_unchanged(annotation):
     """A parameter of ``bytes`` receives the record's own bytes object."""
     value = b"\xff{"
 
@@ -90,7 +90,7 @@ async def test_bytes_are_not_looked_at(annotation):
 
 
 @pytest.mark.parametrize("annotation", [bytes, str, dict, Order, int, Any])
-async def test_a_null_value_reaches_only_who_takes_it(annotation):
+async def test_a_null_value_reaches_only_handlers_annotated_none(annotation):
     """A null value is None for ``T | None``, and otherwise raises a DecodeError with advice."""
     assert await got(annotation | None, record(None)) is None
 
@@ -188,7 +188,7 @@ async def test_what_is_absent_needs_none_or_a_default(marker, what):
 
 
 @pytest.mark.parametrize(("marker", "what"), [(Key, "key"), (Header("x"), "header 'x'")])
-async def test_a_key_or_header_that_does_not_decode_is_told(marker, what):
+async def test_a_key_or_header_that_does_not_decode_is_reported(marker, what):
     """A key or header that does not decode raises a DecodeError with position, handler, part and type."""
     with pytest.raises(DecodeError, match=rf"orders\[3\] at offset 17: handler \S+: the {what} is no int: .*`int`"):
         await got(Annotated[int, marker], record(key=b"many", headers=[("x", b"many")]))
@@ -239,7 +239,7 @@ async def test_methods_objects_and_decorated_functions_are_handlers():
     assert prepare(shop.charge, CODEC).name.endswith("Shop.charge")
 
 
-async def test_what_a_partial_has_filled_in_is_left_to_it():
+async def test_arguments_of_a_partial_are_not_filled():
     """Arguments bound by a partial are kept, also for parameters with a marker."""
     bank = Bank()
 
@@ -279,7 +279,7 @@ async def test_other_parameters_with_defaults_stay_at_them():
     assert await prepare(by_keyword, CODEC).call(record(ANN)) == ("ann", 3, "k")
 
 
-def test_a_name_in_what_it_returns_need_not_exist():
+def test_names_in_the_return_annotation_need_not_exist():
     """Return annotations are not resolved, so their names may be missing at run time."""
 
     async def handler(order: Order) -> Invoice: ...  # noqa: F821
@@ -441,7 +441,7 @@ async def batch_of_nothing(bank: Annotated[Bank, Depends(Bank)]) -> None: ...
         (taking(list[Bank]), r"parameter 'it' cannot be a \S*Bank"),
     ],
 )
-def test_what_a_batch_has_not_is_refused(handler, words):
+def test_parameters_of_single_records_are_refused_for_batches(handler, words):
     """Parameters that belong to a single record are refused in a batch handler."""
     with pytest.raises(ConfigurationError, match=rf"^handler \S+:? {words}"):
         prepare(handler, CODEC, is_batch=True)

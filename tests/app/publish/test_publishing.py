@@ -200,7 +200,7 @@ async def test_a_thread_carries_the_trace_on(app):
         assert [(one.value, list(one.headers)) for one in kafka.published("out")] == [(b"1", [TRACE]), (b"2", [TRACE])]
 
 
-async def test_a_trace_that_is_begun_anew_stays(app):
+async def test_a_new_trace_is_not_replaced(app):
     """A message with trace headers of its own gets none of the record's."""
 
     @app.handler("orders", publish="out")

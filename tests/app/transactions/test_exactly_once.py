@@ -32,7 +32,7 @@ INIT_PRODUCER_ID = 22
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_what_is_read_is_passed_on_once(  # noqa: PLR0917 - fixtures
+async def test_each_record_is_published_exactly_once(  # noqa: PLR0917 - fixtures
     ledger, witness, new_app, group, order_by, protocol
 ):
     """Each record is published once, with its key and in order, and offsets are committed without an offset map."""
@@ -73,7 +73,7 @@ async def test_a_record_is_not_seen_before_its_transaction_is_over(ledger, witne
     await check(ledger, target, range(2))
 
 
-async def test_what_is_published_by_hand_goes_with_the_record(ledger, witness, new_app, group):
+async def test_records_published_by_the_handler_are_in_its_transaction(ledger, witness, new_app, group):
     """App.publish in a handler or its tasks joins the record's transaction; a failed attempt publishes nothing."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     fill(witness, source, range(10))
@@ -152,7 +152,7 @@ async def test_aborted_records_are_not_handled(ledger, new_app, group):
     assert await ledger.values(target) == [b"1", b"3", b"5", b"7", b"9"]
 
 
-async def test_what_is_no_record_is_committed_too(ledger, new_app, group):
+async def test_control_records_are_committed_past(ledger, new_app, group):
     """The committed offset reaches the end of the log, past transaction markers and aborted records."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
 
@@ -176,7 +176,7 @@ async def test_what_is_no_record_is_committed_too(ledger, new_app, group):
     assert await ledger.values(target) == [b"1"]
 
 
-async def test_a_paused_handler_holds_no_transaction_up(ledger, witness, new_app, group, recorder):
+async def test_a_paused_handler_does_not_delay_a_transaction(ledger, witness, new_app, group, recorder):
     """Records queued for a paused handler stay out of transactions until it is resumed; other handlers continue."""
     source, other, target, app = ledger.topic(), ledger.topic(), ledger.topic(), new_app(transaction_timeout_ms=60_000)
     fill(witness, source, range(20))
@@ -205,7 +205,7 @@ async def test_a_paused_handler_holds_no_transaction_up(ledger, witness, new_app
 # ---- shutdown --------------------------------------------------------------------------------------------------
 
 
-async def test_a_stop_commits_what_is_under_way(ledger, witness, new_app, group):
+async def test_a_stop_commits_the_open_transaction(ledger, witness, new_app, group):
     """A stop waits for running handlers and commits their results; a restart handles no record twice."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(30))
@@ -226,7 +226,7 @@ async def test_a_stop_commits_what_is_under_way(ledger, witness, new_app, group)
     assert sum((await ledger.group_offsets(group, source)).values()) == 30
 
 
-async def test_a_stop_takes_back_what_does_not_end(ledger, witness, new_app, group):
+async def test_a_stop_aborts_a_transaction_whose_handler_does_not_end(ledger, witness, new_app, group):
     """A stop aborts the transaction of a handler that hangs; the next app handles its records."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(10))
@@ -304,7 +304,7 @@ async def test_a_transaction_longer_than_the_broker_allows_is_refused_at_the_sta
         await app.start()
 
 
-async def test_brokers_that_are_too_old_are_told_of(ledger, new_app, proxy):
+async def test_brokers_that_are_too_old_are_reported(ledger, new_app, proxy):
     """Brokers before Apache Kafka 2.5, which have no generation fencing (KIP-447), raise UnsupportedVersionError."""
     app = new_app()
     passing_on(app, ledger.topic(), ledger.topic())
@@ -320,7 +320,7 @@ async def test_brokers_that_are_too_old_are_told_of(ledger, new_app, proxy):
         await app.start()
 
 
-async def test_what_is_published_at_once_keeps_its_order(own_server, ledger, witness, new_app, group):
+async def test_records_published_together_keep_their_order(own_server, ledger, witness, new_app, group):
     """Concurrent calls of app.publish keep their order, also into a topic that does not exist yet."""
     source, target, app, begun = ledger.topic(), f"{group}-later", new_app(), asyncio.Event()
     fill(witness, source, range(1))

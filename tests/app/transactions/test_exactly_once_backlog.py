@@ -89,7 +89,7 @@ async def test_a_slow_handler_has_its_results_seen_within_seconds(ledger, witnes
     assert took_s < 10
 
 
-async def test_what_is_finished_behind_an_unfinished_record_is_never_handled_again(
+async def test_records_finished_after_an_unfinished_one_are_not_handled_again(
     ledger, witness, new_app, group, recorder
 ):
     """Records finished out of order are in the commit's offset map, and the next member skips them."""

@@ -183,7 +183,7 @@ async def test_killed_at_random_everything_comes_out_once(server, count, kills, 
         pytest.param("consumer", 60_000, id="its transaction is open-consumer"),
     ],
 )
-async def test_who_wakes_up_too_late_commits_nothing(server, protocol, timeout_ms):
+async def test_a_process_that_was_suspended_too_long_commits_nothing(server, protocol, timeout_ms):
     """A process that is frozen until its partitions are reassigned is fenced, and rejoins as a new member."""
     ledger = CommittedRecords(server)
     source, target = ledger.topic(PARTITIONS), ledger.topic(PARTITIONS)

@@ -72,7 +72,7 @@ async def test_dead_letters_are_in_the_transaction(  # noqa: PLR0917 - fixtures
     await check(ledger, target, [n for n in range(100) if n % 10])
 
 
-async def test_a_poison_record_that_nobody_takes_stops_its_partition_only(ledger, witness, new_app, group):
+async def test_a_poison_record_without_dead_letters_stops_its_partition_only(ledger, witness, new_app, group):
     """A record that fails without a dead-letter topic holds up its partition only, until its handler succeeds."""
     source, target, app = ledger.topic(2), ledger.topic(), new_app()
     witness.produce(source, (b"%d" % n for n in range(50)), partition=0, keys=(b"k%d" % (n % 5) for n in range(50)))
@@ -96,7 +96,7 @@ async def test_a_poison_record_that_nobody_takes_stops_its_partition_only(ledger
     await check(ledger, target, range(150))
 
 
-async def test_a_failure_that_is_to_stop_the_app_takes_its_transaction_back(ledger, witness, new_app, group):
+async def test_a_failure_that_stops_the_app_aborts_its_transaction(ledger, witness, new_app, group):
     """With on_failure="stop" the app ends with the handler's error, and its transaction is aborted."""
     source, target, app = ledger.topic(), ledger.topic(), new_app(on_failure="stop", transaction_interval_ms=2_000)
     fill(witness, source, range(10))
@@ -113,7 +113,7 @@ async def test_a_failure_that_is_to_stop_the_app_takes_its_transaction_back(ledg
     assert await ledger.group_offsets(group, source) == {0: 0}
 
 
-async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: PLR0917 - fixtures
+async def test_a_result_that_cannot_be_published_fails_its_record(  # noqa: PLR0917 - fixtures
     ledger, witness, new_app, group, dead, recorder, monkeypatch
 ):
     """A record whose output goes to a missing topic or is too large is dead-lettered; the others are published."""
@@ -136,7 +136,7 @@ async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: P
     await check(ledger, target, sorted({*range(40)} - {7, 13}))
 
 
-async def test_of_what_cannot_be_published_whole_nothing_is(ledger, witness, new_app, group, dead):
+async def test_results_are_published_all_or_none(ledger, witness, new_app, group, dead):
     """A record with an output that cannot be published publishes nothing at all, and is dead-lettered."""
     source, target, app = ledger.topic(), ledger.topic(), new_app(dead_letter="{topic}.dead")
     letters, name_of = dead(f"{source}.dead"), {POISON: "no \ud800 text"}
@@ -175,7 +175,7 @@ async def test_a_record_whose_output_is_too_large_is_found_beside_others(ledger,
     assert len(set(await ledger.values(target))) == len(await ledger.values(target))
 
 
-async def test_letters_that_are_too_large(ledger, witness, new_app, group, recorder):
+async def test_dead_letters_that_are_too_large(ledger, witness, new_app, group, recorder):
     """A large dead letter omits its traceback; one that does not fit at all holds up its partition only."""
     source, letters, target = ledger.topic(2), ledger.topic(max_message_bytes=5_000), ledger.topic()
     app = new_app(dead_letter=letters, retry=Retry(attempts=1, backoff_ms=1, max_backoff_ms=50))
@@ -277,7 +277,7 @@ async def test_a_batch_that_cannot_be_filled_is_not_waited_for(ledger, witness, 
     assert sizes == [3, 3, 3]
 
 
-async def test_a_batch_that_nobody_takes_is_set_aside(ledger, witness, new_app, group):
+async def test_a_batch_that_fails_without_dead_letters_is_set_aside(ledger, witness, new_app, group):
     """A failing batch aborts its transaction and is retried; other partitions commit meanwhile."""
     source, target, app = ledger.topic(2), ledger.topic(), new_app()
     witness.produce(source, (b"%d" % n for n in range(20)), partition=0)
@@ -369,7 +369,7 @@ async def test_a_record_of_a_batch_that_fails_slowly_dies(ledger, witness, short
         ({"max_wait_ms": 400}, "max_wait_ms=400"),
     ],
 )
-async def test_what_can_never_fit_into_a_transaction_is_refused_at_the_start(short_app, handler, said):
+async def test_options_that_fit_no_transaction_are_refused_at_the_start(short_app, handler, said):
     """The start refuses times that exceed the transaction timeout, and names the longest that fits."""
     app = short_app()
     declare = app.batch_handler if "max_wait_ms" in handler else app.handler

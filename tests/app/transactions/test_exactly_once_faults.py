@@ -82,7 +82,7 @@ async def test_a_lost_answer_loses_and_repeats_nothing(  # noqa: PLR0917 - fixtu
         (AddOffsetsToTxnRequest, ErrorCode.INVALID_TXN_STATE),
     ],
 )
-async def test_what_is_refused_is_done_again(  # noqa: PLR0917 - fixtures
+async def test_a_refused_transaction_is_repeated(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder, request_, code
 ):
     """A refused request aborts the transaction; its records are handled again, and published once."""
@@ -121,7 +121,7 @@ async def test_a_generation_that_is_refused_in_passing_aborts_nothing(  # noqa: 
     await check(ledger, target, range(50))
 
 
-async def test_a_commit_in_doubt_is_asked_about_until_it_is_known(  # noqa: PLR0917 - fixtures
+async def test_a_commit_in_doubt_is_queried_until_its_outcome_is_known(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder
 ):
     """No transaction begins while the outcome of the last one is unknown; then processing resumes after that."""
@@ -140,7 +140,7 @@ async def test_a_commit_in_doubt_is_asked_about_until_it_is_known(  # noqa: PLR0
     await check(ledger, target, range(20))
 
 
-async def test_a_transaction_that_the_broker_gave_up_is_done_again(  # noqa: PLR0917 - fixtures
+async def test_a_transaction_that_the_broker_aborted_is_repeated(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder
 ):
     """A transaction that the broker aborted by timeout is repeated with a new producer."""
@@ -164,7 +164,7 @@ async def test_a_transaction_that_the_broker_gave_up_is_done_again(  # noqa: PLR
     await check(ledger, target, range(20))
 
 
-async def test_a_handler_that_takes_too_long_has_its_transaction_taken_back(ledger, witness, new_app, group, recorder):
+async def test_the_transaction_of_a_handler_that_takes_too_long_is_aborted(ledger, witness, new_app, group, recorder):
     """If a handler swallows its timeout, its transaction is aborted before the broker fences the producer."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     fill(witness, source, range(20))
@@ -189,7 +189,7 @@ async def test_a_handler_that_takes_too_long_has_its_transaction_taken_back(ledg
     await check(ledger, target, range(20))
 
 
-async def test_offsets_that_nobody_gives_yet_are_asked_for_again(ledger, witness, proxy, new_app, recorder):
+async def test_offsets_with_pending_commits_are_fetched_again(ledger, witness, proxy, new_app, recorder):
     """After an abort the app restores committed positions, and retries while the coordinator has pending offsets."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(20))
@@ -211,7 +211,7 @@ async def test_offsets_that_nobody_gives_yet_are_asked_for_again(ledger, witness
 # ---- other processes, killed brokers ---------------------------------------------------------------------------
 
 
-async def test_two_processes_with_one_name_are_told_so(ledger, witness, new_app, group):
+async def test_two_processes_with_one_transactional_id_get_an_error(ledger, witness, new_app, group):
     """The first process with a shared transactional_id ends with ProducerFencedError; the second takes over."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(20))
@@ -252,7 +252,7 @@ async def test_a_broker_that_is_killed_and_comes_back(mortal_server, new_app, gr
     await check(ledger, target, range(4_000))
 
 
-async def test_who_is_fenced_goes_on_under_no_new_name(own_server, ledger, recorder):
+async def test_a_fenced_producer_takes_no_new_transactional_id(own_server, ledger, recorder):
     """A fenced producer is not replaced under its own name, where two processes would fence each other forever."""
     topic, config = ledger.topic(), resolve({**own_server.client_options, "retry_backoff_ms": 20}, {})
     name = f"x-{topic}"

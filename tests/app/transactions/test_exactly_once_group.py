@@ -75,7 +75,7 @@ async def a_moment(_record: Record) -> None:
     await asyncio.sleep(0.002)
 
 
-async def test_a_partition_is_given_back_when_its_transaction_is_over(ledger, witness, new_app, group, recorder):
+async def test_a_partition_is_revoked_after_its_transaction(ledger, witness, new_app, group, recorder):
     """A rebalance waits for running handlers and their transaction; no record is handled twice."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(40))
@@ -140,7 +140,7 @@ async def test_a_commit_in_the_middle_of_a_rebalance_keeps_its_transaction(  # n
     await check(ledger, target, range(40))
 
 
-async def test_a_partition_that_waits_too_long_takes_its_transaction_along(ledger, witness, new_app, group, recorder):
+async def test_a_partition_that_waits_too_long_aborts_its_transaction(ledger, witness, new_app, group, recorder):
     """After rebalance_drain_ms the partition is revoked and its transaction aborted; its records are handled again."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(40))
@@ -162,7 +162,9 @@ async def test_a_partition_that_waits_too_long_takes_its_transaction_along(ledge
     await check(ledger, target, range(40))
 
 
-async def test_what_was_finished_at_least_once_before_is_not_done_again(ledger, witness, new_app, group, recorder):
+async def test_records_finished_before_the_switch_to_exactly_once_are_skipped(
+    ledger, witness, new_app, group, recorder
+):
     """After a change from at-least-once, records that the last offset map lists as finished are skipped."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(40), keys=2)
@@ -190,7 +192,7 @@ async def test_what_was_finished_at_least_once_before_is_not_done_again(ledger, 
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_a_beginning_is_committed_before_anything_else(ledger, witness, new_app, group, protocol):
+async def test_the_start_position_is_committed_before_any_record(ledger, witness, new_app, group, protocol):
     """The start position of a new group is committed at once: with "latest", no record is skipped after a restart."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(20))
@@ -205,7 +207,7 @@ async def test_a_beginning_is_committed_before_anything_else(ledger, witness, ne
     await check(ledger, target, range(20, 40))
 
 
-async def test_a_transaction_that_is_taken_back_keeps_what_the_callback_has_said(
+async def test_an_aborted_transaction_keeps_the_offsets_of_the_rebalance_callback(
     ledger, witness, new_app, group, proxy
 ):
     """Positions from post_rebalance_callback survive an aborted transaction: skipped records stay skipped."""

@@ -236,7 +236,7 @@ async def test_an_evolved_schema_reaches_one_handler_old_and_new(gate, new_app, 
     assert len([path for path in gate.asked if re.fullmatch(r"/schemas/ids/\d+", path)]) == 2
 
 
-async def test_what_does_not_decode_is_buried_once_with_its_bytes(  # noqa: PLR0917 - fixtures
+async def test_an_undecodable_record_is_dead_lettered_once_with_its_bytes(  # noqa: PLR0917 - fixtures
     registry, new_app, new_topic, witness, kafka_server, group, recorder
 ):
     """An undecodable value is dead-lettered with its raw bytes after one attempt; the next record is handled."""
@@ -425,7 +425,7 @@ async def test_avro_keeps_what_it_has_types_for(registry, new_topic):
     assert await decoded(codec, Thing, await codec.encode_for(topic, thing)) == thing
 
 
-async def test_protobuf_is_told_apart_by_its_messages(gate):
+async def test_protobuf_types_are_distinguished_by_message(gate):
     """The message indexes select the class, in unions and for nested messages; a different message is an error."""
     codec = SchemaRegistry(gate.url, format="protobuf", auto_register=True)
     order, line = ProtoOrder(customer="ann", total=5, paid=ProtoMoney(cents=7)), ProtoLine(amount=3)
@@ -442,7 +442,7 @@ async def test_protobuf_is_told_apart_by_its_messages(gate):
         await decoded(reading, ProtoOrder, first[:5] + b"\x02\x20")
 
 
-async def test_a_schema_that_is_kept_as_text_is_asked_for_compiled(gate):
+async def test_a_protobuf_schema_stored_as_source_is_fetched_serialized(gate):
     """A schema stored as protobuf source is fetched serialized; without that form, only a single class decodes."""
     codec = SchemaRegistry(gate.url, format="protobuf", auto_register=True)
     data = await codec.encode_for("p", ProtoOrder(customer="ann"))
@@ -573,7 +573,7 @@ def record_of(topic, offset, value, key=None):
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_registered_unless_the_user_says_so(registry, new_topic):
+async def test_no_schema_is_registered_without_auto_register(registry, new_topic):
     """Without auto_register an unregistered schema raises PublishError with advice; a registered one is used."""
     topic = new_topic()
     given, newest = SchemaRegistry(registry, schemas={topic: AVRO}), SchemaRegistry(registry)
@@ -624,7 +624,7 @@ async def test_subjects_are_named_as_asked(form, subject, expected, registry, ne
     assert expected.format(topic=topic) in confluents_client(registry).get_subjects()
 
 
-async def test_what_the_registry_does_not_take_is_told(registry, new_topic):
+async def test_a_schema_that_the_registry_refuses_is_reported(registry, new_topic):
     """A schema that the registry refuses as incompatible or invalid raises PublishError."""
     topic = new_topic()
     client = confluents_client(registry)
@@ -638,7 +638,7 @@ async def test_what_the_registry_does_not_take_is_told(registry, new_topic):
         await SchemaRegistry(registry, schemas={topic: '{"type": "x"}'}, auto_register=True).encode_for(topic, {})
 
 
-async def test_keys_are_the_codecs_where_it_is_said(registry, new_topic):
+async def test_the_codec_encodes_keys_with_keys_true(registry, new_topic):
     """With ``keys=True`` keys have their own subject and decode to their annotation; otherwise they are text."""
     topic, got = new_topic(), []
     codec = SchemaRegistry(registry, schemas={topic: AVRO, f"{topic}-key": '"long"'}, keys=True, auto_register=True)
@@ -689,7 +689,7 @@ async def given_later():
     ],
     ids=["user", "token", "function", "async function", "in the url"],
 )
-async def test_credentials_are_shown_to_the_registry_alone(auth, header, gate):
+async def test_credentials_are_sent_to_the_registry_only(auth, header, gate):
     """User, token and callable auth are accepted; wrong credentials raise an error; credentials are never printed."""
     url = gate.url if auth is not None else gate.url.replace("http://", "http://ann:hunter2@")
     gate.authorization, data = header, b"\x00\x7f\xff\xff\xff"
@@ -781,7 +781,7 @@ def test_an_id_that_no_registry_gives_is_not_asked_for():
         ("http://x", {"use_latest_version": True, "auto_register": True}, "exclude each other"),
     ],
 )
-def test_options_that_will_not_do_are_refused_at_once(url, options, message):
+def test_invalid_options_are_refused_at_once(url, options, message):
     """Invalid options raise ConfigurationError that names the option and contains no secret."""
     with pytest.raises(ConfigurationError, match=message) as refused:
         SchemaRegistry(url, **options)
@@ -819,7 +819,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(absent, monkeypatch
         SchemaRegistry("http://localhost:8081")
 
 
-def test_whoever_does_not_use_it_does_not_import_it():
+def test_the_schema_registry_is_imported_on_use_only():
     """Importing tailrace, App and SchemaRegistry does not import confluent-kafka, fastavro, jsonschema or protobuf."""
     asked = "import json, sys, tailrace; tailrace.App, tailrace.SchemaRegistry; print(json.dumps([*sys.modules]))"
     ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=True)

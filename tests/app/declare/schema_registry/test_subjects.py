@@ -170,7 +170,7 @@ async def test_a_version_that_is_registered_later_is_read_without_a_restart(  # 
 # ---- requests and caches -------------------------------------------------------------------------------------------
 
 
-async def test_an_id_is_asked_for_once_a_topic(gate, register, new_topic):
+async def test_a_schema_id_is_checked_once_per_topic(gate, register, new_topic):
     """Each schema id of a topic is requested once; a refused id is cached for some seconds."""
     topic = new_topic()
     own, foreign = register(f"{topic}-value", avro("Order")), register(f"{new_topic()}-value", avro("Foreign"))
@@ -192,7 +192,7 @@ async def test_an_id_is_asked_for_once_a_topic(gate, register, new_topic):
     )
 
 
-async def test_a_refused_id_is_asked_for_again(registry, register, new_topic, monkeypatch):
+async def test_a_refused_schema_id_is_checked_again(registry, register, new_topic, monkeypatch):
     """A refused id is accepted some seconds after its schema was registered for the topic."""
     monkeypatch.setattr(subjects, "_REFUSED_FOR_S", 0.2)
     topic = new_topic()
@@ -311,7 +311,7 @@ async def test_subjects_of_a_context_and_aliases_are_known(gate, register, new_t
         await read(codec, foreign, value(own, 1))
 
 
-async def test_what_an_app_writes_it_reads_without_asking_again(gate, new_topic):
+async def test_an_app_reads_its_own_records_without_a_request(gate, new_topic):
     """A schema id that the app itself has encoded with is decoded without a request."""
     topic = new_topic()
     codec = SchemaRegistry(gate.url, schemas={topic: avro("Order")}, auto_register=True)
