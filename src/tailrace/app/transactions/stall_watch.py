@@ -32,7 +32,7 @@ class StallWatch:
         """Start the timer unless it runs: there are uncommitted records."""
         if self._since is None:
             self._since = self._loop.time()
-            self._timer = self._loop.call_at(self._since + self._limit_s, self._tell)
+            self._timer = self._loop.call_at(self._since + self._limit_s, self._report_stall)
 
     def end(self) -> None:
         """Stop the timer: records were committed, or wait for a known reason."""
@@ -41,6 +41,6 @@ class StallWatch:
             self._timer.cancel()
             self._timer = None
 
-    def _tell(self) -> None:
+    def _report_stall(self) -> None:
         assert self._since is not None
         self._on_stall(self._loop.time() - self._since)

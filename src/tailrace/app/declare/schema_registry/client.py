@@ -150,7 +150,7 @@ class RegistryClient:
             except _error_of_registry() as error:
                 if error.http_status_code in {_CONFLICT, _UNPROCESSABLE}:
                     raise PublishError(
-                        f"the schema registry does not take the schema for {subject!r}: {_told(error.error_message)}"
+                        f"the schema registry does not take the schema for {subject!r}: {_shortened(error.error_message)}"
                         " - mend it, or change the subject's compatibility"
                     ) from error
                 raise
@@ -205,11 +205,11 @@ class RegistryClient:
             look = "is the url right?" if is_elsewhere else "what does its log say?"
             raise SchemaRegistryError(
                 f"the schema registry at {where} answered with HTTP {error.http_status_code}:"
-                f" {_told(error.error_message)} - {look}"
+                f" {_shortened(error.error_message)} - {look}"
             ) from error
         except Exception as error:  # httpx raises errors of many libraries; all are reported alike
             raise SchemaRegistryError(
-                f"the schema registry at {where} cannot be asked: {type(error).__name__}: {_told(str(error))}"
+                f"the schema registry at {where} cannot be asked: {type(error).__name__}: {_shortened(str(error))}"
                 " - is it up, and the url right?"
             ) from error
 
@@ -357,6 +357,6 @@ def _authorization(given: object) -> dict[str, object]:
     )
 
 
-def _told(message: object) -> str:
+def _shortened(message: object) -> str:
     text = " ".join(str(message).split())
     return text if len(text) <= _MOST_OF_A_MESSAGE else f"{text[: _MOST_OF_A_MESSAGE - 1]}…"

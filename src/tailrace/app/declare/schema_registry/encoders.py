@@ -78,7 +78,7 @@ class SchemaEncoders:
             # The value may match a newer schema: fetch it for the next value.
             self._writers.pop(kind, None)
             raise PublishError(
-                f"{described(type(value))} does not fit the schema of {kind.place!r}: {_said(error)}"
+                f"{described(type(value))} does not fit the schema of {kind.place!r}: {_reason_of(error)}"
                 " - give what the schema says, or register a newer one"
             ) from error
 
@@ -93,7 +93,7 @@ class SchemaEncoders:
             check_schema(schema, self._format, schema.write_rules)
             write = self._format.writer(schema, value)
         except Exception as error:
-            raise PublishError(f"nothing can be written to {kind.place!r}: {_said(error)}") from error
+            raise PublishError(f"nothing can be written to {kind.place!r}: {_reason_of(error)}") from error
         self._learned(schema, kind.topic, kind.is_key)
         header = header_of(schema.id)
         self._writers[kind] = lambda value: header + write(value)
@@ -112,7 +112,7 @@ class SchemaEncoders:
         try:
             own = self._format.own(text, value)
         except Exception as error:
-            raise PublishError(f"there is no schema for {subject!r}: {_said(error)}") from error
+            raise PublishError(f"there is no schema for {subject!r}: {_reason_of(error)}") from error
         # Imported schemas come first, since references need their versions.
         version_of: dict[str, int] = {}
         schema_id = 0
@@ -148,11 +148,11 @@ class SchemaEncoders:
             )
         except Exception as error:
             raise PublishError(
-                f"subject={self._subject!r} needs a name for what is published to {kind.place!r}: {_said(error)}"
+                f"subject={self._subject!r} needs a name for what is published to {kind.place!r}: {_reason_of(error)}"
                 f" - give schemas={{{kind.place!r}: ...}} with one"
             ) from error
 
 
-def _said(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _MOST_OF_A_REASON else f"{text[: _MOST_OF_A_REASON - 1]}…"
