@@ -385,7 +385,10 @@ class Waiting(Reversing):
 @pytest.mark.parametrize(
     ("codec", "words"),
     [
-        (object(), r"an object with decode\(data, annotation, record\) and encode\(value\)"),
+        (
+            object(),
+            r"an object with decode\(data, annotation, record\) or decoder\(annotation\), and with encode\(value\)",
+        ),
         (Reversing, "an object with decode"),
         (Waiting(), "decode of the codec is `async def`.*make it a plain function"),
     ],

@@ -150,7 +150,7 @@ class RegistryClient:
             except _error_of_registry() as error:
                 if error.http_status_code in {_CONFLICT, _UNPROCESSABLE}:
                     raise PublishError(
-                        f"the schema registry does not take the schema for {subject!r}: {_shortened(error.error_message)}"
+                        f"the schema registry refuses the schema for {subject!r}: {_shortened(error.error_message)}"
                         " - mend it, or change the subject's compatibility"
                     ) from error
                 raise
