@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import uuid
@@ -33,8 +34,9 @@ def shop(tmp_path, kafka_server):
     return tmp_path, topic
 
 
-def test_run_handles_records_until_sigterm(shop, kafka_server):
-    """The app handles existing records; SIGTERM ends it with exit code 0."""
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_run_handles_records_until_sigterm(shop, kafka_server, log_format):
+    """The app handles existing records; SIGTERM ends it with exit code 0. Each line of a log in JSON is JSON."""
     folder, topic = shop
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
     producer.produce(topic, b"21")
@@ -45,7 +47,10 @@ def test_run_handles_records_until_sigterm(shop, kafka_server):
     witness.subscribe([f"{topic}-out"])
 
     with subprocess.Popen(
-        [*COMMAND, "run", "shop:billing", "--set", f"bootstrap_servers={kafka_server.bootstrap_servers}"],
+        [
+            *(*COMMAND, "run", "shop:billing", "--log-format", log_format),
+            *("--set", f"bootstrap_servers={kafka_server.bootstrap_servers}"),
+        ],
         cwd=folder,
         env=environment(),
         stderr=subprocess.PIPE,
@@ -59,6 +64,10 @@ def test_run_handles_records_until_sigterm(shop, kafka_server):
     assert message.value() == b"42"
     assert process.returncode == 0
     assert "group joined" in told
+    if log_format == "json":
+        lines = [json.loads(line) for line in told.splitlines()]
+        (joined,) = (line for line in lines if line["event"] == "group joined")
+        assert (joined["group_id"], type(joined["generation"]), joined["is_leader"]) == ("billing", int, True)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -255,6 +256,24 @@ def test_output_of_workers_has_their_number(shop):
     assert all(line.startswith(("worker 0 | ", "worker 1 | ")) for line in first)
     assert all(line.startswith("worker ") for line in pool.told if "group joined" in line)
     assert not any(line.startswith("worker ") for line in pool.told if "worker started" in line)
+
+
+def test_a_log_in_json_has_the_number_of_the_worker_as_a_field(shop):
+    """Lines of the log have no label, so that each of them is JSON."""
+    shop.open()
+    shop.produce(PARTITIONS)
+
+    with running(shop, "--workers", "2", "--log-format", "json") as pool:
+        shop.until(PARTITIONS)
+        code = pool.end(signal.SIGINT)
+
+    lines = [json.loads(line) for line in pool.told if line.startswith("{")]
+    assert code == 0
+    joined = {line["worker"] for line in lines if line["event"] == "group joined"}
+    assert joined
+    assert joined <= {0, 1}
+    assert not any(" | " in line for line in pool.told)
+    assert {line["worker"] for line in lines if line["event"] == "worker started"} == {0, 1}
 
 
 def test_workers_end_when_the_parent_is_killed(shop):

@@ -59,14 +59,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="info",
         help="log level on stderr (default: %(default)s)",
     )
+    parser.add_argument(
+        "--log-format",
+        choices=["console", "json"],
+        default="console",
+        help="lines of text or of JSON on stderr (default: %(default)s)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the app until a signal stops it."""
     import asyncio  # noqa: PLC0415 - not needed by --help
-    import logging  # noqa: PLC0415
 
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from tailrace.observe.log_format import configure_logging  # noqa: PLC0415
+
+    configure_logging(options.log_level, options.log_format)
     if options.workers is not None or options.reload:
         return _run_workers(options)
     from tailrace.app.loading import load_app  # noqa: PLC0415
@@ -98,6 +105,7 @@ def _run_workers(options: argparse.Namespace) -> int:
         options.app,
         workers=1 if options.workers is None else options.workers,
         log_level=options.log_level,
+        log_format=options.log_format,
         stop_on_fatal_error=not options.reload,
         **_settings(options),
     )

@@ -362,7 +362,12 @@ class CommitCallbackFailed(Event):
     group_id: str
     error: str
     exception: BaseException | None = None
-    """The exception."""
+    """The exception, which is logged with its traceback."""
+
+    @property
+    def exc_info(self) -> ExcInfo | None:
+        """Exception and traceback."""
+        return _exc_info(self.exception)
 
 
 class CommitMetadataDropped(Event):

@@ -29,6 +29,7 @@ from tailrace.errors import (
     TailraceError,
 )
 from tailrace.observe.hooks import Hook, Observer
+from tailrace.observe.log_format import LogFormat
 from tailrace.signals import handle_signals
 
 __all__ = ["WorkerPool", "WorkerSpec"]
@@ -50,6 +51,7 @@ class WorkerSpec(TypedDict):
     pool: int
     """Number of the pool within its process."""
     log_level: LogLevel | None
+    log_format: LogFormat
     options: ConsumerOptions
 
 
@@ -65,6 +67,8 @@ class WorkerPool:
         app: name of the App, such as ``"shop:billing"``.
         workers: number of processes.
         log_level: level of the workers' log on stderr; None leaves logging to the app's module.
+        log_format: format of the workers' log: "console", with the number of the worker before each line, or "json",
+            with the number in the field ``worker``.
         stop_on_fatal_error: with False, an error that would end the pool makes the failed worker wait for ``renew``.
         options: options of the app in each worker; ``hooks`` receive events about the workers, in this process.
 
@@ -78,6 +82,7 @@ class WorkerPool:
         *,
         workers: int,
         log_level: LogLevel | None = None,
+        log_format: LogFormat = "console",
         stop_on_fatal_error: bool = True,
         **options: Unpack[ConsumerOptions],
     ) -> None:
@@ -93,6 +98,7 @@ class WorkerPool:
             "workers": workers,
             "pool": next(_pools),
             "log_level": log_level,
+            "log_format": log_format,
             "options": options,
         }
         self._stop_on_fatal_error, self._options = stop_on_fatal_error, options

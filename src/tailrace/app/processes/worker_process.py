@@ -6,7 +6,6 @@ This module runs in the child. Signals are handled by the App itself.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 import threading
@@ -26,6 +25,7 @@ from tailrace.config import resolve
 from tailrace.core.processes.messages import ReadyMessage, StatusMessage, StopMessage, ToChild
 from tailrace.core.processes.worker_plan import check_transactional_id, member_name
 from tailrace.errors import ConfigurationError, ConsumerStateError, TailraceError
+from tailrace.observe.log_format import configure_logging
 
 __all__ = ["main"]
 
@@ -135,11 +135,11 @@ def main() -> None:
     """Run a worker; the only command-line argument is the file descriptor of the socket."""
     parent = Parent(int(sys.argv[1]))
     spec = parent.begin()
-    label_output(f"worker {os.environ['TAILRACE_WORKER']} | ")
+    worker, log_format = os.environ["TAILRACE_WORKER"], spec["log_format"]
+    # A label would make a line of JSON invalid. Without one, lines are still written as a whole.
+    label_output("" if log_format == "json" else f"worker {worker} | ")
     if spec["log_level"] is not None:
-        logging.basicConfig(
-            level=spec["log_level"].upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-        )
+        configure_logging(spec["log_level"], log_format, worker=int(worker))
     raise SystemExit(_WorkerProcess(parent, spec).run())
 
 

@@ -1,0 +1,60 @@
+"""Formats of the log on stderr: lines of text for people, or JSON for programs."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import structlog
+
+__all__ = ["LogFormat", "configure_logging", "json_formatter"]
+
+LogFormat: TypeAlias = Literal["console", "json"]
+
+
+def configure_logging(level: str, log_format: LogFormat, **fields: object) -> None:
+    """Log all loggers to stderr.
+
+    Args:
+        level: Name of the lowest level to log.
+        log_format: "console" or "json".
+        fields: Fields to add to each line of JSON.
+    """
+    handler = logging.StreamHandler()
+    if log_format == "json":
+        handler.setFormatter(json_formatter(**fields))
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def json_formatter(**fields: object) -> logging.Formatter:
+    """Return a formatter that writes each log record as one line of JSON.
+
+    The fields of an event of tailrace keep their types; so do the fields of ``extra=`` in other log records, and those
+    of structlog if it is configured with ``structlog.stdlib.ProcessorFormatter.wrap_for_formatter``. Each line has
+    ``event``, ``level``, ``logger`` and ``timestamp`` (UTC), and ``exception`` if there is one.
+
+    Args:
+        fields: Fields to add to each line.
+    """
+    # Imported here, because structlog imports rich if installed, which takes 0.1 s.
+    import structlog  # noqa: PLC0415
+
+    def with_fields(_logger: object, _method: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        of_event = values.pop("tailrace", {})
+        return {**values, **of_event, **fields}
+
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
+        processors=[
+            with_fields,
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.JSONRenderer(default=str),
+        ],
+    )
