@@ -14,7 +14,7 @@ from tailrace.admin.descriptions import (
     of_classic_protocol,
     of_consumer_protocol,
 )
-from tailrace.admin.requests import NOT_NOW, PATIENCE_S, ask_coordinator, ask_each
+from tailrace.admin.requests import DEFAULT_TIMEOUT_S, TRANSIENT_CODES, ask_coordinator, ask_each
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import (
     BrokerConnectionError,
@@ -45,15 +45,15 @@ __all__ = [
 ]
 
 _OTHER_PROTOCOL = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
-"""Error codes of ConsumerGroupDescribe for a group of another protocol, or from a broker without KIP-848."""
+"""Error codes of ConsumerGroupDescribe for a group of the classic protocol, or from a broker without KIP-848."""
 _FORBIDDEN = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
 
 # ---- listing -----------------------------------------------------------------------------------------------------
 
 
-async def list_groups(cluster: Cluster, *, timeout_s: float = PATIENCE_S) -> list[GroupListing]:
-    """Return all groups that the principal may describe, by name, from all brokers.
+async def list_groups(cluster: Cluster, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[GroupListing]:
+    """Return all groups of the cluster that the user may describe, sorted by name.
 
     Raises:
         BrokerError: a broker could not list its groups within ``timeout_s``.
@@ -87,7 +87,7 @@ def _listed(answers: Mapping[int, ListGroupsResponse]) -> list[GroupListing]:
 # ---- describing --------------------------------------------------------------------------------------------------
 
 
-async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = PATIENCE_S) -> GroupDescription:
+async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> GroupDescription:
     """Return the description of a group of either protocol.
 
     Raises:
@@ -97,9 +97,9 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
         BrokerConnectionError: no broker answered in time.
     """
     what = f"describing group {group_id!r}"
-    newer = await _describe_consumer_protocol(cluster, group_id, timeout_s, what)
-    if newer is not None and newer.error_code not in _OTHER_PROTOCOL:
-        return of_consumer_protocol(newer, cluster.coordinator_id(group_id), cluster)
+    found = await _describe_consumer_protocol(cluster, group_id, timeout_s, what)
+    if found is not None and found.error_code not in _OTHER_PROTOCOL:
+        return of_consumer_protocol(found, cluster.coordinator_id(group_id), cluster)
     answer = await ask_coordinator(
         cluster,
         group_id,
@@ -117,12 +117,13 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
 
 
 async def describe_groups(
-    cluster: Cluster, listings: Iterable[GroupListing], *, timeout_s: float = PATIENCE_S
+    cluster: Cluster, listings: Iterable[GroupListing], *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> list[GroupDescription]:
-    """Return the descriptions of listed groups, in one or two requests per broker.
+    """Return the descriptions of listed groups, sorted by name, in one or two requests per broker.
 
-    Groups are left out if they no longer exist, cannot be described, or may be listed but not described. A group whose
-    coordinator has just failed over may be missing until the new coordinator's followers have caught up.
+    A group is left out if it no longer exists, is neither classic nor of KIP-848, or if the user may list but not
+    describe it. A group whose coordinator has just failed over may be missing until the new coordinator's followers
+    have caught up.
 
     Raises:
         BrokerConnectionError: no broker answered in time.
@@ -133,37 +134,37 @@ async def describe_groups(
         described |= await _consumer_protocol_groups(cluster, [one for one in wanted if one.group_type == "consumer"])
         described |= await _classic_groups(cluster, [one for one in wanted if one.group_type != "consumer"])
     except BrokerConnectionError:
-        pass  # a coordinator is gone: each group's new coordinator is looked up below
+        pass  # A coordinator is gone. The new coordinator of each group is looked up below.
     for one in wanted:
         if one.group_id not in described:
             try:
                 described[one.group_id] = await describe_group(cluster, one.group_id, timeout_s=timeout_s)
             except (UnknownGroupError, NotAConsumerGroupError):
-                continue  # deleted since it was listed, or of another type now
+                continue  # The group was deleted after it was listed, or was created again as another type.
     return [found for _, found in sorted(described.items()) if found is not None]
 
 
 async def _consumer_protocol_groups(
     cluster: Cluster, listings: Sequence[GroupListing]
 ) -> dict[str, GroupDescription | None]:
-    """Return the groups under KIP-848; None for a group without permission to describe it."""
+    """Return descriptions of KIP-848 groups by name; None for a group that the user may not describe."""
     asked = {node: ConsumerGroupDescribeRequest(ids) for node, ids in _by_coordinator(listings).items()}
     return {
         group.group_id: None if group.error_code in _FORBIDDEN else of_consumer_protocol(group, node_id, cluster)
         for node_id, answer in (await ask_each(cluster, asked)).items()
         for group in answer.groups
-        if group.error_code not in NOT_NOW | _OTHER_PROTOCOL
+        if group.error_code not in TRANSIENT_CODES | _OTHER_PROTOCOL
     }
 
 
 async def _classic_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> dict[str, GroupDescription | None]:
-    """Return the groups under the classic protocol; None for a group without permission to describe it."""
+    """Return descriptions of classic groups by name; None for a group that the user may not describe."""
     asked = {node: DescribeGroupsRequest(ids) for node, ids in _by_coordinator(listings).items()}
     return {
         group.group_id: None if group.error_code in _FORBIDDEN else of_classic_protocol(group, node_id, cluster)
         for node_id, answer in (await ask_each(cluster, asked)).items()
         for group in answer.groups
-        if group.error_code not in NOT_NOW and not _is_missing(group)
+        if group.error_code not in TRANSIENT_CODES and not _is_missing(group)
     }
 
 
@@ -177,7 +178,7 @@ def _by_coordinator(listings: Iterable[GroupListing]) -> dict[int, tuple[str, ..
 async def _describe_consumer_protocol(
     cluster: Cluster, group_id: str, timeout_s: float, what: str
 ) -> DescribedConsumerGroup | None:
-    """Return the group under KIP-848; None if the broker does not support it."""
+    """Return the answer to ConsumerGroupDescribe for a group; None if the broker does not support the request."""
     try:
         answer = await ask_coordinator(
             cluster,
@@ -224,7 +225,7 @@ def check_idle(group: GroupDescription, what: str) -> None:
     """Check that the group has no live members.
 
     Raises:
-        GroupNotEmptyError: the group has live members; the message names the operation ``what``.
+        GroupNotEmptyError: the group has live members; the message says to stop them before ``what``.
     """
     if group.members:
         raise _not_empty(group.group_id, group.members, what)
@@ -240,7 +241,7 @@ def _not_empty(group_id: str, members: Sequence[GroupMemberDescription], what: s
     )
 
 
-async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = PATIENCE_S) -> None:
+async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Delete a group without members and its committed offsets; do nothing if it does not exist.
 
     Raises:
@@ -248,7 +249,7 @@ async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = PA
         BrokerError: the group cannot be deleted.
         BrokerConnectionError: no broker answered in time.
     """
-    what = f"removing group {group_id!r}"
+    what = f"deleting group {group_id!r}"
     answer = await ask_coordinator(
         cluster,
         group_id,
@@ -261,6 +262,6 @@ async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = PA
     code = codes.get(group_id, ErrorCode.UNKNOWN_SERVER_ERROR)
     if code == ErrorCode.NON_EMPTY_GROUP:
         described = await describe_group(cluster, group_id, timeout_s=timeout_s)
-        raise _not_empty(group_id, described.members, "removing the group")
+        raise _not_empty(group_id, described.members, "deleting the group")
     if code not in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
         raise broker_error(code, f"group {group_id!r} was not deleted")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tailrace.admin.descriptions import GroupDescription, GroupMemberDescription
 from tailrace.admin.groups import describe_group
 from tailrace.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets, list_offsets
-from tailrace.admin.requests import PATIENCE_S
+from tailrace.admin.requests import DEFAULT_TIMEOUT_S
 from tailrace.admin.topics import led, partitions_of
 from tailrace.errors import NotAConsumerGroupError
 from tailrace.net.cluster import Cluster
@@ -89,7 +89,7 @@ def check_of_consumers(group: GroupDescription) -> None:
         )
 
 
-async def group_lag(cluster: Cluster, group_id: str, *, timeout_s: float = PATIENCE_S) -> GroupLag:
+async def group_lag(cluster: Cluster, group_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> GroupLag:
     """Return the lag of a group in all partitions of its topics.
 
     Raises:

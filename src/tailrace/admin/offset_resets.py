@@ -9,7 +9,7 @@ from tailrace.admin.descriptions import GroupDescription, GroupMemberDescription
 from tailrace.admin.groups import check_idle, describe_group
 from tailrace.admin.lag import check_of_consumers
 from tailrace.admin.offsets import EARLIEST, LATEST, GroupOffset, commit_offsets, committed_offsets, list_offsets
-from tailrace.admin.requests import PATIENCE_S
+from tailrace.admin.requests import DEFAULT_TIMEOUT_S
 from tailrace.admin.reset_plan import OffsetChange, ResetTarget, left_out, planned_change, time_of
 from tailrace.admin.topics import partitions_of
 from tailrace.core.cluster_metadata import ClusterMetadata
@@ -61,7 +61,7 @@ async def reset_offsets(  # noqa: PLR0913 - options of a reset
     topics: Iterable[str] | None = None,
     partitions: Iterable[TopicPartition] | None = None,
     execute: bool = False,
-    timeout_s: float = PATIENCE_S,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> ResetPlan:
     """Plan a reset of the committed offsets of a group to ``target``, and execute it with ``execute=True``.
 

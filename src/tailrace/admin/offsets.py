@@ -1,7 +1,7 @@
-"""Committed offsets of groups and offsets of logs.
+"""Committed offsets of groups, and offsets of logs.
 
-Each function sends one request per broker for all partitions. A requested partition that is missing from a response is
-an error.
+Each function sends one request per broker for all partitions, and repeats it after transient errors. A requested
+partition that is missing from a response is an error. Timeouts are in seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from tailrace.admin.groups import check_idle, describe_group
-from tailrace.admin.requests import PATIENCE_S, ask_coordinator, ask_each
+from tailrace.admin.requests import DEFAULT_TIMEOUT_S, ask_coordinator, ask_each
 from tailrace.admin.topics import watched
 from tailrace.core.offset_map import DecodedMetadata, decode_metadata
 from tailrace.error_codes import ErrorCode
@@ -49,11 +49,11 @@ __all__ = [
 ]
 
 LATEST, EARLIEST = -1, -2
-"""Arguments of ``list_offsets`` instead of a timestamp."""
+"""Values that ``list_offsets`` takes in place of a timestamp."""
 
-_FIRST_BY_ID = 10
+_FIRST_VERSION_WITH_IDS = 10
 """First version of OffsetCommit with topic ids."""
-_LIVE = {ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NON_EMPTY_GROUP}
+_HAS_MEMBERS = {ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NON_EMPTY_GROUP}
 
 
 class _PartitionAnswer(Protocol):
@@ -77,7 +77,6 @@ class GroupOffset:
 
     partition: TopicPartition
     offset: int
-    """Committed offset."""
     leader_epoch: int | None = None
     metadata: str = ""
     """Metadata as stored: the user's text, or tailrace's envelope around it."""
@@ -90,8 +89,8 @@ class GroupOffset:
     @property
     def finished_beyond(self) -> int:
         """Number of finished offsets after the committed offset; their records are not delivered again."""
-        done = self.decoded_metadata.offset_map
-        return 0 if done is None else done.limit - done.base - done.unfinished_count
+        finished = self.decoded_metadata.offset_map
+        return 0 if finished is None else finished.limit - finished.base - finished.unfinished_count
 
 
 async def committed_offsets(
@@ -100,15 +99,15 @@ async def committed_offsets(
     partitions: Collection[TopicPartition] | None = None,
     *,
     stable: bool = False,
-    timeout_s: float = PATIENCE_S,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> dict[TopicPartition, GroupOffset]:
-    """Return the committed offsets of a group by partition, in order; partitions without one are absent.
+    """Return the committed offsets of a group by partition, in order; partitions without a committed offset are absent.
 
     Args:
         cluster: a connected cluster.
         group_id: group; a group that does not exist has no committed offsets.
-        partitions: partitions to fetch; by default all.
-        stable: True to wait for pending transactional commits (KIP-447).
+        partitions: partitions to look up; None for all with a committed offset.
+        stable: True to wait until no transaction with offsets of the group is open (KIP-447).
         timeout_s: limit in seconds.
 
     Raises:
@@ -145,21 +144,21 @@ async def committed_offsets(
 async def commit_offsets(
     cluster: Cluster, group_id: str, entries: Collection[CommitOffset], *, timeout_s: float, what: str
 ) -> dict[TopicPartition, int]:
-    """Commit offsets of a group without being a member, and return the error code of each partition.
+    """Commit offsets of a group without being a member, and return the error code of each partition, 0 for success.
 
-    An entry with a topic id is never committed to a topic that was recreated with the same name.
+    An entry with a topic id is not committed to a topic that was recreated with the same name.
 
     Raises:
         TopicRecreatedError: a topic has another id now; entries of other topics may be committed.
-        BrokerError: no permission, or the coordinator could not commit in time.
+        BrokerError: no permission for the group, or the coordinator could not commit in time.
         BrokerConnectionError: no broker answered in time.
     """
     known = {TopicPartition(one.topic, one.partition): one.topic_id for one in entries}
     names = {one.topic_id: one.topic for one in entries}
     request = OffsetCommitRequest(group_id, tuple(entries))
 
-    async def check(coordinator: Broker) -> None:
-        if await coordinator.version_for(request, timeout_s=timeout_s) < _FIRST_BY_ID and (
+    async def check_topic_ids(coordinator: Broker) -> None:
+        if await coordinator.version_for(request, timeout_s=timeout_s) < _FIRST_VERSION_WITH_IDS and (
             others := await with_other_ids(coordinator.send, known)
         ):
             raise TopicRecreatedError(others)
@@ -171,7 +170,7 @@ async def commit_offsets(
         lambda answer: [one.error_code for one in answer.partitions],
         timeout_s=timeout_s,
         what=what,
-        check=check,
+        check=check_topic_ids,
     )
     codes = {
         TopicPartition(one.topic or names.get(one.topic_id, ""), one.partition): one.error_code
@@ -183,11 +182,19 @@ async def commit_offsets(
 
 
 async def list_offsets(
-    cluster: Cluster, wanted: Mapping[TopicPartition, int], *, timeout_s: float = PATIENCE_S
+    cluster: Cluster, wanted: Mapping[TopicPartition, int], *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> dict[TopicPartition, ListedOffset]:
-    """Return the first offset at or after a timestamp in milliseconds, or at EARLIEST or LATEST, of each partition.
+    """Return for each partition the offset of the first record whose timestamp is at or after the wanted one.
 
-    The offset is -1 if no record is that late. LATEST respects the cluster's ``isolation_level``.
+    Args:
+        cluster: a connected cluster.
+        wanted: timestamp by partition, in milliseconds since the epoch; EARLIEST for the first offset of the log;
+            LATEST for its end: the last stable offset with ``isolation_level="read_committed"``, else the high
+            watermark.
+        timeout_s: limit in seconds.
+
+    Returns:
+        Offsets by partition; the offset is -1 if no record has such a timestamp.
 
     Raises:
         BrokerError: no permission, or a partition had no leader for ``timeout_s``.
@@ -206,7 +213,7 @@ async def list_offsets(
 
 
 async def epoch_end_offsets(
-    cluster: Cluster, epochs: Mapping[TopicPartition, int], *, timeout_s: float = PATIENCE_S
+    cluster: Cluster, epochs: Mapping[TopicPartition, int], *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> dict[TopicPartition, int]:
     """Return each partition's end offset of a leader epoch (KIP-101); -1 if neither it nor a later epoch exists.
 
@@ -234,7 +241,7 @@ async def _ask_leaders(  # noqa: PLR0913 - two kinds of requests share it
     timeout_s: float,
     what: str,
 ) -> dict[TopicPartition, AnswerT]:
-    """Return the result of each partition from its leader."""
+    """Return the results of all partitions, requested from their leaders until each has one."""
     found: dict[TopicPartition, AnswerT] = {}
 
     async def ask() -> None:
@@ -252,12 +259,12 @@ async def _ask_leaders(  # noqa: PLR0913 - two kinds of requests share it
             one = answered.get(partition)
             if one is None or one.error_code:
                 code = ErrorCode.LEADER_NOT_AVAILABLE if one is None else one.error_code
-                refused.append(broker_error(code, f"{partition}: its offsets could not be listed"))
+                refused.append(broker_error(code, f"{partition}: its leader did not return an offset"))
             else:
                 found[partition] = one
         if refused:
             await cluster.refresh()
-            raise min(refused, key=lambda error: error.retriable)  # a permanent error first
+            raise min(refused, key=lambda error: error.retriable)  # An error that is not retriable ends the retries.
 
     with watched(cluster, {partition.topic for partition in partitions}):
         await cluster.retrying(ask, timeout_s=timeout_s, what=what)
@@ -280,19 +287,19 @@ def _by_leader(
 
 
 async def delete_offsets(
-    cluster: Cluster, group_id: str, partitions: Collection[TopicPartition], *, timeout_s: float = PATIENCE_S
+    cluster: Cluster, group_id: str, partitions: Collection[TopicPartition], *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
     """Delete the committed offsets of a group in ``partitions``, if there are any.
 
-    The group may have live members, as long as none of them reads one of these topics.
+    The group may have live members, as long as none of them is subscribed to one of these topics.
 
     Raises:
-        GroupNotEmptyError: live members read one of the topics; the offsets of that topic are kept.
+        GroupNotEmptyError: live members are subscribed to one of the topics; its offsets are kept.
         UnknownGroupError: the group does not exist.
         BrokerError: no permission.
         BrokerConnectionError: no broker answered in time.
     """
-    what = f"removing committed offsets of group {group_id!r}"
+    what = f"deleting committed offsets of group {group_id!r}"
     answer = await ask_coordinator(
         cluster,
         group_id,
@@ -303,9 +310,9 @@ async def delete_offsets(
     )
     codes = {TopicPartition(one.topic, one.partition): one.error_code for one in answer.partitions}
     failed = {answer.error_code, *codes.values()} - {ErrorCode.NONE}
-    if failed & _LIVE:
+    if failed & _HAS_MEMBERS:
         check_idle(
-            await describe_group(cluster, group_id, timeout_s=timeout_s), "removing its offsets of topics they read"
+            await describe_group(cluster, group_id, timeout_s=timeout_s), "deleting its offsets of topics they read"
         )
     if answer.error_code:
         raise broker_error(answer.error_code, what)

@@ -1,6 +1,6 @@
-"""Requests of tools to a group's coordinator or to all brokers.
+"""Requests of tools to a group's coordinator, or to several brokers.
 
-Only transient errors are retried; callers handle all other errors.
+Requests to a coordinator are repeated after transient errors; callers handle all other error codes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tailrace.net.broker import Broker
 from tailrace.net.cluster import Cluster
 from tailrace.protocol.message import Request
 
-__all__ = ["NOT_NOW", "PATIENCE_S", "ask_coordinator", "ask_each"]
+__all__ = ["DEFAULT_TIMEOUT_S", "TRANSIENT_CODES", "ask_coordinator", "ask_each"]
 
 ResponseT = TypeVar("ResponseT")
 
-PATIENCE_S = 30.0
-"""Default limit of an operation, in seconds."""
+DEFAULT_TIMEOUT_S = 30.0
+"""Default limit of an operation."""
 
-NOT_NOW = frozenset(
+TRANSIENT_CODES = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -33,7 +33,7 @@ NOT_NOW = frozenset(
         ErrorCode.UNSTABLE_OFFSET_COMMIT,
     }
 )
-"""Transient error codes of a coordinator."""
+"""Error codes after which a coordinator, the same or another one, can soon answer."""
 
 
 async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coordinators
@@ -53,7 +53,7 @@ async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coor
         group_id: group.
         request: request to send.
         codes: returns the error codes of a response.
-        timeout_s: limit of all attempts, in seconds.
+        timeout_s: limit of all attempts and pauses, in seconds.
         what: description of the operation, for errors.
         check: called with the coordinator before each attempt.
 
@@ -76,7 +76,7 @@ async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coor
             cluster.forget_coordinator(group_id, str(error))
             raise
         for code in codes(answer):
-            if code in NOT_NOW:
+            if code in TRANSIENT_CODES:
                 if REACTIONS.reaction_to(code, GroupRequestKind.OFFSETS) is GroupReaction.FIND_COORDINATOR:
                     cluster.forget_coordinator(group_id, name_of(code))
                 raise broker_error(code, what)
@@ -86,10 +86,10 @@ async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coor
 
 
 async def ask_each(cluster: Cluster, requests: Mapping[int, Request[ResponseT]]) -> dict[int, ResponseT]:
-    """Send a request to each broker concurrently, once, and return the responses.
+    """Send a request to each broker, by node id, all at once, and return the responses. Nothing is repeated.
 
     Raises:
-        TailraceError: a broker did not answer.
+        TailraceError: a broker did not answer; the error is that of the first broker that failed.
     """
     answers: dict[int, ResponseT] = {}
     failures: list[TailraceError] = []

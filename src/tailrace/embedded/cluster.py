@@ -1,8 +1,11 @@
 """Embedded Kafka cluster for the duration of a ``with`` block.
 
-Brokers come from the first available source: a running cluster named by ``TAILRACE_TEST_BOOTSTRAP_SERVERS``, which must
-be for tests only, because tests create and delete topics; child processes with an installed Java >= 17 or the JRE wheel
-and downloaded jars; a container, if Docker answers and testcontainers is installed.
+Brokers come from the first available source:
+
+1. a running cluster named by ``TAILRACE_TEST_BOOTSTRAP_SERVERS``, which must be for tests only, because tests create
+   and delete topics;
+2. child processes, with an installed Java >= 17 or the JRE wheel, and downloaded jars;
+3. a container, if Docker answers and testcontainers is installed.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ __all__ = ["EXTERNAL", "EmbeddedCluster"]
 EXTERNAL = "TAILRACE_TEST_BOOTSTRAP_SERVERS"
 """Environment variable with the addresses of running brokers to use instead of embedded brokers."""
 
-_STARTS = 3
-_EXTERNAL_S = 10
+_START_ATTEMPTS = 3
+_EXTERNAL_TIMEOUT_S = 10
 
 
 class EmbeddedCluster:
@@ -56,12 +59,12 @@ class EmbeddedCluster:
     Args:
         brokers: number of brokers; each is also a controller.
         security: security of the client listener: ``"PLAINTEXT"``, ``"SSL"``, ``"MTLS"`` or a SASL mechanism.
-        tls: True for SASL over TLS.
+        tls: True for a SASL mechanism over TLS.
         config: settings of ``server.properties``, except for listeners and data folders.
-        racks: ``broker.rack`` of each broker.
+        racks: ``broker.rack`` of each broker, in order.
         version: version of Apache Kafka.
-        advertise: function that is called with a broker's id and port, and returns the port to advertise instead,
-            on which a proxy listens.
+        advertise: function that is called with a broker's id and port, and returns the port to advertise to clients,
+            such as that of a proxy.
         progress: function that is called during the download with the number of downloaded jars and the total.
 
     Raises:
@@ -95,9 +98,9 @@ class EmbeddedCluster:
         self._container: ContainerBroker | None = None
         self._folder: Path | None = None
         self._is_up = False
-        self._forget: Callable[[], None] = _do_nothing
+        self._cancel_exit_callback: Callable[[], None] = _do_nothing
         self._lock = threading.RLock()
-        self._given_up = threading.Event()
+        self._start_aborted = threading.Event()
         self._process_id = os.getpid()
         self._admin = TopicAdmin(self._internal_addresses)
 
@@ -107,9 +110,9 @@ class EmbeddedCluster:
     # ---- start and stop ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the brokers and wait until they are ready.
+        """Start the brokers and wait until they are ready; do nothing if they are started.
 
-        A start takes about a second. The first start on a machine downloads 46 MB.
+        A start of child processes takes about a second. The first one on a machine downloads 46 MB.
 
         Raises:
             KafkaServerError: the brokers did not start; no process is left running.
@@ -118,22 +121,22 @@ class EmbeddedCluster:
         self._start(threading.Event())
 
     def close(self) -> None:
-        """Stop the brokers and remove their files; abort a start in progress."""
+        """Stop the brokers and remove their files; abort a start in progress. A running external cluster is kept."""
         if self._process_id != os.getpid():
-            return  # a forked child does not stop its parent's brokers
-        self._given_up.set()
+            return  # This is a forked child, and the brokers are its parent's.
+        self._start_aborted.set()
         with self._lock:
             if self._container is not None:
                 self._container.stop()
                 self._container = None
             if self._is_up:
-                self._is_up = False  # a second call of close() does not wait
+                self._is_up = False  # A second call of close() does not wait.
                 for node in self.nodes:
                     node.end()
             self._discard()
             self.nodes, self._folder, self._external = (), None, None
-            self._forget()
-            self._forget = _do_nothing
+            self._cancel_exit_callback()
+            self._cancel_exit_callback = _do_nothing
 
     def __enter__(self) -> Self:
         self.start()
@@ -145,13 +148,13 @@ class EmbeddedCluster:
         self.close()
 
     async def __aenter__(self) -> Self:
-        runs.end_on_signals()  # only the main thread can install signal handlers
-        given_up = threading.Event()
+        runs.end_on_signals()  # Only the main thread can install signal handlers, and start() runs in another one.
+        aborted = threading.Event()
         try:
-            await anyio.to_thread.run_sync(self._start, given_up)
+            await anyio.to_thread.run_sync(self._start, aborted)
         except BaseException:
-            # A cancellation does not stop the thread, so make the thread give up.
-            given_up.set()
+            # A cancellation does not stop the thread, so make the thread abort the start.
+            aborted.set()
             await self._close_in_thread()
             raise
         return self
@@ -202,15 +205,23 @@ class EmbeddedCluster:
         self._admin.delete(name)
 
     def add_partitions(self, name: str, total: int) -> None:
-        """Increase the number of partitions of a topic to ``total``."""
+        """Add partitions to a topic until it has ``total``."""
         self._admin.add_partitions(name, total)
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
-        """Delete the records before an offset in each partition, as retention does; -1 deletes all records."""
+        """Delete the records before an offset of each partition, as retention does.
+
+        ``before`` contains the offset by partition number; -1 deletes all records.
+        """
         self._admin.delete_records(name, before)
 
     def leader_of(self, topic: str, partition: int = 0) -> BrokerNode:
-        """Return the leader of a partition."""
+        """Return the broker that leads a partition.
+
+        Raises:
+            BrokerError: the topic does not exist.
+            KafkaServerError: the partition has no leader, or this object has not started the brokers.
+        """
         found = self._admin.metadata(topic).topics[0]
         if found.error_code:
             raise broker_error(found.error_code, topic)
@@ -223,49 +234,49 @@ class EmbeddedCluster:
     # ---- faults ------------------------------------------------------------------------------------------------
 
     def wait_until_ready(self) -> None:
-        """Wait until every running broker answers and knows the other running brokers."""
+        """Wait until every broker that is neither stopped nor paused answers and knows the others."""
         self._wait_for([node for node in self.nodes if node.is_running and not node.is_paused])
 
     def restart(self, node: BrokerNode) -> None:
-        """Stop a broker if it runs, start it, and wait until it is ready."""
+        """Stop a broker if it runs, start it, and wait until it and the other running brokers are ready."""
         node.stop()
         node.start()
         self._wait_for([one for one in self._started_nodes if one is node or (one.is_running and not one.is_paused)])
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _start(self, given_up: threading.Event) -> None:
+    def _start(self, aborted: threading.Event) -> None:
         if self._folder is not None or self._external is not None:
             return
         if given := os.environ.get(EXTERNAL):
             self._use_external(given)
             return
         try:
-            self._start_embedded(given_up)
+            self._start_embedded(aborted)
         except ModuleNotFoundError as error:
             raise KafkaNotAvailableError(f"{error.name} is not installed - {install_hint('testing')}") from error
 
-    def _start_embedded(self, given_up: threading.Event) -> None:
+    def _start_embedded(self, aborted: threading.Event) -> None:
         try:
-            parts = find_java(), jars.broker_class_path(self.version, self._progress)
+            java_and_jars = find_java(), jars.broker_class_path(self.version, self._progress)
         except KafkaNotAvailableError:
             if self._embedded_only_option or not ContainerBroker.is_possible():
                 raise
-            parts = None
+            java_and_jars = None
         with self._lock:
-            if given_up.is_set():
+            if aborted.is_set():
                 return
-            self._given_up, self._process_id = given_up, os.getpid()
-            self._forget = runs.on_exit(self.close)
-            if parts is None:
+            self._start_aborted, self._process_id = aborted, os.getpid()
+            self._cancel_exit_callback = runs.on_exit(self.close)
+            if java_and_jars is None:
                 self._start_container()
             else:
-                self._start_processes(*parts)
+                self._start_processes(*java_and_jars)
 
     @property
     def _embedded_only_option(self) -> str | None:
-        """Return the first given option that requires an embedded broker; None if there is no such option."""
-        wanted = {
+        """Name of an option that was set and requires an embedded broker; None if there is no such option."""
+        is_set = {
             "security": self._security_name != "PLAINTEXT",
             "config": bool(self._config),
             "racks": bool(self._racks),
@@ -273,7 +284,7 @@ class EmbeddedCluster:
             "port": self._port is not None,
             "brokers": self._count > 1,
         }
-        return next((name for name, is_wanted in wanted.items() if is_wanted), None)
+        return next((name for name, is_given in is_set.items() if is_given), None)
 
     def _use_external(self, addresses: str) -> None:
         if self._embedded_only_option not in {None, "brokers"}:
@@ -282,7 +293,7 @@ class EmbeddedCluster:
             )
         self._external = addresses
         try:
-            self._admin.wait_for_brokers((), lambda: True, _EXTERNAL_S)
+            self._admin.wait_for_brokers((), lambda: True, _EXTERNAL_TIMEOUT_S)
         except (KafkaServerError, ConfigurationError) as error:
             self._external = None
             raise KafkaServerError(
@@ -299,17 +310,17 @@ class EmbeddedCluster:
             raise
 
     def _start_processes(self, java: Path, class_path: list[Path]) -> None:
-        for attempt in range(1, _STARTS + 1):
+        for attempt in range(1, _START_ATTEMPTS + 1):
             try:
                 self._folder = runs.new_run_folder()
                 self._launch(java, class_path, self._folder)
             except KafkaServerError as error:
-                if attempt < _STARTS and "Address already in use" in str(error):
+                if attempt < _START_ATTEMPTS and "Address already in use" in str(error):
                     self._discard()
                     continue
-                kept = self._keep_logs()
+                log_files = self._keep_logs()
                 self.close()
-                raise KafkaServerError(f"{error}\nThe whole log: {kept}" if kept else str(error)) from error
+                raise KafkaServerError(f"{error}\nThe whole log: {log_files}" if log_files else str(error)) from error
             except BaseException:
                 self.close()
                 raise
@@ -322,7 +333,7 @@ class EmbeddedCluster:
         ports = {node: self._ports(node, *free[3 * node - 3 : 3 * node]) for node in ids}
         self.nodes = tuple(BrokerNode(node, ports[node], folder / str(node), java, class_path) for node in ids)
         cluster_id, controllers = new_id(), {node: ports[node].controller for node in ids}
-        kept = formatted_file(self.version, self._security.scram, self._config)
+        format_cache = formatted_file(self.version, self._security.scram, self._config)
 
         def bring_up(node: BrokerNode) -> None:
             properties = server_properties(
@@ -334,8 +345,8 @@ class EmbeddedCluster:
                 rack=self._racks[node.node_id - 1] if self._racks else None,
                 config=self._config,
             )
-            node.format(properties, cluster_id, self._security.scram, kept)
-            # Only a single broker writes the archive: brokers that leave a quorum one by one take long to stop.
+            node.format(properties, cluster_id, self._security.scram, format_cache)
+            # A broker writes the archive when it exits, which takes long if brokers leave a quorum one by one.
             node.start(may_write_classes=self._count == 1)
 
         with ThreadPoolExecutor(self._count) as pool:
@@ -345,7 +356,7 @@ class EmbeddedCluster:
 
     def _wait_for(self, nodes: Sequence[BrokerNode]) -> None:
         def is_ready() -> bool:
-            if self._given_up.is_set():
+            if self._start_aborted.is_set():
                 raise KafkaServerError("closed while starting")
             for node in nodes:
                 if not node.is_running:
@@ -380,19 +391,21 @@ class EmbeddedCluster:
         return Ports(client, internal, controller, advertised)
 
     def _discard(self) -> None:
+        """Kill the broker processes and remove their files."""
         for node in self.nodes:
             node.kill()
         if self._folder is not None:
             runs.remove_run_folder(self._folder)
 
     def _keep_logs(self) -> str:
-        kept = []
+        """Copy the brokers' logs out of the run folder, and return the paths of the copies."""
+        copies = []
         for node in self.nodes:
             if node.log_file.exists():
                 logs = jars.cache_folder() / "logs"
                 logs.mkdir(parents=True, exist_ok=True)
-                kept.append(shutil.copy(node.log_file, logs / f"broker-{node.node_id}.log"))
-        return ", ".join(map(str, kept))
+                copies.append(shutil.copy(node.log_file, logs / f"broker-{node.node_id}.log"))
+        return ", ".join(map(str, copies))
 
     def _internal_addresses(self) -> list[tuple[str, int]]:
         if self.nodes:
@@ -416,4 +429,4 @@ class EmbeddedCluster:
 
 
 def _do_nothing() -> None:
-    """Do nothing; used while no exit callback is registered."""
+    """Do nothing; placeholder while no exit callback is registered."""

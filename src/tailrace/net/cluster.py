@@ -75,14 +75,14 @@ class Cluster:
         self._brokers: dict[int, Broker] = {}
         self._coordinators: dict[str, int] = {}
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
-        self._refreshing = asyncio.Lock()
-        self._looking_up = asyncio.Lock()
-        self._refreshes = 0
-        self._requested: frozenset[str] | None = frozenset()
+        self._refresh_lock = asyncio.Lock()
+        self._lookup_lock = asyncio.Lock()
+        self._refresh_count = 0
+        self._requested_topics: frozenset[str] | None = frozenset()
         """Topics of the last Metadata request; None for all."""
-        self._failure: TailraceError | None = None
+        self._refresh_error: TailraceError | None = None
         self._refreshed_at = 0.0
-        self._topics: dict[object, frozenset[str] | None] = {}
+        self._topics_by_owner: dict[object, frozenset[str] | None] = {}
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class Cluster:
     # ---- finding the cluster -----------------------------------------------------------------------------------
 
     async def bootstrap(self) -> None:
-        """Request metadata through ``bootstrap_servers``, trying each address once.
+        """Request metadata from ``bootstrap_servers``; the first answer counts, and each address is tried once.
 
         Raises:
             ConfigurationError: ``bootstrap_servers`` is empty.
@@ -110,11 +110,12 @@ class Cluster:
         self._update(await _first_of([partial(self._try_address, n, *address) for n, address in enumerate(addresses)]))
 
     async def reach(self, timeout_s: float) -> None:
-        """Retry ``bootstrap`` until a broker answers, for at most ``timeout_s``.
+        """Retry ``bootstrap`` until a broker answers, for at most ``timeout_s`` seconds.
 
         Raises:
             ConfigurationError: ``bootstrap_servers`` is empty.
             AuthenticationError: TLS or SASL failed.
+            UnsupportedVersionError: a broker is too old.
             BrokerConnectionError: no broker answered in time; the message has the addresses.
         """
         addresses = ", ".join(self.config.bootstrap_servers)
@@ -131,32 +132,33 @@ class Cluster:
     # ---- metadata ----------------------------------------------------------------------------------------------
 
     def watch(self, owner: object, topics: Iterable[str] | None) -> None:
-        """Include ``topics``, or all topics if None, in metadata until ``unwatch(owner)``."""
-        self._topics[owner] = None if topics is None else frozenset(topics)
+        """Request metadata of ``topics``, or of all topics if None, in each refresh until ``unwatch(owner)``."""
+        self._topics_by_owner[owner] = None if topics is None else frozenset(topics)
 
     def unwatch(self, owner: object) -> None:
-        """Undo ``watch(owner, ...)``."""
-        self._topics.pop(owner, None)
+        """End ``watch(owner, ...)``; do nothing if ``owner`` watches no topics."""
+        self._topics_by_owner.pop(owner, None)
 
     @property
     def age_s(self) -> float:
-        """Age of the metadata, in seconds."""
+        """Seconds since the last metadata was received."""
         return asyncio.get_running_loop().time() - self._refreshed_at
 
     async def refresh(self) -> None:
-        """Request metadata.
+        """Request metadata from a known broker, or from ``bootstrap_servers`` if none answers.
 
-        Concurrent callers share one request, unless the request was sent before a caller's topic was watched. Requests
-        are at least ``retry_backoff_ms`` apart.
+        Concurrent callers share one request and its error, unless the request was sent before a caller's topic was
+        watched. A request is sent at the earliest ``retry_backoff_ms`` after the last metadata was received.
 
         Raises:
             BrokerConnectionError: neither a known broker nor a bootstrap address answers.
+            UnsupportedVersionError: a broker is too old.
         """
-        seen = self._refreshes
-        async with self._refreshing:
-            if self._refreshes != seen and self._failure is not None:
-                raise copy.copy(self._failure)
-            if self._refreshes != seen and self._covers_all:
+        count_before = self._refresh_count
+        async with self._refresh_lock:
+            if self._refresh_count != count_before and self._refresh_error is not None:
+                raise copy.copy(self._refresh_error)
+            if self._refresh_count != count_before and self._covers_all:
                 return
             too_soon_s = self._backoff.first_s - self.age_s
             if too_soon_s > 0:
@@ -164,7 +166,7 @@ class Cluster:
             try:
                 await self._request_metadata()
             except TailraceError as error:
-                self._refreshes, self._failure = self._refreshes + 1, error
+                self._refresh_count, self._refresh_error = self._refresh_count + 1, error
                 raise
 
     async def _request_metadata(self) -> None:
@@ -177,9 +179,9 @@ class Cluster:
             self._observer.emit(ClusterRebootstrapped(tuple(b.address for b in self._brokers.values())))
 
     @property
-    def _watched(self) -> frozenset[str] | None:
+    def _watched_topics(self) -> frozenset[str] | None:
         watched: set[str] = set()
-        for topics in self._topics.values():
+        for topics in self._topics_by_owner.values():
             if topics is None:
                 return None
             watched |= topics
@@ -188,16 +190,16 @@ class Cluster:
     @property
     def _covers_all(self) -> bool:
         """True if the last request covered all topics that are watched now."""
-        watched, requested = self._watched, self._requested
+        watched, requested = self._watched_topics, self._requested_topics
         return requested is None or (watched is not None and watched <= requested)
 
     def _metadata_request(self) -> MetadataRequest:
-        watched = self._requested = self._watched
+        watched = self._requested_topics = self._watched_topics
         return MetadataRequest(None if watched is None else tuple(MetadataTopic(name) for name in sorted(watched)))
 
     def _update(self, answer: MetadataResponse) -> None:
         self.topology = self.topology.updated(answer)
-        self._refreshes, self._failure = self._refreshes + 1, None
+        self._refresh_count, self._refresh_error = self._refresh_count + 1, None
         self._refreshed_at = asyncio.get_running_loop().time()
         for node_id, node in self.topology.brokers.items():
             known = self._brokers.get(node_id)
@@ -231,31 +233,32 @@ class Cluster:
         return broker
 
     async def send_to_any(self, request: Request[ResponseT]) -> ResponseT:
-        """Send a request to brokers in turn, connected brokers first, and return the first response.
+        """Send a request to all brokers until one responds, connected brokers first, each a quarter of a second later.
 
         Raises:
+            AuthenticationError, UnsupportedVersionError: all brokers failed, and at least one with this error.
             BrokerConnectionError: no broker answered.
         """
-        in_turn = sorted(self._brokers.values(), key=lambda one: (not one.connected, random.random()))  # noqa: S311
+        ordered = sorted(self._brokers.values(), key=lambda one: (not one.connected, random.random()))  # noqa: S311
 
         async def ask(number: int, broker: Broker) -> ResponseT:
-            # A broker that hangs delays the request to the next broker only briefly.
+            # The next broker is asked even while this one hangs.
             await asyncio.sleep(number * _STAGGER_S)
             return await broker.send(request)
 
-        return await _first_of([partial(ask, number, broker) for number, broker in enumerate(in_turn)])
+        return await _first_of([partial(ask, number, broker) for number, broker in enumerate(ordered)])
 
     # ---- coordinators ------------------------------------------------------------------------------------------
 
     async def coordinator(self, group_id: str) -> Broker:
-        """Return the coordinator of a group; concurrent callers share one lookup.
+        """Return the coordinator of a group, looked up if it is not known; concurrent callers share one lookup.
 
         Raises:
             BrokerError: no coordinator at present (retriable), or GroupAuthorizationFailedError.
             BrokerConnectionError: no broker answered.
         """
-        async with self._looking_up:
-            # A coordinator that has left the cluster is looked up again.
+        async with self._lookup_lock:
+            # A known coordinator may have left the cluster.
             if self._coordinators.get(group_id) not in self._brokers:
                 await self._look_up(group_id)
         return self.broker(self._coordinators[group_id])
@@ -287,16 +290,16 @@ class Cluster:
     # ---- retries -----------------------------------------------------------------------------------------------
 
     async def retrying(self, attempt: Callable[[], Awaitable[ResultT]], *, timeout_s: float, what: str) -> ResultT:
-        """Repeat ``attempt`` with exponential backoff (KIP-580) until it succeeds.
+        """Call ``attempt`` until it succeeds, with exponential backoff after failures (KIP-580); return its result.
 
         Args:
-            attempt: function to repeat.
-            timeout_s: limit of all attempts.
+            attempt: function to call.
+            timeout_s: limit of all attempts and the pauses between them, in seconds.
             what: description of the operation, for errors.
 
         Raises:
             BrokerError: the error is not retriable, or ``timeout_s`` is over, and this was the last error.
-            AuthenticationError: TLS or SASL failed.
+            AuthenticationError, UnsupportedVersionError, ConfigurationError: an attempt raised it; it is not retried.
             BrokerConnectionError: ``timeout_s`` is over, and the last attempt did not reach the broker.
             MalformedMessageError: ``timeout_s`` is over, and the last response could not be decoded.
             RequestTimedOutError: ``timeout_s`` is over, and no attempt ended.
@@ -309,7 +312,7 @@ class Cluster:
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
             except TimeoutError as error:
-                if last is not None:  # the last error says more than a timeout
+                if last is not None:  # The last error explains more than a timeout.
                     raise _timed_out(last, what, timeout_s) from last
                 raise RequestTimedOutError(f"{what}: not finished within {timeout_s:.1f} s") from error
             except (AuthenticationError, UnsupportedVersionError, ConfigurationError):
@@ -330,7 +333,7 @@ class Cluster:
             broker.forget(member)
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close all connections; the cluster cannot be used any more."""
         self._is_closed = True
         for broker in self._brokers.values():
             broker.close()
@@ -377,6 +380,6 @@ async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> Res
     if found:
         return found[0]
     permanent = AuthenticationError | UnsupportedVersionError | ConfigurationError
-    worst = next((failure for failure in failures if isinstance(failure, permanent)), None)
+    permanent_error = next((failure for failure in failures if isinstance(failure, permanent)), None)
     reasons = "; ".join(dict.fromkeys(map(str, failures))) or "none is known"
-    raise worst or BrokerConnectionError(f"no broker answers: {reasons}")
+    raise permanent_error or BrokerConnectionError(f"no broker answers: {reasons}")

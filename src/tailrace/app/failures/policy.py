@@ -1,7 +1,7 @@
-"""Failure policy of a handler: decides about each failed record, and gives up records that are not retried here.
+"""Failure policy of a handler: decides whether a failed record is retried, forwarded to a topic, or skipped.
 
-The decision is made in ``core.failures.retry``. A record is finished when its handler has succeeded, when a retry topic
-or dead-letter topic has acknowledged the record, or when ``on_failure="skip"`` skips it. Its offset is committed only
+``core.failures.retry`` makes the decision. A record is finished when its handler has succeeded, when a retry topic or
+dead-letter topic has acknowledged the record, or when ``on_failure="skip"`` skips it. Its offset is committed only
 after that, and no record is dropped in any other way. If a topic refuses a record, the record's lane waits, because an
 error would end every process of the group in turn.
 """
@@ -38,7 +38,7 @@ __all__ = ["ACTION_TEXTS", "FailurePolicy", "RetryingLane", "error_text", "is_gi
 _NOT_RETRYABLE = (Reject, DecodeError)
 """Errors that would recur in every attempt."""
 _OUTAGES = (SchemaRegistryError,)
-"""Errors of a service that is needed to handle a record; they are not failures of the record."""
+"""Errors of services on which handling depends; they do not count as failures of the record."""
 
 ACTION_TEXTS = {
     FailureAction.RETRY: "retried",
@@ -48,29 +48,30 @@ ACTION_TEXTS = {
     FailureAction.STOP: "the app stops",
     FailureAction.SKIP: "skipped",
 }
-"""Description of each decision, for events."""
+"""Consequence of each action for the record, for events."""
 
 
 class RetryingLane(Protocol):
     """Lane in which a failed record waits."""
 
     async def pause(self, record: Record, seconds: float) -> bool:
-        """Wait without blocking other work; return False if another owner has the record's partition afterwards."""
+        """Wait ``seconds`` while other work runs; return False if another owner has the record's partition then."""
 
     def is_ours(self, record: Record) -> bool:
         """Return True if the record's partition was not dropped after this task had started the record."""
 
 
 class FailurePolicy:
-    """Decides about the failed records of one handler, and gives up records that are not retried here.
+    """Decides about the failed records of one handler, and forwards or skips records that are not retried in place.
 
     Args:
-        transactions: transactions in which the records are handled. A record that would hold up the open transaction
-            for too long is set aside. None without transactions; records then wait in their lanes.
+        transactions: transactions in which the records are handled. A record that would keep the open transaction open
+            for too long is set aside: it leaves the transaction and is delivered again later. None without
+            transactions; records then wait in their lanes.
         delay_of: returns the delay of a retry topic in milliseconds; None for other topics.
 
     Attributes:
-        waiting: number of records that a retry or dead-letter topic refuses, and that are sent again at intervals.
+        waiting: number of records that a retry or dead-letter topic has refused and that wait to be sent again.
     """
 
     def __init__(  # noqa: PLR0913 - it combines decisions, a publisher and events
@@ -94,7 +95,7 @@ class FailurePolicy:
         self.waiting = 0
 
     def failure_counts(self) -> FailureCounts:
-        """Return new failure counts; with transactions, return their counts, which outlast an aborted transaction."""
+        """Return the failure counts of the transactions, which survive an abort; new counts without transactions."""
         return FailureCounts() if self._transactions is None else self._transactions.failure_counts
 
     def decide(self, record: Record, failure_count: FailureCount, error: Exception, chance: float) -> RetryDecision:
@@ -104,7 +105,7 @@ class FailurePolicy:
             record: record as it was read.
             failure_count: failures of the record, including ``error``.
             error: last error of the record.
-            chance: number in [0, 1), for the jitter.
+            chance: random number in [0, 1), for the jitter of the pause.
         """
         resolved = self._resolved
         return after_failure(
@@ -120,10 +121,11 @@ class FailurePolicy:
         )
 
     async def wait(self, waiting: Sequence[tuple[Record, RetryDecision]], pause: Callable[[], Awaitable[bool]]) -> bool:
-        """Await ``pause`` before records are retried together; return False if they are not retried here.
+        """Await ``pause`` before records are retried together; return False if the caller must not retry them.
 
-        If the open transaction cannot wait for all these records, or is aborted while they wait, each record is
-        delivered again when its own pause is over.
+        If the open transaction has no time to wait for all these records, or ``pause`` returns False, the records are
+        set aside, and each one is delivered again when its own pause is over. Without transactions, the result of
+        ``pause`` is returned.
         """
         transactions = self._transactions
         if transactions is None:
@@ -147,14 +149,14 @@ class FailurePolicy:
         """Send a record to its retry or dead-letter topic, skip the record, or stop the app, depending on ``decision``.
 
         Raises:
-            HandlerFailedError: the decision is to stop.
-            DeadLetterError: the topic refuses the record, and ``on_failure="stop"`` is set.
+            HandlerFailedError: the decision is to stop the app.
+            DeadLetterError: the topic refused the record, and ``on_failure="stop"`` is set.
             ProducerFencedError: another producer has the same transactional id.
         """
         name, partition, offset = self._handler.name, record.topic_partition, record.offset
         transactions = self._transactions
         if transactions is not None and decision.step is not FailureAction.STOP and not transactions.has_time(0.0, 0.0):
-            # The transaction will be aborted with this action. Give up the record when it is delivered again.
+            # The transaction will be aborted, which undoes this action. Give up the record when it is delivered again.
             transactions.failure_counts.close(partition, offset, error)
             transactions.set_aside(record, 0.0, is_given_up=False)
             return
@@ -188,9 +190,9 @@ class FailurePolicy:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     async def _send(self, lane: RetryingLane, record: Record, outgoing: OutgoingFailure, error: Exception) -> bool:
-        """Send a failed record until the topic acknowledges it; return False if it is left for a later delivery.
+        """Send a failed record until the topic acknowledges it; return False if the record is delivered again instead.
 
-        While the topic refuses the record, it waits in its lane, or is set aside by the transactions.
+        Between the attempts the record waits in its lane; with transactions it is set aside after the first refusal.
         """
         while lane.is_ours(record):
             refused = await self._dead_letter_publisher.send(outgoing, self._refusals_of(record))
@@ -202,17 +204,17 @@ class FailurePolicy:
                     f"{record.topic_partition} offset {record.offset} failed ({error_text(error)}) and cannot be"
                     f" written to {outgoing.topic!r}: {refused}; it is not committed - {advice}"
                 ) from refused
-            again_s = self._resolved.retry.max_backoff_ms / 1000
+            pause_s = self._resolved.retry.max_backoff_ms / 1000
             name, partition, offset = self._handler.name, record.topic_partition, record.offset
             self._observer.emit(
-                DeadLetterFailed(name, partition, offset, outgoing.topic, str(refused), advice, again_s, refused)
+                DeadLetterFailed(name, partition, offset, outgoing.topic, str(refused), advice, pause_s, refused)
             )
-            if not await self._wait_given_up(lane, record, again_s):
+            if not await self._wait_given_up(lane, record, pause_s):
                 return False
         return False
 
     def _refusals_of(self, record: Record) -> Sequence[PublishTooLargeError]:
-        """Return the errors of the record's messages that turned out too large when their transaction was committed."""
+        """Return the errors of the record's dead letters that were too large for the topic, from aborted transactions."""
         if self._transactions is None:
             return ()
         return self._transactions.refusals.of_letters(record.topic_partition, record.offset)

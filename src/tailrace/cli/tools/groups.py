@@ -171,7 +171,7 @@ async def _delete(cluster: Cluster, options: argparse.Namespace) -> None:
     offset_counts = {}
     for group_id in group_ids:
         group = await suggesting_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
-        check_idle(group, "removing the group")
+        check_idle(group, "deleting the group")
         offsets = await committed_offsets(cluster, group_id, timeout_s=options.timeout)
         offset_counts[group_id] = len(offsets)
     output = None if options.json else TextOutput()
