@@ -117,14 +117,14 @@ def test_include_and_override_check_their_arguments():
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ({"headers": {"id": "1"}}, "headers are a list of (name, value) pairs, not a mapping"),
-        ({"headers": 5}, "headers are a list of (name, value) pairs, not 5"),
-        ({"headers": ["id"]}, "a header is a pair of a name and a value, such as ('kind', b'refund'), not 'id'"),
-        ({"headers": [(b"id", b"1")]}, "a header is a pair of a name and a value"),
-        ({"headers": [("id", 1)]}, "a key or a header is bytes or text, not int"),
-        ({"key": 5}, "a key or a header is bytes or text, not int"),
-        ({"partition": "0"}, "partition must be a whole number, 0 or more, not '0'"),
-        ({"partition": -1}, "partition must be a whole number, 0 or more, not -1"),
+        ({"headers": {"id": "1"}}, "headers must be a list of (name, value) pairs, not a mapping"),
+        ({"headers": 5}, "headers must be a list of (name, value) pairs, not 5"),
+        ({"headers": ["id"]}, "a header must be a pair of a name and a value, such as ('kind', b'refund'), not 'id'"),
+        ({"headers": [(b"id", b"1")]}, "a header must be a pair of a name and a value"),
+        ({"headers": [("id", 1)]}, "a key or a header value must be bytes or str, not int"),
+        ({"key": 5}, "a key or a header value must be bytes or str, not int"),
+        ({"partition": "0"}, "partition must be a non-negative integer, not '0'"),
+        ({"partition": -1}, "partition must be a non-negative integer, not -1"),
     ],
 )
 async def test_publish_refuses_invalid_keys_headers_and_partitions(kafka_server, new_topic, message, said):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tailrace import ConfigurationError, Record
 from tailrace.app.failures.dead_letters import (
-    MOST_ADDED_BYTES,
+    MAX_ADDED_BYTES,
     Failure,
     Origin,
     attempts_before,
@@ -144,7 +144,7 @@ def test_added_headers_are_bounded_and_valid_utf8(text, times):
     letter = dead_letter(RECORD, failure(ValueError(long), handler=long, group_id=long))
 
     added = letter.headers[len(RECORD.headers) :]
-    assert sum(len(name) + len(value) + 20 for name, value in added) <= MOST_ADDED_BYTES
+    assert sum(len(name) + len(value) + 20 for name, value in added) <= MAX_ADDED_BYTES
     assert all(value.decode() is not None for _, value in added)
 
 

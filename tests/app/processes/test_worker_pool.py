@@ -16,9 +16,9 @@ import pytest
 from confluent_kafka import KafkaException
 
 from tailrace import ConfigurationError, ConsumerStateError, HandlerFailedError, TailraceError, WorkerPool
-from tailrace.app.processes.child import unpickled
+from tailrace.app.processes.child import unpickled_error
 from tailrace.app.processes.labelled_output import label_output
-from tailrace.app.processes.parent import failed
+from tailrace.app.processes.parent import failure_message
 from tailrace.observe.events import WorkerExited, WorkerStarted
 
 SHOP = """
@@ -332,10 +332,10 @@ class OddError(TailraceError):
 
 def test_an_error_of_an_unknown_class_is_reported_as_text():
     """An exception class that the parent cannot import is reported as text and does not end the pool."""
-    told = failed(OddError("the bank", "it is closed"))
+    told = failure_message(OddError("the bank", "it is closed"))
 
     assert told.error is not None
-    assert str(unpickled(told.error, told.text)) == "OddError: the bank, it is closed"
+    assert str(unpickled_error(told.error, told.text)) == "OddError: the bank, it is closed"
 
 
 @pytest.mark.parametrize(

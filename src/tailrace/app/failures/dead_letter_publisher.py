@@ -30,11 +30,16 @@ __all__ = ["DeadLetterPublisher", "OutgoingFailure"]
 
 @dataclass(frozen=True, slots=True)
 class OutgoingFailure:
-    """Failed record on its way to a topic."""
+    """Failed record to send to a retry or dead-letter topic.
+
+    Attributes:
+        topic: topic to send to.
+        versions: returns the message, followed by shorter versions to send if the topic refuses it as too large. Called
+            for each attempt to send, because the due time in a retry topic counts from the sending.
+    """
 
     topic: str
-    write: Callable[[], Sequence[ForwardedRecord]]
-    """Returns the message to send, then shorter versions in case it is too large; called for each attempt to send."""
+    versions: Callable[[], Sequence[ForwardedRecord]]
 
 
 class DeadLetterPublisher:
@@ -53,7 +58,7 @@ class DeadLetterPublisher:
     def for_retry_topic(
         self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int
     ) -> OutgoingFailure:
-        """Return ``record`` as a message for a retry topic, due ``delay_ms`` after it is sent."""
+        """Return ``record`` as a message for its retry topic, due ``delay_ms`` after it is sent."""
         origin, record = self._with_trusted_headers(_in_trace_of(error, record))
         topic = retry_topic(origin, self._group_id, delay_ms)
         failure = self._failure(record, failures, error, handler)
@@ -70,19 +75,21 @@ class DeadLetterPublisher:
             topic, lambda: [dead_letter(record, failure), dead_letter(record, failure, is_brief=True)]
         )
 
-    async def send(self, outgoing: OutgoingFailure, before: Sequence[PublishTooLargeError] = ()) -> PublishError | None:
-        """Send the first message that is not too large; return None when it is acknowledged, otherwise the error.
+    async def send(
+        self, outgoing: OutgoingFailure, earlier_errors: Sequence[PublishTooLargeError] = ()
+    ) -> PublishError | None:
+        """Send the longest version that the topic accepts; return None when it is acknowledged, otherwise the error.
 
         Args:
             outgoing: failed record to send.
-            before: errors from earlier sends, one for each leading message that was too large; those messages are
-                skipped.
+            earlier_errors: errors of earlier calls, one for each version that was too large, longest first; these
+                versions are skipped.
 
         Raises:
             ProducerFencedError: another producer has the same transactional id.
         """
-        refused: PublishError | None = before[-1] if before else None
-        for message in outgoing.write()[len(before) :]:
+        refused: PublishError | None = earlier_errors[-1] if earlier_errors else None
+        for message in outgoing.versions()[len(earlier_errors) :]:
             try:
                 await self._publisher.publish(outgoing.topic, message.value, key=message.key, headers=message.headers)
             except PublishTooLargeError as too_large:
@@ -96,10 +103,10 @@ class DeadLetterPublisher:
         return refused
 
     def _with_trusted_headers(self, record: Record) -> tuple[str, Record]:
-        """Return the origin topic of a record, and the record without tailrace headers of other writers.
+        """Return the origin topic of a record, and the record without headers that may be forged.
 
         Headers with the tailrace prefix are trusted only in the group's own topics. In other topics, any producer may
-        have written them, with a forged number of deaths or with the offset of another record as the origin.
+        have written them, with a wrong number of deaths or with the offset of another record as the origin.
         """
         if record.topic in self._routes:
             return self._routes.origin(record.topic), record

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from tailrace.records import Record
 
 __all__ = [
-    "MOST_ADDED_BYTES",
+    "MAX_ADDED_BYTES",
     "PREFIX",
     "DeadLetter",
     "Failure",
@@ -40,8 +40,8 @@ Header: TypeAlias = tuple[str, bytes | None]
 
 PREFIX = "tailrace-"
 """Prefix of all headers that tailrace adds."""
-MOST_ADDED_BYTES = 16_384
-"""Maximum number of bytes that a dead letter adds to its record."""
+MAX_ADDED_BYTES = 16_384
+"""Maximum size of the headers that a dead letter adds to its record, in bytes."""
 
 _ERROR_TYPE = PREFIX + "error-type"
 _ERROR_MESSAGE = PREFIX + "error-message"
@@ -55,9 +55,9 @@ _REPLAYS = PREFIX + "replays"
 _DUE_AT = PREFIX + "due-at"
 _ORIGIN = tuple(f"{PREFIX}origin-{part}" for part in ("topic", "partition", "offset", "timestamp"))
 
-_MOST_NAME_BYTES = 512
-_MOST_MESSAGE_BYTES = 4_096
-_MOST_TRACEBACK_BYTES = 8_192
+_MAX_NAME_BYTES = 512
+_MAX_MESSAGE_BYTES = 4_096
+_MAX_TRACEBACK_BYTES = 8_192
 _BRIEF_BYTES = 200
 """Limit in bytes of the error type and message in a brief dead letter and in a retry topic."""
 
@@ -88,8 +88,10 @@ class Failure:
     attempts: int
     """Number of attempts, including the first one."""
     handler: str
+    """Name of the handler."""
     group_id: str
     at_ms: int
+    """Time of the failure in milliseconds since the epoch."""
 
 
 class ForwardedRecord(NamedTuple):
@@ -102,7 +104,7 @@ class ForwardedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """Dead letter read from its topic; a field whose header is missing is empty."""
+    """Dead letter read from its topic; a field whose header is missing is empty, 0 or None."""
 
     record: Record = field(repr=False)
     """Record as stored in the dead-letter topic."""
@@ -136,15 +138,16 @@ class DeadLetter:
 
 
 def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> ForwardedRecord:
-    """Return the dead letter of a record; a replayed record keeps its origin and its number of deaths.
+    """Return the dead letter of a record, with the record's origin, which stays the same over retries and replays.
 
-    A brief dead letter has no traceback and a shortened error message.
+    The number of deaths is one more than in the record's headers. A brief dead letter has no traceback, and a shortened
+    error type and message.
     """
     known = _tailrace_headers(record.headers)
-    added = _failure_headers(failure, _BRIEF_BYTES if is_brief else _MOST_MESSAGE_BYTES)
+    added = _failure_headers(failure, _BRIEF_BYTES if is_brief else _MAX_MESSAGE_BYTES)
     if not is_brief:
         trace = "".join(traceback.format_exception(failure.error))
-        added[_ERROR_TRACEBACK] = _truncated(trace, _MOST_TRACEBACK_BYTES)
+        added[_ERROR_TRACEBACK] = _truncated(trace, _MAX_TRACEBACK_BYTES)
     added[_DEATHS] = _encoded(_int_header(known, _DEATHS) + 1)
     if replays := _int_header(known, _REPLAYS):
         added[_REPLAYS] = _encoded(replays)
@@ -160,7 +163,10 @@ def retry_record(record: Record, failure: Failure, due_at_ms: int) -> ForwardedR
 
 
 def read_dead_letter(record: Record) -> DeadLetter | None:
-    """Parse a record of a dead-letter topic; return None if it is not a dead letter. Malformed headers are ignored."""
+    """Parse a record of a dead-letter topic; return None if it has no headers of a dead letter.
+
+    Headers with invalid numbers count as missing.
+    """
     found = _tailrace_headers(record.headers)
     if _ERROR_TYPE not in found or _DUE_AT in found:
         return None
@@ -182,9 +188,9 @@ def read_dead_letter(record: Record) -> DeadLetter | None:
 
 
 def replay_letter(dead: DeadLetter) -> ForwardedRecord:
-    """Return the original record for its replay.
+    """Return the original record of a dead letter, to publish to a replay topic.
 
-    Headers contain its origin, its number of deaths, and its number of replays including this one.
+    Added headers contain its origin, its number of deaths, and its number of replays including this one.
     """
     added = {_DEATHS: _encoded(dead.deaths), _REPLAYS: _encoded(dead.replays + 1)}
     origin = origin_headers(dead.origin) if dead.origin is not None else ()
@@ -210,13 +216,13 @@ def attempts_before(record: Record) -> int:
 
 
 def handler_of(record: Record) -> str:
-    """Return the name of the handler that sent a record to a retry topic; empty for other records."""
+    """Return the name of the handler that failed, for a record of a retry topic; empty for other records."""
     found = _tailrace_headers(record.headers)
     return _text_header(found, _HANDLER) if _DUE_AT in found else ""
 
 
 def first_read(record: Record) -> Record:
-    """Return the record with the topic, partition, offset and timestamp of its origin."""
+    """Return a record as it was first read: with the topic, partition, offset and timestamp of its origin."""
     origin = origin_of(record)
     kind = record.timestamp_type if origin[:3] == tuple(record)[:3] else None
     return Record(*origin[:3], record.key, record.value, origin.timestamp, record.headers, kind)
@@ -235,14 +241,14 @@ def without_tailrace_headers(headers: Iterable[Header]) -> tuple[Header, ...]:
 # ---- headers ---------------------------------------------------------------------------------------------------
 
 
-def _failure_headers(failure: Failure, most_message_bytes: int) -> dict[str, bytes]:
-    most_name_bytes = min(_MOST_NAME_BYTES, most_message_bytes)
+def _failure_headers(failure: Failure, max_message_bytes: int) -> dict[str, bytes]:
+    max_name_bytes = min(_MAX_NAME_BYTES, max_message_bytes)
     return {
-        _ERROR_TYPE: _truncated(_name_of(type(failure.error)), most_name_bytes),
-        _ERROR_MESSAGE: _truncated(message_of(failure.error), most_message_bytes),
+        _ERROR_TYPE: _truncated(_name_of(type(failure.error)), max_name_bytes),
+        _ERROR_MESSAGE: _truncated(message_of(failure.error), max_message_bytes),
         _ATTEMPTS: _encoded(failure.attempts),
-        _HANDLER: _truncated(failure.handler, _MOST_NAME_BYTES),
-        _GROUP: _truncated(failure.group_id, _MOST_NAME_BYTES),
+        _HANDLER: _truncated(failure.handler, _MAX_NAME_BYTES),
+        _GROUP: _truncated(failure.group_id, _MAX_NAME_BYTES),
         _FAILED_AT: _encoded(failure.at_ms),
     }
 
@@ -285,20 +291,20 @@ def message_of(error: BaseException) -> str:
     """Return the message of an error, or a placeholder if its ``__str__`` raises."""
     try:
         return str(error)
-    except Exception as broken:  # noqa: BLE001 - the __str__ is the user's own, and must not prevent the dead letter
+    except Exception as broken:  # noqa: BLE001 - an error in the user's __str__ must not prevent the dead letter
         return f"(no message: __str__ raised {type(broken).__name__})"
 
 
-def _truncated(text: str, most: int) -> bytes:
-    """Encode a text in UTF-8, and cut out its middle if it is longer than ``most`` bytes.
+def _truncated(text: str, max_bytes: int) -> bytes:
+    """Encode a text in UTF-8, and cut out its middle if it is longer than ``max_bytes``.
 
-    The first and the last lines of a traceback are needed.
+    Of a traceback, both the first and the last lines are needed.
     """
     whole = text.encode("utf-8", "backslashreplace")
-    if len(whole) <= most:
+    if len(whole) <= max_bytes:
         return whole
-    gap = f"\n... more than {len(whole) - most} bytes omitted ...\n".encode()
-    first = most // 4
-    last = most - first - len(gap)
+    gap = f"\n... more than {len(whole) - max_bytes} bytes omitted ...\n".encode()
+    first = max_bytes // 4
+    last = max_bytes - first - len(gap)
     head, tail = (part.decode("utf-8", "ignore").encode() for part in (whole[:first], whole[-last:]))
     return head + gap + tail

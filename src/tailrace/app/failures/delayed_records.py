@@ -1,7 +1,7 @@
 """Records of retry topics, delivered to their executor when they are due.
 
-One small slice of each partition is read at a time. The next slice of a partition is read only after the previous one
-was delivered, so that most waiting records stay undecoded or on the broker. All partitions share one timer; no record
+One small slice of each partition is held at a time. The next slice is read only after all records of the previous one
+were delivered, so that most waiting records stay undecoded or on the broker. All partitions share one timer; no record
 has its own task or timer.
 """
 
@@ -19,12 +19,12 @@ from tailrace.records import Record, TopicPartition
 
 __all__ = ["RetryTopicRecords"]
 
-_SLICE = 32
-"""Maximum number of records of a partition that are read at once."""
+_MAX_SLICE_RECORDS = 32
+"""Maximum number of records of a partition that are held."""
 
 
 class RetryTopicRecords:
-    """Holds records of retry topics until they are due.
+    """Holds records of retry topics until they are due; true while it holds any, and contains the names of the topics.
 
     Args:
         topics: retry topics of the group.
@@ -63,10 +63,10 @@ class RetryTopicRecords:
         """Return how many records of a partition may be read now, at most ``room``."""
         if partition.topic not in self._topics:
             return room
-        return 0 if partition in self._delayed else min(room, _SLICE)
+        return 0 if partition in self._delayed else min(room, _MAX_SLICE_RECORDS)
 
     def hold(self, lease: Lease) -> None:
-        """Hold records until they are due."""
+        """Hold the records of a lease until they are due; the caller has checked ``limit``."""
         delay_ms, now_ms, now = self._topics[lease.partition.topic].delay_ms, self._wall_clock() * 1000, self._now
 
         def due(record: Record) -> float:
@@ -82,11 +82,11 @@ class RetryTopicRecords:
             lease.abandon_left()
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition."""
+        """Forget a partition and its undelivered records, because the partition has another owner now."""
         self._delayed.drop(partition)
 
     def room_changed(self) -> None:
-        """Deliver records that are due, because the executors may have room again."""
+        """Make ``run`` deliver records that are due, because the executors may have room again."""
         if self._delayed:
             self._wakeup.set()
 

@@ -214,7 +214,7 @@ class FailurePolicy:
         return False
 
     def _refusals_of(self, record: Record) -> Sequence[PublishTooLargeError]:
-        """Return the errors of the record's dead letters that were too large for the topic, from aborted transactions."""
+        """Return the errors of the record's dead letters that were too large, from transactions that were aborted."""
         if self._transactions is None:
             return ()
         return self._transactions.refusals.of_letters(record.topic_partition, record.offset)

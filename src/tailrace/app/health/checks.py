@@ -20,7 +20,7 @@ _WORST_FIRST: tuple[Status, ...] = ("failed", "stopping", "starting", "degraded"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of one check."""
+    """Result of one check; ``detail`` is the reason of the status."""
 
     name: str
     status: Status
@@ -47,7 +47,7 @@ class Health:
 
     @property
     def is_ready(self) -> bool:
-        """False before the first assignment, while the app stops, and after a failure; otherwise True."""
+        """True if the app has started and is neither stopping nor failed; it may be degraded."""
         return self.status in {"ok", "degraded"}
 
 
@@ -75,15 +75,15 @@ class Vitals:
     """Reason why the cluster is unreachable; empty while it is reachable."""
     is_rebalancing: bool = False
     waiting: int = 0
-    """Number of records that failed for good and block their lane, because no topic takes them."""
+    """Number of records that failed for good and hold up their lane, because they were written to no other topic."""
     stalled_s: float = 0.0
-    """Seconds for which no transaction could be committed although there are records; 0 below a limit."""
+    """Seconds for which delivered records could not be committed in a transaction; 0 below the limit of StallWatch."""
 
 
 def examine(vitals: Vitals, *, require_broker: bool = True) -> Health:
     """Return the health of an app.
 
-    Without ``require_broker``, the app is ready even before it has reached a broker or has its first assignment.
+    With ``require_broker=False``, an app is ready even before it has reached a broker and had its first assignment.
     """
     return Health.of(
         (

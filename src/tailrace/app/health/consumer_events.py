@@ -20,26 +20,26 @@ __all__ = ["ConsumerEvents"]
 
 
 class ConsumerEvents:
-    """Hook that tracks first assignments, rebalances and whether the cluster is reachable.
+    """Hook that tracks first assignments, rebalances and the reachability of the cluster.
 
     Attributes:
         assigned: set when each group has had its first assignment, even an empty one.
     """
 
     def __init__(self, group_ids: Iterable[str]) -> None:
-        self._missing = set(group_ids)
+        self._unassigned_groups = set(group_ids)
         self._rebalancing: set[str] = set()
         self.assigned = asyncio.Event()
         self._unreachable = ""
-        self._lost: dict[str, str] = {}
+        self._lost_coordinators: dict[str, str] = {}
         """Reason of each lost coordinator, by group. A lost coordinator is the first sign of a broker that hangs."""
 
     @property
     def broker_error(self) -> str:
         """Reason why the cluster is unreachable; empty while it is reachable."""
-        if self._unreachable or not self._lost:
+        if self._unreachable or not self._lost_coordinators:
             return self._unreachable
-        group_id, reason = next(iter(self._lost.items()))
+        group_id, reason = next(iter(self._lost_coordinators.items()))
         return f"the coordinator of group {group_id!r} is lost: {reason}"
 
     @property
@@ -48,11 +48,11 @@ class ConsumerEvents:
         return bool(self._rebalancing)
 
     def on_event(self, event: Event) -> None:
-        """Update the state."""
+        """Update the state from an event of a consumer."""
         match event:
             case PartitionsAssigned(group_id=group_id):
-                self._missing.discard(group_id)
-                if not self._missing:
+                self._unassigned_groups.discard(group_id)
+                if not self._unassigned_groups:
                     self.assigned.set()
             case RebalanceStarted(group_id=group_id):
                 self._rebalancing.add(group_id)
@@ -63,8 +63,8 @@ class ConsumerEvents:
             case ConnectionOpened():
                 self._unreachable = ""
             case CoordinatorLost(group_id=group_id, reason=reason):
-                self._lost[group_id] = reason
+                self._lost_coordinators[group_id] = reason
             case CoordinatorFound(group_id=group_id):
-                self._lost.pop(group_id, None)
+                self._lost_coordinators.pop(group_id, None)
             case _:
                 pass

@@ -29,9 +29,9 @@ _PATHS: dict[str, Callable[[Health], bool]] = {
 def health_app(get_health: Callable[[], Health]) -> ASGIApp:
     """Return an ASGI app that reports health as JSON.
 
-    ``/livez`` answers 200 if the app is live, and ``/readyz`` if it is ready; otherwise they answer 503.
-
-    The ASGI app raises ConfigurationError for a scope other than HTTP, lifespan and websocket.
+    ``/livez`` answers 200 if the app is live, and ``/readyz`` if it is ready; otherwise they answer 503. Other paths
+    answer 404, and methods other than GET and HEAD 405. The ASGI app raises ConfigurationError for a scope other than
+    HTTP, lifespan and websocket.
 
     Args:
         get_health: returns the current health; must be fast, because it is called in the event loop for each request.
@@ -49,9 +49,9 @@ class _HealthApp:
         """Serve one ASGI connection."""
         match scope["type"]:
             case "http":
-                await _answer(self._get_health, scope, send)
+                await _serve_http(self._get_health, scope, send)
             case "lifespan":
-                await _live(receive, send)
+                await _serve_lifespan(receive, send)
             case "websocket":
                 await receive()  # websocket.connect
                 await send({"type": "websocket.close"})
@@ -59,7 +59,7 @@ class _HealthApp:
                 raise ConfigurationError(f"ASGI scope {other!r} is not supported - request health over HTTP")
 
 
-async def _live(receive: Receive, send: Send) -> None:
+async def _serve_lifespan(receive: Receive, send: Send) -> None:
     """Acknowledge startup and shutdown without doing anything."""
     while True:
         event = (await receive())["type"]
@@ -68,7 +68,7 @@ async def _live(receive: Receive, send: Send) -> None:
             return
 
 
-async def _answer(get_health: Callable[[], Health], scope: Message, send: Send) -> None:
+async def _serve_http(get_health: Callable[[], Health], scope: Message, send: Send) -> None:
     path: str = scope["path"]
     is_passing = _PATHS.get(path.removeprefix(scope.get("root_path", "")) or path)
     body: Health | dict[str, str]

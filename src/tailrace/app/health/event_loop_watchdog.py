@@ -19,10 +19,10 @@ from tailrace.observe.events import LoopBlocked, LoopUnblocked
 
 __all__ = ["Watchdog"]
 
-_CHECKS = 4
-"""Number of ticks, and also of the thread's checks, within ``limit_s``."""
-_ENDING_S = 1.0
-_MOST_FRAMES = 40
+_CHECKS_PER_LIMIT = 4
+"""Number of ticks of the loop, and of checks by the thread, in ``limit_s``."""
+_JOIN_TIMEOUT_S = 1.0
+_MAX_FRAMES = 40
 
 _log = logging.getLogger("tailrace")
 
@@ -58,7 +58,7 @@ class Watchdog:
         on_event: Callable[[LoopBlocked | LoopUnblocked], None],
     ) -> None:
         self._loop, self._limit_s, self._running_handler, self._on_event = loop, limit_s, running_handler, on_event
-        self._pause_s = limit_s / _CHECKS
+        self._pause_s = limit_s / _CHECKS_PER_LIMIT
         self._last_tick: _Tick | None = None
         self._blocked_since: float | None = None
         self._unblocked_at: float | None = None
@@ -77,7 +77,7 @@ class Watchdog:
         return 0.0 if since is None or self._unblocked_at is not None else self._loop.time() - since
 
     def start(self) -> None:
-        """Start watching; must be called in the loop."""
+        """Start watching; do nothing if started already. Must be called in the loop."""
         if self._thread is not None:
             return
         stopping = self._stopping = threading.Event()
@@ -89,7 +89,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait until it has ended; ``on_event`` is not called after that.
+        """Stop the thread, and wait at most a second until it has ended.
 
         Must be called in the loop.
         """
@@ -99,7 +99,7 @@ class Watchdog:
             self._next = None
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_ENDING_S)
+            thread.join(_JOIN_TIMEOUT_S)
 
     # ---- in the loop -------------------------------------------------------------------------------------------
 
@@ -138,10 +138,10 @@ class Watchdog:
     def _report(self, last: _Tick, now: float) -> None:
         stack = _stack(last)
         if not stack or self._last_tick is not last:
-            return  # the loop is idle, or has ticked since the check
+            return  # The loop is idle, or has ticked since the check.
         self._unblocked_at, self._blocked_since = None, last.due_at
         where = str(innermost_user_frame(stack) or stack[0])
-        lines = (f"{frame.file}:{frame.line} in {frame.function}" for frame in reversed(stack[:_MOST_FRAMES]))
+        lines = (f"{frame.file}:{frame.line} in {frame.function}" for frame in reversed(stack[:_MAX_FRAMES]))
         self._emit(LoopBlocked(now - last.due_at, self._running_handler_name(), where, tuple(lines)))
 
     def _running_handler_name(self) -> str | None:

@@ -29,7 +29,7 @@ from tailrace.core.processes.messages import (
 )
 from tailrace.errors import ConfigurationError, TailraceError
 
-__all__ = ["Child", "pickled", "unpickled"]
+__all__ = ["Child", "pickled", "unpickled_error"]
 
 _LIMIT = 1 << 20
 """Limit in bytes of the buffer for unread messages; asyncio stops reading when the buffer exceeds twice this limit."""
@@ -50,10 +50,16 @@ class Child:
 
     @classmethod
     async def start(cls, module: str, spec: Mapping[str, object], environ: Mapping[str, str]) -> Self:
-        """Run ``main()`` of ``module`` in a new process, and send the process ``spec``.
+        """Run ``python -m module`` in a new process, and send the process ``spec``.
+
+        Args:
+            module: name of the module, which reads ``spec`` by ``Parent.receive_spec``.
+            spec: settings for the process.
+            environ: environment variables, in addition to those of this process.
 
         Raises:
             ConfigurationError: ``spec`` cannot be pickled, or the operating system is not supported.
+            OSError: the system cannot start a process, perhaps only for a while.
         """
         if os.name != "posix":
             raise ConfigurationError(
@@ -82,7 +88,7 @@ class Child:
         return child
 
     def send(self, message: ToChild) -> None:
-        """Send a message; do nothing if the child has ended."""
+        """Send a message; do nothing if the connection is closed."""
         if not self._writer.is_closing():
             self._writer.write(encode(message))
 
@@ -94,12 +100,12 @@ class Child:
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
-    async def ended(self) -> int:
+    async def wait(self) -> int:
         """Wait until the child has ended; return its exit code, or the negated number of the signal that killed it."""
         return await self._process.wait()
 
-    async def ended_within(self, timeout_s: float) -> int:
-        """Wait until the child has ended, killing it if that takes longer than ``timeout_s``; return as ``ended``."""
+    async def wait_or_kill(self, timeout_s: float) -> int:
+        """Wait until the child has ended, and kill it after ``timeout_s`` seconds; return as ``wait``."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._process.wait()
@@ -138,8 +144,8 @@ def pickled(value: object) -> bytes:
         ) from error
 
 
-def unpickled(error: bytes | None, text: str) -> TailraceError:
-    """Return the TailraceError that a child has pickled; a new one with ``text`` if there is none to unpickle."""
+def unpickled_error(error: bytes | None, text: str) -> TailraceError:
+    """Return the pickled ``error`` of a child; a TailraceError with ``text`` if there is none or unpickling fails."""
     if error is None:
         return TailraceError(text)
     try:

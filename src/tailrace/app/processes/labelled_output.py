@@ -12,8 +12,8 @@ import sys
 
 __all__ = ["LabelledLines", "label_output"]
 
-_LONGEST = 1 << 16
-"""Number of bytes after which an incomplete line is written."""
+_MAX_LINE_BYTES = 1 << 16
+"""Number of buffered bytes above which an incomplete line is written as a line."""
 
 
 class LabelledLines(io.RawIOBase):
@@ -39,7 +39,7 @@ class LabelledLines(io.RawIOBase):
         """Buffer ``data``, and write its complete lines."""
         self._rest += data
         *lines, rest = bytes(self._rest).split(b"\n")
-        if len(rest) > _LONGEST:
+        if len(rest) > _MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
         self._rest = bytearray(rest)
         self._put(lines)
@@ -64,7 +64,7 @@ def label_output(label: str) -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            continue  # some service managers close the stream
+            continue  # Some service managers close the stream.
         labelled = LabelledLines(stream.fileno(), label)
         setattr(
             sys,

@@ -1,7 +1,8 @@
 """Child's end of the socket to its parent.
 
-This module runs in the child. A thread listens to the socket, so that a child ends with its parent even if the child's
-event loop is blocked. The thread first asks the app to stop, and kills the process if it has not ended in time.
+This module runs in the child. A thread reads the socket, so that a child ends with its parent even if the child's event
+loop is blocked: when the parent stops the child, or ends, the thread reports ``StopMessage``, and later it kills the
+process if that has not ended in time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tailrace.core.processes.messages import (
 )
 from tailrace.errors import TailraceError
 
-__all__ = ["MARGIN_S", "Parent", "failed"]
+__all__ = ["MARGIN_S", "Parent", "failure_message"]
 
 MARGIN_S = 5.0
 """Seconds that a process may take to end, in addition to the ``stop_timeout_ms`` of its consumers."""
@@ -46,10 +47,10 @@ class Parent:
         os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         self.stop_timeout_s = 20.0
-        """Seconds that this process may take to end, without ``MARGIN_S``."""
+        """Seconds that this process may take to end, in addition to ``MARGIN_S``."""
 
-    def begin(self) -> dict[str, Any]:
-        """Receive the spec from the parent, and set ``sys.path`` to the parent's."""
+    def receive_spec(self) -> dict[str, Any]:
+        """Return the spec that the parent sends first, and set ``sys.path`` to the parent's."""
         message = self._receive()
         assert isinstance(message, BeginMessage), message
         spec: dict[str, Any] = pickle.loads(message.spec)  # noqa: S301 - from our own parent, over our own socket
@@ -70,7 +71,7 @@ class Parent:
         self._send(encode(message))
 
     def try_send(self, message: FromChild) -> None:
-        """Send a message unless sending would block, because a suspended parent must not block its child."""
+        """Send a message unless the socket's buffer is full, because a suspended parent must not block its child."""
         data = encode(message)
         try:
             sent = self._socket.send(data, socket.MSG_DONTWAIT)
@@ -84,7 +85,7 @@ class Parent:
         try:
             self._socket.sendall(data)
         except OSError:
-            return  # the listening thread ends the process
+            return  # The parent has ended, so the thread of ``listen`` ends this process.
 
     def _listen(self, on_message: Callable[[ToChild], None]) -> None:
         message: ToChild | None = None
@@ -113,8 +114,8 @@ class Parent:
         return bytes(parts)
 
 
-def failed(error: BaseException) -> FailedMessage:
-    """Return the message that reports an error to the parent: a TailraceError is pickled, any other is sent as text."""
+def failure_message(error: BaseException) -> FailedMessage:
+    """Return the message that reports an error to the parent: a TailraceError pickled, any other error as text."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = f"{type(error).__name__}: {error}"

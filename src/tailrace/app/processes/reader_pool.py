@@ -20,7 +20,7 @@ import anyio
 from tailrace.admin.offsets import commit_offsets, committed_offsets
 from tailrace.admin.topics import partitions_of
 from tailrace.app.health.checks import Check
-from tailrace.app.processes.child import unpickled
+from tailrace.app.processes.child import unpickled_error
 from tailrace.app.processes.parent import MARGIN_S
 from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
 from tailrace.config import ConsumerConfig
@@ -51,9 +51,10 @@ from tailrace.records import TopicPartition
 __all__ = ["ReaderPlan", "ReaderPool"]
 
 _MODULE = "tailrace.app.processes.reader_process"
-_MOST_DEATHS = 5
+_MAX_DEATHS = 5
 """Number of consecutive deaths of a reader after which the consumer fails."""
 _ASSIGNED = -1
+"""First part of lease keys, in place of the number of a start, if the parent assigns the partitions."""
 _PROGRESS_INTERVAL_S = 0.5
 """Interval of progress messages to the processes, in addition to the message at the end of each slice."""
 
@@ -117,7 +118,7 @@ class ReaderPool:
         """Ids of deleted topics, whose offsets are no longer committed."""
         self._commits: dict[int, asyncio.Future[None]] = {}
         self._commit_numbers = itertools.count()
-        self._one_commit = asyncio.Lock()
+        self._commit_lock = asyncio.Lock()
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -145,7 +146,7 @@ class ReaderPool:
         finally:
             self._cluster.close()
             supervisor.stopping.set()
-            await asyncio.sleep(0)  # the sockets are closed in the loop's next iteration
+            await asyncio.sleep(0)  # The sockets are closed in the next iteration of the loop.
         if self.failure is not None:
             raise self.failure
 
@@ -212,7 +213,7 @@ class ReaderPool:
     # ---- owner of the processes --------------------------------------------------------------------------------
 
     def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - part of the interface
-        """Return the spec of a reader."""
+        """Return the settings to send to a reader."""
         window = max(1, self._config.max_queued_records // len(self.processes))
         # A reader that was ready has reset its offsets already; its next process must not reset them again.
         again = {"reset_offset_on_start": False} if self.processes[worker].ready.is_set() else {}
@@ -234,7 +235,7 @@ class ReaderPool:
         later = {one: came[one] for one in came.keys() - dealt if one.partition % len(self.processes) == worker}
         return {**{one: came.get(one, begin) for one, begin in self._shares[worker].items()}, **later}
 
-    def take(self, start: int, message: FromChild) -> None:
+    def on_message(self, start: int, message: FromChild) -> None:
         """Process a message of a reader."""
         match message:
             case SliceMessage():
@@ -254,7 +255,7 @@ class ReaderPool:
                 self._forget(self._key_of(start, number))
             case CommittedMessage(number=number, error=error):
                 if (waiting := self._commits.pop(number, None)) is not None and not waiting.done():
-                    waiting.set_result(None) if error is None else waiting.set_exception(unpickled(error, ""))
+                    waiting.set_result(None) if error is None else waiting.set_exception(unpickled_error(error, ""))
             case _:
                 pass
 
@@ -276,7 +277,7 @@ class ReaderPool:
         self._intake.put(key, partition, message.end_offset, records_of(message))
         self._on_change()
 
-    def died(self, death: ProcessExit, pause_s: float) -> float | None:
+    def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
         """Let a dead reader continue in a new process; fail the pool if the reader reported an error or keeps dying."""
         for waiting in self._commits.values():
             if not waiting.done():
@@ -314,7 +315,7 @@ class ReaderPool:
             BrokerError: a broker refuses the commit.
             BrokerConnectionError: no broker answers in time.
         """
-        async with self._one_commit:
+        async with self._commit_lock:
             if self._plan.is_assigned:
                 await self._commit_assigned(timeout_s)
                 return
@@ -374,8 +375,8 @@ class ReaderPool:
             # Like a consumer, the pool waits until brokers are reachable and system resources available again.
             return None
         deaths = self.processes[death.worker].restarts.deaths(asyncio.get_running_loop().time())
-        if death.error is None and (death.cause or deaths >= _MOST_DEATHS):
-            often = f" has died {deaths} times in a row, last" if deaths >= _MOST_DEATHS else ""
+        if death.error is None and (death.cause or deaths >= _MAX_DEATHS):
+            often = f" has died {deaths} times in a row, last" if deaths >= _MAX_DEATHS else ""
             return TailraceError(f"reader {death.worker}{often}: {death}")
         return death.error
 

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 
 from tailrace.app.processes.child import pickled
-from tailrace.app.processes.parent import Parent, failed
+from tailrace.app.processes.parent import Parent, failure_message
 from tailrace.config import resolve
 from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.record_sinks import attach_sink, topology_of
@@ -126,7 +126,7 @@ class _ReaderProcess:
         try:
             await self._read(reader)
         except Exception as error:  # noqa: BLE001 - sent to the parent, which raises it
-            await self._send(failed(error))
+            await self._send(failure_message(error))
             return 1
         finally:
             self._writer.close()
@@ -264,7 +264,7 @@ def _ahead(overrides: dict[TopicPartition, int], new: Mapping[TopicPartition, in
 def main() -> None:
     """Run a reader; the only command-line argument is the file descriptor of the socket."""
     parent = Parent(int(sys.argv[1]))
-    raise SystemExit(asyncio.run(_ReaderProcess(parent, parent.begin()).run()))
+    raise SystemExit(asyncio.run(_ReaderProcess(parent, parent.receive_spec()).run()))
 
 
 if __name__ == "__main__":

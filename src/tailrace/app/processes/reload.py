@@ -12,6 +12,7 @@ from tailrace.app.processes.worker_pool import WorkerPool
 __all__ = ["run_reloading"]
 
 _STEP_MS = 50
+"""Milliseconds without a further change after which the workers are restarted."""
 
 
 async def run_reloading(pool: WorkerPool, folder: Path) -> None:
@@ -23,11 +24,11 @@ async def run_reloading(pool: WorkerPool, folder: Path) -> None:
     ended = anyio.Event()
     async with anyio.create_task_group() as tasks:
 
-        async def renew_on_changes() -> None:
+        async def restart_on_changes() -> None:
             async for _ in awatch(folder, watch_filter=PythonFilter(), stop_event=ended, step=_STEP_MS):
                 pool.renew()
 
-        tasks.start_soon(renew_on_changes)
+        tasks.start_soon(restart_on_changes)
         try:
             await pool.run()
         finally:

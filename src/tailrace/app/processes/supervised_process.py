@@ -1,8 +1,8 @@
 """Supervision of one child process, which is restarted when it dies and ended on request.
 
-``core.processes.worker_plan`` decides when a child is restarted; the owner decides whether it is. A child that has sent
-a status must keep sending one. A child that falls silent is reported as failed after a few seconds, and is killed after
-the silence limit that its status messages contain. No child outlives its supervisor.
+The owner decides if a child that died is restarted, and ``core.processes.worker_plan`` after which pause. A child that
+has sent a status must keep sending messages. A child that falls silent is reported as failed after a few seconds, and
+is killed after the silence limit that its status messages contain. No child outlives its supervisor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol, get_args
 import anyio
 
 from tailrace.app.health.checks import Check, Status
-from tailrace.app.processes.child import Child, unpickled
+from tailrace.app.processes.child import Child, unpickled_error
 from tailrace.app.processes.parent import MARGIN_S
 from tailrace.core.processes.messages import FailedMessage, FromChild, ReadyMessage, StatusMessage, StopMessage
 from tailrace.core.processes.worker_plan import Restarts
@@ -45,7 +45,13 @@ _STATUSES: dict[str, Status] = {one: one for one in get_args(Status)}
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """End of a process that was not requested."""
+    """Exit of a process.
+
+    Attributes:
+        worker: index of the process.
+        start: number of the start of the process.
+        exit_code: exit code, or the negated number of the signal that killed the process.
+    """
 
     worker: int
     start: int
@@ -69,24 +75,27 @@ class ProcessOwner(Protocol):
     """Owner of supervised processes."""
 
     def spec(self, worker: int, start: int) -> Mapping[str, object]:
-        """Return the spec of a worker's process; ``start`` is unique among all starts of all workers."""
+        """Return the settings to send to a process; ``start`` is unique among all starts of all processes."""
 
-    def take(self, start: int, message: FromChild) -> None:
+    def on_message(self, start: int, message: FromChild) -> None:
         """Receive a message of a process."""
 
-    def died(self, death: ProcessExit, pause_s: float) -> float | None:
-        """Return the pause before a process that died is restarted; None to wait for ``renew`` or ``end``."""
+    def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
+        """React to an exit that was not requested.
+
+        Return the pause before the restart in seconds, ``pause_s`` by default; None to wait for ``renew`` or ``end``.
+        """
 
 
 class SupervisedProcess:
-    """Child process that is restarted until ``end`` is called.
+    """Child process that is restarted when it dies, until ``end`` is called.
 
     Attributes:
         worker: index of the process, from 0.
         child: running process, or None.
         start: number of the last start of the process.
-        settled: set when the process has reported its start, or has died for the first time.
-        ended: set when the process will not be started again.
+        settled: set when the process has reported that it has started, or has died for the first time.
+        ended: set when the process has ended and will not be started again.
         ready: set when the process has first reported the status ok or degraded.
         stop_timeout_s: seconds that the process may take to stop.
         restarts: determines the pause before a restart.
@@ -122,7 +131,7 @@ class SupervisedProcess:
         self._stop_requested.set()
 
     def renew(self) -> None:
-        """Stop the process and start it again."""
+        """Stop the process, and start it again; start it at once if it waits for a restart."""
         self._stop_requested.set()
 
     def check(self) -> Check:
@@ -147,7 +156,8 @@ class SupervisedProcess:
         """Keep the process running until ``end`` is called.
 
         Raises:
-            TailraceError: raised by the owner or by ``Child.start``.
+            ConfigurationError: the process cannot be started.
+            TailraceError: the owner raised it.
         """
         while not self._is_ending:
             self._stop_requested.clear()
@@ -155,7 +165,7 @@ class SupervisedProcess:
             if death is None:
                 continue
             loop = asyncio.get_running_loop()
-            pause_s = self._owner.died(death, self.restarts.died(loop.time(), random.random()))  # noqa: S311
+            pause_s = self._owner.on_exit(death, self.restarts.died(loop.time(), random.random()))  # noqa: S311
             then = "" if pause_s is None else f", restarted after {pause_s:.1f} s"
             self._last_status = "degraded", f"{death}{then}"
             self._observer.emit(WorkerExited(self.worker, death.exit_code, death.reason, pause_s))
@@ -166,7 +176,7 @@ class SupervisedProcess:
         self.ended.set()
 
     async def _run_once(self) -> ProcessExit | None:
-        """Run the process once; return its exit if that was not requested, else None."""
+        """Start the process and wait until it ends; return its exit if that was not requested, else None."""
         self.start, self._error, self._cause = self._next_start(), None, ""
         self._silence_limit_s, self._silent_checks = None, 0
         try:
@@ -198,14 +208,14 @@ class SupervisedProcess:
             reading = anyio.CancelScope()
 
             async def notice_end() -> None:
-                await child.ended()
+                await child.wait()
                 # Processes that the child has forked may keep the socket open.
                 reading.deadline = anyio.current_time() + _UNREAD_S
 
             async def end_on_request() -> None:
                 await self._stop_requested.wait()
                 child.send(StopMessage())
-                await child.ended_within(self.stop_timeout_s + MARGIN_S)
+                await child.wait_or_kill(self.stop_timeout_s + MARGIN_S)
 
             tasks.start_soon(notice_end)
             tasks.start_soon(self._run_checks, child)
@@ -213,7 +223,7 @@ class SupervisedProcess:
             with reading:
                 while (message := await child.next_message()) is not None:
                     self._take(message)
-            exit_code = await child.ended_within(self.stop_timeout_s + MARGIN_S)
+            exit_code = await child.wait_or_kill(self.stop_timeout_s + MARGIN_S)
             tasks.cancel_scope.cancel()
         return exit_code
 
@@ -245,10 +255,10 @@ class SupervisedProcess:
                 self._silence_limit_s = silence_s
                 self._set_status(status, detail)
             case FailedMessage(error=error, text=text):
-                self._error = unpickled(error, text)
+                self._error = unpickled_error(error, text)
             case _:
                 pass
-        self._owner.take(self.start, message)
+        self._owner.on_message(self.start, message)
 
     def _set_status(self, status: str, detail: str) -> None:
         self._last_status = _STATUSES.get(status, "degraded"), detail

@@ -153,7 +153,7 @@ class WorkerPool:
         await self._supervisor.start()
 
     async def stop(self) -> None:
-        """Stop all workers; kill workers that still run after ``stop_timeout_ms``.
+        """Stop all workers; kill workers that still run five seconds after ``stop_timeout_ms``.
 
         Raises:
             TailraceError: the pool failed before.
@@ -213,16 +213,16 @@ class WorkerPool:
     # ---- owner of the processes --------------------------------------------------------------------------------
 
     def spec(self, worker: int, start: int) -> WorkerSpec:  # noqa: ARG002 - part of the interface
-        """Return the spec of a worker; a worker that had an assignment does not reset its offsets again."""
+        """Return the settings of a worker; a worker that had an assignment does not reset its offsets again."""
         if worker not in self._had_assignment:
             return self._spec
         again: ConsumerOptions = {**self._options, "reset_offset_on_start": False}
         return {**self._spec, "options": again}
 
-    def take(self, start: int, message: FromChild) -> None:
+    def on_message(self, start: int, message: FromChild) -> None:
         """Do nothing, because the supervised process has already processed the message."""
 
-    def died(self, death: ProcessExit, pause_s: float) -> float | None:
+    def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
         """Let a dead worker be restarted; if its error would recur or is meant to end the app, stop the pool."""
         if self._processes[death.worker].ready.is_set():
             self._had_assignment.add(death.worker)

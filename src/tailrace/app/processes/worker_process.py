@@ -18,7 +18,7 @@ from tailrace.app.app import App
 from tailrace.app.health.checks import Health
 from tailrace.app.loading import load_app
 from tailrace.app.processes.labelled_output import label_output
-from tailrace.app.processes.parent import Parent, failed
+from tailrace.app.processes.parent import Parent, failure_message
 from tailrace.app.shutdown import first_of
 from tailrace.app.substitution import settings_of
 from tailrace.config import resolve
@@ -49,7 +49,7 @@ class _WorkerProcess:
             self._set_instance_id(app)
             asyncio.run(self._work(app))
         except Exception as error:  # noqa: BLE001 - sent to the pool
-            message = failed(error)
+            message = failure_message(error)
             self._parent.send(message)
             if message.error is None:
                 traceback.print_exc()
@@ -134,7 +134,7 @@ def _summary(health: Health) -> tuple[str, str]:
 def main() -> None:
     """Run a worker; the only command-line argument is the file descriptor of the socket."""
     parent = Parent(int(sys.argv[1]))
-    spec = parent.begin()
+    spec = parent.receive_spec()
     worker, log_format = os.environ["TAILRACE_WORKER"], spec["log_format"]
     # A label would make a line of JSON invalid. Without one, lines are still written as a whole.
     label_output("" if log_format == "json" else f"worker {worker} | ")

@@ -1,6 +1,6 @@
-"""Abandoned handlers, which ran on after the app had canceled them and may not publish any more.
+"""Abandoned handlers: they still ran when the app had canceled them and stopped, and may not publish any more.
 
-A context variable identifies the handler, also in tasks and threads that it has started.
+A context variable identifies the handler, also in tasks and threads that the handler has started.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class HandlerTask:
         context: context of the task.
 
     Attributes:
-        is_abandoned: True if the app has stopped without waiting for it.
+        is_abandoned: True if the app has stopped without waiting for the end of the task.
     """
 
     __slots__ = ("is_abandoned",)
@@ -33,7 +33,7 @@ _task: ContextVar[HandlerTask | None] = ContextVar("tailrace_handler_task", defa
 
 
 def check_not_abandoned(topic: str) -> None:
-    """Check that the calling handler may publish.
+    """Check that the calling handler, if any, may publish to ``topic``.
 
     Raises:
         PublishError: the handler was abandoned; its record is delivered again.
@@ -41,6 +41,6 @@ def check_not_abandoned(topic: str) -> None:
     task = _task.get()
     if task is not None and task.is_abandoned:
         raise PublishError(
-            f"{topic}: the handler went on after being canceled and was abandoned - its record is delivered again, and"
-            " what it publishes now would be published twice"
+            f"{topic}: the app has stopped without this handler, which ran on after its cancellation; its record is"
+            " delivered again, and its message would be published twice - make the handler end when it is canceled"
         )

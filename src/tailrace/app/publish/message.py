@@ -1,4 +1,4 @@
-"""``Message``, a handler's result with a key, headers, a partition or a topic."""
+"""Result of a handler with a key, headers, a partition or a topic."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Message:
     """Record to publish, returned by a handler alone or in a list.
 
     Attributes:
-        value: any object that the codec encodes, a list included; None is a tombstone.
+        value: any object that the codec encodes, a list included; None publishes a tombstone.
         key: bytes or str (as UTF-8), or any object if the codec encodes keys; selects the partition unless
             ``partition`` is given.
         headers: names and values; str is encoded as UTF-8. Headers of the record's trace are added, unless these
-            contain a trace.
-        partition: partition, regardless of the key.
-        topic: topic; required if the handler has no ``publish=``.
+            headers contain a trace.
+        partition: partition; None to choose it by the key.
+        topic: topic; None for the handler's ``publish=``, required without one.
     """
 
     value: object

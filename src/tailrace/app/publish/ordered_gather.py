@@ -1,4 +1,4 @@
-"""Concurrent run of coroutines that start in order, such as the publishing of a batch's results or dead letters."""
+"""Concurrent run of coroutines that are started in order, such as those that publish the results of a batch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 __all__ = ["gather_in_order"]
 
 
-async def gather_in_order(things: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines concurrently; if one fails, cancel the others.
+async def gather_in_order(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines concurrently, started in order; if one fails, cancel the others.
 
     Raises:
         Exception: the first error.
     """
-    if len(things) == 1:
-        await things[0]
+    if len(coroutines) == 1:
+        await coroutines[0]
         return
     tasks: list[asyncio.Task[None]] = []
     try:
         async with asyncio.TaskGroup() as group:
-            tasks += [group.create_task(one) for one in things]
+            tasks += [group.create_task(one) for one in coroutines]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors.exceptions[0].__cause__

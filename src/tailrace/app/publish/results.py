@@ -1,7 +1,7 @@
-"""Publishing for handlers, of results and of records they publish themselves, with the trace of their record.
+"""Publishing of results and messages of handlers, with the trace of their record.
 
-A context variable holds the trace, also in tasks and threads that a handler has started. Records without a trace cost
-nothing extra.
+A context variable holds the trace, also in tasks and threads that a handler has started. Handling a record without a
+trace costs nothing extra.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _trace: ContextVar[Headers] = ContextVar("tailrace_trace", default=())
 
 
 def carrying(call: Handle, traced: Handle) -> Handle:
-    """Return a handler that runs ``traced`` within the trace of its record, or ``call`` if there can be no trace."""
+    """Return a handler that calls ``traced`` within the trace of the record.
+
+    It calls ``call`` instead if the record has no trace and OpenTelemetry is not imported.
+    """
 
     async def within_trace(record: Record, trace: Headers) -> object:
         token = _trace.set(trace)
@@ -52,9 +55,10 @@ def carrying(call: Handle, traced: Handle) -> Handle:
 def noting_span(
     call: Callable[[TakenT], Awaitable[object]], where: str
 ) -> Callable[[TakenT], Coroutine[Any, Any, object]]:
-    """Wrap a handler inside its middleware, to keep its span for results, which are published after the span has ended.
+    """Wrap a handler, inside its middleware, so that its active span becomes the trace of its results.
 
-    An awaitable returned by the handler is awaited here, so that middleware receives its result.
+    The results are published after the span has ended. An awaitable that the handler returns is awaited here, so that
+    middleware receives the result.
     """
 
     async def noted(taken: TakenT) -> object:
@@ -69,7 +73,7 @@ def noting_span(
 
 
 def result_trace(record: Record) -> Headers:
-    """Return the trace for results of a record: the handler's own span, else the active one, else the record's."""
+    """Return the trace for results of a record: the handler's span, else the active span, else the record's trace."""
     current, incoming = _trace.get(), trace_in(record.headers)
     return current if list(current) != list(incoming) else _active_trace() or incoming
 
@@ -109,15 +113,17 @@ def _active_trace() -> Headers:
     return [*((name, value.encode()) for name, value in carrier.items()), *kept]
 
 
-async def publish_one(publisher: Publisher, one: OutgoingRecord, trace: Headers | None = None) -> Published | None:
-    """Publish a record with ``trace``, by default that of the active span or of the record being handled.
+async def publish_one(publisher: Publisher, record: OutgoingRecord, trace: Headers | None = None) -> Published | None:
+    """Publish a record with ``trace``, by default the trace of the active span or of the record being handled.
 
     Raises:
         PublishError: the record was rejected or not acknowledged in time, or the calling handler was abandoned.
     """
-    check_not_abandoned(one.topic)
-    headers = with_trace(one.headers, (_active_trace() or _trace.get()) if trace is None else trace)
-    return await publisher.publish(one.topic, one.value, key=one.key, headers=headers, partition=one.partition)
+    check_not_abandoned(record.topic)
+    headers = with_trace(record.headers, (_active_trace() or _trace.get()) if trace is None else trace)
+    return await publisher.publish(
+        record.topic, record.value, key=record.key, headers=headers, partition=record.partition
+    )
 
 
 class ResultPublisher:
@@ -126,7 +132,7 @@ class ResultPublisher:
     Args:
         publisher: publishes records.
         codec: encodes results.
-        topic: topic of results that name none; None to publish only Messages, to their own topics.
+        topic: topic of results without one; None to publish only Messages, to their own topics.
         where: name of the handler in errors.
     """
 
@@ -142,12 +148,12 @@ class ResultPublisher:
             PublishError: a result cannot be encoded, has no topic, was rejected, or was not acknowledged in time.
             SchemaRegistryError: a schema is not known yet, and the request for it failed.
         """
-        everything: list[tuple[OutgoingRecord, Headers]] = []
+        records: list[tuple[OutgoingRecord, Headers]] = []
         for result, trace in results:
-            if messages := messages_in(result, are_values_meant=self._topic is not None):
+            if messages := messages_in(result, publish_values=self._topic is not None):
                 encoded = await outgoing(messages, self._topic, self._codec, self._where)
-                everything += [(one, trace) for one in encoded]
-        await gather_in_order([self._publish(one, trace) for one, trace in everything])
+                records += [(record, trace) for record in encoded]
+        await gather_in_order([self._publish(record, trace) for record, trace in records])
 
-    async def _publish(self, one: OutgoingRecord, trace: Headers) -> None:
-        await publish_one(self._publisher, one, trace)
+    async def _publish(self, record: OutgoingRecord, trace: Headers) -> None:
+        await publish_one(self._publisher, record, trace)
