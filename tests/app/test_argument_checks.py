@@ -80,7 +80,7 @@ def test_an_app_checks_its_arguments(options, said):
         (["t"], {"dead_letter": b"dead"}, "dead_letter must be a non-empty string, not b'dead'"),
         (["t"], {"group_id": 5}, "group_id must be a non-empty string"),
         ([["a", "b"]], {}, "a topic must be a name such as 'orders', not ['a', 'b']"),
-        ([5], {}, "a topic must be a name such as 'orders', not 5"),
+        ([5], {}, "a topic must be a string such as 'orders', not 5"),
         ([], {"pattern": "orders["}, "pattern='orders[' is not a valid regular expression"),
         ([], {"pattern": re.compile(b"orders")}, "pattern must be a regular expression"),
     ],
@@ -138,7 +138,7 @@ async def test_publish_refuses_invalid_keys_headers_and_partitions(kafka_server,
     async with app:
         with pytest.raises(PublishError, match=re.escape(said)):
             await app.publish(topic, b"0", **message)
-        with pytest.raises(PublishError, match="topic must be a name such as 'orders', not 5"):
+        with pytest.raises(PublishError, match="topic must be a string such as 'orders', not 5"):
             await app.publish(5, b"0")  # type: ignore[arg-type]
     assert Message(b"0").headers == ()
 

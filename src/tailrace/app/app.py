@@ -254,7 +254,7 @@ class App(Handlers):
             raise ConsumerStateError("this app is started already")
         self._config = resolve(self._options)
         running = self._running = self._new_run(self._config)
-        supervisor = self._supervisor = Supervisor(running.live, "tailrace app")
+        supervisor = self._supervisor = Supervisor(running.run, "tailrace app")
         try:
             await supervisor.start(given_up, ending_s=sum(running.time_to_stop))
         except BaseException:

@@ -34,40 +34,41 @@ from tailrace.producer.publisher import Publisher, instrumented
 
 __all__ = ["AppRun"]
 
-# Shares of ``stop_timeout_ms``:
-_DRAINED_BY = 0.5
+# Shares of ``stop_timeout_ms``. Deadlines count from the beginning of the stop.
+_HANDLERS_DEADLINE = 0.5
 """Deadline of running handlers; handlers that still run are canceled."""
-_CLEANING_UP = 0.1
+_CLEANUP_TIME = 0.1
 """Time for canceled handlers to clean up."""
-_LEFT_BY = 0.7
+_LEAVE_DEADLINE = 0.7
 """Deadline of the last commits and the LeaveGroup requests."""
-_HOOKS_BY = 0.75
+_HOOKS_DEADLINE = 0.75
 """Deadline of stop hooks."""
-_LATE_HOOKS = 0.025
-"""Time for all stop hooks that start after their deadline; canceled hooks have as much time again to clean up."""
-_LATE_PROVIDER = 0.05
-"""Time for each provider that is closed after ``_ORDERLY_UNTIL``."""
-_ORDERLY_UNTIL = 0.8
-"""End of the orderly stop; after it, all waits are cut short."""
-_LONGEST_PAUSE_MS = 10_000
-"""Maximum pause between two attempts to reach a broker; an attempt takes at most ``start_timeout_ms``."""
+_LATE_HOOKS_TIME = 0.025
+"""Time for all stop hooks together that start after their deadline; canceled hooks may clean up as long again."""
+_LATE_PROVIDER_TIME = 0.05
+"""Minimum time for the closing of each provider, also after ``_ORDERLY_DEADLINE``."""
+_ORDERLY_DEADLINE = 0.8
+"""End of the orderly stop; after it, everything that still runs is canceled."""
+_MAX_PAUSE_MS = 10_000
+"""Maximum pause between two attempts to reach a broker."""
 
 
 class AppRun:
-    """Single run of an app's plan.
+    """Single run of an app, from its start to its stop.
 
     Args:
         connect: returns the source of a group's records.
-        open_publisher: opens the publisher; called before the groups start, closed after they stop.
-        require_broker: if no broker answers, True fails the start, and False keeps trying.
+        open_publisher: returns the context manager of the publisher, which is entered before the groups start and
+            exited after they have stopped.
+        require_broker: False to keep trying, instead of failing, if no broker answers at the start.
 
     Attributes:
         signs: state of the groups and brokers, from the consumers' events.
         failure: error that ended the run.
         is_over: set when the run has ended.
-        is_ending: True when no more records are started.
-        groups: started groups; empty before a broker was reached.
-        publisher: None before a broker was reached.
+        is_ending: True once the run stops; no further records are started then.
+        groups: started groups; empty before a broker was reached, and after the run.
+        publisher: publisher of the app; None before a broker was reached, and after the run.
         left_behind: names of handlers that were canceled by the stop and still run.
     """
 
@@ -85,7 +86,7 @@ class AppRun:
         self._plan, self._config, self._connect, self._open_publisher = plan, config, connect, open_publisher
         self._observer, self._require_broker = observer, require_broker
         self._stop_s = config.stop_timeout_ms / 1000
-        self._ending_since: float | None = None
+        self._stopping_since: float | None = None
         self._has_started = self._is_ready = False
         self.is_ending = False
         self.signs = signs
@@ -97,7 +98,7 @@ class AppRun:
         self._watchdog: Watchdog | None = None
         self.closing = Closing(observer.emit)
 
-    async def live(self, supervisor: Supervisor) -> None:
+    async def run(self, supervisor: Supervisor) -> None:
         """Start, handle records until ``supervisor.stopping`` is set, and stop.
 
         Raises:
@@ -109,10 +110,10 @@ class AppRun:
                     await self._run_until_stopped(stack, supervisor)
                 except BaseException as error:
                     # The failure is set before everything is closed, because closing may take long.
-                    self._emit_end(error)
+                    self._report_failure(error)
                     raise
                 finally:
-                    self._end()
+                    self._begin_stop()
                     supervisor.stopping.set()
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
@@ -127,9 +128,9 @@ class AppRun:
 
     @property
     def time_to_stop(self) -> tuple[float, float]:
-        """Seconds for an orderly stop, and the further seconds for ending everything that still runs."""
-        # Before the first record there is nothing to finish.
-        orderly_s = self._stop_s * _ORDERLY_UNTIL if self._has_started else 0.0
+        """Seconds for an orderly stop, and the seconds after that for canceling everything that still runs."""
+        # Before the groups have started, there are no records to finish.
+        orderly_s = self._stop_s * _ORDERLY_DEADLINE if self._has_started else 0.0
         return orderly_s, self._stop_s - orderly_s
 
     def handler_in(self, task: asyncio.Task[Any] | None) -> str | None:
@@ -174,8 +175,8 @@ class AppRun:
         self._is_ready = True
         supervisor.ready.set()
 
-    def _emit_end(self, error: BaseException) -> None:
-        """Emit an event for the error that ended the app; before the app is ready, ``start()`` raises it instead."""
+    def _report_failure(self, error: BaseException) -> None:
+        """Set the failure, and emit an event for it; before the app is ready, ``start()`` raises it instead."""
         causes: Iterable[BaseException | None] = [error]
         if isinstance(error, asyncio.CancelledError):
             # SystemExit in a handler ends the event loop, which cancels all tasks, this one included.
@@ -191,10 +192,10 @@ class AppRun:
         self.failure = self.failure or _as_tailrace_error(error)
         return self.failure
 
-    def _end(self) -> None:
-        """Note that the app is ending, and since when."""
+    def _begin_stop(self) -> None:
+        """Note that the stop has begun, and its time."""
         if not self.is_ending:
-            self.is_ending, self._ending_since = True, asyncio.get_running_loop().time()
+            self.is_ending, self._stopping_since = True, asyncio.get_running_loop().time()
 
     async def _start_groups(self, stack: AsyncExitStack, opened: Opened, stopping: asyncio.Event) -> None:
         async def publish(into: AsyncExitStack) -> None:
@@ -206,13 +207,13 @@ class AppRun:
             groups = [
                 GroupRuntime(
                     group_id,
-                    ready,
+                    bound_handlers,
                     opened=opened,
                     publisher=self.publisher,
                     observer=self._observer,
                     connect=self._connect,
                 )
-                for group_id, ready in self._plan.by_group.items()
+                for group_id, bound_handlers in self._plan.by_group.items()
             ]
             started: list[GroupRuntime] = []
             into.push_async_callback(self._leave, started)
@@ -221,7 +222,7 @@ class AppRun:
                 await group.start()
             self.groups, self._has_started = groups, True
             if not groups:
-                # There will be no assignment, because the app only publishes.
+                # The app only publishes, so it is ready without an assignment.
                 self.signs.assigned.set()
 
         if not await self._open_when_reachable(publish, stack, stopping):
@@ -237,8 +238,14 @@ class AppRun:
         stack: AsyncExitStack,
         stopping: asyncio.Event,
     ) -> bool:
-        """Open a part that needs a broker, retrying until a broker answers; return False if a stop comes first."""
-        backoff = Backoff.of_ms(self._config.retry_backoff_ms, _LONGEST_PAUSE_MS)
+        """Open a part that needs a broker; return False if the app is stopped first.
+
+        With ``require_broker=False``, repeat the attempt until a broker answers.
+
+        Raises:
+            BrokerConnectionError: no broker answers, and ``require_broker`` is True.
+        """
+        backoff = Backoff.of_ms(self._config.retry_backoff_ms, _MAX_PAUSE_MS)
         failures = 0
         while not stopping.is_set():
             try:
@@ -269,19 +276,19 @@ class AppRun:
         stack.callback(self._watchdog.stop)
 
     async def _handle_until(self, stopping: asyncio.Event) -> None:
-        drain_s = min(self._config.rebalance_drain_ms / 1000, self._stop_s * _DRAINED_BY)
+        drain_s = min(self._config.rebalance_drain_ms / 1000, self._stop_s * _HANDLERS_DEADLINE)
         async with anyio.create_task_group() as tasks:
             for group in self.groups:
-                tasks.start_soon(group.run, self._stop_s * _CLEANING_UP)
+                tasks.start_soon(group.run, self._stop_s * _CLEANUP_TIME)
             await stopping.wait()
-            self._end()
+            self._begin_stop()
             async with anyio.create_task_group() as endings:
                 for group in self.groups:
                     endings.start_soon(group.finish, drain_s)
             tasks.cancel_scope.cancel()
 
     async def _leave(self, groups: Iterable[GroupRuntime]) -> None:
-        """Commit and leave all groups concurrently, until the deadline.
+        """Commit and leave all groups concurrently, until ``_LEAVE_DEADLINE``.
 
         Raises:
             Exception: the first error of a group.
@@ -296,7 +303,7 @@ class AppRun:
 
         results: list[BaseException | None] = []
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._at(_LEFT_BY)):
+            async with asyncio.timeout_at(self._at(_LEAVE_DEADLINE)):
                 # Unlike a task group, gather passes on each cancellation, not only the first.
                 results = await asyncio.gather(*map(leave, groups), return_exceptions=True)
         for error in results:
@@ -311,22 +318,22 @@ class AppRun:
         """
         errors: list[Exception] = []
         hooks, now = self._plan.stop_hooks[::-1], asyncio.get_running_loop().time
-        late_s = self._stop_s * _LATE_HOOKS / max(1, len(hooks))
+        late_hook_s = self._stop_s * _LATE_HOOKS_TIME / max(1, len(hooks))
         for hook in hooks:
             try:
-                await self.closing.call(hook, max(self._at(_HOOKS_BY), now() + late_s), late_s)
+                await self.closing.call(hook, max(self._at(_HOOKS_DEADLINE), now() + late_hook_s), late_hook_s)
             except Exception as error:  # noqa: BLE001 - raised below, after the other hooks
                 errors.append(error)
         if errors:
             raise errors[0]
 
     def _provider_deadline(self) -> float:
-        return max(self._at(_ORDERLY_UNTIL), asyncio.get_running_loop().time() + self._stop_s * _LATE_PROVIDER)
+        return max(self._at(_ORDERLY_DEADLINE), asyncio.get_running_loop().time() + self._stop_s * _LATE_PROVIDER_TIME)
 
     def _at(self, share: float) -> float:
         """Return the event loop time at which ``share`` of ``stop_timeout_ms`` has passed."""
         # While the start is retried, no stop has begun, and the whole time of a stop is left.
-        since = asyncio.get_running_loop().time() if self._ending_since is None else self._ending_since
+        since = asyncio.get_running_loop().time() if self._stopping_since is None else self._stopping_since
         return since + self._stop_s * share
 
 

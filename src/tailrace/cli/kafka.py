@@ -44,7 +44,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a broker until Ctrl-C; raise if the broker exits first."""
+    """Run a broker until Ctrl-C.
+
+    Raises:
+        ConfigurationError: a variable selects external brokers.
+        KafkaServerError: the broker did not start, or exited.
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
     import os  # noqa: PLC0415 - not needed by --help
     import time  # noqa: PLC0415
 
@@ -67,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
                 time.sleep(_POLL_INTERVAL_S)
             raise KafkaServerError(f"the broker exited. Its log:\n{server.node.complaint()}")
     except KeyboardInterrupt:
-        screen.console.print()  # after the terminal's ^C
+        screen.console.print()  # The terminal has printed ^C into the current line.
         screen.line("stopped", "all data of the broker was deleted")
         raise
 

@@ -29,9 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_group(parser)
-    parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="repeat every --interval until Ctrl-C")
     parser.add_argument(
-        "--interval", type=seconds, default=2.0, metavar="SECONDS", help="interval of --watch (default: 2)"
+        "--interval", type=seconds, default=2.0, metavar="SECONDS", help="seconds between repetitions (default: 2)"
     )
     add_connection_options(parser)
 

@@ -95,7 +95,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_options(action("show", "show committed offsets", _SHOW, _SHOW_EPILOG))
     reset = action("reset", "reset committed offsets", _RESET, _RESET_EPILOG)
     _add_topics(reset).add_argument(
-        "--all-topics", action="store_true", help="all topics that the group has committed offsets of"
+        "--all-topics", action="store_true", help="all topics of which the group has committed offsets"
     )
     _add_targets(reset)
     delete = action("delete", "delete committed offsets", _DELETE, _DELETE_EPILOG)
@@ -121,14 +121,14 @@ def _add_topics(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 def _add_targets(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("new offset (one is required)")
     target = group.add_mutually_exclusive_group(required=True)
-    target.add_argument("--to-earliest", action="store_true", help="first record of the log")
+    target.add_argument("--to-earliest", action="store_true", help="first offset of the log")
     target.add_argument("--to-latest", action="store_true", help="end of the log; skips all records in it")
     target.add_argument("--to-offset", type=_offset, metavar="N", help="this offset")
     target.add_argument(
         "--to-datetime",
         type=parse_time,
         metavar="ISO",
-        help="first record since a time, such as 2026-01-31T09:00 (UTC)",
+        help="first record at or after a time, such as 2026-01-31T09:00 (UTC)",
     )
     target.add_argument(
         "--by-duration", type=parse_duration, metavar="TIME", help="first record of the last 90s, 1h30m, PT1H or P1D"
@@ -141,10 +141,10 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     if options.action != "show":
-        takes_all = getattr(options, "all_topics", False)
-        if takes_all and options.topic:
-            options.usage_error("--all-topics and --topic exclude each other")
-        if not takes_all and not options.topic:
+        is_all_topics = getattr(options, "all_topics", False)
+        if is_all_topics and options.topic:
+            options.usage_error("--all-topics and --topic exclude each other - give one of them")
+        if not is_all_topics and not options.topic:
             options.usage_error(
                 "a topic is required: give --topic" + (" or --all-topics" if options.action == "reset" else "")
             )
@@ -168,11 +168,11 @@ def _topic(text: str) -> tuple[str, tuple[int, ...]]:
 
 def _offset(text: str) -> int:
     if not text.isdecimal() or int(text) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or greater, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an offset from 0 to {(1 << 63) - 1}, not {text!r}")
     return int(text)
 
 
 def _shift(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a number of offsets other than 0, such as -100, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer other than 0, such as -100, not {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""``tailrace run``: run an app until SIGTERM."""
+"""``tailrace run``: run an app until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ On the first signal the app starts no more records, waits for running handlers,
 commits, and leaves the group, within stop_timeout_ms. A second signal stops it
 at once.
 
-With --workers, the app runs in several processes that share its partitions; a
-process that dies is restarted.
+With --workers, the app runs in worker processes, each of which is a member of
+the app's groups; a process that dies is restarted.
 """
 
 _EPILOG = """\
@@ -49,9 +49,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="OPTION=VALUE", help="set an option of the app (repeatable)"
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="number of worker processes, each a group member")
     parser.add_argument(
-        "--reload", action="store_true", help="restart when a source file in the current directory changes"
+        "--workers", type=int, metavar="N", help="number of worker processes (default: none, run in this process)"
+    )
+    parser.add_argument(
+        "--reload", action="store_true", help="restart when a Python file in the current directory changes"
     )
     parser.add_argument(
         "--log-level",
@@ -68,7 +70,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the app until a signal stops it."""
+    """Run the app until a signal stops it; return the exit code."""
     import asyncio  # noqa: PLC0415 - not needed by --help
 
     from tailrace.observe.log_format import configure_logging  # noqa: PLC0415

@@ -13,12 +13,12 @@ from tailrace.cli.tools.times import TailStart, parse_start
 __all__ = ["arguments", "run"]
 
 _DESCRIPTION = """\
-Print the records of a topic, existing or new, until Ctrl-C.
+Print the records of a topic until Ctrl-C; by default, only new records.
 
-By default, only new records are printed. Each is one line of JSON with topic,
-partition, offset, timestamp, key, value and headers. A value that is a JSON
-object or array is embedded as it is, another value as text, or in hex if it is
-not text; value_format names the form. Records of a partition are in order.
+Each record is one line of JSON with topic, partition, offset, timestamp, key,
+value and headers. A value that is a JSON object or array is embedded unchanged,
+any other value is printed as text, or in hex if it is not text; value_format
+names the form. Records of a partition are in order.
 """
 
 _EPILOG = f"""\

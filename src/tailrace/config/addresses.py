@@ -12,7 +12,9 @@ _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\s\[\]]+)\]|(?P<host>[^\s:,/\[\]]+))(?::(?
 
 
 def split_address(address: str, where: str = "bootstrap_servers", *, default_port: int = 9092) -> tuple[str, int]:
-    """Split ``host:port``, ``[v6]:port`` or ``host`` (with ``default_port``) into host and port.
+    """Return host and port of ``host:port`` or ``[IPv6 address]:port``; without a port, ``default_port``.
+
+    Port 0 is accepted only with ``default_port=0``.
 
     Raises:
         ConfigurationError: The address is invalid; the message starts with ``where``.

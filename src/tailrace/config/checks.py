@@ -1,4 +1,4 @@
-"""Checks of options against each other, before anything starts."""
+"""Checks of options that depend on each other, before a consumer starts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ def check(config: ConsumerConfig, given: Collection[str]) -> None:
             f"session_timeout_ms={config.session_timeout_ms} - use at most a third of it, so that one may be lost"
         )
     if config.enable_auto_commit and config.group_id is None:
-        raise ConfigurationError("enable_auto_commit=True needs a group_id - there is no group to commit for")
+        raise ConfigurationError(
+            "enable_auto_commit=True needs a group_id, whose offsets are committed - set it, or leave both out"
+        )
     if config.reset_offset_on_start and (config.group_id is None or config.offset_reset == "none"):
         raise ConfigurationError(
             "reset_offset_on_start=True needs a group_id, and an auto_offset_reset other than 'none'"
+            " - set both, or leave it out"
         )
     if config.group_id == "":
         raise ConfigurationError("group_id must not be empty - leave it out to read without a group")
     if config.group_instance_id is not None and config.group_id is None:
-        raise ConfigurationError("group_instance_id needs a group_id - it names a member of a group")
+        raise ConfigurationError("group_instance_id needs a group_id, of which it names a member - set it")
     _check_protocol(config, given)
     for pause in ("reconnect_backoff", "retry_backoff"):
         first, longest = getattr(config, f"{pause}_ms"), getattr(config, f"{pause}_max_ms")
@@ -41,7 +44,7 @@ def check(config: ConsumerConfig, given: Collection[str]) -> None:
     if config.request_timeout_ms <= config.fetch_max_wait_ms:
         raise ConfigurationError(
             f"request_timeout_ms={config.request_timeout_ms} must be more than "
-            f"fetch_max_wait_ms={config.fetch_max_wait_ms} - a broker without new records answers only then"
+            f"fetch_max_wait_ms={config.fetch_max_wait_ms}, after which a broker without new records answers"
         )
     for address in config.bootstrap_servers:
         split_address(address)
@@ -57,7 +60,7 @@ def _check_protocol(config: ConsumerConfig, given: Collection[str]) -> None:
                 " - leave it out, or set the broker's group.consumer.* configuration"
             )
         if config.group_id is None:
-            raise ConfigurationError("group_protocol='consumer' needs a group_id - there is no group to be a member of")
+            raise ConfigurationError("group_protocol='consumer' needs a group_id, the group to join - set it")
     elif config.group_remote_assignor is not None:
         raise ConfigurationError(
             "group_remote_assignor needs group_protocol='consumer'"
@@ -73,10 +76,10 @@ def _check_protocol(config: ConsumerConfig, given: Collection[str]) -> None:
 
 
 def refuse_inline_pem(name: str, path: str | None, advice: str) -> None:
-    """Raise an error if PEM text is given in place of a path, before an error message or a log shows a key.
+    """Check that the path of a file is not PEM text, which may be a key and must not appear in errors or logs.
 
     Raises:
-        ConfigurationError: ``path`` is PEM text.
+        ConfigurationError: ``path`` is PEM text; the message contains ``advice`` instead of the text.
     """
     if path is not None and "-----BEGIN" in path:
         raise ConfigurationError(f"{name} must be the path of a file, not its PEM text - {advice}")
@@ -86,12 +89,17 @@ def _check_security(config: ConsumerConfig) -> None:
     for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
         refuse_inline_pem(name, getattr(config, name), "write it to a file, or pass an ssl_context")
     if config.ssl_keyfile is not None and config.ssl_certfile is None:
-        raise ConfigurationError("ssl_keyfile needs ssl_certfile, the certificate of the key")
+        raise ConfigurationError("ssl_keyfile needs ssl_certfile - set it to the path of the key's certificate")
     if not config.security_protocol.startswith("SASL"):
         return
     mechanism = config.sasl_mechanism
     if mechanism == "OAUTHBEARER":
         if config.sasl_oauth_token_provider is None:
-            raise ConfigurationError("sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider=async () -> str")
+            raise ConfigurationError(
+                "sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider"
+                " - set it to an async function that returns a token"
+            )
     elif mechanism != "GSSAPI" and (config.sasl_plain_username is None or config.sasl_plain_password is None):
-        raise ConfigurationError(f"sasl_mechanism={mechanism!r} needs sasl_plain_username and sasl_plain_password")
+        raise ConfigurationError(
+            f"sasl_mechanism={mechanism!r} needs sasl_plain_username and sasl_plain_password - set both"
+        )

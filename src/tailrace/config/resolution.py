@@ -32,8 +32,8 @@ from tailrace.errors import ConfigurationError
 
 __all__ = ["changed", "check_names", "parsed_option", "resolve"]
 
-_ARGUMENTS = {"max_poll_records": "getmany(max_records=...)", "listener": "the option 'rebalance_listener'"}
-"""Options of other clients that are not options of tailrace, and what to use instead."""
+_NOT_OPTIONS = {"max_poll_records": "getmany(max_records=...)", "listener": "the option 'rebalance_listener'"}
+"""Names of options in other clients for which tailrace has no option, and their replacements."""
 
 _FIELDS = {f.name: f for f in dataclasses.fields(ConsumerConfig)}
 _HINTS = typing.get_type_hints(ConsumerConfig)
@@ -44,7 +44,7 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
 
     Args:
         options: Options by name.
-        of_app: Names of options that only ``App(...)`` takes, for the hint.
+        of_app: Names of options that only ``App(...)`` takes, for a hint in the error.
 
     Raises:
         ConfigurationError: An option does not exist; the message names the option that was probably meant.
@@ -53,14 +53,16 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
         if name in _FIELDS:
             continue
         if name in of_app:
-            raise ConfigurationError(f"{name} is an option of App() and its handlers only - pass it there")
+            raise ConfigurationError(
+                f"{name} is an option of App() and its handlers only - pass it to App() or to the handler"
+            )
         plain = name.replace(".", "_").lower()
         meant = plain if plain in _FIELDS else OLD_SPELLINGS.get(plain)
         close = difflib.get_close_matches(plain, [*_FIELDS, *of_app], n=1)
         if meant is not None:
             hint = f"it is called {meant!r} here"
-        elif plain in _ARGUMENTS:
-            hint = f"use {_ARGUMENTS[plain]}"
+        elif plain in _NOT_OPTIONS:
+            hint = f"use {_NOT_OPTIONS[plain]}"
         elif close:
             hint = f"did you mean {close[0]!r}?"
         else:
@@ -69,7 +71,7 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
 
 
 def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = None) -> ConsumerConfig:
-    """Return the config that results from arguments, environment and defaults.
+    """Return the config that results from the arguments ``options``, the environment and the defaults.
 
     Raises:
         ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
@@ -85,14 +87,14 @@ def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = N
             variable, text = found
             values[name] = _typed(name, _parsed(name, text, variable), variable)
     if (template := values.get("group_instance_id")) is not None:
-        values["group_instance_id"] = _filled_in(template, environ)
+        values["group_instance_id"] = _fill_in_template(template, environ)
     config = ConsumerConfig(**values)
     check(config, values.keys())
     return config
 
 
 def changed(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerConfig:
-    """Return ``config`` with ``options`` changed, for a running consumer.
+    """Return ``config`` with other values of ``options``, for a running consumer.
 
     Raises:
         ConfigurationError: An option is unknown, invalid, contradicts another, or cannot be changed.
@@ -100,9 +102,9 @@ def changed(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerCo
     check_names(options)
     for name in options:
         if not _FIELDS[name].metadata["live"]:
-            able = ", ".join(sorted(one for one, field in _FIELDS.items() if field.metadata["live"]))
+            changeable = ", ".join(sorted(one for one, field in _FIELDS.items() if field.metadata["live"]))
             raise ConfigurationError(
-                f"{name} cannot be changed while a consumer runs - make a new one; these can be: {able}"
+                f"{name} cannot be changed while a consumer runs - make a new one; these can be: {changeable}"
             )
     values: dict[str, Any] = {name: _typed(name, value, name) for name, value in options.items()}
     found = dataclasses.replace(config, **values)
@@ -110,8 +112,12 @@ def changed(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerCo
     return found
 
 
-def _filled_in(template: str, environ: Mapping[str, str]) -> str:
-    """Fill in the template of ``group_instance_id``."""
+def _fill_in_template(template: str, environ: Mapping[str, str]) -> str:
+    """Return the ``group_instance_id`` that results from a template.
+
+    Raises:
+        ConfigurationError: The template or the resulting name is invalid.
+    """
     known = {"hostname": platform.node(), "worker": environ.get("TAILRACE_WORKER", "0"), "pid": str(os.getpid())}
     try:
         name = template.format_map(known)
@@ -137,7 +143,11 @@ def parsed_option(name: str, text: str, where: str) -> object:
 
 
 def _from_environment(name: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the variable that sets an option, and its text."""
+    """Return the name of the variable that sets an option, and the option's text; None if no variable sets it.
+
+    Raises:
+        ConfigurationError: The file that a variable names cannot be read.
+    """
     variable = PREFIX + name.upper()
     if variable in environ:
         return variable, environ[variable]
@@ -180,40 +190,40 @@ def _typed(name: str, value: object, where: str) -> object:
     if name == "partition_assignment_strategy":
         return _strategies(value, where)
     if name == "auto_offset_reset":
-        return _reset(value, where)
+        return _start_policy(value, where)
     shown = "the given value" if metadata["secret"] else repr(value)
     if metadata["as_is"]:
-        is_one, wanted = _OBJECTS[name]
-        if not is_one(value) and not (value is None and _FIELDS[name].default is None):
-            raise ConfigurationError(f"{where} must be {wanted}, not {shown}")
+        is_valid, description = _OBJECTS[name]
+        if not is_valid(value) and not (value is None and _FIELDS[name].default is None):
+            raise ConfigurationError(f"{where} must be {description}, not {shown}")
         return tuple(value) if isinstance(value, list) else value
     if _HINTS[name] == tuple[str, ...] and isinstance(value, str):
         value = tuple(part.strip() for part in value.split(",") if part.strip())
     try:
         typed = msgspec.convert(value, _HINTS[name])
     except msgspec.ValidationError:
-        raise ConfigurationError(f"{where} must be {_wanted(_HINTS[name])}, not {shown}") from None
+        raise ConfigurationError(f"{where} must be {_type_text(_HINTS[name])}, not {shown}") from None
     if isinstance(typed, int):
-        for limit, is_within, words in (
+        for limit, is_within, comparison in (
             (metadata["at_least"], operator.ge, "at least"),
             (metadata["at_most"], operator.le, "at most"),
         ):
             if limit is not None and not is_within(typed, limit):
-                raise ConfigurationError(f"{where} must be {words} {limit}, not {typed}")
+                raise ConfigurationError(f"{where} must be {comparison} {limit}, not {typed}")
     return typed
 
 
 def _strategies(value: object, where: str) -> tuple[object, ...]:
-    """Return assignors, each a name or a function; ``checks`` raises an error for unknown names."""
+    """Return assignors, each a name or a function; ``config.checks`` checks the names."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     several = (value,) if callable(value) else value
     if not isinstance(several, Sequence) or not all(isinstance(one, str) or callable(one) for one in several):
-        raise ConfigurationError(f"{where} must be one or several names or functions, not {value!r}")
+        raise ConfigurationError(f"{where} must be a name, a function, or a list of them, not {value!r}")
     return tuple(several)
 
 
-def _time_in(text: str) -> object:
+def _parsed_time(text: str) -> object:
     """Parse a time or a duration in ISO 8601 or milliseconds; return other text unchanged."""
     for kind in (int, dt.datetime, dt.timedelta):
         with contextlib.suppress(msgspec.ValidationError):
@@ -221,11 +231,11 @@ def _time_in(text: str) -> object:
     return text
 
 
-def _reset(value: object, where: str) -> object:
-    """Return a policy, a time or a duration."""
+def _start_policy(value: object, where: str) -> object:
+    """Return a value of ``auto_offset_reset``: a policy, a time or a duration."""
     if value is None or value in {"earliest", "latest", "none"}:
         return value
-    given = _time_in(value) if isinstance(value, str) else value
+    given = _parsed_time(value) if isinstance(value, str) else value
     is_number = isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63
     is_time = isinstance(given, dt.datetime) and given.tzinfo is not None
     if is_number or is_time or (isinstance(given, dt.timedelta) and given >= dt.timedelta(0)):
@@ -236,23 +246,23 @@ def _reset(value: object, where: str) -> object:
     )
 
 
-def _wanted(hint: Any) -> str:  # noqa: ANN401 - any type of an option
-    """Return the words for a type."""
+def _type_text(hint: Any) -> str:  # noqa: ANN401 - any type of an option
+    """Return the description of an option's type, for errors."""
     choices = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return "one of " + ", ".join(map(repr, choices))
     if type(None) in choices:
-        return f"{_wanted(typing.Union[tuple(one for one in choices if one is not type(None))])} or None"  # noqa: UP007
+        return f"{_type_text(typing.Union[tuple(one for one in choices if one is not type(None))])} or None"  # noqa: UP007
     words = {int: "an integer", bool: "True or False", str: "a string", tuple[str, int]: "a host and a port"}
     return words.get(hint, "one or several strings, as a list or separated by commas")
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain_function(value: object) -> bool:
     return callable(value) and not inspect.iscoroutinefunction(value)
 
 
 def _is_hook(value: object) -> bool:
-    return not isinstance(value, type) and _is_plain(getattr(value, "on_event", None))
+    return not isinstance(value, type) and _is_plain_function(getattr(value, "on_event", None))
 
 
 _LISTENER_METHODS = ("on_partitions_revoked", "on_partitions_assigned", "on_partitions_lost")
@@ -277,8 +287,8 @@ _OBJECTS: Mapping[str, tuple[Callable[[object], bool], str]] = {
         ),
         f"a mapping of error codes to {', '.join(ERROR_REACTIONS)}, or functions of the code that return one of these",
     ),
-    "key_deserializer": (_is_plain, "a plain function of bytes"),
-    "value_deserializer": (_is_plain, "a plain function of bytes"),
+    "key_deserializer": (_is_plain_function, "a plain function of bytes"),
+    "value_deserializer": (_is_plain_function, "a plain function of bytes"),
     "ssl_context": (lambda value: isinstance(value, ssl.SSLContext), "an ssl.SSLContext"),
     "sasl_oauth_token_provider": (callable, "an async function that returns a token"),
 }

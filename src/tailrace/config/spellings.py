@@ -75,7 +75,7 @@ _OTHERS: Mapping[str, str] = {
 }
 
 ELSEWHERE: Mapping[str, Mapping[str, str]] = {"Java": _JAVA, "librdkafka": _LIBRDKAFKA, "aiokafka": _AIOKAFKA}
-"""For each client, its option names that differ from tailrace's by more than dots, mapped to tailrace's names."""
+"""Names of options by client, if they differ from tailrace's by more than dots, mapped to tailrace's names."""
 
 OLD_SPELLINGS: Mapping[str, str] = {**_OTHERS, **_AIOKAFKA, **_LIBRDKAFKA, **_JAVA}
-"""Option names of other clients, mapped to tailrace's names."""
+"""Names of options in other clients, normalized to lower case and underscores, mapped to tailrace's names."""

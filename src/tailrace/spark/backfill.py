@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tailrace.errors import TailraceError
 from tailrace.records import TopicPartition
 from tailrace.spark.batches import BatchRunner
-from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState, Planned, key_of, partition_of
+from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState, PlannedBatch, key_of, partition_of
 from tailrace.spark.offsets.ranges import Offsets, left_between, next_ends, spark_assign, spark_json
 from tailrace.spark.offsets.resume import backfill_metadata, start_metadata
 from tailrace.spark.offsets.start_offsets import StartOffsets
@@ -110,7 +110,7 @@ class Backfill:
         following = next_ends(at, ends, self.max_offsets)
         batch_id = self.state.next_batch_id
         self.state.next_batch_id += 1
-        self.state.planned = Planned(
+        self.state.planned = PlannedBatch(
             batch_id,
             {key_of(one): offset for one, offset in at.items()},
             {key_of(one): offset for one, offset in following.items()},

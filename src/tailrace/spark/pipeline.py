@@ -1,6 +1,7 @@
-"""SparkPipeline: public interface, and the checks before a run.
+"""SparkPipeline: runs the handlers of an app on Spark; this module checks a run and puts it together.
 
-The group's committed offsets are authoritative for the app and for Spark; the checkpoint follows them.
+The group's committed offsets are authoritative for the app and for Spark; a checkpoint that disagrees starts again from
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkPipeline", "check_run"]
 
-Wanted: TypeAlias = Callable[..., object] | str
+HandlerOrName: TypeAlias = Callable[..., object] | str
+"""Decorated function of a handler, or its name."""
 
 
 class SparkPipeline:
@@ -49,8 +51,8 @@ class SparkPipeline:
     Args:
         app: app, or its import path, such as ``"shop:billing"``.
         spark: session with Spark's Kafka connector, such as one from ``spark_session()``.
-        checkpoint: folder of this pipeline, on any file system that Spark supports; ``backfill`` without a sink needs
-            none.
+        checkpoint: folder of this pipeline, on any file system that Spark supports; not required for ``backfill`` and
+            ``handoff`` without a sink.
 
     Raises:
         ConfigurationError: the session is a Spark Connect session, or the app is exactly-once.
@@ -66,7 +68,7 @@ class SparkPipeline:
         self._place = app if isinstance(app, str) else place_of(app)
         self._spark = spark
         self._checkpoint = None if checkpoint is None else Checkpoint(spark, str(checkpoint))
-        self._outline = settings_of(self.app)
+        self._settings = settings_of(self.app)
         _check_delivery(self.app)
         config = resolve(self.app.options)
         self._observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
@@ -77,7 +79,7 @@ class SparkPipeline:
 
     def start(  # noqa: PLR0913 - public options
         self,
-        handler: Wanted,
+        handler: HandlerOrName,
         *,
         trigger: Trigger = None,
         max_records_per_batch: int = 200_000,
@@ -85,12 +87,13 @@ class SparkPipeline:
         parallelism: int | None = None,
         options: Mapping[str, str] | None = None,
     ) -> SparkQuery:
-        """Handle existing and new records in micro-batches, and commit the group's offsets after each.
+        """Start to handle existing and new records in micro-batches; each one is followed by a commit of the group.
 
         Args:
             handler: decorated function or its name. Handlers of its group that share a topic with it run, too.
-            trigger: interval of micro-batches, such as ``"5 seconds"``, or ``"available_now"``, or a mapping of the
-                arguments of Spark's ``trigger``. By default a micro-batch starts when the previous one has ended.
+            trigger: interval of micro-batches, such as ``"5 seconds"``; ``"available_now"`` to end after the records
+                that exist at the start; or a mapping of the arguments of Spark's ``trigger``. By default a micro-batch
+                starts when the previous one has ended.
             max_records_per_batch: maximum number of records in a batch, and so of records handled again after a crash;
                 the source option ``maxOffsetsPerTrigger`` overrides it.
             sink: function called with a DataFrame of the handlers' results, with ``topic``, ``partition`` and
@@ -99,7 +102,8 @@ class SparkPipeline:
             options: further options of Spark's Kafka source.
 
         Raises:
-            ConfigurationError: the handler is unknown or cannot be sent to workers, or the checkpoint does not match.
+            ConfigurationError: an argument is invalid, the pipeline has no checkpoint, the handler cannot be sent to
+                workers, or the checkpoint is of another handler, group or cluster.
             ConsumerStateError: a query or a backfill of this group reads the same topics in this process.
             GroupNotEmptyError: the group has live members.
             OffsetOutOfRangeError: a committed offset is not in the log, and ``auto_offset_reset="none"``.
@@ -110,7 +114,7 @@ class SparkPipeline:
         if self._checkpoint is None:
             raise ConfigurationError("a stream needs a checkpoint folder - pass SparkPipeline(checkpoint=...)")
         _check_at_least_one("max_records_per_batch", max_records_per_batch)
-        chosen, batches, source = self._prepared(handler, sink, parallelism, options)
+        chosen, batches, source = self._prepare(handler, sink, parallelism, options)
         if "maxoffsetspertrigger" not in map(str.lower, source):
             source["maxOffsetsPerTrigger"] = str(max_records_per_batch)
         state = self._checkpoint.load(chosen.group_id, chosen.name)
@@ -123,7 +127,7 @@ class SparkPipeline:
             _check_topics_found(chosen, seen)
             if chosen.patterns:
                 # The topics that a pattern matches are known only now, and so the handlers that share them.
-                _, batches, _ = self._prepared(handler, sink, parallelism, options, seen.topics)
+                _, batches, _ = self._prepare(handler, sink, parallelism, options, seen.topics)
             resumed = self._resumption(self._checkpoint, state, seen)
             state.note(seen.cluster_id, seen.topics)
             start_offsets = start_offsets_of(store, seen, config, self._observer, overrides=resumed.offsets)
@@ -152,7 +156,7 @@ class SparkPipeline:
 
     def backfill(  # noqa: PLR0913 - public options
         self,
-        handler: Wanted,
+        handler: HandlerOrName,
         *,
         since: Since = None,
         until: Until = "now",
@@ -178,7 +182,8 @@ class SparkPipeline:
                 ``tailrace[cli]``.
 
         Raises:
-            ConfigurationError: the handler is unknown or cannot be sent to workers, or the checkpoint does not match.
+            ConfigurationError: an argument is invalid, the handler cannot be sent to workers, or the checkpoint is of
+                another handler, group or cluster.
             ConsumerStateError: a query or a backfill of this group reads the same topics in this process.
             GroupNotEmptyError: the group has live members, or one joins.
             CommitFailedError: the group's offsets were changed by another client.
@@ -191,7 +196,7 @@ class SparkPipeline:
             raise ConfigurationError(
                 "sink= needs a checkpoint, which numbers the batches - pass SparkPipeline(checkpoint=...)"
             )
-        chosen, batches, source = self._prepared(handler, sink, parallelism, options)
+        chosen, batches, source = self._prepare(handler, sink, parallelism, options)
         state = None
         if self._checkpoint is not None:
             state = self._checkpoint.load(chosen.group_id, chosen.name)
@@ -205,7 +210,7 @@ class SparkPipeline:
             name = f"a backfill of {chosen.name} for group {chosen.group_id!r}"
             stack.callback(release, claim(name, chosen.group_id, seen))
             if chosen.patterns:
-                _, batches, _ = self._prepared(handler, sink, parallelism, options, seen.topics)
+                _, batches, _ = self._prepare(handler, sink, parallelism, options, seen.topics)
             if state is not None:
                 state.note(seen.cluster_id, seen.topics)
                 self._set_next_number(state, seen)
@@ -224,7 +229,7 @@ class SparkPipeline:
 
     def handoff(  # noqa: PLR0913 - public options
         self,
-        handler: Wanted,
+        handler: HandlerOrName,
         *,
         since: Since = None,
         max_lag: int = 10_000,
@@ -235,13 +240,13 @@ class SparkPipeline:
         options: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> GroupStatus:
-        """Backfill repeatedly until the lag is small enough for the app to take over.
+        """Backfill to the end of the logs, and repeat it while the lag of the group is more than ``max_lag`` records.
 
         Args:
             handler: as in ``backfill``.
             since: as in ``backfill``.
-            max_lag: lag at which the handoff ends.
-            max_rounds: maximum number of backfills, since records may arrive faster than Spark handles them.
+            max_lag: lag in records at which the app can take over.
+            max_rounds: maximum number of backfills, because records may arrive faster than Spark handles them.
             max_records_per_batch: as in ``backfill``.
             sink: as in ``backfill``.
             parallelism: as in ``backfill``.
@@ -249,10 +254,10 @@ class SparkPipeline:
             on_progress: as in ``backfill``.
 
         Returns:
-            Committed offsets and end offsets; ``lag`` may exceed ``max_lag``.
+            Committed offsets and end offsets; its ``lag`` exceeds ``max_lag`` if ``max_rounds`` were not enough.
 
         Raises:
-            TailraceError: as ``backfill`` does.
+            TailraceError: a backfill failed; see ``backfill``.
         """
         status = None
         for _ in range(max_rounds):
@@ -266,12 +271,12 @@ class SparkPipeline:
                 on_progress=on_progress,
             )
             status = self.group_status(handler)
-            # A partition added in the meantime has no lag before the next round has committed its start.
+            # A partition that was added meanwhile counts as lag only after a round has committed its start.
             if status.lag <= max_lag and status.ends.keys() <= status.committed.keys():
                 break
         return status or self.group_status(handler)
 
-    def group_status(self, handler: Wanted) -> GroupStatus:
+    def group_status(self, handler: HandlerOrName) -> GroupStatus:
         """Return the committed offsets of the handler's group and the end offsets of its topics.
 
         Raises:
@@ -296,16 +301,16 @@ class SparkPipeline:
         """Current configuration of the app, for source, workers and group."""
         return resolve(self.app.options)
 
-    def _prepared(
+    def _prepare(
         self,
-        handler: Wanted,
+        handler: HandlerOrName,
         sink: Sink | None,
         parallelism: int | None,
         options: Mapping[str, str] | None,
         matched_topics: Iterable[str] = (),
     ) -> tuple[SelectedHandlers, BatchRunner, dict[str, str]]:
-        """Check handlers and options without requests to a broker."""
-        chosen, shipment, source = _checked(
+        """Check the handlers and options of a run, without requests to a broker, and return its parts."""
+        chosen, shipment, source = _check_and_pack(
             self.app,
             self._place,
             handler,
@@ -332,18 +337,22 @@ class SparkPipeline:
     ) -> ClusterState:
         finish_ended(chosen.group_id)
         store.check_idle()
-        store.create_topics(chosen.handlers, self._outline.defaults)
+        store.create_topics(chosen.handlers, self._settings.defaults)
         seen = store.cluster_state(chosen.topics, chosen.patterns)
         if state is not None and self._checkpoint is not None:
             check_matches(self._checkpoint.place, state, seen.cluster_id, seen.topics)
         return seen
 
     def _resumption(self, checkpoint: Checkpoint, state: PipelineState, seen: ClusterState) -> Resumption:
-        """Decide whether Spark's checkpoint continues; an unreadable one is abandoned if the group has offsets."""
+        """Return the decision about Spark's checkpoint; abandon an unreadable one if the group has offsets.
+
+        Raises:
+            CorruptCheckpointError: the checkpoint cannot be read, and the group has no committed offsets.
+        """
         try:
             return resumption(state, checkpoint.written(state.generation), seen)
         except CorruptCheckpointError as error:
-            # Without committed offsets only the checkpoint had the position: any guess loses or repeats records.
+            # Only the checkpoint has the position of these partitions; a guess would lose or repeat records.
             if any(partition_of(one) in seen.logs.keys() - seen.found.keys() for one in state.start):
                 raise CorruptCheckpointError(
                     f"{error}; group {state.group_id!r} has none: set them with `tailrace offsets reset` first"
@@ -352,7 +361,7 @@ class SparkPipeline:
             return Resumption(False)
 
     def _set_next_number(self, state: PipelineState, seen: ClusterState) -> None:
-        """Set the next batch number above all that the checkpoint or the commit metadata of the group contain."""
+        """Make the next batch number higher than those in the checkpoint and in the commit metadata of the group."""
         assert self._checkpoint is not None
         known = [state.next_batch_id]
         if state.generation and (last := self._checkpoint.last_begun(state.generation)) is not None:
@@ -360,14 +369,14 @@ class SparkPipeline:
         state.next_batch_id = next_number(known, (found.decoded_metadata.user_text for found in seen.found.values()))
 
 
-def check_run(app: App, place: str, handler: Wanted, *, parallelism: int | None = None) -> None:
+def check_run(app: App, place: str, handler: HandlerOrName, *, parallelism: int | None = None) -> None:
     """Check handler and options before Spark is started, which takes half a minute.
 
     Raises:
         ConfigurationError: the handler is unknown or cannot be sent to workers, or an option is wrong.
     """
     _check_delivery(app)
-    _checked(app, place, handler, parallelism=parallelism)
+    _check_and_pack(app, place, handler, parallelism=parallelism)
 
 
 def _check_delivery(app: App) -> None:
@@ -378,19 +387,20 @@ def _check_delivery(app: App) -> None:
         )
 
 
-def _checked(  # noqa: PLR0913 - everything that needs no session
+def _check_and_pack(  # noqa: PLR0913 - everything that needs no session
     app: App,
     place: str | None,
-    handler: Wanted,
+    handler: HandlerOrName,
     *,
     has_sink: bool = False,
     parallelism: int | None = None,
     options: Mapping[str, str] | None = None,
     matched_topics: Iterable[str] = (),
 ) -> tuple[SelectedHandlers, Shipment, dict[str, str]]:
-    """Return the handlers, the app as it is sent to workers, and the options of Spark's Kafka source."""
-    config, outline = resolve(app.options), settings_of(app)
-    make_plan(app, config.group_id, outline.defaults, outline.overrides)
+    """Check a run; return its handlers, the app as it is sent to workers, and the options of Spark's Kafka source."""
+    config, settings = resolve(app.options), settings_of(app)
+    # Raises for invalid declarations; the workers make plans of their own.
+    make_plan(app, config.group_id, settings.defaults, settings.overrides)
     chosen = select_handlers(app, handler, config.group_id, matched_topics)
     _check_at_least_one("parallelism", 1 if parallelism is None else parallelism)
     check_source_options(options or {}, keeps_order=chosen.keeps_order)

@@ -16,7 +16,7 @@ from tailrace.config import resolve
 from tailrace.core.offset_map import OffsetMap, encode_metadata
 from tailrace.observe.events import OffsetMapFound, OffsetMapIgnored, OffsetReset
 from tailrace.observe.hooks import Observer
-from tailrace.spark.offsets.checkpoint import PipelineState, Written
+from tailrace.spark.offsets.checkpoint import PipelineState, SparkLogs
 from tailrace.spark.offsets.resume import (
     Resumption,
     backfill_metadata,
@@ -45,8 +45,8 @@ def state(**changes: Any) -> PipelineState:
     return made
 
 
-def written(batches: int = 3, begun: int | None = None, ends: list[dict[TopicPartition, int]] = ENDS) -> Written:
-    return Written(
+def written(batches: int = 3, begun: int | None = None, ends: list[dict[TopicPartition, int]] = ENDS) -> SparkLogs:
+    return SparkLogs(
         Q,
         batches - 1 if batches else None,
         begun if begun is not None else batches - 1 if batches else None,
@@ -204,7 +204,7 @@ class Life:
 
     def start(self) -> None:
         found = {} if self.group is None else {A: GroupOffset(A, self.group[0], None, self.group[1])}
-        what = Written(
+        what = SparkLogs(
             f"q{self.query}",
             len(self.batches) - 1 if self.batches else None,
             len(self.batches) - 1 if self.batches else None,

@@ -1,8 +1,8 @@
-"""Checkpoint folder of a pipeline: its state, and Spark's own checkpoint in a folder per generation.
+"""Checkpoint folder of a pipeline: its state, and Spark's own checkpoint in one folder per generation.
 
-Files are read and written through Hadoop's file systems, so that they are on the same file system as Spark's. A
-generation is one uninterrupted sequence of Spark's offsets; if another client changes the group's offsets, the next
-generation starts there.
+Files are read and written by Hadoop's file systems, as Spark does, so that the folder may be on any of these. A
+generation is a sequence of batches, each of which starts where the previous one ended; if another client changes the
+group's offsets, the next generation starts there.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = [
     "BatchNumber",
     "Checkpoint",
     "PipelineState",
-    "Planned",
-    "Written",
+    "PlannedBatch",
+    "SparkLogs",
     "check_matches",
     "ends_in_log",
     "key_of",
@@ -43,19 +43,19 @@ _SOURCE = re.compile(r"^[^{]*:(?=\{)")
 
 
 class BatchNumber(int):
-    """Number of a batch, stable when the batch is handled again.
+    """Number of a batch; a batch that is handled again has the same number.
 
     Attributes:
-        checkpoint: id of the checkpoint; another one may give the same number to another batch.
+        checkpoint: id of the checkpoint, because numbers are unique only within a checkpoint.
     """
 
     checkpoint: str
 
     def __new__(cls, number: int, checkpoint: str = "") -> Self:
         """Create a batch number of a checkpoint."""
-        made = super().__new__(cls, number)
-        made.checkpoint = checkpoint
-        return made
+        batch_number = super().__new__(cls, number)
+        batch_number.checkpoint = checkpoint
+        return batch_number
 
 
 class _QueryMetadata(msgspec.Struct):
@@ -64,8 +64,8 @@ class _QueryMetadata(msgspec.Struct):
     id: str
 
 
-class Planned(msgspec.Struct, frozen=True):
-    """Batch of a backfill that was planned and may have started."""
+class PlannedBatch(msgspec.Struct, frozen=True):
+    """Batch of a backfill that was planned and may have started, with its offset ranges."""
 
     batch_id: int
     start: dict[str, int]
@@ -86,21 +86,21 @@ class PipelineState(msgspec.Struct):
     start: dict[str, int] = {}
     """Start offsets of the generation by partition."""
     begun: str = ""
-    """Commit metadata of the start offsets."""
+    """Text in the commit metadata of the start offsets."""
     first_batch_id: int = 0
-    """First batch id of the generation; ids continue across generations, so that no sink sees one twice."""
+    """First batch id of the generation; ids continue across generations, so that no sink receives an id twice."""
     next_batch_id: int = 0
     """First batch id after the generation."""
-    planned: Planned | None = None
+    planned: PlannedBatch | None = None
     """Batch of a backfill that may not be committed."""
 
     @property
     def has_backfilled(self) -> bool:
-        """True if a backfill has started a batch since the generation started: sinks may have its number."""
+        """True if a backfill has started a batch since the generation started, whose number sinks may have received."""
         return self.next_batch_id > self.first_batch_id
 
     def number(self, batch_id: int) -> BatchNumber:
-        """Return the batch number for sinks."""
+        """Return the batch number that sinks receive for ``batch_id``."""
         return BatchNumber(batch_id, self.id)
 
     def note(self, cluster_id: str, topics: Mapping[str, str]) -> None:
@@ -115,14 +115,14 @@ class PipelineState(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Written:
-    """Content of Spark's checkpoint of a generation.
+class SparkLogs:
+    """Spark's own logs of a generation, in its checkpoint.
 
     Attributes:
         query_id: id of the query; empty before the first run.
-        last: last batch in the commit log; None before the first.
-        begun: last batch in the offset log, started but maybe not committed.
-        ends_of: function that returns the end offsets of a batch; None if Spark keeps no entry of it.
+        last: last batch in the commit log; None if there is none.
+        begun: last batch in the offset log, which was started and may not be in the commit log; None if there is none.
+        ends_of: returns the end offsets of a batch; None if the offset log has no entry for the batch.
     """
 
     query_id: str
@@ -132,7 +132,7 @@ class Written:
 
 
 class Checkpoint:
-    """Checkpoint folder.
+    """Checkpoint folder of a pipeline.
 
     Args:
         spark: session whose file systems are used.
@@ -143,13 +143,14 @@ class Checkpoint:
         self.place = place.rstrip("/")
         untyped: Any = spark
         self._jvm = untyped._jvm  # noqa: SLF001 - Spark has no public access to Hadoop's file systems
-        self._hadoop = untyped._jsc.hadoopConfiguration()  # noqa: SLF001 - nor to their configuration
+        self._hadoop = untyped._jsc.hadoopConfiguration()  # noqa: SLF001 - and none to their configuration
 
     def load(self, group_id: str, handler: str) -> PipelineState:
         """Return the stored state, or a new one for an empty folder.
 
         Raises:
-            ConfigurationError: the folder belongs to another group or handler, or is no pipeline's checkpoint.
+            ConfigurationError: the folder belongs to another group or handler, is not a pipeline's checkpoint, or its
+                state cannot be read.
         """
         found: PipelineState | None = None
         for name in (_FILE, _DRAFT):
@@ -160,7 +161,7 @@ class Checkpoint:
                 found = msgspec.json.decode(text, type=PipelineState)
                 break
             except msgspec.DecodeError:
-                continue  # incomplete, as its writer was killed: the other copy is complete
+                continue  # The driver was killed while it wrote this copy, so the other one is complete.
         if found is None:
             if self._read(_FILE) is not None:
                 raise ConfigurationError(f"{self.place}/{_FILE} cannot be read - use another folder as checkpoint=")
@@ -187,15 +188,15 @@ class Checkpoint:
         return f"{self.place}/generation-{generation}"
 
     def last_commit(self, generation: int) -> int | None:
-        """Return the last batch in Spark's commit log."""
+        """Return the last batch in Spark's commit log; None if there is none."""
         return max(self._numbers(generation, "commits"), default=None)
 
     def last_begun(self, generation: int) -> int | None:
-        """Return the last batch in Spark's offset log."""
+        """Return the last batch in Spark's offset log; None if there is none."""
         return max(self._numbers(generation, "offsets"), default=None)
 
     def ends_of(self, generation: int, batch: int) -> Offsets | None:
-        """Return the end offsets of a batch; None when Spark keeps no entry of it.
+        """Return the end offsets of a batch; None if the offset log has no entry for it.
 
         Raises:
             CorruptCheckpointError: the entry cannot be read.
@@ -209,18 +210,18 @@ class Checkpoint:
         except ValueError as error:
             raise self._corrupt(name, error) from error
 
-    def written(self, generation: int) -> Written:
-        """Return the batches and offsets that Spark has recorded for a generation.
+    def written(self, generation: int) -> SparkLogs:
+        """Return Spark's own logs of a generation.
 
         Raises:
-            CorruptCheckpointError: Spark cannot continue from what the folder holds.
+            CorruptCheckpointError: an entry of the commit log or the query's metadata cannot be read.
         """
         last = self.last_commit(generation)
         if last is not None:
             name = f"generation-{generation}/commits/{last}"
             if not _VERSION.match(self._read(name) or ""):
                 raise self._corrupt(name, "it does not begin with a format version")
-        return Written(
+        return SparkLogs(
             self.query_id(generation),
             last,
             self.last_begun(generation),
@@ -228,10 +229,10 @@ class Checkpoint:
         )
 
     def query_id(self, generation: int) -> str:
-        """Return the id that Spark gave its query, the same in each of its runs; empty before the first.
+        """Return the id of Spark's query, which stays the same over runs; empty before the first run.
 
         Raises:
-            CorruptCheckpointError: the file that holds it cannot be read.
+            CorruptCheckpointError: the file with the id cannot be read.
         """
         name = f"generation-{generation}/metadata"
         text = self._read(name)
@@ -288,16 +289,16 @@ class Checkpoint:
 
 
 def check_matches(place: str, state: PipelineState, cluster_id: str, topics: Mapping[str, str]) -> None:
-    """Refuse a checkpoint of another cluster, or of an app that reads other topics.
+    """Check that a checkpoint is of this cluster, and of an app that reads at least one of the same topics.
 
     Args:
         place: path or URL of the checkpoint.
-        state: its state.
+        state: state of the checkpoint.
         cluster_id: id of the connected cluster.
         topics: topics to read.
 
     Raises:
-        ConfigurationError: the cluster differs, or all topics differ.
+        ConfigurationError: the checkpoint is of another cluster, or of other topics only.
     """
     if state.cluster_id and cluster_id and state.cluster_id != cluster_id:
         raise ConfigurationError(
@@ -312,15 +313,15 @@ def check_matches(place: str, state: PipelineState, cluster_id: str, topics: Map
 
 
 def ends_in_log(text: str) -> Offsets:
-    """Return the end offsets in one entry of Spark's offset log, of format 1 or 2.
+    """Return the end offsets in an entry of Spark's offset log, of format 1 or 2.
 
     Raises:
         ValueError: the entry is truncated or of another format.
     """
-    # Lines: version, metadata of the batch, and one for each source, of which a pipeline has one.
+    # The lines are the version, metadata of the batch, and the offsets of each source; a pipeline has one source.
     version, _, *sources = [*text.splitlines(), "", ""]
     if version not in {"v1", "v2"}:
-        raise ValueError(f"its format is {version[:20]!r}, and only v1 and v2 are known")
+        raise ValueError(f"its format is {version[:20]!r}, and only v1 and v2 are supported")
     return offsets_of(_SOURCE.sub("", sources[0], count=1))
 
 

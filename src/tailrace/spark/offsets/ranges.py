@@ -1,6 +1,6 @@
 """Offset ranges of batches.
 
-Pure. End offsets are exclusive, as in Kafka's commits and in Spark's plans.
+This module is pure. End offsets are exclusive, as in Kafka's commits and in Spark's plans.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Offsets = dict[TopicPartition, int]
 
 @dataclass(frozen=True, slots=True)
 class PartitionStart:
-    """Start of reading in a partition."""
+    """Offset at which a partition is read first."""
 
     offset: int
     done: OffsetMap | None = None
     """Offset map of records finished after the offset."""
     before: int | None = None
-    """Committed offset, if the log no longer has it."""
+    """Committed offset that is not in the log; None if there is none."""
     lost: int | None = None
-    """Number of offsets deleted from the log before they were read; None if unknown."""
+    """Number of offsets that were deleted from the log before they were read; None if unknown."""
 
 
 def partition_start(  # noqa: PLR0913 - inputs of the decision
@@ -50,10 +50,19 @@ def partition_start(  # noqa: PLR0913 - inputs of the decision
     begin: int,
     end: int,
 ) -> PartitionStart:
-    """Return the start in a log from ``begin`` to ``end``: the committed offset, else ``since``, else ``policy``.
+    """Return the start in a log: the committed offset if the log has it, else ``since``, else ``policy``.
+
+    Args:
+        partition: partition, for the error.
+        committed: committed offset, or None.
+        done: offset map of the commit.
+        since: start requested for a partition without a committed offset, or None.
+        policy: start by ``auto_offset_reset``; None for ``"none"``.
+        begin: first offset of the log.
+        end: end offset of the log.
 
     Raises:
-        OffsetOutOfRangeError: there is no start, as ``auto_offset_reset="none"`` gives no ``policy``.
+        OffsetOutOfRangeError: a policy is needed, and ``auto_offset_reset="none"``.
     """
     if committed is not None and begin <= committed <= end:
         return PartitionStart(committed, done)
@@ -69,9 +78,10 @@ def partition_start(  # noqa: PLR0913 - inputs of the decision
 
 
 def next_ends(at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], max_offsets: int) -> Offsets:
-    """Return the end offsets of the next batch of at most ``max_offsets``, shared evenly among partitions.
+    """Return the end offsets of the next batch, which contains about ``max_offsets`` offsets.
 
-    Each partition that has offsets left gets at least one.
+    They are divided evenly among the partitions; what a partition does not need goes to the others. Each partition with
+    offsets left gets at least one, so that a batch may exceed ``max_offsets``.
     """
     left = {one: ends[one] - offset for one, offset in at.items() if ends.get(one, offset) > offset}
     shares: Offsets = {}
@@ -83,7 +93,7 @@ def next_ends(at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, in
 
 
 def left_between(at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> int:
-    """Return the number of offsets from ``at`` to ``ends``."""
+    """Return the number of offsets from ``at`` to ``ends``, over all partitions."""
     return sum(max(0, ends.get(one, offset) - offset) for one, offset in at.items())
 
 

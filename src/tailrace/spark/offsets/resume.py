@@ -1,7 +1,8 @@
 """Decides where a stream resumes, from the group's committed offsets, Spark's checkpoint and the commit metadata.
 
-Pure. The committed offsets are authoritative: if another client has changed them, Spark starts a new generation of its
-checkpoint there. Missing offsets were not changed but expired on the broker, and the checkpoint has them.
+This module is pure. The committed offsets are authoritative: if another client has changed them, a new generation of
+the checkpoint starts there. Missing offsets have not been changed but have expired on the broker, and are taken from
+the checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tailrace.admin.offsets import GroupOffset
 from tailrace.records import TopicPartition
-from tailrace.spark.offsets.checkpoint import PipelineState, Written, partition_of
+from tailrace.spark.offsets.checkpoint import PipelineState, SparkLogs, partition_of
 from tailrace.spark.offsets.ranges import Offsets
 from tailrace.spark.offsets.store import ClusterState
 
@@ -40,7 +41,7 @@ def start_metadata(name: str = "") -> str:
 
 
 def next_number(known: Iterable[int], texts: Iterable[str]) -> int:
-    """Return a batch number above ``known``, those of the checkpoint, and above those in the commit metadata."""
+    """Return a batch number above the numbers ``known`` and above those in ``texts``, from the commit metadata."""
     committed = (int(match["batch"]) + 1 for text in texts if (match := _METADATA.fullmatch(text)))
     return max([*known, *committed], default=0)
 
@@ -53,9 +54,9 @@ class Resumption:
     """Decision about Spark's checkpoint.
 
     Attributes:
-        continues: True if its generation continues; otherwise a new one starts.
-        offsets: offsets that override the group's: all offsets of the checkpoint if the group's commits are those of
-            Spark, maybe of an earlier batch; otherwise the offsets that expired on the broker.
+        continues: True if the generation of the checkpoint continues; False if a new one starts.
+        offsets: offsets that replace the group's committed offsets: all offsets of the checkpoint if Spark committed
+            those of the group, perhaps for an earlier batch; otherwise those that expired on the broker.
         last: last batch in the commit log, if the generation continues and has one.
     """
 
@@ -64,7 +65,7 @@ class Resumption:
     last: int | None = None
 
 
-def resumption(state: PipelineState, written: Written, seen: ClusterState) -> Resumption:
+def resumption(state: PipelineState, written: SparkLogs, seen: ClusterState) -> Resumption:
     """Decide whether Spark's checkpoint continues, from the group's offsets and the bounds of the logs."""
     if not state.generation:
         return Resumption(False)
@@ -90,8 +91,8 @@ def _is_same_topic(partition: TopicPartition, state: PipelineState, seen: Cluste
     return bool(topic_id) and partition in seen.logs and state.topics.get(partition.topic) == topic_id
 
 
-def _are_in_logs(ends: Offsets, written: Written, seen: ClusterState) -> bool:
-    """Return True if the logs have what Spark reads next: from ``ends``, up to the end of a started batch if any."""
+def _are_in_logs(ends: Offsets, written: SparkLogs, seen: ClusterState) -> bool:
+    """Return True if the logs have the offsets that Spark reads next: ``ends``, and the end of a started batch."""
     if any(one not in seen.logs or not seen.logs[one].begin <= at <= seen.logs[one].end for one, at in ends.items()):
         return False
     started = {} if written.begun is None else written.ends_of(written.begun) or {}
@@ -101,17 +102,17 @@ def _are_in_logs(ends: Offsets, written: Written, seen: ClusterState) -> bool:
 def _can_read_new_partitions(ends: Offsets, seen: ClusterState) -> bool:
     """Return False if Spark would fail at a new partition, or start it at the wrong offset.
 
-    Spark reads partitions that its checkpoint lacks from offset 0, and fails if that was deleted. This is right for
-    partitions added to a topic; a new topic starts by ``auto_offset_reset``.
+    Spark reads a partition that its checkpoint does not contain from offset 0, and fails if the log does not begin
+    there. That start is right for a partition added to a topic, but a new topic starts by ``auto_offset_reset``.
     """
     topics = {one.topic for one in ends}
     return all(one in ends or (one.topic in topics and log.begin == 0) for one, log in seen.logs.items())
 
 
 def _were_committed_by_spark(
-    start: Offsets, ends: Offsets, state: PipelineState, written: Written, found: Mapping[TopicPartition, GroupOffset]
+    start: Offsets, ends: Offsets, state: PipelineState, written: SparkLogs, found: Mapping[TopicPartition, GroupOffset]
 ) -> bool:
-    """Return True if the group's offsets are the end of the last batch, or of an earlier one by their metadata.
+    """Return True if the group's offsets are the ends of the last batch, or of the batch that their metadata names.
 
     The driver may have died before it committed the last batches to the group.
     """
@@ -126,8 +127,8 @@ def _were_committed_by_spark(
     return expected is not None and all(expected.get(one) == offset for one, offset in committed.items())
 
 
-def _ends_of_named_batch(text: str, state: PipelineState, written: Written) -> Offsets | None:
-    """Return the end offsets of the batch named in the metadata; None if this generation has not committed it."""
+def _ends_of_named_batch(text: str, state: PipelineState, written: SparkLogs) -> Offsets | None:
+    """Return the end offsets of the batch that commit metadata names; None if it is not in this generation's log."""
     match = _METADATA.fullmatch(text)
     if match is None or not match["query"] or match["query"] != written.query_id or written.last is None:
         return None

@@ -64,15 +64,15 @@ def start_offsets_of(  # noqa: PLR0913 - inputs of the decision
     since: Since = None,
     overrides: Mapping[TopicPartition, int] | None = None,
 ) -> StartOffsets:
-    """Return the committed offsets, or the start of partitions without one.
+    """Return the start of each partition: its committed offset, or else ``since`` or ``auto_offset_reset``.
 
     Args:
-        store: source of offsets by time.
+        store: looks up offsets by time.
         seen: state of cluster and group.
         config: configuration with ``auto_offset_reset``.
         observer: receiver of events about offset maps and resets.
         since: start of partitions without a committed offset.
-        overrides: offsets that replace the committed ones.
+        overrides: offsets that replace committed offsets.
 
     Raises:
         OffsetOutOfRangeError: a committed offset is not in the log, and ``auto_offset_reset="none"``.
@@ -89,7 +89,7 @@ def start_offsets_of(  # noqa: PLR0913 - inputs of the decision
     lost = 0
     for one in logs:
         known, problem = maps.get(one), problems.get(one)
-        # As in a member of the group: with "latest", a partition added to a known topic is read from its beginning.
+        # As a member of the group does: with "latest", a partition added to a known topic is read from its beginning.
         is_added = config.begins_at == "latest" and one.topic in topics and one not in offsets
         start = partition_start(
             one,
@@ -138,10 +138,10 @@ def start_offsets_after(
     config: ConsumerConfig,
     observer: Observer,
 ) -> StartOffsets | None:
-    """Return new start offsets if the logs no longer have the offsets ``at``, which a run has reached; otherwise None.
+    """Return new start offsets if a log does not contain the offset ``at`` that a run has reached; otherwise None.
 
     Raises:
-        OffsetOutOfRangeError: the logs no longer have them, and ``auto_offset_reset="none"``.
+        OffsetOutOfRangeError: a log does not contain it, and ``auto_offset_reset="none"``.
     """
     logs = store.logs(start_offsets.logs.keys())
     if all(logs[one].begin <= offset <= logs[one].end for one, offset in at.items()):
@@ -152,7 +152,9 @@ def start_offsets_after(
 
 
 def ends_at(store: SparkOffsetStore, start_offsets: StartOffsets, until: Until) -> Offsets:
-    """Return the end offset of each partition, at least its start offset, which is also that of unnamed partitions.
+    """Return the end offset of each partition, between its start offset and the end of its log.
+
+    A partition that ``until`` does not name ends at its start offset.
 
     Raises:
         ConfigurationError: ``until`` names an unknown partition.
@@ -183,7 +185,7 @@ def _by_policy(store: SparkOffsetStore, policy: object, logs: Mapping[TopicParti
 
 
 def _since(store: SparkOffsetStore, moment: dt.datetime | int, logs: Mapping[TopicPartition, LogBounds]) -> Offsets:
-    """Return the offsets of the first records at or after a time, or the ends of logs without such a record."""
+    """Return the offset of the first record at or after a time for each log; the log's end if there is no record."""
     time_ms = int(moment.timestamp() * 1000) if isinstance(moment, dt.datetime) else moment
     found = store.at(dict.fromkeys(logs, time_ms))
     return {one: logs[one].end if offset < 0 else offset for one, offset in found.items()}

@@ -1,8 +1,8 @@
-"""All requests of the driver to Kafka: metadata, offsets and commits.
+"""Requests of the driver to Kafka for metadata, offsets and commits.
 
-Offsets are committed without a membership, so the coordinator rejects a commit while the group has a live member. They
-are moved backward only with ``may_go_back``. A member that joined and left in between is detected by its commits: if
-the group's offsets differ from those last read or committed here, nothing more is committed.
+Offsets are committed without a membership, so the coordinator rejects a commit while the group has a live member.
+Offsets are moved backward only with ``may_go_back``. A member that has joined and left between two requests is detected
+by its commits: if the group's offsets differ from those last read or committed here, no more offsets are committed.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from tailrace.spark.offsets.ranges import Offsets
 
 __all__ = ["ClusterState", "LogBounds", "PartitionCommit", "SparkOffsetStore", "commit_metadata", "remaining"]
 
-_LIVE = {
+_MEMBER_JOINED = {
     ErrorCode.UNKNOWN_MEMBER_ID,
     ErrorCode.ILLEGAL_GENERATION,
     ErrorCode.REBALANCE_IN_PROGRESS,
     ErrorCode.STALE_MEMBER_EPOCH,
 }
-_WHAT = "running its handlers on Spark"
+_OPERATION = "running its handlers on Spark"
 _MIN_LIMIT_FOR_TEXT = 256
 """Smallest limit of metadata at which the commits carry a text."""
 
@@ -76,6 +76,7 @@ class ClusterState:
     """State of cluster and group before a run.
 
     Attributes:
+        cluster_id: id of the cluster; empty if the brokers have none.
         topics: ids of the topics to read; empty if the brokers have none.
         logs: bounds of the logs by partition.
         found: committed offsets of the group.
@@ -104,7 +105,10 @@ def remaining(done: OffsetMap | None, offset: int) -> OffsetMap | None:
 
 
 def commit_metadata(commit: PartitionCommit, text: str, limit: int, writer: str) -> EncodedMetadata:
-    """Encode offset map, text and writer; if the limit is exceeded, drop first the text, then the writer."""
+    """Encode the offset map, ``text`` and ``writer`` in at most ``limit`` bytes.
+
+    If they do not fit, the text is left out, then the writer as well, and at last the offset map instead of both.
+    """
     text = text if limit >= _MIN_LIMIT_FOR_TEXT else ""
     for kept_text, kept_writer in ((text, writer), ("", writer), ("", "")):
         encoded = encode_metadata(commit.done, kept_text, limit, writer=kept_writer)
@@ -151,7 +155,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         self.close()
 
     def close(self) -> None:
-        """Close connections and the thread; may be called again."""
+        """Close the connections and stop the thread; do nothing if closed already."""
         if self._is_open:
             self._is_open = False
 
@@ -172,14 +176,14 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         """Check that the group has no live members.
 
         Raises:
-            GroupNotEmptyError: it has some; the message names them.
+            GroupNotEmptyError: the group has live members; the message names them.
         """
         self._thread.call(self._check_idle())
 
     def check_unchanged(self) -> None:
-        """Check that the group has no live members, and that none committed since ``committed`` was called.
+        """Check that the group has no live members, and that no other client has committed since the last commit here.
 
-        Otherwise the records that these members handled would be handled again.
+        Otherwise the records that members handled would be handled again.
 
         Raises:
             GroupNotEmptyError: the group has live members.
@@ -197,7 +201,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         partitions = self.partitions(topics, patterns)
         topology = self._cluster.topology
         ids = self._topics = {one.topic: topology.topic_id(one.topic) for one in partitions}
-        # The commits first, so that no committed offset is after the end of a log.
+        # Committed offsets are read first, so that none of them is after the end of a log that is read later.
         found = self.committed(partitions)
         return ClusterState(
             topology.cluster_id or "",
@@ -216,11 +220,13 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         return self._thread.call(self._partitions(topics, patterns))
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
-        """Return the group's committed offsets; later checks fail if another client changes them."""
+        """Return the group's committed offsets, with which later checks compare those of the group."""
         return self._thread.call(self._read_committed(partitions))
 
     def logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogBounds]:
-        """Return the current bounds of the logs; the end depends on the app's ``isolation_level``.
+        """Return the current bounds of the logs.
+
+        With ``isolation_level="read_committed"``, a log ends at the last stable offset.
 
         Raises:
             UnknownTopicError: a topic no longer exists.
@@ -231,7 +237,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         return {one: LogBounds(begins[one], ends[one]) for one in partitions}
 
     def at(self, times: Mapping[TopicPartition, int]) -> Offsets:
-        """Return the first offsets at or after the given times; -1 if there is none."""
+        """Return for each partition the offset of the first record at or after a time in milliseconds; -1 if none."""
         found = self._thread.call(list_offsets(self._cluster, times, timeout_s=self._timeout_s))
         return {one: listed.offset for one, listed in found.items()}
 
@@ -245,7 +251,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         return self._thread.call(self._epoch_ends(maps))
 
     def watch_maps(self, maps: Mapping[TopicPartition, OffsetMap]) -> None:
-        """Make later checks fail if a log no longer has the records that its offset map covers."""
+        """Make later checks fail if a log was truncated below the records that its offset map covers."""
         self._maps = maps
 
     def members(self) -> int:
@@ -279,7 +285,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         Args:
             offsets: commits by partition.
             text: text in the metadata of the commits.
-            may_go_back: commit lower offsets, too; for logs that no longer have the committed offset.
+            may_go_back: True to commit lower offsets as well, for logs that do not contain the committed offset.
 
         Raises:
             GroupNotEmptyError: a member joined the group.
@@ -296,7 +302,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
             group = await describe_group(self._cluster, self.group_id, timeout_s=self._timeout_s)
         except UnknownGroupError:
             return
-        check_idle(group, _WHAT)
+        check_idle(group, _OPERATION)
 
     async def _check_unchanged(self) -> None:
         await self._check_idle()
@@ -385,7 +391,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
             codes = await commit_offsets(self._cluster, self.group_id, entries, timeout_s=self._timeout_s, what=what)
         except TopicRecreatedError as error:
             raise _recreated(error.partitions[0].topic) from error
-        if _LIVE & set(codes.values()):
+        if _MEMBER_JOINED & set(codes.values()):
             await self._check_idle()
             raise CommitFailedError(
                 f"{what}: a member joined the group and left it again - start again; the last batch is handled again"
