@@ -13,8 +13,8 @@ from rich.table import Table
 
 __all__ = ["Screen", "count", "megabytes", "per_second"]
 
-_LABEL = 9
-_DRAW_S = 0.1
+_LABEL_WIDTH = 9
+_DRAW_INTERVAL_S = 0.1
 
 
 class Screen:
@@ -27,7 +27,7 @@ class Screen:
     def line(self, label: str, text: str) -> None:
         """Print ``text`` after ``label``, wrapped at the width of the terminal."""
         line = Table.grid(padding=(0, 1))
-        line.add_column(width=_LABEL, style="dim")
+        line.add_column(width=_LABEL_WIDTH, style="dim")
         line.add_column(overflow="fold")
         line.add_row(label, text)
         self.console.print(line)
@@ -43,13 +43,13 @@ class Screen:
         total: int,
         below: Callable[[], RenderableType] | None = None,
     ) -> None:
-        """Await ``work``; if stdout is a terminal, draw progress bars in the meantime.
+        """Await ``work``; if stdout is a terminal, draw progress bars meanwhile.
 
         Args:
             work: awaitable to wait for.
-            bars: functions that return the number of finished items, by label.
+            bars: functions that return the number of finished items, by the label of the bar.
             total: number of items of each bar.
-            below: function that returns what to draw below the bars.
+            below: returns an object to draw below the bars, such as a table.
         """
         if not self.is_terminal:
             await work
@@ -70,9 +70,9 @@ class Screen:
                 drawing.cancel()
 
     def progress(self) -> Progress:
-        """Return progress bars with a ``note`` field; the bars are disabled if stdout is no terminal."""
+        """Return progress bars, each with a field ``note``; they are not drawn if stdout is not a terminal."""
         return Progress(
-            TextColumn(f"{{task.description:<{_LABEL}}}", style="dim"),
+            TextColumn(f"{{task.description:<{_LABEL_WIDTH}}}", style="dim"),
             BarColumn(bar_width=30),
             TaskProgressColumn(),
             TextColumn("{task.fields[note]}"),
@@ -85,7 +85,7 @@ class Screen:
 async def _draw(live: Live) -> None:
     while True:
         live.refresh()
-        await asyncio.sleep(_DRAW_S)
+        await asyncio.sleep(_DRAW_INTERVAL_S)
 
 
 def count(number: float) -> str:
@@ -101,5 +101,5 @@ def per_second(number: float, seconds: float) -> str:
 
 
 def megabytes(size: float) -> str:
-    """Format a number of bytes: ``101 MB``."""
+    """Format a number of bytes in MB: ``101 MB``, or with one decimal below 10 MB."""
     return f"{size / 1e6:,.0f} MB" if size >= 10e6 else f"{size / 1e6:.1f} MB"

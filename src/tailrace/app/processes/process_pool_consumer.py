@@ -150,10 +150,10 @@ class ProcessPoolConsumer:
         """Finish the previous record, and return the next one; None if no record arrives in time.
 
         Args:
-            timeout_ms: time to wait; by default ``consumer_timeout_ms``, or forever.
+            timeout_ms: time to wait in milliseconds; by default ``consumer_timeout_ms``, or no limit.
 
         Raises:
-            ConsumerStateError: not started, stopped, or two tasks read at once.
+            ConsumerStateError: the consumer is not started, was stopped, or is read by two tasks at once.
             ConsumerTimeoutError: no record arrived within ``consumer_timeout_ms``.
             TailraceError: the readers failed.
         """
@@ -169,26 +169,34 @@ class ProcessPoolConsumer:
 
         Args:
             max_records: maximum number of records to return; by default ``max_queued_records``.
-            timeout_ms: time to wait for the first record; by default ``consumer_timeout_ms``, or forever.
+            timeout_ms: time to wait for the first record in milliseconds; by default ``consumer_timeout_ms``, or no
+                limit.
 
         Returns:
             The records, in order within each partition; an empty list if none arrives in time.
 
         Raises:
-            ConsumerStateError: not started, stopped, or two tasks read at once.
+            ConsumerStateError: the consumer is not started, was stopped, or is read by two tasks at once.
             ConsumerTimeoutError: no record arrived within ``consumer_timeout_ms``.
             TailraceError: the readers failed.
         """
         _ = self._started
         count = self._plan.config.max_queued_records if max_records is None else max_records
         check_count("max_records", count)
-        wanted = partial(self._next_records, count)
+        read = partial(self._next_records, count)
         if timeout_ms is None:
-            return await within_timeout(wanted, self._plan.config.consumer_timeout_ms)
-        return await within(wanted, timeout_ms) or []
+            return await within_timeout(read, self._plan.config.consumer_timeout_ms)
+        return await within(read, timeout_ms) or []
 
     def ack(self, record: Record) -> bool:
-        """Finish a record in flight and all earlier records of its partition, without requesting the next record."""
+        """Finish a record in flight and all earlier records of its partition, without requesting the next record.
+
+        Returns:
+            False if the record is not in flight.
+
+        Raises:
+            ConsumerStateError: the consumer is not started, or was stopped.
+        """
         _ = self._started
         return self._intake.acknowledge(record)
 
@@ -196,7 +204,7 @@ class ProcessPoolConsumer:
         """Finish all delivered records, including those in flight, and commit their offsets.
 
         Raises:
-            ConsumerStateError: not started, stopped, or without a group.
+            ConsumerStateError: the consumer is not started, was stopped, or has no group.
             CommitFailedError: not all offsets were committed.
             TailraceError: the broker refuses the commit, or the readers failed.
         """
@@ -269,7 +277,7 @@ class ProcessPoolConsumer:
             raise readers.failure
         if self._is_waiting:
             raise ConsumerStateError(
-                "two tasks read from this consumer at once - let one read and hand records to the other"
+                "two tasks read from this consumer at once - read in one task, and pass records to the other"
             )
         self._is_waiting = True
         try:

@@ -41,8 +41,8 @@ def add_connection_options(parser: argparse.ArgumentParser, *, inner: bool = Fal
 
     Args:
         parser: parser of a command or an action.
-        inner: True for an action of a command with the same options, so that the action's defaults do not override
-            the values given before the action.
+        inner: True for an action of a command that has the same options, so that defaults of the action do not replace
+            values given before the action.
         json: False for a command with its own ``--json``.
     """
 
@@ -61,17 +61,22 @@ def add_connection_options(parser: argparse.ArgumentParser, *, inner: bool = Fal
         help="set an option, such as security_protocol=SSL (repeatable)",
     )
     group.add_argument(
-        "--bootstrap-servers", metavar="HOST:PORT", default=default(None), help="one or more brokers of the cluster"
+        "--bootstrap-servers",
+        metavar="HOST:PORT",
+        default=default(None),
+        help="brokers of the cluster, separated by commas",
     )
     group.add_argument(
         "--timeout",
         type=seconds,
         metavar="SECONDS",
         default=default(30.0),
-        help="time limit of requests to brokers (default: 30)",
+        help="time limit of operations on brokers (default: 30)",
     )
     if json:
-        parser.add_argument("--json", action="store_true", default=default(False), help="print JSON lines")
+        parser.add_argument(
+            "--json", action="store_true", default=default(False), help="print JSON, one object per line"
+        )
     parser.set_defaults(usage_error=parser.error)
 
 
@@ -83,7 +88,7 @@ def add_group(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Parse a positive number of seconds."""
+    """Parse a positive number of seconds, less than a million."""
     try:
         number = float(text)
     except ValueError:
@@ -94,10 +99,10 @@ def seconds(text: str) -> float:
 
 
 def explicit_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that arguments set, and the app's values of the other options.
+    """Return the options that the arguments set, and those of the app that the arguments do not set.
 
     Raises:
-        ConfigurationError: there is no such option or app.
+        ConfigurationError: an option does not exist or has an invalid value, or the app cannot be loaded.
     """
     from tailrace.config import parsed_option  # noqa: PLC0415
 

@@ -25,6 +25,7 @@ class Condition(NamedTuple):
     """``key``, ``header.NAME``, or the path of a field of the JSON value, separated by dots."""
     comparison: Literal["=", "!=", "~"]
     wanted: str
+    """Value, or part of a text for the comparison ``~``."""
 
 
 def parse_condition(text: str) -> Condition:
@@ -40,25 +41,26 @@ def parse_condition(text: str) -> Condition:
 
 def matcher(conditions: Sequence[Condition]) -> Callable[[Record], bool]:
     """Return a predicate that is true for records that match all conditions."""
-    of_record = [one for one in conditions if _is_of_record(one.field)]
-    of_value = [(one.field.removeprefix("value.").split("."), one) for one in conditions if one not in of_record]
+    outside_value = [one for one in conditions if _is_outside_value(one.field)]
+    in_value = [(one.field.removeprefix("value.").split("."), one) for one in conditions if one not in outside_value]
 
     def matches(record: Record) -> bool:
-        if not all(_holds(one, _of_record(record, one.field)) for one in of_record):
+        if not all(_is_met(one, _text_outside_value(record, one.field)) for one in outside_value):
             return False
-        if not of_value:
+        if not in_value:
             return True
         value = _decoded(record.value)
-        return all(_holds(one, _at(value, path)) for path, one in of_value)
+        return all(_is_met(one, _field_at(value, path)) for path, one in in_value)
 
     return matches
 
 
-def _is_of_record(field: str) -> bool:
+def _is_outside_value(field: str) -> bool:
+    """Return True for the key and for headers."""
     return field == "key" or field.startswith("header.")
 
 
-def _of_record(record: Record, field: str) -> object:
+def _text_outside_value(record: Record, field: str) -> object:
     from tailrace.cli.tools.byte_text import readable  # noqa: PLC0415 - not needed by --help
 
     if field == "key":
@@ -74,10 +76,10 @@ def _decoded(content: bytes | None) -> object:
     try:
         return _ABSENT if content is None else msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _ABSENT  # a value that is not JSON has no fields
+        return _ABSENT  # A value that is not JSON has no fields.
 
 
-def _at(value: object, path: Sequence[str]) -> object:
+def _field_at(value: object, path: Sequence[str]) -> object:
     for name in path:
         if isinstance(value, dict):
             value = value.get(name, _ABSENT)
@@ -88,7 +90,7 @@ def _at(value: object, path: Sequence[str]) -> object:
     return value
 
 
-def _holds(condition: Condition, found: object) -> bool:
+def _is_met(condition: Condition, found: object) -> bool:
     if condition.comparison == "~":
         return found is not _ABSENT and condition.wanted in _text(found)
     return _is_equal(found, condition.wanted) is (condition.comparison == "=")
@@ -98,7 +100,7 @@ def _is_equal(found: object, wanted: str) -> bool:
     if found is _ABSENT or isinstance(found, str):
         return found == wanted
     expected = _decoded(wanted.encode())
-    # In Python, True == 1.
+    # JSON's true is not 1, but in Python True == 1.
     return expected == found and isinstance(expected, bool) is isinstance(found, bool)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Column", "TextOutput", "count", "counted", "drawn", "plain", "write_json"]
 
-_LABEL = 9
+_LABEL_WIDTH = 9
 
 
 class Column(NamedTuple):
@@ -54,7 +54,7 @@ class TextOutput:
     def line(self, label: str, text: str) -> None:
         """Print ``text`` after ``label``."""
         if self._screen is None:
-            _print(f"{label:<{_LABEL}} {plain(text)}")
+            _print(f"{label:<{_LABEL_WIDTH}} {plain(text)}")
             return
         from rich.markup import escape  # noqa: PLC0415 - an extra
 
@@ -75,7 +75,7 @@ class TextOutput:
 
 
 def drawn(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """Return a rich table."""
+    """Return a table for rich to draw."""
     from rich import box  # noqa: PLC0415 - an extra
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -129,6 +129,6 @@ def count(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """Format a number with its noun: ``1 partition``, ``2 partitions``."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
