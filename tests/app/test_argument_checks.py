@@ -80,7 +80,7 @@ def test_an_app_checks_its_arguments(options, said):
         (["t"], {"dead_letter": b"dead"}, "dead_letter must be a non-empty string, not b'dead'"),
         (["t"], {"group_id": 5}, "group_id must be a non-empty string"),
         ([["a", "b"]], {}, "a topic must be a name such as 'orders', not ['a', 'b']"),
-        ([5], {}, "a topic must be a string such as 'orders', not 5"),
+        ([5], {}, "a topic must be a name such as 'orders', not 5"),
         ([], {"pattern": "orders["}, "pattern='orders[' is not a valid regular expression"),
         ([], {"pattern": re.compile(b"orders")}, "pattern must be a regular expression"),
     ],

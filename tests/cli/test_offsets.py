@@ -150,7 +150,7 @@ def test_reset_creates_a_new_group(kafka, topic):
         (["--topic", "x:a", "--to-latest"], 2, "such as orders:0,3, not 'x:a'"),
         (["--topic", "x", "--to-offset", "-1"], 2, "must be an offset from 0 to"),
         (["--topic", "x", "--to-offset", str(1 << 63)], 2, "must be an offset from 0 to"),
-        (["--topic", "x", "--shift-by", "0"], 2, "must be a number of offsets"),
+        (["--topic", "x", "--shift-by", "0"], 2, "must be an integer other than 0"),
         (["--topic", "x", "--by-duration", "PT"], 2, "must be a duration"),
         (["--topic", "x", "--by-duration", "an hour"], 2, "must be a duration"),
         (["--topic", "x", "--by-duration", "99999d"], 1, "after 1970"),
