@@ -24,9 +24,7 @@ NAMES = {
 
 # Tagged fields that tailrace does not read and skips as unknown.
 PASSED_OVER = {
-    "supported_features",
     "finalized_features_epoch",
-    "finalized_features",
     "zk_migration_ready",
     "snapshot_id",
     "cluster_id",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tailrace.errors import UnsupportedVersionError
@@ -39,10 +40,17 @@ def api_of(request: Request[ResponseT]) -> Api[ResponseT]:
 
 
 class Offered:
-    """APIs and versions that a broker supports, from its ApiVersions response."""
+    """APIs, versions and features that a broker supports, from its ApiVersions response.
+
+    Attributes:
+        supported: greatest supported level of each feature (KIP-584); empty before version 3 of ApiVersions.
+        finalized: level of each feature in the cluster; a feature at level 0 is absent.
+    """
 
     def __init__(self, answer: ApiVersionsResponse) -> None:
         self._ranges: dict[int, ApiVersionRange] = {one.api_key: one for one in answer.api_keys}
+        self.supported: Mapping[str, int] = {one.name: one.max_version for one in answer.supported_features}
+        self.finalized: Mapping[str, int] = {one.name: one.max_version_level for one in answer.finalized_features}
 
     def __contains__(self, api: Api[Any]) -> bool:
         return self._common(api) is not None

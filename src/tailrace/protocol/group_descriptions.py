@@ -86,6 +86,12 @@ class DescribeGroupsRequest(Request[DescribeGroupsResponse], key=15, versions=(0
     group_ids: tuple[str, ...] = field("groups")
     include_authorized_operations: bool = field(since=3, default=False)
 
+    @property
+    def newest_version(self) -> int | None:
+        """Newest version that answers with the authorized operations of a group that does not exist (yet)."""
+        # From version 6 on, a missing group has an error code and no operations.
+        return 5 if self.include_authorized_operations else None
+
 
 # ---- the consumer protocol (KIP-848) ---------------------------------------------------------------------------
 

@@ -10,10 +10,12 @@ __all__ = [
     "ApiVersionRange",
     "ApiVersionsRequest",
     "ApiVersionsResponse",
+    "FinalizedFeature",
     "SaslAuthenticateRequest",
     "SaslAuthenticateResponse",
     "SaslHandshakeRequest",
     "SaslHandshakeResponse",
+    "SupportedFeature",
 ]
 
 
@@ -25,10 +27,28 @@ class ApiVersionRange(ApiMessage):
     max_version: int16
 
 
+class SupportedFeature(ApiMessage):
+    """Levels of a feature that a broker supports (KIP-584)."""
+
+    name: str
+    min_version: int16
+    max_version: int16
+
+
+class FinalizedFeature(ApiMessage):
+    """Level of a feature that is in effect in the cluster (KIP-584)."""
+
+    name: str
+    max_version_level: int16
+    min_version_level: int16
+
+
 class ApiVersionsResponse(ApiMessage):
     error_code: int16 = 0
     api_keys: tuple[ApiVersionRange, ...] = ()
     throttle_time_ms: int32 = field(since=1, default=0)
+    supported_features: tuple[SupportedFeature, ...] = field(since=3, tag=0, ignorable=True, default=())
+    finalized_features: tuple[FinalizedFeature, ...] = field(since=3, tag=2, ignorable=True, default=())
 
 
 class ApiVersionsRequest(Request[ApiVersionsResponse], key=18, versions=(0, 4), flexible_from=3):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.protocol.api_versions import CONSUMING
+from tailrace.protocol.cluster_descriptions import DescribeClusterRequest, DescribeQuorumRequest
 from tailrace.protocol.committed_offsets import OffsetDeleteRequest
 from tailrace.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
@@ -48,6 +49,8 @@ APIS: tuple[Api[Any], ...] = (
     DeleteRecordsRequest.api,
     DescribeConfigsRequest.api,
     IncrementalAlterConfigsRequest.api,
+    DescribeClusterRequest.api,
+    DescribeQuorumRequest.api,
     ListGroupsRequest.api,
     DescribeGroupsRequest.api,
     ConsumerGroupDescribeRequest.api,
