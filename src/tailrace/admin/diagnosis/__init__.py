@@ -1,0 +1,1 @@
+"""Collection of the facts that ``tailrace doctor`` judges. No request changes the cluster."""

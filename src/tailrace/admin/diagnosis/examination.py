@@ -1,0 +1,218 @@
+"""Examination of a cluster and of the topics and groups of an app, in bounded time and without a write."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, TypeAlias, TypeVar
+
+from tailrace.admin.diagnosis.brokers import ReachedCluster, reach_bootstrap, reach_brokers, without_advice
+from tailrace.admin.diagnosis.groups import GroupLook, group_facts, log_sizes, look_at_group
+from tailrace.admin.diagnosis.topics import all_topics, named_topics, with_settings
+from tailrace.config import ConsumerConfig
+from tailrace.core.diagnosis.brokers import ClusterFacts, broker_findings
+from tailrace.core.diagnosis.findings import Finding, Level
+from tailrace.core.diagnosis.groups import GroupFacts, group_findings
+from tailrace.core.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicRole
+from tailrace.core.diagnosis.permissions import allowed
+from tailrace.core.diagnosis.topics import TopicFacts, TopicsFacts, topic_findings
+from tailrace.core.diagnosis.wording import CommandLines
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import TailraceError
+from tailrace.net.cluster import Cluster
+from tailrace.protocol.metadata import NOT_ASKED_FOR
+
+__all__ = ["examine"]
+
+ResultT = TypeVar("ResultT")
+Report: TypeAlias = Callable[[Iterable[Finding]], None]
+
+_REACH_S = 5.0
+"""Maximum time to connect to a broker and to get a first answer."""
+_REQUEST_S = 10.0
+_OFFSETS_TOPIC = "__consumer_offsets"
+
+
+class _Attempts:
+    """Requests within a bound, of which a failure is a finding; and the report of all findings."""
+
+    def __init__(self, report: Report, request_s: float) -> None:
+        self.report, self.request_s = report, request_s
+
+    async def result(self, what: str, attempt: Coroutine[Any, Any, ResultT]) -> ResultT | None:
+        """Return the result of ``attempt``; None, with a finding, if it failed."""
+        try:
+            async with asyncio.timeout(self.request_s):
+                return await attempt
+        except TimeoutError:
+            self.skip(what, f"no answer within {self.request_s:.0f} s")
+        except TailraceError as error:
+            self.skip(what, without_advice(error)[0])
+        return None
+
+    def skip(self, what: str, reason: str) -> None:
+        """Report that something was not checked."""
+        self.report([Finding("not-checked", Level.SKIPPED, what, f"not checked: {reason}")])
+
+
+async def examine(  # noqa: PLR0913 - the inputs of one call
+    config: ConsumerConfig,
+    needs_of: Callable[[Collection[str]], ClusterNeeds],
+    commands: CommandLines,
+    report: Report,
+    *,
+    timeout_s: float,
+    interval_s: float,
+) -> None:
+    """Examine a cluster and report the findings section by section.
+
+    Args:
+        config: options of the connections.
+        needs_of: called with the names of all topics; returns what to check.
+        commands: commands of the findings.
+        report: called with the findings of each section.
+        timeout_s: limit of the examination in seconds, without the pause between two looks at groups.
+        interval_s: time between two looks at the groups.
+    """
+    attempts = _Attempts(report, min(timeout_s, _REQUEST_S))
+    try:
+        async with asyncio.timeout(timeout_s + interval_s):
+            await _examine(config, needs_of, commands, attempts, interval_s)
+    except TimeoutError:
+        attempts.skip("remaining checks", f"not finished within {timeout_s:.0f} s: set a greater --timeout")
+
+
+async def _examine(
+    config: ConsumerConfig,
+    needs_of: Callable[[Collection[str]], ClusterNeeds],
+    commands: CommandLines,
+    attempts: _Attempts,
+    interval_s: float,
+) -> None:
+    bound_s = min(attempts.request_s, _REACH_S)
+    bootstrap = await reach_bootstrap(config, bound_s)
+    if all(one.failure for one in bootstrap):
+        attempts.report(broker_findings(ClusterFacts(bootstrap), commands))
+        return
+    with closing(Cluster(config)) as cluster:
+        await attempts.result("cluster", cluster.bootstrap())
+        if not cluster.topology.brokers:
+            return
+        names: Mapping[str, TopicFacts] = await attempts.result("topics", all_topics(cluster)) or {}
+        needs = needs_of(names)
+        reached = await reach_brokers(cluster, bootstrap, bound_s)
+        wants_kip848 = any(one.group_protocol == "consumer" for one in needs.groups)
+        attempts.report(broker_findings(reached.facts, commands, needs_consumer_protocol=wants_kip848))
+        if reached.node_ids:
+            await _Contents(attempts, commands, cluster, reached, names, needs).examine(interval_s)
+
+
+class _Contents:
+    """Examination of topics and groups."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - results of the sections before
+        self,
+        attempts: _Attempts,
+        commands: CommandLines,
+        cluster: Cluster,
+        reached: ReachedCluster,
+        names: Mapping[str, TopicFacts],
+        needs: ClusterNeeds,
+    ) -> None:
+        self._attempts, self._commands = attempts, commands
+        self._cluster, self._names, self._needs = cluster, names, needs
+        self._node_ids, self._operations = reached.node_ids, reached.operations
+        self._brokers = len(reached.facts.brokers) + len(reached.facts.fenced)
+        clock = reached.facts.clock
+        self._ahead_ms = 0.0 if clock is None else clock.ahead_ms
+
+    async def examine(self, interval_s: float) -> None:
+        looked_at = time.monotonic()
+        looks = await self._looks(self._needs.groups)
+        topics = await self._topics({name for look in looks.values() for name in look.topics})
+        later: dict[str, GroupLook] = {}
+        if stalling := [one for one in self._needs.groups if looks[one.group_id].may_stall]:
+            await asyncio.sleep(max(0.0, looked_at + interval_s - time.monotonic()))
+            later = await self._looks(stalling)
+        interval_ms = (time.monotonic() - looked_at) * 1000
+        for need in self._needs.groups:
+            facts = await self._facts(looks[need.group_id], later.get(need.group_id), topics, interval_ms)
+            self._attempts.report(group_findings(facts, need, self._commands))
+
+    async def _topics(self, group_topics: Collection[str]) -> Mapping[str, TopicFacts]:
+        wanted = {*self._needs.topics, *group_topics}
+        is_whole_cluster = not wanted and not self._needs.groups
+        if is_whole_cluster:
+            found = dict(self._names)
+        else:
+            found = await self._attempts.result("topics", named_topics(self._cluster, wanted)) or {}
+        with_all = await self._attempts.result("topic settings", with_settings(self._cluster, list(found.values())))
+        checked = {one.name: one for one in with_all or found.values()}
+        checked |= await self._with_dead_letters(checked)
+        others = [one for name, one in self._names.items() if name not in checked]
+        may_create = None if self._operations == NOT_ASKED_FOR else "Create" in allowed(self._operations)
+        facts = TopicsFacts(
+            list(checked.values()),
+            [one for one in others if one.leaderless or one.under_replicated],
+            self._names,
+            self._brokers,
+            may_create,
+        )
+        self._attempts.report(topic_findings(facts, self._needs.topics, self._commands))
+        return checked
+
+    async def _with_dead_letters(self, topics: Mapping[str, TopicFacts]) -> dict[str, TopicFacts]:
+        counts = {
+            name: topics[name].partitions
+            for name, need in self._needs.topics.items()
+            if TopicRole.DEAD_LETTER in need.roles and name in topics and topics[name].partitions
+        }
+        if not counts:
+            return {}
+        sizes = await self._attempts.result(
+            "dead letters", log_sizes(self._cluster, counts, self._node_ids, self._attempts.request_s)
+        )
+        return {name: replace(topics[name], records=size) for name, size in (sizes or {}).items()}
+
+    async def _looks(self, groups: Sequence[GroupNeeds]) -> dict[str, GroupLook]:
+        if groups and await self._has_no_groups():
+            return {
+                one.group_id: GroupLook(GroupFacts(one.group_id, is_missing=True), has_coordinator=False)
+                for one in groups
+            }
+        return {one.group_id: await self._look(one) for one in groups}
+
+    async def _look(self, need: GroupNeeds) -> GroupLook:
+        bound_s = self._attempts.request_s
+        try:
+            async with asyncio.timeout(bound_s):
+                return await look_at_group(self._cluster, need.group_id, need.topics, self._node_ids, bound_s)
+        except TimeoutError:
+            failure = f"no answer within {bound_s:.0f} s"
+        except TailraceError as error:
+            failure = without_advice(error)[0]
+        return GroupLook(GroupFacts(need.group_id, failure=failure))
+
+    async def _has_no_groups(self) -> bool:
+        """Return True if no group was ever used: a request for its coordinator would create the offsets topic."""
+        if _OFFSETS_TOPIC in self._names:
+            return False
+        found = await self._attempts.result("groups", named_topics(self._cluster, [_OFFSETS_TOPIC]))
+        return found is not None and found[_OFFSETS_TOPIC].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    async def _facts(
+        self, first: GroupLook, second: GroupLook | None, topics: Mapping[str, TopicFacts], interval_ms: float
+    ) -> GroupFacts:
+        return await group_facts(
+            self._cluster,
+            first,
+            second,
+            topics,
+            interval_ms=interval_ms,
+            now_ms=int(time.time() * 1000 + self._ahead_ms),
+            node_ids=self._node_ids,
+            timeout_s=self._attempts.request_s,
+        )

@@ -1,0 +1,281 @@
+"""Facts about groups, from one look or two; a leader or coordinator that does not answer leaves gaps, no failure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+
+import anyio
+
+from tailrace.admin.descriptions import GroupDescription
+from tailrace.admin.diagnosis.brokers import without_advice
+from tailrace.admin.diagnosis.topics import settings_of
+from tailrace.admin.groups import describe_group, list_groups
+from tailrace.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets
+from tailrace.admin.requests import ask_coordinator
+from tailrace.admin.topics import watched
+from tailrace.core.diagnosis.groups import OLD, VERY_OLD, Commit, GroupFacts, MemberFacts, PartitionFacts
+from tailrace.core.diagnosis.topics import TopicFacts
+from tailrace.errors import GroupAuthorizationFailedError, NotAConsumerGroupError, TailraceError, UnknownGroupError
+from tailrace.net.cluster import Cluster
+from tailrace.protocol.group_descriptions import DescribeGroupsRequest
+from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
+from tailrace.protocol.metadata import NOT_ASKED_FOR
+from tailrace.records import TopicPartition
+
+__all__ = ["GroupLook", "group_facts", "log_sizes", "look_at_group"]
+
+_KEPT = "offsets.retention.minutes"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLook:
+    """State of a group at one time."""
+
+    facts: GroupFacts
+    group: GroupDescription | None = None
+    committed: Mapping[TopicPartition, GroupOffset] = field(default_factory=dict)
+    begins: Mapping[TopicPartition, int] = field(default_factory=dict)
+    ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    partitions: Collection[TopicPartition] = ()
+    has_coordinator: bool = True
+    """False in a cluster without any group: a request for a coordinator would create the topic of all groups."""
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Topics that the group reads or has committed offsets for."""
+        return frozenset(one.topic for one in self.partitions)
+
+    @property
+    def may_stall(self) -> bool:
+        """True if a member owns a partition with records to read."""
+        if self.group is None:
+            return False
+        return any(
+            self.ends.get(one, 0) > (done.offset if (done := self.committed.get(one)) else self.begins.get(one, 0))
+            for one in self.group.owners
+        )
+
+
+async def look_at_group(
+    cluster: Cluster, group_id: str, topics: Collection[str], node_ids: Collection[int], timeout_s: float
+) -> GroupLook:
+    """Return the state of a group now.
+
+    Args:
+        cluster: a connected cluster.
+        group_id: group.
+        topics: further topics that the group's members read.
+        node_ids: brokers that answer.
+        timeout_s: limit of each request, in seconds.
+    """
+    facts = GroupFacts(group_id)
+    try:
+        group = await describe_group(cluster, group_id, timeout_s=timeout_s)
+        committed = await committed_offsets(cluster, group_id, timeout_s=timeout_s)
+    except UnknownGroupError:
+        return GroupLook(replace(facts, is_missing=True))
+    except GroupAuthorizationFailedError:
+        return GroupLook(replace(facts, is_forbidden=True))
+    except NotAConsumerGroupError as error:
+        return GroupLook(replace(facts, failure=without_advice(error)[0]))
+    except TailraceError as error:
+        return GroupLook(replace(facts, failure=without_advice(error)[0]))
+    read = {one.topic for one in (*committed, *group.owners)} | {t for one in group.members for t in one.topics}
+    with watched(cluster, read | set(topics)):
+        await cluster.refresh()
+        counts = cluster.topology.partitions_of(read | set(topics))
+        partitions = [TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
+        begins = await _offsets(cluster, dict.fromkeys(partitions, EARLIEST), node_ids, timeout_s)
+        ends = await _offsets(cluster, dict.fromkeys(partitions, LATEST), node_ids, timeout_s)
+    facts = replace(
+        facts,
+        group_type=group.group_type,
+        protocol_type=group.protocol_type,
+        state=group.state,
+        assignor=group.assignor,
+        members=[MemberFacts(one.member_id, str(one), one.topics, len(one.partitions)) for one in group.members],
+        patterns=any(one.pattern for one in group.members),
+    )
+    return GroupLook(facts, group, committed, begins, ends, sorted({*partitions, *committed}))
+
+
+async def log_sizes(
+    cluster: Cluster, topics: Mapping[str, int], node_ids: Collection[int], timeout_s: float
+) -> dict[str, int]:
+    """Return the number of offsets in the logs of ``topics``, given with their numbers of partitions."""
+    wanted = [TopicPartition(name, number) for name, count in topics.items() for number in range(count)]
+    with watched(cluster, topics):
+        await cluster.refresh()
+        begins = await _offsets(cluster, dict.fromkeys(wanted, EARLIEST), node_ids, timeout_s)
+        ends = await _offsets(cluster, dict.fromkeys(wanted, LATEST), node_ids, timeout_s)
+    sizes = dict.fromkeys(topics, 0)
+    for one in ends.keys() & begins.keys():
+        sizes[one.topic] += ends[one] - begins[one]
+    return sizes
+
+
+async def _offsets(
+    cluster: Cluster, wanted: Mapping[TopicPartition, int], node_ids: Collection[int], timeout_s: float
+) -> dict[TopicPartition, int]:
+    """Return the offset at a timestamp of each partition whose leader answers."""
+    found: dict[TopicPartition, int] = {}
+    isolation_level = int(cluster.config.isolation_level == "read_committed")
+    by_leader: dict[int, list[ListOffsetsPartition]] = {}
+    for one, timestamp in wanted.items():
+        leader = cluster.topology.leader(one)
+        if leader is not None and leader.leader_id in node_ids:
+            by_leader.setdefault(leader.leader_id, []).append(ListOffsetsPartition(*one, timestamp))
+
+    async def ask(node_id: int, partitions: list[ListOffsetsPartition]) -> None:
+        request = ListOffsetsRequest(tuple(partitions), isolation_level=isolation_level)
+        try:
+            answer = await cluster.broker(node_id).send(request, timeout_s=timeout_s)
+        except TailraceError:
+            return
+        found.update({TopicPartition(o.topic, o.partition): o.offset for o in answer.partitions if not o.error_code})
+
+    async with anyio.create_task_group() as tasks:
+        for node_id, partitions in by_leader.items():
+            tasks.start_soon(ask, node_id, partitions)
+    return found
+
+
+async def group_facts(  # noqa: PLR0913 - what was learned before
+    cluster: Cluster,
+    first: GroupLook,
+    second: GroupLook | None,
+    topics: Mapping[str, TopicFacts],
+    *,
+    interval_ms: float,
+    now_ms: int,
+    node_ids: Collection[int],
+    timeout_s: float,
+) -> GroupFacts:
+    """Return the facts about a group from one look or two.
+
+    Args:
+        cluster: a connected cluster.
+        first: first look.
+        second: second look; None without one.
+        topics: topics with their settings.
+        interval_ms: time between the looks.
+        now_ms: time of the brokers, in milliseconds since 1970.
+        node_ids: brokers that answer.
+        timeout_s: limit of each request, in seconds.
+    """
+    facts = first.facts
+    if not first.has_coordinator:
+        return facts
+    if facts.is_missing:
+        operations = await _operations(cluster, facts.group_id, timeout_s)
+        return replace(facts, similar=await _similar(cluster, facts.group_id, timeout_s), operations=operations)
+    if facts.failure or facts.is_forbidden or first.group is None:
+        return facts
+    last = first if second is None or second.group is None else second
+    assert last.group is not None
+    ages = await _ages(cluster, last, topics, now_ms, node_ids, timeout_s)
+    problems: dict[str, str] = {}
+    kept = None
+    try:
+        values = await settings_of(cluster, first.group.coordinator_id, (_KEPT,), timeout_s)
+        kept = int(values[_KEPT]) * 60_000
+    except (TailraceError, KeyError) as error:
+        problems[_KEPT] = without_advice(error)[0] if isinstance(error, TailraceError) else "unknown"
+    unread = sum(one not in last.ends for one in last.partitions)
+    if unread:
+        problems["lag"] = f"the leaders of {unread:,} partitions did not answer"
+    return replace(
+        facts,
+        operations=await _operations(cluster, facts.group_id, timeout_s),
+        later_state="" if second is None else last.group.state,
+        partitions=[_partition(one, first, last, ages, topics) for one in last.partitions],
+        interval_ms=0.0 if second is None else interval_ms,
+        offsets_retention_ms=kept,
+        problems=problems,
+    )
+
+
+def _partition(
+    one: TopicPartition,
+    first: GroupLook,
+    last: GroupLook,
+    ages: Mapping[TopicPartition, float],
+    topics: Mapping[str, TopicFacts],
+) -> PartitionFacts:
+    before, after = _owner(first, one), _owner(last, one)
+    topic = topics.get(one.topic, TopicFacts(one.topic))
+    return PartitionFacts(
+        one,
+        _commit(first.committed.get(one)),
+        last.begins.get(one),
+        first.ends.get(one),
+        _commit(last.committed.get(one)),
+        last.ends.get(one),
+        after,
+        before == after,
+        ages.get(one, 0.0),
+        topic.number("retention.ms"),
+        topic.number("retention.bytes"),
+    )
+
+
+def _owner(look: GroupLook, one: TopicPartition) -> str:
+    member = None if look.group is None else look.group.owners.get(one)
+    return "" if member is None else member.member_id
+
+
+def _commit(committed: GroupOffset | None) -> Commit | None:
+    return None if committed is None else Commit(committed.offset, committed.metadata)
+
+
+async def _ages(  # noqa: PLR0913, PLR0917 - what was learned before
+    cluster: Cluster,
+    look: GroupLook,
+    topics: Mapping[str, TopicFacts],
+    now_ms: int,
+    node_ids: Collection[int],
+    timeout_s: float,
+) -> dict[TopicPartition, float]:
+    """Return ``OLD`` or ``VERY_OLD`` for each partition whose oldest unread record is at least that old."""
+    unread = {
+        one: committed.offset
+        for one, committed in look.committed.items()
+        if look.ends.get(one, 0) > committed.offset
+        if (topic := topics.get(one.topic)) is not None
+        if topic.settings and topic.is_deleted_by_age and topic.number("retention.ms") > 0
+    }
+    ages: dict[TopicPartition, float] = {}
+    with watched(cluster, {one.topic for one in unread}):
+        await cluster.refresh()
+        for share in (OLD, VERY_OLD):
+            times = {one: now_ms - int(topics[one.topic].number("retention.ms") * share) for one in unread}
+            found = await _offsets(cluster, {one: max(at, 0) for one, at in times.items()}, node_ids, timeout_s)
+            # -1: no record is younger.
+            ages |= {one: share for one, offset in found.items() if offset < 0 or offset > unread[one]}
+    return ages
+
+
+async def _operations(cluster: Cluster, group_id: str, timeout_s: float) -> int:
+    """Return the authorized operations on the group; those of a group that does not exist are known, too."""
+    try:
+        answer = await ask_coordinator(
+            cluster,
+            group_id,
+            DescribeGroupsRequest((group_id,), include_authorized_operations=True),
+            lambda answer: [one.error_code for one in answer.groups],
+            timeout_s=timeout_s,
+            what=f"asking for the permissions on group {group_id!r}",
+        )
+    except TailraceError:
+        return NOT_ASKED_FOR
+    return next((one.authorized_operations for one in answer.groups), NOT_ASKED_FOR)
+
+
+async def _similar(cluster: Cluster, group_id: str, timeout_s: float) -> str:
+    try:
+        listed = await list_groups(cluster, timeout_s=timeout_s)
+    except TailraceError:
+        return ""
+    return next(iter(get_close_matches(group_id, [one.group_id for one in listed], n=1)), "")

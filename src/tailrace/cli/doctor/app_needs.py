@@ -1,0 +1,93 @@
+"""Topics, groups and permissions that an app needs, from its handlers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from tailrace.app.app import App
+from tailrace.app.declare.plan import Plan, planned
+from tailrace.app.substitution import settings_of
+from tailrace.app.topics.routes import HandlerTopics, Routes
+from tailrace.cli.doctor.named_needs import NeedsOf
+from tailrace.config import ConsumerConfig
+from tailrace.core.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicNeeds, TopicRole
+
+__all__ = ["needs_of_app"]
+
+
+def needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, NeedsOf]:
+    """Return the plan of an app, and a function that returns the app's needs in a cluster.
+
+    Args:
+        app: an app that is not started.
+        config: options of the app's consumers.
+        start: command that starts the app.
+
+    Raises:
+        ConfigurationError: a handler is declared wrongly.
+    """
+    settings = settings_of(app)
+    plan = planned(app, config.group_id, settings.defaults, settings.overrides)
+    routes = {
+        group_id: Routes(group_id, [(one.handler, one.resolved) for one in handlers])
+        for group_id, handlers in plan.by_group.items()
+    }
+
+    def needs(existing: Collection[str]) -> ClusterNeeds:
+        topics: dict[str, TopicNeeds] = {}
+        for group_id, of_group in routes.items():
+            for name, role, origins, delay_ms in _uses(of_group, _matched(plan, group_id, existing), existing):
+                before = topics.get(name, TopicNeeds(name))
+                topics[name] = replace(
+                    before,
+                    roles=before.roles | {role},
+                    origins=before.origins | origins,
+                    delay_ms=max(before.delay_ms, delay_ms),
+                )
+        groups = tuple(
+            GroupNeeds(
+                group_id,
+                of_group.topics,
+                config.group_protocol,
+                tuple(map(_strategy_name, config.partition_assignment_strategy)),
+                start,
+            )
+            for group_id, of_group in routes.items()
+        )
+        return ClusterNeeds(groups, topics)
+
+    return plan, needs
+
+
+def _matched(plan: Plan, group_id: str, existing: Collection[str]) -> list[str]:
+    """Return the existing topics that patterns of the group's handlers match."""
+    patterns = [
+        HandlerTopics(one.handler, group_id, one.resolved.dead_letter)
+        for one in plan.by_group[group_id]
+        if one.handler.pattern is not None
+    ]
+    return [name for name in existing if any(name in one for one in patterns)]
+
+
+def _uses(
+    routes: Routes, matched: Iterable[str], existing: Collection[str]
+) -> Iterable[tuple[str, TopicRole, frozenset[str], int]]:
+    for name in (*sorted(routes.topics), *matched):
+        yield name, TopicRole.READ, frozenset(), 0
+    for name, retry in routes.retries.items():
+        yield name, TopicRole.RETRY, frozenset({retry.origin}), retry.delay_ms
+    uses: dict[TopicRole, dict[str, set[str]]] = defaultdict(dict)
+    dead, replays = routes.dead_letters(existing)
+    uses[TopicRole.DEAD_LETTER] |= dead
+    uses[TopicRole.REPLAY] |= replays
+    for role, names in uses.items():
+        for name, origins in names.items():
+            yield name, role, frozenset(origins), 0
+    for name in routes.publish_topics:
+        yield name, TopicRole.PUBLISH, frozenset(), 0
+
+
+def _strategy_name(strategy: object) -> str:
+    return strategy if isinstance(strategy, str) else str(getattr(strategy, "name", strategy))

@@ -1,0 +1,133 @@
+"""Report of findings: lines for people, lines of JSON for programs.
+
+Names and texts from brokers are untrusted: control characters are escaped. On a terminal, or with COLUMNS, lines are
+wrapped, and commands are continued with a backslash, so that they can be copied. In a pipe, lines are complete.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable
+
+from tailrace.cli.tools.tables import counted, plain, write_json
+from tailrace.core.diagnosis.findings import Finding, Level
+from tailrace.core.diagnosis.wording import named
+
+__all__ = ["JsonReport", "TextReport"]
+
+_LABEL = 10
+_WIDEST = 100
+_MOST_ALIKE = 5
+"""Number of findings of one check and level that are printed in full."""
+_LABELS = {Level.OK: "OK", Level.SKIPPED: "skipped", Level.WARNING: "warning", Level.PROBLEM: "problem"}
+_COLORS = {Level.OK: "32", Level.SKIPPED: "2", Level.WARNING: "33", Level.PROBLEM: "31"}
+
+
+class JsonReport:
+    """Prints each finding as a line of JSON.
+
+    Attributes:
+        findings: all findings so far.
+    """
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Print findings."""
+        new = list(findings)
+        self.findings += new
+        write_json(
+            {
+                "check": one.check,
+                "level": str(one.level),
+                "subject": one.subject,
+                "text": one.text,
+                "advice": one.advice,
+                "command": one.command,
+            }
+            for one in new
+        )
+
+    def end(self) -> None:
+        """Print nothing: each line of JSON is a finding."""
+
+
+class TextReport:
+    """Prints findings with their next steps, and counts them at the end.
+
+    Attributes:
+        findings: all findings so far.
+    """
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        is_terminal = sys.stdout.isatty()
+        wraps = is_terminal or bool(os.environ.get("COLUMNS"))
+        self._width = min(shutil.get_terminal_size().columns, _WIDEST) if wraps else None
+        self._colored = is_terminal and not os.environ.get("NO_COLOR")
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Print a section of findings; of many alike, only the first ones and the number of the others."""
+        new = list(findings)
+        self.findings += new
+        alike: dict[tuple[str, Level], list[Finding]] = {}
+        for one in new:
+            alike.setdefault((one.check, one.level), []).append(one)
+        for one in new:
+            same = alike[one.check, one.level]
+            place = same.index(one)
+            if place < _MOST_ALIKE:
+                self._print(one)
+            elif place == _MOST_ALIKE:
+                others = [other.subject for other in same[place:]]
+                text = f"{len(others):,} more with the same finding: {named(others, 3)}; --json prints all"
+                self._write(one.level, [text], None)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """Print the number of problems, warnings and skipped checks."""
+        counts = Counter(one.level for one in self.findings)
+        found = [counted(counts[level], noun) for level, noun in _NOUNS.items() if counts[level]]
+        sys.stdout.write(f"\n{', '.join(found) if found else 'no problems'}\n")
+        sys.stdout.flush()
+
+    def _print(self, one: Finding) -> None:
+        paragraphs = [f"{one.subject}: {one.text}"]
+        if one.advice:
+            paragraphs.append(f"next: {one.advice}")
+        self._write(one.level, paragraphs, one.command)
+
+    def _write(self, level: Level, paragraphs: Iterable[str], command: str | None) -> None:
+        lines = [line for text in paragraphs for line in self._wrapped(plain(text))]
+        if command:
+            lines += [f"  {line}" for line in self._continued(plain(command))]
+        label = f"{_LABELS[level]:<{_LABEL}}"
+        if self._colored:
+            label = f"\x1b[{_COLORS[level]}m{label}\x1b[0m"
+        indent = f"\n{'':<{_LABEL}}"
+        sys.stdout.write(f"{label}{indent.join(lines)}\n")
+
+    def _wrapped(self, text: str) -> list[str]:
+        if self._width is None:
+            return [text]
+        return textwrap.wrap(text, max(self._width - _LABEL, 20), break_on_hyphens=False)
+
+    def _continued(self, command: str) -> list[str]:
+        """Break a command between its words."""
+        width = None if self._width is None else self._width - _LABEL - len("  ") - len(" \\")
+        lines: list[str] = []
+        for word in re.findall(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""", command):
+            if lines and (width is None or len(lines[-1]) + 1 + len(word) <= width):
+                lines[-1] += f" {word}"
+            else:
+                lines.append(f"  {word}" if lines else word)
+        return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+
+
+_NOUNS = {Level.PROBLEM: "problem", Level.WARNING: "warning", Level.SKIPPED: "skipped check"}

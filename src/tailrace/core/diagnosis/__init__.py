@@ -1,0 +1,1 @@
+"""Decisions of ``tailrace doctor``: from facts about a cluster, its topics and groups to findings."""
