@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.protocol.api_versions import CONSUMING
-from tailrace.protocol.cluster_descriptions import DescribeClusterRequest, DescribeQuorumRequest
 from tailrace.protocol.committed_offsets import OffsetDeleteRequest
 from tailrace.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
@@ -19,6 +18,7 @@ from tailrace.protocol.group_descriptions import (
 )
 from tailrace.protocol.handshake import ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
 from tailrace.protocol.list_offsets import OffsetForLeaderEpochRequest
+from tailrace.protocol.metadata import DescribeClusterRequest, DescribeQuorumRequest
 from tailrace.protocol.produce import ProduceRequest
 from tailrace.protocol.topics import (
     CreatePartitionsRequest,

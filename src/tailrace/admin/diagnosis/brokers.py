@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import anyio
@@ -15,16 +14,18 @@ from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import AuthenticationError, ConfigurationError, TailraceError, UnsupportedVersionError
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.cluster_descriptions import (
+from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.message import Request
+from tailrace.protocol.metadata import (
     METADATA_LOG,
+    NOT_ASKED_FOR,
+    BrokerMetadata,
     DescribeClusterRequest,
     DescribeClusterResponse,
     DescribedQuorum,
     DescribeQuorumRequest,
+    MetadataRequest,
 )
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
-from tailrace.protocol.message import Request
-from tailrace.protocol.metadata import NOT_ASKED_FOR, BrokerMetadata, MetadataRequest
 
 __all__ = ["ReachedCluster", "reach_bootstrap", "reach_brokers", "without_advice"]
 
@@ -52,8 +53,17 @@ async def reach_bootstrap(config: ConsumerConfig, timeout_s: float) -> list[Brok
     return await _reach_all([Broker.from_metadata(node, config) for node in nodes], timeout_s, closes=True)
 
 
-async def reach_brokers(cluster: Cluster, bootstrap: Sequence[BrokerFacts], timeout_s: float) -> ReachedCluster:
-    """Connect to each broker of the metadata at its advertised address, and ask for controllers and clock."""
+async def reach_brokers(
+    cluster: Cluster, bootstrap: Sequence[BrokerFacts], timeout_s: float, now_ms: Callable[[], float]
+) -> ReachedCluster:
+    """Connect to each broker of the metadata at its advertised address, and ask for controllers and clock.
+
+    Args:
+        cluster: a connected cluster.
+        bootstrap: facts about the addresses of ``bootstrap_servers``.
+        timeout_s: limit of each request, in seconds.
+        now_ms: returns this host's time, in milliseconds since 1970.
+    """
     nodes = sorted(cluster.topology.brokers)
     brokers = await _reach_all([cluster.broker(node_id) for node_id in nodes], timeout_s)
     reached = sorted((one for one in brokers if not one.failure), key=lambda one: one.round_trip_ms)
@@ -66,7 +76,7 @@ async def reach_brokers(cluster: Cluster, bootstrap: Sequence[BrokerFacts], time
             operations = described.authorized_operations
             fenced = [BrokerFacts(one.broker_id, one.host, one.port) for one in described.brokers if one.is_fenced]
             facts = replace(facts, fenced=[one for one in fenced if one.node_id not in nodes])
-        facts = await _with_quorum(facts, nearest, timeout_s)
+        facts = await _with_quorum(facts, nearest, timeout_s, now_ms)
     return ReachedCluster(facts, frozenset(one.node_id for one in reached), operations)
 
 
@@ -89,12 +99,12 @@ async def _reach_all(brokers: Sequence[Broker], timeout_s: float, *, closes: boo
 
 
 async def _reach(broker: Broker, timeout_s: float) -> BrokerFacts:
-    facts = BrokerFacts(broker.id, broker.host, broker.port)
+    facts, loop = BrokerFacts(broker.id, broker.host, broker.port), asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
             await broker.connect()
             connection = await broker.connection_for(ChannelKey(Channel.MAIN))
-            began = time.perf_counter()
+            began = loop.time()
             await connection.send(MetadataRequest(()), timeout_s)
     except TimeoutError:
         return replace(facts, failure=f"no answer within {timeout_s:.0f} s")
@@ -105,7 +115,7 @@ async def _reach(broker: Broker, timeout_s: float) -> BrokerFacts:
     offered = connection.offered
     return replace(
         facts,
-        round_trip_ms=(time.perf_counter() - began) * 1000,
+        round_trip_ms=(loop.time() - began) * 1000,
         supported=offered.supported,
         finalized=offered.finalized,
         has_consumer_protocol=ConsumerGroupHeartbeatRequest.api in offered,
@@ -130,32 +140,35 @@ async def _describe_cluster(broker: Broker, timeout_s: float) -> DescribeCluster
     return None if answer.error_code else answer
 
 
-async def _with_quorum(facts: ClusterFacts, broker: Broker, timeout_s: float) -> ClusterFacts:
+async def _with_quorum(
+    facts: ClusterFacts, broker: Broker, timeout_s: float, now_ms: Callable[[], float]
+) -> ClusterFacts:
+    loop = asyncio.get_running_loop()
     best: ClockReading | None = None
     quorum: DescribedQuorum | None = None
     for _ in range(_CLOCK_READINGS):
-        began, sent_ms = time.perf_counter(), time.time() * 1000
+        began, sent_ms = loop.time(), now_ms()
         try:
             answer = await broker.send(DescribeQuorumRequest((METADATA_LOG,)), timeout_s=timeout_s)
         except UnsupportedVersionError:
             return replace(facts, no_quorum="the brokers do not support DescribeQuorum (Kafka 3.3, without ZooKeeper)")
         except TailraceError as error:
-            return replace(facts, no_quorum=str(error))
-        half_ms = (time.perf_counter() - began) * 500
+            return replace(facts, no_quorum=without_advice(error)[0], is_quorum_silent=True)
+        half_ms = (loop.time() - began) * 500
         quorum = next(iter(answer.partitions), None)
         code = answer.error_code or (0 if quorum is None else quorum.error_code)
         if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
             return replace(facts, no_quorum="not authorized to Describe the cluster")
         if code or quorum is None:
-            return replace(facts, no_quorum=f"DescribeQuorum failed ({name_of(code)})")
-        now_ms = _now_ms(quorum)
-        if now_ms is not None and (best is None or half_ms < best.error_ms):
+            return replace(facts, no_quorum=f"DescribeQuorum failed ({name_of(code)})", is_quorum_silent=True)
+        theirs_ms = _leader_time_ms(quorum)
+        if theirs_ms is not None and (best is None or half_ms < best.error_ms):
             # The controller's time has a resolution of a millisecond.
-            best = ClockReading(quorum.leader_id, now_ms - (sent_ms + half_ms), half_ms + 1)
+            best = ClockReading(quorum.leader_id, theirs_ms - (sent_ms + half_ms), half_ms + 1)
     return replace(facts, voters=_voters(quorum), clock=best, no_quorum="" if best else "the controller tells no time")
 
 
-def _now_ms(quorum: DescribedQuorum) -> int | None:
+def _leader_time_ms(quorum: DescribedQuorum) -> int | None:
     """Return the time of the leader's response."""
     leaders: Iterable[int] = (
         one.last_fetch_timestamp
@@ -166,7 +179,7 @@ def _now_ms(quorum: DescribedQuorum) -> int | None:
 
 
 def _voters(quorum: DescribedQuorum | None) -> list[VoterFacts]:
-    if quorum is None or (now_ms := _now_ms(quorum)) is None:
+    if quorum is None or (now_ms := _leader_time_ms(quorum)) is None:
         return []
     return [
         VoterFacts(one.replica_id, now_ms - one.last_caught_up_timestamp if one.last_caught_up_timestamp >= 0 else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -64,6 +63,7 @@ async def examine(  # noqa: PLR0913 - the inputs of one call
     commands: CommandLines,
     report: Report,
     *,
+    now_ms: Callable[[], float],
     timeout_s: float,
     interval_s: float,
 ) -> None:
@@ -74,22 +74,24 @@ async def examine(  # noqa: PLR0913 - the inputs of one call
         needs_of: called with the names of all topics; returns what to check.
         commands: commands of the findings.
         report: called with the findings of each section.
+        now_ms: returns this host's time, in milliseconds since 1970.
         timeout_s: limit of the examination in seconds, without the pause between two looks at groups.
         interval_s: time between two looks at the groups.
     """
     attempts = _Attempts(report, min(timeout_s, _REQUEST_S))
     try:
         async with asyncio.timeout(timeout_s + interval_s):
-            await _examine(config, needs_of, commands, attempts, interval_s)
+            await _examine(config, needs_of, commands, attempts, now_ms, interval_s)
     except TimeoutError:
         attempts.skip("remaining checks", f"not finished within {timeout_s:.0f} s: set a greater --timeout")
 
 
-async def _examine(
+async def _examine(  # noqa: PLR0913, PLR0917 - those of examine
     config: ConsumerConfig,
     needs_of: Callable[[Collection[str]], ClusterNeeds],
     commands: CommandLines,
     attempts: _Attempts,
+    now_ms: Callable[[], float],
     interval_s: float,
 ) -> None:
     bound_s = min(attempts.request_s, _REACH_S)
@@ -103,11 +105,11 @@ async def _examine(
             return
         names: Mapping[str, TopicFacts] = await attempts.result("topics", all_topics(cluster)) or {}
         needs = needs_of(names)
-        reached = await reach_brokers(cluster, bootstrap, bound_s)
+        reached = await reach_brokers(cluster, bootstrap, bound_s, now_ms)
         wants_kip848 = any(one.group_protocol == "consumer" for one in needs.groups)
         attempts.report(broker_findings(reached.facts, commands, needs_consumer_protocol=wants_kip848))
         if reached.node_ids:
-            await _Contents(attempts, commands, cluster, reached, names, needs).examine(interval_s)
+            await _Contents(attempts, commands, cluster, reached, names, needs, now_ms).examine(interval_s)
 
 
 class _Contents:
@@ -121,8 +123,9 @@ class _Contents:
         reached: ReachedCluster,
         names: Mapping[str, TopicFacts],
         needs: ClusterNeeds,
+        now_ms: Callable[[], float],
     ) -> None:
-        self._attempts, self._commands = attempts, commands
+        self._attempts, self._commands, self._now_ms = attempts, commands, now_ms
         self._cluster, self._names, self._needs = cluster, names, needs
         self._node_ids, self._operations = reached.node_ids, reached.operations
         self._brokers = len(reached.facts.brokers) + len(reached.facts.fenced)
@@ -130,14 +133,15 @@ class _Contents:
         self._ahead_ms = 0.0 if clock is None else clock.ahead_ms
 
     async def examine(self, interval_s: float) -> None:
-        looked_at = time.monotonic()
+        loop = asyncio.get_running_loop()
+        looked_at = loop.time()
         looks = await self._looks(self._needs.groups)
         topics = await self._topics({name for look in looks.values() for name in look.topics})
         later: dict[str, GroupLook] = {}
         if stalling := [one for one in self._needs.groups if looks[one.group_id].may_stall]:
-            await asyncio.sleep(max(0.0, looked_at + interval_s - time.monotonic()))
+            await asyncio.sleep(max(0.0, looked_at + interval_s - loop.time()))
             later = await self._looks(stalling)
-        interval_ms = (time.monotonic() - looked_at) * 1000
+        interval_ms = (loop.time() - looked_at) * 1000
         for need in self._needs.groups:
             facts = await self._facts(looks[need.group_id], later.get(need.group_id), topics, interval_ms)
             self._attempts.report(group_findings(facts, need, self._commands))
@@ -212,7 +216,7 @@ class _Contents:
             second,
             topics,
             interval_ms=interval_ms,
-            now_ms=int(time.time() * 1000 + self._ahead_ms),
+            now_ms=int(self._now_ms() + self._ahead_ms),
             node_ids=self._node_ids,
             timeout_s=self._attempts.request_s,
         )

@@ -95,6 +95,7 @@ async def look_at_group(
         protocol_type=group.protocol_type,
         state=group.state,
         assignor=group.assignor,
+        coordinator_id=group.coordinator_id,
         members=[MemberFacts(one.member_id, str(one), one.topics, len(one.partitions)) for one in group.members],
         patterns=any(one.pattern for one in group.members),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from typing import Any
 
 from tailrace.admin.diagnosis.brokers import without_advice
@@ -43,6 +44,7 @@ async def work(options: argparse.Namespace) -> int:
             needs_of,
             _commands(options, config),
             report.add,
+            now_ms=lambda: time.time() * 1000,
             timeout_s=options.timeout,
             interval_s=_interval_s(options, config),
         )
@@ -68,8 +70,8 @@ def _needs_of(options: argparse.Namespace, config: ConsumerConfig, report: JsonR
 
         plan, needs_of = needs_of_app(load_app(options.app), config, f"tailrace run {shlex.quote(options.app)}")
         handlers = sum(len(bound) for bound in plan.by_group.values())
-        groups = f"group {named(list(plan.by_group))}" if plan.by_group else "no group"
-        text = f"{counted(handlers, 'handler')} in {groups}"
+        group_names = f"group {named(list(plan.by_group))}" if plan.by_group else "no group"
+        text = f"{counted(handlers, 'handler')} in {group_names}"
         report.add([Finding("app", Level.OK, f"app {options.app}", text)])
     else:
         needs_of = no_needs

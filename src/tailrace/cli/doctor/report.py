@@ -23,7 +23,8 @@ __all__ = ["JsonReport", "TextReport"]
 _LABEL = 10
 _WIDEST = 100
 _MOST_ALIKE = 5
-"""Number of findings of one check and level that are printed in full."""
+"""Number of findings of one check and level that are printed in full; of topics without a problem, only the first."""
+_MOST_NAMED = 4
 _LABELS = {Level.OK: "OK", Level.SKIPPED: "skipped", Level.WARNING: "warning", Level.PROBLEM: "problem"}
 _COLORS = {Level.OK: "32", Level.SKIPPED: "2", Level.WARNING: "33", Level.PROBLEM: "31"}
 
@@ -73,21 +74,19 @@ class TextReport:
         self._colored = is_terminal and not os.environ.get("NO_COLOR")
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Print a section of findings; of many alike, only the first ones and the number of the others."""
+        """Print a section of findings; of many alike, only the first ones in full."""
         new = list(findings)
         self.findings += new
         alike: dict[tuple[str, Level], list[Finding]] = {}
         for one in new:
             alike.setdefault((one.check, one.level), []).append(one)
-        for one in new:
-            same = alike[one.check, one.level]
-            place = same.index(one)
-            if place < _MOST_ALIKE:
+        for (check, level), same in alike.items():
+            in_full = 1 if check.startswith("topic.") and level is not Level.PROBLEM else _MOST_ALIKE
+            for one in same[:in_full]:
                 self._print(one)
-            elif place == _MOST_ALIKE:
-                others = [other.subject for other in same[place:]]
-                text = f"{len(others):,} more with the same finding: {named(others, 3)}; --json prints all"
-                self._write(one.level, [text], None)
+            if others := [one.subject for one in same[in_full:]]:
+                complete = "" if len(others) <= _MOST_NAMED else "; --json prints all"
+                self._write(level, [f"also: {named(others, _MOST_NAMED)}{complete}"], None)
         sys.stdout.flush()
 
     def end(self) -> None:

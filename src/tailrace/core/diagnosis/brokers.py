@@ -88,7 +88,9 @@ class ClusterFacts:
     voters: Sequence[VoterFacts] = ()
     clock: ClockReading | None = None
     no_quorum: str = ""
-    """Reason why the controllers were not asked."""
+    """Reason why the controllers are not known: they were not asked, or did not answer."""
+    is_quorum_silent: bool = False
+    """True if the controllers were asked and did not answer."""
 
     @property
     def reached(self) -> list[BrokerFacts]:
@@ -292,6 +294,16 @@ def _features(
 
 
 def _controllers(facts: ClusterFacts, commands: CommandLines) -> Iterator[Finding]:
+    if facts.is_quorum_silent:
+        yield Finding(
+            "controller.silent",
+            Level.PROBLEM,
+            "controllers",
+            f"no active controller answers: {facts.no_quorum}; until one does, no leader is elected and no topic is"
+            " created",
+            "start the controllers, of which a majority has to run",
+            commands.kafka("kafka-metadata-quorum", "describe", "--status"),
+        )
     if not facts.voters:
         return
     behind = [one for one in facts.voters if one.behind_ms is None or one.behind_ms > _BEHIND_MS]

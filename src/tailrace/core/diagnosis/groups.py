@@ -125,6 +125,7 @@ class GroupFacts:
     later_state: str = ""
     """State at the second look; empty without one."""
     assignor: str = ""
+    coordinator_id: int = -1
     members: Sequence[MemberFacts] = ()
     partitions: Sequence[PartitionFacts] = ()
     interval_ms: float = 0.0
@@ -394,5 +395,8 @@ def _offsets_retention(facts: GroupFacts, subject: str, commands: CommandLines) 
             f"offsets.retention.minutes={kept // 60_000}: after {duration(kept)} without members its committed offsets"
             " are deleted, and auto_offset_reset decides where it starts",
             "set offsets.retention.minutes=10080 on the brokers",
-            commands.kafka("kafka-configs", "--describe", "--all", "--entity-type", "brokers", "--entity-name", "1"),
-        )
+            commands.kafka(
+                "kafka-configs", "--describe", "--all", "--entity-type", "brokers", "--entity-name",
+                str(facts.coordinator_id),
+            ),
+        )  # fmt: skip

@@ -289,7 +289,7 @@ def _durability(one: TopicFacts, facts: TopicsFacts, subject: str, commands: Com
         )
     elif minimum == replicas > 1:
         yield Finding(
-            "topic.min-isr",
+            "topic.min-isr-equal",
             Level.WARNING,
             subject,
             f"min.insync.replicas={minimum} equals its replication factor: while one broker restarts, writes with"
@@ -299,7 +299,7 @@ def _durability(one: TopicFacts, facts: TopicsFacts, subject: str, commands: Com
         )
     elif minimum == 1 and replicas > 1:
         yield Finding(
-            "topic.min-isr",
+            "topic.min-isr-low",
             Level.WARNING,
             subject,
             f"min.insync.replicas=1 with {replicas} replicas: a record may be acknowledged by one broker and lost with"
