@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tailrace.app.app import App
-from tailrace.app.declare.plan import Plan, planned
+from tailrace.app.declare.plan import Plan, make_plan
 from tailrace.app.substitution import settings_of
 from tailrace.app.topics.routes import HandlerTopics, Routes
 from tailrace.cli.doctor.named_needs import NeedsOf
@@ -29,7 +29,7 @@ def needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, Ne
         ConfigurationError: a handler is declared wrongly.
     """
     settings = settings_of(app)
-    plan = planned(app, config.group_id, settings.defaults, settings.overrides)
+    plan = make_plan(app, config.group_id, settings.defaults, settings.overrides)
     routes = {
         group_id: Routes(group_id, [(one.handler, one.resolved) for one in handlers])
         for group_id, handlers in plan.by_group.items()
