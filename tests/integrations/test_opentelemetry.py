@@ -21,11 +21,13 @@ from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.semconv.attributes import error_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
-from tailrace import App, Consumer, Message, PartialFailureError, Record, Retry, TopicPartition
+from tailrace import App, Consumer, Message, PartialFailureError, PublishError, Record, Retry, TopicPartition
 from tailrace.integrations.messaging_conventions import DURATION_BUCKETS_S, Attribute, Metric
 from tailrace.integrations.opentelemetry import OpenTelemetry
 from tailrace.observe.events import CommitFailed, FetchFailed, OffsetsCommitted, RecordDeadLettered
+from tailrace.producer.publisher import instrumented
 from tailrace.testing import TestApp
+from tailrace.testing.topic_log import TopicLog
 from tests.support.event_recorder import EventRecorder
 from tests.support.topic_contents import contents_of
 
@@ -315,6 +317,52 @@ async def test_durations_and_counts_are_measured(recorded):
     assert {(one.attributes["messaging.operation.name"], one.explicit_bounds) for one in durations} == {
         ("send", DURATION_BUCKETS_S)
     }
+
+
+# ---- publishers ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_refused_record_has_an_error_in_its_span_and_its_metrics(recorded):
+    """The span and the metrics of a failed ``send`` have its ``error.type``, and the error is raised."""
+
+    async def refuse(topic: str, value: bytes | None, **options: Any) -> None:
+        raise PublishError("no")
+
+    with pytest.raises(PublishError):
+        await recorded.hook.around_publish(refuse)("orders", b"x", partition=3)
+
+    span = recorded.span("send orders")
+    assert (span.status.status_code, span.attributes["error.type"]) == (
+        StatusCode.ERROR,
+        "tailrace.errors.PublishError",
+    )
+    assert span.attributes["messaging.destination.partition.id"] == "3"
+    for metric in (Metric.SENT_MESSAGES, Metric.OPERATION_DURATION):
+        (point,) = recorded.points(metric)
+        assert point.attributes["error.type"] == "tailrace.errors.PublishError"
+
+
+async def test_a_trace_in_the_headers_comes_before_the_active_span(recorded):
+    """The span of a record with trace headers of its own continues their trace; other headers are kept in order."""
+    sent = []
+
+    async def publish(topic: str, value: bytes | None, *, headers: Any, **options: Any) -> None:
+        sent.append(headers)
+
+    with recorded.tracer.start_as_current_span("active"):
+        await recorded.hook.around_publish(publish)("orders", b"x", headers=[("a", b"1"), OTHER, ("b", None)])
+
+    span = recorded.span("send orders")
+    assert parent_of(span) == carried([OTHER])
+    assert [one for one in sent[0] if one[0] != "traceparent"] == [("a", b"1"), ("b", None)]
+    assert carried(sent[0]) == context_of(span)
+
+
+async def test_a_publisher_without_instrumentation_is_not_wrapped():
+    """Without instrumentations, the publisher itself is used."""
+    log = TopicLog({}, lambda: 0.0)
+
+    assert instrumented(log, ()) is log
 
 
 # ---- failures of telemetry -----------------------------------------------------------------------------------------
