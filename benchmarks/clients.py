@@ -63,6 +63,23 @@ async def tailrace_getmany(run: Run) -> None:
         run.end()
 
 
+async def tailrace_arrow(run: Run) -> None:
+    import pyarrow.compute as pc
+
+    from tailrace import Consumer
+
+    async with Consumer(run.topic, bootstrap_servers=run.bootstrap_servers, group_id=run.group) as consumer:
+        seen = 0
+        async for table in consumer.arrow_batches(max_records=MANY):
+            if not seen:
+                run.begin()
+            run.read_bytes += pc.sum(pc.binary_length(table.column("value"))).as_py()
+            seen += table.num_rows
+            if seen >= run.records:
+                break
+        run.end()
+
+
 async def tailrace_handler(run: Run) -> None:
     from tailrace import App
 
@@ -248,6 +265,7 @@ class Client(NamedTuple):
 CLIENTS = [
     Client("tailrace", "async for", tailrace_async_for),
     Client("tailrace", f"getmany({MANY})", tailrace_getmany),
+    Client("tailrace", f"arrow_batches({MANY})", tailrace_arrow),
     Client("tailrace", "handler", tailrace_handler),
     Client("aiokafka", "async for", aiokafka_async_for),
     Client("aiokafka", f"getmany({MANY})", aiokafka_getmany),

@@ -4,11 +4,14 @@
 Every length is checked against the end of its record before a byte is read, because the bytes come from the network.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy
 
 DEF HEAD = 61  # bytes of a batch before its records
+DEF SHORTEST = 7  # bytes of a record without key, value and headers
 
 
 cdef struct Cursor:
@@ -72,6 +75,198 @@ cdef inline int64_t big_endian(const uint8_t* at, int size) noexcept nogil:
     for i in range(size):
         value = (value << 8) | at[i]
     return <int64_t> value
+
+
+cdef class Block:
+    """Growing buffer of one column, backed by a bytearray, which Arrow reads without a copy."""
+
+    cdef bytearray content
+    cdef char* start
+    cdef Py_ssize_t size, _room
+
+    def __cinit__(self):
+        self.content = bytearray()
+        self.start = PyByteArray_AS_STRING(self.content)
+        self.size = self._room = 0
+
+    cdef inline int reserve(self, Py_ssize_t more) except -1:
+        """Make room for ``more`` bytes after ``size``."""
+        if more > self._room - self.size:
+            self._resize(max(self.size + more, 2 * self._room, 64))
+        return 0
+
+    cdef int _resize(self, Py_ssize_t room) except -1:
+        PyByteArray_Resize(self.content, room)
+        self.start = PyByteArray_AS_STRING(self.content)
+        self._room = room
+        return 0
+
+    cdef bytearray finish(self):
+        """Return the bytes; the block must not grow afterwards."""
+        self._resize(self.size)
+        return self.content
+
+
+cdef class BinaryColumn:
+    """Nullable binary column: validity bitmap, 32-bit end offsets and bytes."""
+
+    cdef Block valid, ends, content
+    cdef Py_ssize_t count, nulls
+
+    def __cinit__(self):
+        self.valid, self.ends, self.content = Block(), Block(), Block()
+        self.count = self.nulls = 0
+        self.ends.reserve(sizeof(int32_t))
+        (<int32_t*> self.ends.start)[0] = 0
+        self.ends.size = sizeof(int32_t)
+
+    cdef inline int append(self, const uint8_t* at, int64_t length) except -1:
+        """Append ``length`` bytes; a negative length appends a null."""
+        cdef Py_ssize_t byte = self.count >> 3
+        cdef uint8_t bit = <uint8_t> (1 << (self.count & 7))
+        if byte == self.valid.size:
+            self.valid.reserve(1)
+            self.valid.start[byte] = 0
+            self.valid.size += 1
+        self.ends.reserve(sizeof(int32_t))
+        if length < 0:
+            self.valid.start[byte] = <char> (<uint8_t> self.valid.start[byte] & ~bit)
+            self.nulls += 1
+        else:
+            if length > INT32_MAX - self.content.size or self.count == INT32_MAX:
+                raise OverflowError("one column of the batch exceeds 2 GiB - ask for fewer records at once")
+            self.valid.start[byte] = <char> (<uint8_t> self.valid.start[byte] | bit)
+            if length > 0:
+                self.content.reserve(length)
+                memcpy(self.content.start + self.content.size, at, length)
+                self.content.size += length
+        (<int32_t*> (self.ends.start + self.ends.size))[0] = <int32_t> self.content.size
+        self.ends.size += sizeof(int32_t)
+        self.count += 1
+        return 0
+
+    cdef void cut(self, Py_ssize_t count) noexcept:
+        """Remove all values from the index ``count`` on."""
+        cdef Py_ssize_t index
+        for index in range(count, self.count):
+            if not (self.valid.start[index >> 3] >> (index & 7)) & 1:
+                self.nulls -= 1
+        self.count = count
+        self.valid.size = (count + 7) >> 3
+        self.ends.size = (count + 1) * sizeof(int32_t)
+        self.content.size = (<int32_t*> self.ends.start)[count]
+
+    cdef tuple finish(self):
+        return self.count, self.nulls, self.valid.finish(), self.ends.finish(), self.content.finish()
+
+
+cdef class Columns:
+    """Columns of records, in Arrow's layout, to which ``BatchDecoder.take_into`` appends."""
+
+    cdef readonly Py_ssize_t count
+    cdef Block _partitions, _offsets, _timestamps, _header_ends
+    cdef BinaryColumn _keys, _values, _names, _header_values
+
+    def __cinit__(self):
+        self.count = 0
+        self._partitions, self._offsets, self._timestamps = Block(), Block(), Block()
+        self._keys, self._values = BinaryColumn(), BinaryColumn()
+        self._header_ends, self._names, self._header_values = Block(), BinaryColumn(), BinaryColumn()
+        self._header_ends.reserve(sizeof(int32_t))
+        (<int32_t*> self._header_ends.start)[0] = 0
+        self._header_ends.size = sizeof(int32_t)
+
+    cdef int reserve(self, Py_ssize_t rows) except -1:
+        """Make room for ``rows`` rows in the columns of fixed width."""
+        self._partitions.reserve(rows * sizeof(int32_t))
+        self._offsets.reserve(rows * sizeof(int64_t))
+        self._timestamps.reserve(rows * sizeof(int64_t))
+        self._header_ends.reserve(rows * sizeof(int32_t))
+        return 0
+
+    cdef inline void end_row(self, int32_t partition, int64_t offset, int64_t timestamp) noexcept:
+        """End a row whose key, value and headers were appended; room for it was reserved."""
+        (<int32_t*> self._partitions.start)[self.count] = partition
+        (<int64_t*> self._offsets.start)[self.count] = offset
+        (<int64_t*> self._timestamps.start)[self.count] = timestamp
+        self.count += 1
+        (<int32_t*> self._header_ends.start)[self.count] = <int32_t> self._names.count
+        self._set_sizes()
+
+    cdef inline void _set_sizes(self) noexcept:
+        self._partitions.size = self.count * sizeof(int32_t)
+        self._offsets.size = self._timestamps.size = self.count * sizeof(int64_t)
+        self._header_ends.size = (self.count + 1) * sizeof(int32_t)
+
+    cdef void cut(self, Py_ssize_t count) noexcept:
+        """Remove all rows from the index ``count`` on, and what was appended of an unfinished row."""
+        cdef Py_ssize_t headers = (<int32_t*> self._header_ends.start)[count]
+        self.count = count
+        self._set_sizes()
+        self._keys.cut(count)
+        self._values.cut(count)
+        self._names.cut(headers)
+        self._header_values.cut(headers)
+
+    @property
+    def size(self):
+        """Number of bytes in the columns without fixed width."""
+        return (
+            self._keys.content.size
+            + self._values.content.size
+            + self._names.content.size
+            + self._header_values.content.size
+        )
+
+    def offset(self, Py_ssize_t row):
+        """Return the offset of the record in a row."""
+        if not 0 <= row < self.count:
+            raise IndexError("there is no such row")
+        return (<int64_t*> self._offsets.start)[row]
+
+    def finish(self):
+        """Return the buffers of the columns; nothing can be appended afterwards.
+
+        The buffers are those of partitions, offsets, timestamps and header ends. The columns after them are keys,
+        values, names of headers and values of headers, each as its length, number of nulls, validity, ends and bytes.
+        """
+        fixed = [
+            self._partitions.finish(),
+            self._offsets.finish(),
+            self._timestamps.finish(),
+            self._header_ends.finish(),
+        ]
+        return fixed, [
+            self._keys.finish(), self._values.finish(), self._names.finish(), self._header_values.finish()
+        ]
+
+
+cdef inline int append_bytes(Cursor* cursor, BinaryColumn column) except -1:
+    """Read a length and that many bytes into a column; a negative length is a null."""
+    cdef int64_t length = varint(cursor)
+    if length > cursor.end - cursor.at:
+        cursor.is_broken = True
+    if not cursor.is_broken:
+        column.append(cursor.at, length)
+        if length > 0:
+            cursor.at += length
+    return 0
+
+
+cdef inline int append_headers(Cursor* cursor, int64_t count, Columns columns) except -1:
+    """Read ``count`` headers into the columns of names and values."""
+    cdef int64_t length
+    while count > 0 and not cursor.is_broken:
+        length = varint(cursor)
+        if length < 0 or length > cursor.end - cursor.at:
+            cursor.is_broken = True
+            break
+        PyUnicode_DecodeUTF8(<const char*> cursor.at, length, NULL)  # Arrow trusts its strings to be UTF-8
+        columns._names.append(cursor.at, length)
+        cursor.at += length
+        append_bytes(cursor, columns._header_values)
+        count -= 1
+    return 0
 
 
 cdef class BatchDecoder:
@@ -147,3 +342,56 @@ cdef class BatchDecoder:
             most -= 1
         self._at, self._left, self._lowest = cursor.at - start, left, lowest
         return records
+
+    def take_into(self, Columns columns not None, Py_ssize_t most):
+        """Append the next ``most`` records to ``columns``, or fewer at the end of the batch; return their number.
+
+        Raises:
+            ValueError: the bytes are not records.
+            OverflowError: a column would exceed 2 GiB.
+        An error leaves ``columns`` and the decoder as they were.
+        """
+        cdef Py_ssize_t before = columns.count
+        try:
+            self._take_into(columns, most)
+        except BaseException:
+            columns.cut(before)
+            raise
+        return columns.count - before
+
+    cdef int _take_into(self, Columns columns, Py_ssize_t most) except -1:
+        cdef const uint8_t* start = &self._content[0]
+        cdef const uint8_t* end = start + self._content.shape[0]
+        cdef Cursor cursor
+        cdef int64_t length, timestamp, offset, count, lowest = self._lowest
+        cdef int32_t left = self._left, partition = self._partition
+        cursor.is_broken = False
+        cursor.at = start + self._at
+        # The batch claims ``left`` records; its bytes may hold fewer.
+        columns.reserve(max(0, min(most, left, (end - cursor.at) // SHORTEST + 1)))
+        while left > 0 and most > 0:
+            cursor.end = end
+            length = varint(&cursor)
+            if cursor.is_broken or length < SHORTEST - 1 or length > end - cursor.at:
+                raise ValueError("a record that does not end within its batch")
+            cursor.end = cursor.at + length
+            cursor.at += 1  # attributes, unused
+            timestamp = varint(&cursor)
+            offset = plus(self._base_offset, varint(&cursor))
+            if offset < lowest and not cursor.is_broken:
+                cursor.at = cursor.end
+                left -= 1
+                continue
+            lowest = INT64_MIN  # records are skipped at the beginning only
+            append_bytes(&cursor, columns._keys)
+            append_bytes(&cursor, columns._values)
+            count = varint(&cursor)
+            append_headers(&cursor, count, columns)
+            if cursor.is_broken or count < 0 or cursor.at != cursor.end:
+                raise ValueError("a record that is not as long as it claims")
+            timestamp = self._append_time if self._has_append_time else plus(self._base_timestamp, timestamp)
+            columns.end_row(partition, offset, timestamp)
+            left -= 1
+            most -= 1
+        self._at, self._left, self._lowest = cursor.at - start, left, lowest
+        return 0

@@ -35,6 +35,7 @@ def test_consume_prints_a_row_for_each_client(tmp_path):
     assert set(speeds) == {
         "tailrace async for",
         "tailrace getmany(5000)",
+        "tailrace arrow_batches(5000)",
         "tailrace handler",
         "aiokafka async for",
         "aiokafka getmany(5000)",

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack, assert_type
 
+import pyarrow as pa
+
 import tailrace
 from tailrace import (
     Consumer,
@@ -106,6 +108,10 @@ async def read(consumer: Consumer, some_time_ms: int | None) -> str:
         assert_type(consumer.ack(record), bool)
     async for batch in consumer.batches():
         assert_type(batch, list[Record])
+    async for table in consumer.arrow_batches(max_records=5, max_wait_ms=5):
+        assert_type(table, pa.RecordBatch)
+        assert_type(consumer.ack(table), bool)
+    consumer.arrow_batches(max_records="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     async for partition, stream in consumer.streams():
         assert_type(partition, TopicPartition)
         assert_type(stream, RecordStream)

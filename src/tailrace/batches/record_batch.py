@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, dropwhile, islice, repeat, starmap
 from operator import add, attrgetter
@@ -26,6 +26,7 @@ from tailrace.records import Record, TimestampType
 
 if TYPE_CHECKING:
     from tailrace._native import BatchDecoder
+    from tailrace.batches.columns import ColumnBuilder
 
 __all__ = ["COMPILED", "RecordBatch", "RecordDecoder", "split"]
 
@@ -211,7 +212,7 @@ class RecordBatch:
 class RecordDecoder:
     """Decoder of a batch that returns the records in slices."""
 
-    __slots__ = ("_batch", "_partition", "_position", "_take", "_topic")
+    __slots__ = ("_batch", "_compiled", "_partition", "_position", "_take", "_topic")
 
     def __init__(self, batch: RecordBatch, topic: str, partition: int, position: int) -> None:
         self._batch = batch
@@ -219,6 +220,7 @@ class RecordDecoder:
         self._partition = partition
         self._position = position
         self._take: Callable[[int], list[Record]] | None = None
+        self._compiled: BatchDecoder | None = None
 
     def take(self, count: int) -> list[Record]:
         """Return the next ``count`` records, or fewer at the end of the batch.
@@ -233,13 +235,31 @@ class RecordDecoder:
         except _DECODE_ERRORS as error:
             raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
 
+    def take_into(self, columns: ColumnBuilder, count: int) -> Sequence[Record]:
+        """Add the next ``count`` records to ``columns``, or fewer at the end of the batch, and return them.
+
+        Raises:
+            MalformedMessageError: the bytes are not records, or their codec is unknown. Nothing is added then.
+        """
+        try:
+            if self._take is None:
+                self._take = self._start()
+            if self._compiled is not None:
+                return columns.add_from(self._compiled, self._topic, self._partition, count)
+            records = self._take(count)
+        except _DECODE_ERRORS as error:
+            raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
+        columns.add_records(records)
+        return records
+
     def _start(self) -> Callable[[int], list[Record]]:
         batch, topic, partition, position = self._batch, self._topic, self._partition, self._position
         if not batch.decompress(_DEFAULT_LIMIT):
             raise MalformedMessageError(f"the record batch decompresses to more than {_DEFAULT_LIMIT} bytes")
         legacy = batch._legacy  # noqa: SLF001 - same module
         if _BatchDecoder is not None and batch.plain is not None:
-            return _BatchDecoder(batch.plain, topic, partition, position, Record).take
+            self._compiled = _BatchDecoder(batch.plain, topic, partition, position, Record)
+            return self._compiled.take
         # A pipeline of C functions from the bytes to Record. The batch's iterator must not be called again after it is
         # exhausted; chain() drops it then.
         fields = map(_FIELDS, chain(_raw_records(batch.plain) if legacy is None else legacy))

@@ -7,10 +7,11 @@ import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 from typing_extensions import Unpack
 
+from tailrace.batches.columns import ArrowBatch, arrow
 from tailrace.config import ConsumerOptions, changed
 from tailrace.consumer.arguments import (
     Assignable,
@@ -43,6 +44,9 @@ from tailrace.records import (
     TopicPartition,
     ValueT_co,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Consumer"]
 
@@ -303,7 +307,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         found = await within(partial(wanted, count, among), timeout_ms)
         return found if found is not None else reader.take_now(count, among) if min_records > 1 else []
 
-    def batches(self, *, max_records: int | None = None, max_wait_ms: int = 0) -> Batches[KeyT_co, ValueT_co]:
+    def batches(
+        self, *, max_records: int | None = None, max_wait_ms: int = 0
+    ) -> Batches[list[Record[KeyT_co, ValueT_co]]]:
         """Iterate over lists of records: ``async for batch in consumer.batches(...)``.
 
         A batch has at most ``max_records`` records, which arrived within ``max_wait_ms`` of the batch's first record. A
@@ -313,6 +319,32 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         reader = self._started.reader
         count = checked_count(max_records, self._started.config.max_queued_records)
         batch = partial(reader.next_batch, count, max_wait_ms / 1000)
+        return Batches(lambda: or_stop(batch, self._life.config, self._life.has_stopped))
+
+    def arrow_batches(self, *, max_records: int | None = None, max_wait_ms: int = 0) -> Batches[pa.RecordBatch]:
+        """Iterate over Arrow record batches: ``async for table in consumer.arrow_batches(...)``.
+
+        A batch has the columns topic, partition, offset, timestamp (milliseconds, UTC), key and value (binary, null for
+        null) and headers (a list of structs of key and value), one row for each record. The rows of one partition are
+        in order; rows of several partitions may alternate. No ``Record`` objects are created.
+
+        A batch is limited and finished as by ``batches()``. It ends early at about 1 GiB. ``ack(table)`` finishes all
+        its rows, also with ``ack="manual"``.
+
+        Raises:
+            ConsumerStateError: not started, or stopped.
+            ConfigurationError: pyarrow is not installed, or the consumer has deserializers.
+        """
+        self._check_readable()
+        engine = self._started
+        if engine.config.key_deserializer is not None or engine.config.value_deserializer is not None:
+            raise ConfigurationError(
+                "arrow_batches() returns keys and values as bytes - leave out key_deserializer and value_deserializer,"
+                " or read batches()"
+            )
+        arrow()
+        count = checked_count(max_records, engine.config.max_queued_records)
+        batch = partial(engine.reader.next_columns, count, max_wait_ms / 1000)
         return Batches(lambda: or_stop(batch, self._life.config, self._life.has_stopped))
 
     def streams(self) -> AsyncIterator[tuple[TopicPartition, RecordStream[KeyT_co, ValueT_co]]]:
@@ -337,18 +369,19 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         self._streams = streams
         return streams
 
-    def ack(self, record: AnyRecord) -> bool:
+    def ack(self, record: AnyRecord | ArrowBatch) -> bool:
         """Finish a record without polling the next one; return False if ``record`` is not in flight.
 
-        In a batch, earlier records of the same partition are finished too. With ``ack="manual"`` only ``record`` is
-        finished, and records may be acknowledged in any order: the committed offset is that of the lowest unfinished
-        record, and the commit's metadata lists the finished records after it. ``record`` must be the delivered object,
-        not a copy.
+        In a batch, earlier records of the same partition are finished too; a batch of ``arrow_batches()`` is finished
+        as a whole. With ``ack="manual"`` only ``record`` is finished, and records may be acknowledged in any order: the
+        committed offset is that of the lowest unfinished record, and the commit's metadata lists the finished records
+        after it. ``record`` must be the delivered object, not a copy.
         """
         if self._life.has_stopped():
             return False
-        finisher = self._streams or self._started.reader
-        return finisher.acknowledge(record)
+        if self._streams is not None:
+            return isinstance(record, Record) and self._streams.acknowledge(record)
+        return self._started.reader.acknowledge(record)
 
     # ---- committed offsets -------------------------------------------------------------------------------------
 

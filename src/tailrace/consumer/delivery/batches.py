@@ -1,27 +1,27 @@
-"""Iterator of record batches, for ``Consumer.batches``."""
+"""Iterator of batches, for ``Consumer.batches`` and ``Consumer.arrow_batches``."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Generic, Self
-
-from tailrace.records import KeyT_co, Record, ValueT_co
+from typing import Generic, Self, TypeVar
 
 __all__ = ["Batches"]
 
+BatchT_co = TypeVar("BatchT_co", covariant=True)
 
-class Batches(Generic[KeyT_co, ValueT_co]):
-    """Iterator of ``consumer.batches(...)``; a batch is finished when the next one is polled.
+
+class Batches(Generic[BatchT_co]):
+    """Iterator of batches; a batch is finished when the next one is polled.
 
     Args:
         next_batch: returns the next batch; raises StopAsyncIteration to end the loop.
     """
 
-    def __init__(self, next_batch: Callable[[], Awaitable[list[Record[KeyT_co, ValueT_co]]]]) -> None:
+    def __init__(self, next_batch: Callable[[], Awaitable[BatchT_co]]) -> None:
         self._next_batch = next_batch
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[Record[KeyT_co, ValueT_co]]:
+    async def __anext__(self) -> BatchT_co:
         return await self._next_batch()

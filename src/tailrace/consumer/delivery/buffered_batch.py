@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 from tailrace.consumer.delivery.deserializers import Deserializers
 from tailrace.core.delivery.positions import Position
@@ -13,6 +13,7 @@ from tailrace.errors import CorruptRecordError, MalformedMessageError, TailraceE
 from tailrace.records import Record
 
 if TYPE_CHECKING:
+    from tailrace.batches.columns import ColumnBuilder
     from tailrace.batches.record_batch import RecordBatch, RecordDecoder
 
 __all__ = ["BufferedBatch"]
@@ -150,6 +151,18 @@ class BufferedBatch:
             return taken + self._decode(position, count - len(taken))
         return self._decode(position, count)
 
+    def take_into(self, columns: ColumnBuilder, position: Position, count: int) -> Sequence[Record]:
+        """Add the next ``count`` records to ``columns`` and return them, as ``take`` does.
+
+        Raises:
+            TailraceError: see ``take``; nothing is added then.
+        """
+        if self._returned or self._error is not None or self._batch is None:
+            records = self.take(position, count)
+            columns.add_records(records)
+            return records
+        return self._decode(position, count, columns)
+
     @property
     def has_error(self) -> bool:
         """True if this entry is an error or ends in one; nothing after the error is delivered."""
@@ -177,7 +190,13 @@ class BufferedBatch:
         """Put back records that were taken and not used; the next ``take`` returns them first."""
         self._returned = [*records, *self._returned]
 
-    def _decode(self, position: Position, count: int) -> list[Record]:
+    @overload
+    def _decode(self, position: Position, count: int) -> list[Record]: ...
+
+    @overload
+    def _decode(self, position: Position, count: int, columns: ColumnBuilder) -> Sequence[Record]: ...
+
+    def _decode(self, position: Position, count: int, columns: ColumnBuilder | None = None) -> Sequence[Record]:
         if self._batch is None:
             return []
         topic, partition = position.partition
@@ -185,7 +204,9 @@ class BufferedBatch:
             assert position.delivered is not None
             self._decoder = self._batch.decode(topic, partition, max(position.delivered, self._decoded_to))
         try:
-            records = self._read(self._decoder, count)
+            records: Sequence[Record] = (
+                self._read(self._decoder, count) if columns is None else self._decoder.take_into(columns, count)
+            )
         except MalformedMessageError as error:
             raise self._fail(position, str(error)) from error
         if records:

@@ -6,7 +6,7 @@ The checks run once per slice, not for each record, and not at all while a parti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tailrace.core.delivery.positions import Position
 from tailrace.core.delivery.progress import Progress
@@ -83,7 +83,7 @@ class OffsetMapWatch:
         self.ignored += 1
         self._observer.emit(OffsetMapIgnored(position.partition, position.progress.finished, reason))
 
-    def unfinished_of(self, position: Position, records: list[Record]) -> list[Record]:
+    def unfinished_of(self, position: Position, records: Sequence[Record]) -> Sequence[Record]:
         """Return ``records`` without the records that an earlier owner has finished."""
         known = position.progress.known if position.progress is not None else None
         if known is None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Protocol
+from itertools import repeat
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.batches.columns import ArrowBatch, offsets_of
 from tailrace.consumer.delivery.finished_counter import FinishedCounter
 from tailrace.consumer.delivery.slices import RecordSlice
 from tailrace.core.delivery.polled_records import PolledRecords
@@ -19,7 +21,13 @@ from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight, Lease, Progress
 from tailrace.records import Record, TopicPartition
 
+if TYPE_CHECKING:
+    from tailrace.batches.columns import ColumnBuilder
+
 __all__ = ["DeliveryProgress", "PolledSink", "RecordSink"]
+
+_Unacknowledged: TypeAlias = "dict[TopicPartition, tuple[Progress, dict[int, Record | ColumnBuilder]]]"
+"""Offsets that are not acknowledged, with the delivered record or the columns that contain it."""
 
 
 class RecordSink(Protocol):
@@ -67,9 +75,8 @@ class DeliveryProgress:
         self._positions = positions
         self._loop = asyncio.get_running_loop()
         self._current: RecordSlice | None = None
-        self._unacknowledged: dict[TopicPartition, tuple[Progress, dict[int, Record]]] | None = (
-            {} if is_acked_by_hand else None
-        )
+        self._columns: ColumnBuilder | None = None
+        self._unacknowledged: _Unacknowledged | None = {} if is_acked_by_hand else None
         self._poll_count = 0
         self._watched: PolledSink | None = None
 
@@ -80,18 +87,19 @@ class DeliveryProgress:
 
     # ---- delivery ----------------------------------------------------------------------------------------------
 
-    def begin(self, found: RecordSlice) -> None:
-        """Deliver the records of a slice to a polling user."""
+    def begin(self, found: RecordSlice, columns: ColumnBuilder | None = None) -> None:
+        """Deliver the records of a slice to a polling user, one by one or as a part of ``columns``."""
         in_flight = InFlight.LAST if self._unacknowledged is None else InFlight.NOTHING
         lease = found.deliver(in_flight)
         if self._unacknowledged is not None:
-            self._start_all(self._unacknowledged, lease)
-        self._current = found
-        self.polled.begin(lease)
+            self._start_all(self._unacknowledged, lease, columns)
+        self._current, self._columns = found, columns
+        if columns is None:
+            self.polled.begin(lease)
+        else:
+            self.polled.begin_taken(lease)
 
-    def _start_all(
-        self, unacknowledged: dict[TopicPartition, tuple[Progress, dict[int, Record]]], lease: Lease
-    ) -> None:
+    def _start_all(self, unacknowledged: _Unacknowledged, lease: Lease, columns: ColumnBuilder | None) -> None:
         progress, records = unacknowledged.get(lease.partition, (None, {}))
         if progress is not lease.progress:
             records = {}
@@ -99,7 +107,7 @@ class DeliveryProgress:
         offsets = [record.offset for record in lease.records]
         lease.progress.start_all(offsets)
         # The record objects are kept because a seek may deliver the same offset again, as another object.
-        records.update(zip(offsets, lease.records, strict=True))
+        records.update(zip(offsets, lease.records if columns is None else repeat(columns), strict=False))
 
     @property
     def unacknowledged(self) -> int:
@@ -134,6 +142,7 @@ class DeliveryProgress:
     def finish(self) -> None:
         """Finish the records in flight, because the next one is polled; with ``ack="manual"``, finish none."""
         self.polled.finish()
+        self._columns = None
         if self.sink is None:
             self.finished_counter.look()
         self.progressed.set()
@@ -167,9 +176,39 @@ class DeliveryProgress:
         self.progressed.set()
         return True
 
-    def _acknowledge_alone(
-        self, unacknowledged: dict[TopicPartition, tuple[Progress, dict[int, Record]]], record: Record
-    ) -> bool:
+    def acknowledge_batch(self, batch: ArrowBatch) -> bool:
+        """Finish the records of an Arrow batch; return False if it is not the delivered object, or none is in flight.
+
+        With ``ack="manual"``, earlier batches may be acknowledged as well.
+        """
+        if self._unacknowledged is None:
+            if self._columns is None or self._columns.batch is not batch or not self.polled.count_in_flight:
+                return False
+            self.polled.finish()
+            self._columns = None
+        elif not self._acknowledge_rows(self._unacknowledged, batch):
+            return False
+        self._poll_count += 1
+        self.progressed.set()
+        return True
+
+    def _acknowledge_rows(self, unacknowledged: _Unacknowledged, batch: ArrowBatch) -> bool:
+        count = 0
+        for partition, offsets in offsets_of(batch):
+            progress, records = unacknowledged.get(partition, (None, {}))
+            if progress is None or progress.is_over:
+                continue
+            for offset in offsets:
+                columns = records.get(offset)
+                if columns is not None and not isinstance(columns, Record) and columns.batch is batch:
+                    del records[offset]
+                    progress.finish(offset)
+                    self.finished_counter.acknowledge()
+                    count += 1
+        self.finished_counter.look()
+        return count > 0
+
+    def _acknowledge_alone(self, unacknowledged: _Unacknowledged, record: Record) -> bool:
         progress, records = unacknowledged.get(record.topic_partition, (None, {}))
         if progress is None or progress.is_over or records.get(record.offset) is not record:
             return False

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.batches.columns import ArrowBatch, ColumnBuilder
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.buffered_counts import BufferedCounts
 from tailrace.consumer.delivery.offset_gaps import OffsetGaps
@@ -25,7 +26,10 @@ from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.core.delivery.slice_size import FIRST_SLICE, is_too_long, next_slice
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.errors import ConsumerStateError, TailraceError
-from tailrace.records import AnyRecord, TopicPartition
+from tailrace.records import AnyRecord, Record, TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Reader"]
 
@@ -114,13 +118,25 @@ class Reader:
     async def next_batch(self, count: int, wait_s: float) -> list[AnyRecord]:
         """Wait for a record, then up to ``wait_s`` for more, and return up to ``count`` records."""
         while True:
-            await self.wait_for_records(1)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self.wait_for_records(count)
+            await self._wait_for_batch(count, wait_s)
             if taken := self.take_now(count):
                 return taken
             await self.wait_for_news()
+
+    async def next_columns(self, count: int, wait_s: float) -> pa.RecordBatch:
+        """Wait as ``next_batch`` does, and return up to ``count`` records as columns."""
+        while True:
+            await self._wait_for_batch(count, wait_s)
+            if (taken := self._take_columns(count)) is not None:
+                return taken
+            await self.wait_for_news()
+
+    async def _wait_for_batch(self, count: int, wait_s: float) -> None:
+        """Wait for a record, then up to ``wait_s`` for ``count`` records."""
+        await self.wait_for_records(1)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self.wait_for_records(count)
 
     async def next_full(self, least: int, count: int, among: Among = None) -> list[AnyRecord]:
         """Wait for ``least`` records, or as many as the buffer has room for, and return up to ``count`` records."""
@@ -169,6 +185,30 @@ class Reader:
                 break
             taken += self.delivery.polled.take(wanted)
         return taken
+
+    def _take_columns(self, count: int) -> pa.RecordBatch | None:
+        """Return up to ``count`` buffered records as columns, without awaiting anything; None if there are none."""
+        self.delivery.finish()
+        self._put_back_current()
+        columns = ColumnBuilder()
+        while columns.count < count and not columns.is_full:
+            try:
+                if not self._find_slice(count - columns.count, None, columns):
+                    break
+            except TailraceError as error:
+                if not columns.count:
+                    raise
+                # As in ``take_now``.
+                self._errors.appendleft(error)
+                break
+        if not columns.count:
+            return None
+        try:
+            return columns.finish()
+        except BaseException:
+            # The user has not received these records, and the next poll must not finish them.
+            self.close(ConsumerStateError("an Arrow batch could not be built, see the earlier error - start again"))
+            raise
 
     def attach_sink(self, sink: RecordSink, watched: PolledSink | None = None) -> None:
         """Deliver whole slices to ``sink`` from now on, by ``next_slice``.
@@ -252,7 +292,7 @@ class Reader:
         self._slice_size = next_slice(self._slice_size, took_s, self.max_queued_records)
         return self.finished_counter.room(self._slice_size)
 
-    def _find_slice(self, count: int, among: Among) -> bool:
+    def _find_slice(self, count: int, among: Among, columns: ColumnBuilder | None = None) -> bool:
         """Decode and begin the next slice; return False if there is none."""
         self._check(among)
         is_readable = self._slice_reader.is_readable
@@ -261,16 +301,19 @@ class Reader:
         self._waits_for_ack = room <= 0
         if self._waits_for_ack:
             return False
-        found = self._next_slice(is_wanted, lambda _: min(count, room))
+        found = self._next_slice(is_wanted, lambda _: min(count, room), columns)
         if found is None:
             return False
-        self.delivery.begin(found)
+        self.delivery.begin(found, columns)
         return True
 
     def _next_slice(
-        self, is_wanted: Callable[[TopicPartition], bool], count_of: Callable[[TopicPartition], int]
+        self,
+        is_wanted: Callable[[TopicPartition], bool],
+        count_of: Callable[[TopicPartition], int],
+        columns: ColumnBuilder | None = None,
     ) -> RecordSlice | None:
-        found = self._slice_reader.next_slice(is_wanted, count_of)
+        found = self._slice_reader.next_slice(is_wanted, count_of, columns)
         if self._slice_reader.has_more:
             self._loop.call_soon(self._news.set)
         return found
@@ -287,9 +330,12 @@ class Reader:
 
     # ---- acknowledgement ---------------------------------------------------------------------------------------
 
-    def acknowledge(self, record: AnyRecord) -> bool:
-        """Finish ``record`` as ``DeliveryProgress.acknowledge`` does; return False if it is not in flight."""
-        was_in_flight = self.delivery.acknowledge(record)
+    def acknowledge(self, delivered: AnyRecord | ArrowBatch) -> bool:
+        """Finish a record or an Arrow batch as ``DeliveryProgress`` does; return False if it is not in flight."""
+        if isinstance(delivered, Record):
+            was_in_flight = self.delivery.acknowledge(delivered)
+        else:
+            was_in_flight = self.delivery.acknowledge_batch(delivered)
         if was_in_flight and (self.maps.is_holding or self._waits_for_ack):
             self._news.set()
         return was_in_flight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.offset_gaps import OffsetGaps
@@ -14,6 +14,9 @@ from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.core.fetch.decompressed_batches import DecompressedBatches
 from tailrace.records import Record, TopicPartition
+
+if TYPE_CHECKING:
+    from tailrace.batches.columns import ColumnBuilder
 
 __all__ = ["RecordSlice", "SliceReader"]
 
@@ -28,7 +31,7 @@ class RecordSlice:
     """Decoded records of one partition."""
 
     position: Position
-    records: list[Record]
+    records: Sequence[Record]
     end: int
     """Offset at which the partition continues."""
     leader_epoch: int
@@ -82,8 +85,12 @@ class SliceReader:
             return True
         return not self._maps.holds_back(position)
 
-    def next_slice(self, is_wanted: Readable, count_of: Callable[[TopicPartition], int]) -> RecordSlice | None:
+    def next_slice(
+        self, is_wanted: Readable, count_of: Callable[[TopicPartition], int], columns: ColumnBuilder | None = None
+    ) -> RecordSlice | None:
         """Return a slice of the next partition in turn for which ``is_wanted`` is true; None if there is none.
+
+        With ``columns``, add the slice's records to them.
 
         Raises:
             TailraceError: the partition has this error in place of records.
@@ -108,17 +115,17 @@ class SliceReader:
                 self._maps.look(position)
                 if not self.is_readable(partition):
                     continue
-            if (found := self._open(position, count_of(partition))) is not None:
+            if (found := self._open(position, count_of(partition), columns)) is not None:
                 return found
         self.has_more = True
         return None
 
-    def _open(self, position: Position, count: int) -> RecordSlice | None:
+    def _open(self, position: Position, count: int, columns: ColumnBuilder | None) -> RecordSlice | None:
         buffered = self._buffer.head(position.partition)
         assert buffered is not None
         if buffered.is_compressed and not self._prepare(position, buffered):
             return None
-        records = buffered.take(position, count)
+        records, added = self._take(buffered, position, count, columns)
         # A batch is removed as soon as its last record is taken. Otherwise it would take room and block a wait for many
         # records.
         is_at_end = len(records) < count or records[-1].offset + 1 == buffered.next_offset
@@ -139,7 +146,19 @@ class SliceReader:
             position.skip(end, buffered.leader_epoch)
             self.has_skipped = True
             return None
+        if columns is not None and not added:
+            columns.add_records(records)
         return RecordSlice(position, records, end, buffered.leader_epoch, None if is_used_up else buffered)
+
+    def _take(
+        self, buffered: BufferedBatch, position: Position, count: int, columns: ColumnBuilder | None
+    ) -> tuple[Sequence[Record], bool]:
+        """Return the next records, and True if they were added to ``columns``."""
+        has_known = position.progress is not None and position.progress.known is not None
+        if columns is None or has_known or self._gaps is not None:
+            # Some of these records may not be delivered.
+            return buffered.take(position, count), False
+        return buffered.take_into(columns, position, count), True
 
     def _prepare(self, position: Position, buffered: BufferedBatch) -> bool:
         def prepared() -> None:

@@ -60,7 +60,14 @@ class PolledRecords:
         if self.current is not None and self.current.lowest is not None:
             self._used_up.append(self.current)
         self.current, self.slice = lease, lease.left
-        self.added += lease.count
+        self.added += len(lease.records)
+
+    def begin_taken(self, lease: Lease) -> None:
+        """Take all records of ``lease`` at once, without a list of them."""
+        self.begin(lease)
+        self.slice = _NONE
+        lease.take_at_once()
+        lease.close_if_done()
 
     def take(self, count: int) -> list[AnyRecord]:
         """Take up to ``count`` records of the current lease for a batch."""

@@ -225,6 +225,12 @@ class Lease:
         """Mark all records as in flight until ``finish_taken`` or ``keep_in_flight``."""
         self.in_flight, self.left, self.finished = InFlight.ALL, iter(()), self.records[0].offset
 
+    def take_at_once(self) -> None:
+        """Take all records of a new lease; a polling user's records are in flight until ``finish_taken``."""
+        self.left = iter(())
+        if self.in_flight is InFlight.LAST:
+            self.in_flight = InFlight.ALL
+
     def keep_in_flight(self, records: Sequence[Record]) -> None:
         """Finish all records in flight except ``records``."""
         self.in_flight, self.records = InFlight.RECORDS, records

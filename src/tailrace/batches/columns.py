@@ -1,0 +1,243 @@
+"""Arrow record batches, built from the bytes of record batches or from records.
+
+The compiled decoder writes the bytes of records into Arrow's buffers, which are used without a copy. Records that are
+decoded already, and all records without the compiled module, are converted; the result is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import import_module
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol, overload
+
+from tailrace.errors import ConfigurationError
+from tailrace.extras import install_hint
+from tailrace.records import Record, TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tailrace._native import BatchDecoder, Columns
+
+__all__ = ["ArrowBatch", "ColumnBuilder", "Rows", "arrow", "arrow_of", "offsets_of"]
+
+_FULL = 1 << 30
+"""Size in bytes at which a batch is full, because a binary column of Arrow has at most 2 GiB."""
+
+
+class ArrowBatch(Protocol):
+    """``pyarrow.RecordBatch``, for signatures whose type is known without stubs of pyarrow."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+
+def arrow() -> Any:  # noqa: ANN401 - pyarrow is untyped
+    """Return the module pyarrow.
+
+    Raises:
+        ConfigurationError: pyarrow is not installed.
+    """
+    try:
+        return import_module("pyarrow")
+    except ImportError as error:
+        raise ConfigurationError(f"Arrow batches need pyarrow - {install_hint('arrow')}") from error
+
+
+@cache
+def _schema() -> Any:  # noqa: ANN401 - pyarrow is untyped
+    pa = arrow()
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    return pa.schema(
+        [
+            pa.field("topic", pa.string(), nullable=False),
+            pa.field("partition", pa.int32(), nullable=False),
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
+            pa.field("key", pa.binary()),
+            pa.field("value", pa.binary()),
+            pa.field("headers", pa.list_(header), nullable=False),
+        ]
+    )
+
+
+def arrow_of(records: Sequence[Record]) -> pa.RecordBatch:
+    """Return the columns of records.
+
+    Raises:
+        ConfigurationError: pyarrow is not installed.
+    """
+    columns = [[getattr(record, name) for record in records] for name in _schema().names[:-1]]
+    columns.append([[{"key": key, "value": value} for key, value in record.headers] for record in records])
+    arrays = [arrow().array(column, kind) for column, kind in zip(columns, _schema().types, strict=True)]
+    batch: pa.RecordBatch = arrow().RecordBatch.from_arrays(arrays, schema=_schema())
+    return batch
+
+
+def offsets_of(batch: Any) -> Iterator[tuple[TopicPartition, list[int]]]:  # noqa: ANN401 - pyarrow is untyped
+    """Yield the partitions and offsets of a batch's rows; nothing for a batch of another schema."""
+    if batch.schema != _schema():
+        return
+    places = map(TopicPartition, batch.column("topic").to_pylist(), batch.column("partition").to_pylist())
+    rows = zip(places, batch.column("offset").to_pylist(), strict=True)
+    for place, group in groupby(rows, key=lambda row: row[0]):
+        yield place, [offset for _, offset in group]
+
+
+class Rows(Sequence[Record]):
+    """Records in the rows of ``Columns``, made on demand with an offset but without key, value and timestamp."""
+
+    __slots__ = ("_columns", "_count", "_partition", "_start", "_topic")
+
+    def __init__(self, columns: Columns, topic: str, partition: int, start: int, count: int) -> None:
+        self._columns, self._topic, self._partition = columns, topic, partition
+        self._start, self._count = start, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(self._count))]
+        offset = self._columns.offset(self._start + range(self._count)[index])
+        return Record(self._topic, self._partition, offset, None, None, -1)
+
+
+class ColumnBuilder:
+    """Rows of one Arrow record batch.
+
+    Attributes:
+        count: number of rows.
+        batch: the Arrow record batch; None until ``finish`` has returned it.
+
+    Raises:
+        ConfigurationError: pyarrow is not installed.
+    """
+
+    def __init__(self) -> None:
+        arrow()
+        self.count = 0
+        self.batch: pa.RecordBatch | None = None
+        self._parts: list[_CompiledColumns | _RecordColumns] = []
+
+    @property
+    def is_full(self) -> bool:
+        """True if the batch is so large that it should be finished."""
+        return sum(part.size for part in self._parts) >= _FULL
+
+    def add_from(self, decoder: BatchDecoder, topic: str, partition: int, most: int) -> Rows:
+        """Add the next ``most`` records of a compiled decoder, or fewer at the end of its batch.
+
+        Raises:
+            ValueError, OverflowError: see ``BatchDecoder.take_into``; nothing is added then.
+        """
+        part = self._parts[-1] if self._parts else None
+        if not isinstance(part, _CompiledColumns):
+            part = _CompiledColumns()
+            self._parts.append(part)
+        rows = part.add_from(decoder, topic, partition, most)
+        self.count += len(rows)
+        return rows
+
+    def add_records(self, records: Sequence[Record]) -> None:
+        """Add records that are decoded."""
+        part = self._parts[-1] if self._parts else None
+        if not isinstance(part, _RecordColumns):
+            part = _RecordColumns()
+            self._parts.append(part)
+        part.add(records)
+        self.count += len(records)
+
+    def finish(self) -> pa.RecordBatch:
+        """Return the rows as one Arrow record batch."""
+        batches = [part.finish() for part in self._parts]
+        self.batch = batches[0] if len(batches) == 1 else arrow().concat_batches(batches or [arrow_of(())])
+        self._parts = []
+        return self.batch
+
+
+class _RecordColumns:
+    """Rows that are records."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self.size = 0
+
+    def add(self, records: Sequence[Record]) -> None:
+        self._records += records
+        for record in records:
+            self.size += len(record.key or b"") + len(record.value or b"")
+            self.size += sum(len(name) + len(value or b"") for name, value in record.headers)
+
+    def finish(self) -> Any:  # noqa: ANN401 - pyarrow is untyped
+        return arrow_of(self._records)
+
+
+class _CompiledColumns:
+    """Rows in the buffers of the compiled module."""
+
+    def __init__(self) -> None:
+        from tailrace._native import Columns  # noqa: PLC0415 - absent without a compiler
+
+        self._columns = Columns()
+        self._topics: list[tuple[str, int]] = []
+        """Topics of the rows, each with its number of rows."""
+
+    @property
+    def size(self) -> int:
+        return self._columns.size
+
+    def add_from(self, decoder: BatchDecoder, topic: str, partition: int, most: int) -> Rows:
+        start = self._columns.count
+        count = decoder.take_into(self._columns, most)
+        if count:
+            if self._topics and self._topics[-1][0] == topic:
+                count_before = self._topics.pop()[1]
+                self._topics.append((topic, count_before + count))
+            else:
+                self._topics.append((topic, count))
+        return Rows(self._columns, topic, partition, start, count)
+
+    def finish(self) -> Any:  # noqa: ANN401 - pyarrow is untyped
+        pa, schema, rows = arrow(), _schema(), self._columns.count
+        (partitions, offsets, timestamps, header_ends), columns = self._columns.finish()
+        keys, values, names, header_values = columns
+        headers = schema.field("headers").type
+        header = pa.Array.from_buffers(
+            headers.value_type,
+            names[0],
+            [None],
+            0,
+            0,
+            [_binary(pa.string(), names), _binary(pa.binary(), header_values)],
+        )
+
+        def fixed(name: str, buffer: bytearray) -> Any:  # noqa: ANN401 - pyarrow is untyped
+            return pa.Array.from_buffers(schema.field(name).type, rows, [None, pa.py_buffer(buffer)], 0)
+
+        topics = [pa.repeat(pa.scalar(topic, pa.string()), count) for topic, count in self._topics]
+        arrays = [
+            topics[0] if len(topics) == 1 else pa.concat_arrays(topics or [pa.array([], pa.string())]),
+            fixed("partition", partitions),
+            fixed("offset", offsets),
+            fixed("timestamp", timestamps),
+            _binary(pa.binary(), keys),
+            _binary(pa.binary(), values),
+            pa.Array.from_buffers(headers, rows, [None, pa.py_buffer(header_ends)], 0, 0, [header]),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _binary(kind: Any, column: tuple[int, int, bytearray, bytearray, bytearray]) -> Any:  # noqa: ANN401
+    pa = arrow()
+    count, nulls, *buffers = column
+    valid, ends, content = map(pa.py_buffer, buffers)
+    return pa.Array.from_buffers(kind, count, [valid if nulls else None, ends, content], nulls)
