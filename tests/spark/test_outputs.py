@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 
-from tailrace import Depends, HandlerFailedError, Handlers, Record, Retry
+from tailrace import Depends, HandlerFailedError, Handlers, PartialFailureError, Record, Retry
 from tailrace.app.failures.dead_letters import read_dead_letter
 from tailrace.spark import SparkPipeline, overwritten_folders
 from tailrace.spark.worker.shipment import place_of
@@ -248,6 +251,29 @@ def test_plain_functions_and_batch_handlers_run(world):
     names = {file.name for file in folder.iterdir()}
     assert (one.records, many.records) == (25, 25)
     assert names == {*(f"plain-{n}" for n in range(25)), "batch-0-10", "batch-10-10", "batch-20-5"}
+
+
+@pytest.mark.parametrize("kind", [pa.RecordBatch, pl.DataFrame, pd.DataFrame])
+def test_batch_handlers_may_take_tables(world, kind):
+    """A batch handler on Spark receives the same tables as in a live app, and names failed rows in the same way."""
+    world.make_topic()
+    world.produce([b"%d" % n for n in range(25)])
+    app, folder = world.app(retry=Retry(attempts=2, backoff_ms=1)), world.folder / "tables"
+    folder.mkdir()
+
+    @app.batch_handler(world.topic, max_records=10)
+    async def store(table) -> None:
+        offsets = [int(str(offset)) for offset in table["offset"]]
+        Path(folder / f"{type(table).__name__}-{offsets[0]}-{len(offsets)}").touch()  # noqa: ASYNC240 - a file
+        if offsets[0] == 0 and len(offsets) > 1:
+            raise PartialFailureError([7]) from ConnectionError("away")
+
+    store.__annotations__["table"] = kind
+    report = world.pipeline(app).backfill(store)
+
+    names = {file.name.removeprefix(f"{kind.__name__}-") for file in folder.iterdir()}
+    assert report.records == 25
+    assert names == {"0-10", "7-1", "10-10", "20-5"}
 
 
 def test_an_importable_app_is_imported_by_workers(world, monkeypatch):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from typing import Annotated, Any, Unpack, assert_type
 
 import msgspec
+import pyarrow as pa
 from aiohttp import web
 from fastapi import FastAPI
 
@@ -149,6 +150,13 @@ async def store_many(values: list[bytes]) -> int:
 
 billing.handler("t", middleware=[timed])(store)
 billing.batch_handler("t", max_records=5, middleware=[timed_batch])(store_many)
+
+
+@billing.batch_handler("t")
+async def store_table(table: pa.RecordBatch) -> None:
+    table.num_rows.bit_count()
+
+
 billing.batch_handler("t", middleware=[timed])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
 billing.batch_handler("t", max_record=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 billing.handler("t", batch=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

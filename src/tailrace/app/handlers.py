@@ -100,7 +100,7 @@ class Handlers:
 
         Args:
             topics: Names of the topics.
-            batch: Limits of a batch; with them, the function takes a list of records instead of a single record.
+            batch: Limits of a batch; with them, the function takes a list of records, or a table, not a single record.
             options: See below.
 
         Options; see ``tailrace.HandlerOptions`` and docs/options.md:

@@ -18,6 +18,7 @@ from tailrace.app.declare.parameter_readers import ValueReader, value_reader
 from tailrace.app.declare.parameters import Parameter, RecordSource, ValueSource
 from tailrace.app.declare.prefetch import Prefetch, ahead_of, ahead_of_each
 from tailrace.app.declare.signature import read_signature
+from tailrace.app.declare.tables import TABLES, table_reader
 from tailrace.app.function_kinds import FunctionKind, handler_kind, name_of
 from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
 from tailrace.records import Record
@@ -102,7 +103,7 @@ def prepare(
         function: ``async def`` or plain; a function, a method, a partial or a callable object.
         codec: decodes the values.
         overrides: providers to call instead of those that ``Depends`` names.
-        is_batch: True if the handler takes batches, as a list.
+        is_batch: True if the handler takes batches, as a list or table.
 
     Raises:
         ConfigurationError: the signature asks for what a record, or a batch, does not have; it names the handler and
@@ -237,10 +238,12 @@ def _value_of_record(parameter: Parameter, annotation: object, codec: AnyCodec, 
 
 def _values_of_batch(parameter: Parameter, annotation: object, codec: AnyCodec, where: str) -> _Values:
     of = f"{where}: parameter {parameter.name!r}"
+    if (read_table := table_reader(annotation, of)) is not None:
+        return _Values(read_table, None)
     if typing.get_origin(annotation) is not list:
         raise ConfigurationError(
             f"{of} is {described(annotation)}, and a batch is a list - write `list[bytes]`, `list[Order]` or such,"
-            " or `list[Record]`"
+            f" or `list[Record]`, or for a table {TABLES}"
         )
     (item,) = typing.get_args(annotation)
     if item is Record:
