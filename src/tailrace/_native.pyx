@@ -367,12 +367,12 @@ cdef class BatchDecoder:
         cdef int32_t left = self._left, partition = self._partition
         cursor.is_broken = False
         cursor.at = start + self._at
-        # The batch claims ``left`` records; its bytes may hold fewer.
+        # The batch claims ``left`` records; its bytes may hold fewer. No shorter record becomes a row.
         columns.reserve(max(0, min(most, left, (end - cursor.at) // SHORTEST + 1)))
         while left > 0 and most > 0:
             cursor.end = end
             length = varint(&cursor)
-            if cursor.is_broken or length < SHORTEST - 1 or length > end - cursor.at:
+            if cursor.is_broken or length < 1 or length > end - cursor.at:
                 raise ValueError("a record that does not end within its batch")
             cursor.end = cursor.at + length
             cursor.at += 1  # attributes, unused
