@@ -327,7 +327,8 @@ cdef class BatchDecoder:
             key = nullable_bytes(&cursor)
             value = nullable_bytes(&cursor)
             count = varint(&cursor)
-            headers = headers_of(&cursor, count)
+            # The empty tuple is not allocated. A list for each record would keep the garbage collector busy.
+            headers = headers_of(&cursor, count) if count else ()
             if cursor.is_broken or count < 0 or cursor.at != cursor.end:
                 raise ValueError("a record that is not as long as it claims")
             if self._has_append_time:

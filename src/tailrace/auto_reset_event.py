@@ -22,7 +22,10 @@ class AutoResetEvent:
 
     async def wait(self, until: float | None = None) -> None:
         """Wait until the flag is set or the loop's clock reaches ``until``, and clear the flag."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self._event.wait()
+        if until is None:
+            await self._event.wait()
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._event.wait()
         self._event.clear()

@@ -77,6 +77,7 @@ class Record(msgspec.Struct, Generic[KeyT_co, ValueT_co], frozen=True, gc=False)
     timestamp: int
     """Milliseconds since 1970."""
     headers: Sequence[tuple[str, bytes | None]] = ()
+    """Names and values, in order. Compare ``list(record.headers)``, because the sequence may be a list or a tuple."""
     timestamp_type: TimestampType | None = "CreateTime"
     """Origin of the timestamp: the producer ("CreateTime") or the broker ("LogAppendTime"), as the topic's
     ``message.timestamp.type`` says. None for an unknown origin: on Spark, after a retry topic, in message format 0."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import cramjam
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,8 @@ def made(magic: int, *records: Said, codec: int = NONE, base_offset: int = 0) ->
 
 
 def records_of(data: bytes, position: int = 0) -> list[Record]:
-    return [record for one in split(memoryview(data)) for record in one.decode("t", 3, position).take(1_000)]
+    records = [record for one in split(memoryview(data)) for record in one.decode("t", 3, position).take(1_000)]
+    return [msgspec.structs.replace(record, headers=tuple(record.headers)) for record in records]
 
 
 def expected(magic: int, records: tuple[Said, ...], base_offset: int) -> list[Record]:
@@ -67,7 +69,7 @@ def expected(magic: int, records: tuple[Said, ...], base_offset: int) -> list[Re
             timestamp_type="CreateTime" if magic else None,
         )
         if magic < 2
-        else Record("t", 3, base_offset + at, one.key, one.value, one.timestamp, list(one.headers))
+        else Record("t", 3, base_offset + at, one.key, one.value, one.timestamp, one.headers)
         for at, one in enumerate(records)
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 
 from tailrace import Record, TopicPartition
 from tailrace.app.dispatch.batch_failures import Failed
@@ -38,3 +39,30 @@ async def test_failures_without_a_pause_do_not_starve_the_event_loop():
     await asyncio.wait({running})
 
     assert turns > 5
+
+
+async def test_context_of_a_handler_that_does_not_suspend_ends_with_its_record():
+    """A context variable that one record in a long run sets is not seen by the next record."""
+    variable, seen, (position,) = contextvars.ContextVar("variable", default=0), [], Positions().add([PARTITION])
+    all_seen = asyncio.Event()
+    position.begin(0)
+
+    async def handle(record: Record) -> None:
+        seen.append(variable.get())
+        if record.offset % 10 == 5:
+            variable.set(record.offset)
+        if len(seen) == 100:
+            all_seen.set()
+
+    async def recover(_executor: RecordExecutor, _work: Worker, _failed: Failed) -> None:
+        pass
+
+    options = ExecutorOptions(order_by="partition", concurrency=1, window=100, on_progress=lambda: None)
+    executor = RecordExecutor(HandlerCall(handle, handle), recover, options)
+    running = asyncio.create_task(executor.run(1))
+    executor.add(position.deliver([Record("orders", 0, offset, None, b"", 0) for offset in range(100)], 100))
+    await asyncio.wait_for(all_seen.wait(), 10)
+    running.cancel()
+    await asyncio.wait({running})
+
+    assert set(seen) == {0}

@@ -281,7 +281,7 @@ def test_lagging_partition_is_not_crowded_out(leases):
 
 
 def test_waiting_partition_has_no_room(by_partition, leases):
-    """While a record is suspended or some are left; another partition always has room for one."""
+    """While a record is suspended or some are left; another partition has room for one once nothing else may run."""
     assert by_partition.room_of(P) == 4
     by_partition.add(leases.of(records(P, "cab")))
     assert by_partition.room_of(P) == 0
@@ -298,8 +298,22 @@ def test_waiting_partition_has_no_room(by_partition, leases):
     for number in range(20):
         partition = TopicPartition("many", number)
         by_partition.add(leases.of(records(partition, "a" * by_partition.room_of(partition))))
-    assert by_partition.waiting == 8 + 20 - 4
+        start(by_partition)
+    assert by_partition.waiting == 6
     assert by_partition.room_of(P) == 1
+
+
+def test_partition_has_no_room_while_a_slice_of_another_may_run(by_partition, leases):
+    """So that slices are long: slices read ahead would share the window, each half as long as the one before."""
+    by_partition.add(leases.of(records(P, "ab")))
+    assert by_partition.room_of(Q) == 0
+    by_partition.take()
+    assert by_partition.room_of(Q) == 0
+
+    by_partition.suspended(work := by_partition.take())
+    assert by_partition.room_of(Q) == 4
+    by_partition.finished(work)
+    assert by_partition.room_of(Q) == 4
 
 
 def test_shared_partition_does_not_wait_as_a_whole(leases):

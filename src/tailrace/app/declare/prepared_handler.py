@@ -202,6 +202,14 @@ def _direct(function: Callable[..., Any], values: _Values, *, is_batch: bool) ->
         return lambda unit: function(read(unit))
     decode, decode_error = of_one.decode, of_one.error
 
+    def direct_bytes(record: Record) -> Awaitable[object]:
+        value = record.value
+        called: Awaitable[object] = function(read(record) if value is None else value)
+        return called
+
+    if of_one.is_bytes:
+        return direct_bytes
+
     def direct(record: Record) -> Awaitable[object]:
         # As ``read``, with one frame less for each record.
         try:
@@ -261,7 +269,8 @@ def _decoder_of_batch(value: ValueReader) -> Callable[[list[Record]], list[objec
 
     def take_values(records: list[Record]) -> list[object]:
         values: list[object] = [record.value for record in records]
-        if None in values and not value.is_nullable:
+        # The search for null is slow; it is needed only if a value is null or empty.
+        if not value.is_nullable and not all(values) and None in values:
             index = values.index(None)
             error = TypeError("the value is null")
             raise DecodeError(f"index {index} of the batch: {value.error(records[index], error)}") from error

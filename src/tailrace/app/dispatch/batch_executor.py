@@ -107,17 +107,20 @@ class BatchExecutor(Executor[RunningBatch]):
         if work.records and (failed := await self.attempt(work)):
             await self._recover(self, work, failed)
         self._batching.finish(work.queued)
+        # The next batch is read in the next iteration of the event loop; ``_ended`` is called one iteration later.
+        self._read_on(work)
 
     async def _call(self, work: RunningBatch) -> Failed:
         work.since = self._loop.time()
-        self._loop.call_soon(self._on_loop_iteration, work)
+        # If the event loop iterates before the handler has ended, the handler is suspended.
+        self._loop.call_soon(self._read_on, work)
         try:
             return await self._attempt(work.records)
         finally:
             work.since = None
 
-    def _on_loop_iteration(self, work: RunningBatch) -> None:
-        """Allow more records, because the event loop iterates and so the handler is suspended or has ended."""
+    def _read_on(self, work: RunningBatch) -> None:
+        """Allow more records, because the handler of the batch that was started last is suspended or has ended."""
         if self._last_started is work:
             self._last_started = None
             self._on_progress()

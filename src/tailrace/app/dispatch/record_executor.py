@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextvars import copy_context
+from itertools import islice
+from operator import length_hint
 
 from tailrace.app.dispatch.batch_failures import Failed
 from tailrace.app.dispatch.call import HandlerCall
@@ -94,15 +95,14 @@ class RecordExecutor(Executor[Worker]):
         workers = self._workers
         while True:
             await self._run_records(worker)
-            # If a handler has changed the context, the next record starts in a new task.
-            if workers.is_ending or copy_context() != worker.context or len(workers.tasks) > workers.max_tasks:
+            if workers.is_ending or worker.has_changed_context or len(workers.tasks) > workers.max_tasks:
                 return
             worker.rested = self._loop.create_future()
             self._idle.append(worker)
             await worker.rested
 
     async def _run_records(self, worker: Worker) -> None:
-        handle, finish, context, workers = self._handle, self._finish, worker.context, self._workers
+        handle, finish, workers = self._handle, self._finish, self._workers
         began_at = self._loop.time()
         while (record := self._take(worker)) is not None:
             try:
@@ -110,10 +110,10 @@ class RecordExecutor(Executor[Worker]):
                     await finish(record, returned)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
                 await self._recover_record(worker, error)
-            if not self._finish_started(worker) and copy_context() == context:
+            if not self._finish_started(worker) and not worker.has_changed_context:
                 await self._run_free(worker, began_at)
             worker.record = None
-            if copy_context() != context:
+            if worker.has_changed_context:
                 break
             if worker.has_rested:
                 worker.has_rested, began_at = False, self._loop.time()
@@ -129,20 +129,21 @@ class RecordExecutor(Executor[Worker]):
 
     async def _run_free(self, worker: Worker, began_at: float) -> None:
         """Run records that need no ``take``, until a handler suspends or this turn of the event loop is too long."""
-        handle, finish, context, look_at = self._handle, self._finish, worker.context, 1
-        for count, record in enumerate(self._lanes.free, 1):
-            worker.record = record
-            try:
-                if (returned := await handle(record)) is not None:
-                    await finish(record, returned)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
-                await self._recover_record(worker, error)
-            if self._finish_started(worker) or copy_context() != context:
-                break
-            if count == look_at:
-                if not self._may_start or is_too_long(self._loop.time() - began_at):
-                    break
-                look_at += min(count, _RECORDS_A_LOOK)
+        handle, finish, free, count = self._handle, self._finish, self._lanes.free, 1
+        context, initial_context = worker.context, worker.initial_context
+        while length_hint(free) and self._may_start and not is_too_long(self._loop.time() - began_at):
+            for record in islice(free, count):
+                worker.record = record
+                try:
+                    if (returned := await handle(record)) is not None:
+                        await finish(record, returned)
+                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
+                    await self._recover_record(worker, error)
+                # ``_finish_started`` and ``has_changed_context`` without their calls, which cost more than the checks.
+                if worker.queued is not None or context != initial_context:
+                    self._finish_started(worker)
+                    return
+            count = min(2 * count, _RECORDS_A_LOOK)
 
     async def _recover_record(self, worker: Worker, error: Exception | asyncio.CancelledError) -> None:
         await self._recover(self, worker, {0: self._failure(error)})

@@ -43,7 +43,8 @@ class Worker:
     """Task that runs one record after the other.
 
     Attributes:
-        context: context in which each record starts.
+        context: context of the task.
+        initial_context: copy of ``context``, as each record must find it.
         record: record that the task runs.
         queued: entry of the record in the lanes, once the record was suspended or parked.
         rested: future that wakes the idle worker; None before the worker was first idle.
@@ -54,6 +55,7 @@ class Worker:
     __slots__ = (
         "context",
         "has_rested",
+        "initial_context",
         "is_left",
         "publishing",
         "queued",
@@ -65,13 +67,18 @@ class Worker:
 
     def __init__(self, context: Context) -> None:
         self.publishing = HandlerTask(context)
-        self.context = context.copy()
+        self.context, self.initial_context = context, context.copy()
         self.record: Record | None = None
         self.queued: QueuedRecord | None = None
         self.since: float | None = None
         self.waits: dict[asyncio.Future[None], TopicPartition | None] = {}
         self.rested: asyncio.Future[None] | None = None
         self.has_rested = self.is_left = False
+
+    @property
+    def has_changed_context(self) -> bool:
+        """True if a handler has changed the context, so that the next record must start in a new task."""
+        return self.context != self.initial_context
 
     @property
     def records(self) -> list[Record]:

@@ -45,9 +45,13 @@ def carrying(call: Handle, traced: Handle) -> Handle:
         finally:
             _trace.reset(token)
 
+    modules = sys.modules  # OpenTelemetry may be imported later.
+
     def carry(record: Record) -> Awaitable[object]:
-        trace = trace_in(record.headers) if record.headers else ()
-        return within_trace(record, trace) if trace or _OPENTELEMETRY in sys.modules else call(record)
+        if not record.headers and _OPENTELEMETRY not in modules:
+            return call(record)
+        trace = trace_in(record.headers)
+        return within_trace(record, trace) if trace or _OPENTELEMETRY in modules else call(record)
 
     return carry
 

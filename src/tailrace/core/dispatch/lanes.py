@@ -135,13 +135,15 @@ class Lanes:
         A partition may hold up to twice as many records as the window has free places. All partitions then tend to hold
         equally many, and a lagging partition is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998). If
         slices wait as a whole, a partition may hold half as many records as there are free places. A partition that
-        holds no records always has room for one record, whatever fails in other partitions.
+        holds no records always has room for one record, whatever fails in other partitions; if slices wait as a whole,
+        only while no slice may run. Otherwise the slices of several partitions would halve each other down to a few
+        records, and each slice costs as much as many records.
         """
         stock, left = self._stocks.get(partition), self.window - self.waiting - self.failing
         if self._waits_whole:
-            is_open = self._is_current(stock) and length_hint(self._left)
-            is_held = stock is not None and (stock.busy or stock.slices or is_open)
-            return 0 if is_held else max(1, (left + 1) // 2)
+            may_run = self._turn or length_hint(self._left)
+            is_held = stock is not None and (stock.busy or stock.slices)
+            return 0 if may_run or is_held else max(1, (left + 1) // 2)
         held = 0 if stock is None else self._held_of(stock) + stock.failing
         if stock is not None and stock.full_lanes:
             return 0
