@@ -255,6 +255,8 @@ class GroupRuntime:
                 self._retry_topic_records.hold(lease)
             else:
                 self._dispatch(lease)
+            # The handler runs first. If it does not suspend, there is room for the next slice afterwards.
+            await asyncio.sleep(0)
 
     def room_of(self, partition: TopicPartition) -> int:
         """Return how many records of a partition may be read now."""
