@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tailrace.consumer.delivery.streams import RecordStream
     from tailrace.consumer.group.member import GroupMember
     from tailrace.consumer.group.role_protocol import Generation, GroupRole
-    from tailrace.consumer.monitoring.status import ConsumerHealth, ConsumerOffsets, ConsumerStatistics, Lag
+    from tailrace.consumer.monitoring.status import ConsumerHealth, ConsumerOffsets, Lag
     from tailrace.consumer.shared_cluster import SharedCluster
     from tailrace.core.dispatch.batching import Batch
     from tailrace.core.failures.retry import Retry
@@ -70,12 +70,14 @@ if TYPE_CHECKING:
         UnknownTopicError,
         UnsupportedVersionError,
     )
+    from tailrace.observe.statistics import AppStatistics, ConsumerStatistics
     from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
     from tailrace.runner import run
 
 __all__ = [
     "App",
     "AppOptions",
+    "AppStatistics",
     "AuthenticationError",
     "Batch",
     "BrokerConnectionError",
@@ -149,12 +151,13 @@ __all__ = [
 _MODULES = {
     "App": "app.app",
     "AppOptions": "app.options",
+    "AppStatistics": "observe.statistics",
     "Batch": "core.dispatch.batching",
     "Consumer": "consumer.consumer",
     "ConsumerOptions": "config",
     "ConsumerHealth": "consumer.monitoring.status",
     "ConsumerOffsets": "consumer.monitoring.status",
-    "ConsumerStatistics": "consumer.monitoring.status",
+    "ConsumerStatistics": "observe.statistics",
     "Lag": "consumer.monitoring.status",
     "Depends": "app.declare.parameters",
     "Generation": "consumer.group.role_protocol",

@@ -47,6 +47,7 @@ from tailrace.consumer.supervisor import Supervisor
 from tailrace.core.failures.retry import Retry
 from tailrace.errors import ConfigurationError, ConsumerStateError, HandlerFailedError, PublishError, TailraceError
 from tailrace.observe.hooks import Hook, Observer
+from tailrace.observe.statistics import AppStatistics
 from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
 from tailrace.signals import handle_signals
@@ -369,6 +370,16 @@ class App(Handlers):
         else:
             vitals = running.vitals
         return examine(vitals, require_broker=self._require_broker)
+
+    def statistics(self) -> AppStatistics:
+        """Return a snapshot of the work of handlers, of lag, and of consumers; without handlers before the start.
+
+        The numbers are those of the current run. Call this in the app's event loop.
+        """
+        health, running = self.health(), self._running
+        if running is None:
+            return AppStatistics(is_live=health.is_live, is_ready=health.is_ready)
+        return running.statistics(health)
 
     @property
     def health_app(self) -> ASGIApp:

@@ -20,7 +20,7 @@ from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.dependencies import open_into
 from tailrace.app.declare.plan import Plan
 from tailrace.app.dispatch.group_runtime import Connect, GroupRuntime
-from tailrace.app.health.checks import Vitals
+from tailrace.app.health.checks import Health, Vitals
 from tailrace.app.health.consumer_events import ConsumerEvents
 from tailrace.app.health.event_loop_watchdog import Watchdog
 from tailrace.config import ConsumerConfig
@@ -31,6 +31,7 @@ from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTim
 from tailrace.observe.hooks import Observer
 from tailrace.observe.instrumentation import instrumentations_of
 from tailrace.producer.publisher import Publisher, instrumented
+from tailrace.observe.statistics import AppStatistics, Durations
 
 __all__ = ["AppRun"]
 
@@ -155,6 +156,19 @@ class AppRun:
             is_rebalancing=self.signs.is_rebalancing,
             waiting=sum(group.waiting for group in self.groups),
             stalled_s=max((group.stalled_s for group in self.groups), default=0.0),
+        )
+
+    def statistics(self, health: Health) -> AppStatistics:
+        """Return the statistics of this run."""
+        groups, watchdog = self.groups, self._watchdog
+        return AppStatistics(
+            is_live=health.is_live,
+            is_ready=health.is_ready,
+            handlers=tuple(handler for group in groups for handler in group.handler_statistics()),
+            groups=tuple(group.statistics() for group in groups),
+            consumers=tuple(one for group in groups if (one := group.consumer_statistics()) is not None),
+            loop_lag=Durations() if watchdog is None else watchdog.lag,
+            loop_blocked_s=0.0 if watchdog is None else watchdog.blocked_s,
         )
 
     # ---- inside ------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 from tailrace.app.topics.later_topics import LaterTopics
@@ -13,12 +13,13 @@ from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.delivery.progress import RecordSink
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.member_view import MemberView
-from tailrace.consumer.record_sinks import also_subscribe, attach_sink, subscribe_matching
+from tailrace.consumer.record_sinks import also_subscribe, attach_sink, statistics_of, subscribe_matching
 from tailrace.core.delivery.positions import Position
 from tailrace.core.delivery.progress import Lease
 from tailrace.core.failures.failure_counts import FailureCounts
 from tailrace.core.transactions.refused_records import RefusedRecords
 from tailrace.observe.hooks import Hook, Observer
+from tailrace.observe.statistics import ConsumerStatistics
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record, TopicPartition
 
@@ -146,6 +147,13 @@ class Source(Protocol):
     def wall_clock(self) -> float:
         """Return seconds since the epoch, by the clock that is used for due times."""
 
+    def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
+        """Return the statistics of the consumer; None if there is none.
+
+        Args:
+            started: unfinished records that handlers hold, for the age of the oldest one.
+        """
+
 
 class ConsumerSource:
     """Source that reads the topics of a group's handlers with a consumer.
@@ -182,6 +190,10 @@ class ConsumerSource:
     def wall_clock(self) -> float:
         """Return the time of this machine."""
         return time.time()
+
+    def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
+        """Return the statistics of the consumer; None before it is started."""
+        return statistics_of(self.consumer, started)
 
     def group_view(self) -> MemberView:
         """Return the consumer's membership of its group; the consumer must be started."""

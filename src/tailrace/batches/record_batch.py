@@ -64,6 +64,8 @@ _MARKER, _ABORT = struct.Struct(">hh"), 0
 _DEFAULT_LIMIT = 1 << 20
 """Limit of decompression for batches that are read without ``decompress``, such as transaction markers."""
 
+_TIMESTAMP, _FIRST_TIMESTAMP_AT, _MAX_TIMESTAMP_AT = struct.Struct(">q"), 27, 35
+
 _LARGE_FRAME = 65_536
 _SMALL_SHARE = 8
 """Record sets smaller than this fraction of a large frame are copied."""
@@ -144,6 +146,14 @@ class RecordBatch:
 
     def __repr__(self) -> str:
         return f"<RecordBatch {self.base_offset}..{self.next_offset - 1} {self.size} bytes>"
+
+    @property
+    def first_timestamp(self) -> int | None:
+        """Timestamp of the first record; None in old formats, whose records have to be decoded for it."""
+        if isinstance(self._raw, LegacyBatch):
+            return None
+        at = _MAX_TIMESTAMP_AT if self.timestamp_type == "LogAppendTime" else _FIRST_TIMESTAMP_AT
+        return int(_TIMESTAMP.unpack_from(self._view, at)[0])
 
     def checksum_holds(self) -> bool:
         """Return True if the checksum matches. Must be called before ``decompress``."""

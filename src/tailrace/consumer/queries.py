@@ -10,7 +10,6 @@ from tailrace.consumer.lifecycle import ConsumerLifecycle
 from tailrace.consumer.monitoring.status import (
     ConsumerHealth,
     ConsumerOffsets,
-    ConsumerStatistics,
     Kind,
     Lag,
     offsets_of,
@@ -20,6 +19,7 @@ from tailrace.consumer.positions.start_points import Time, start_at_time
 from tailrace.consumer.runtime import ConsumerRuntime
 from tailrace.core.metrics import MetricName
 from tailrace.errors import ConsumerStateError
+from tailrace.observe.statistics import ConsumerStatistics
 from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 __all__ = ["ConsumerQueries"]
@@ -188,8 +188,15 @@ class ConsumerQueries:
         return self._started.metrics()
 
     def statistics(self) -> ConsumerStatistics:
-        """Return the amounts of buffered data."""
-        return self._started.statistics()
+        """Return a snapshot of offsets and lag by partition, of buffers, and of the durations of requests.
+
+        A stopped consumer has statistics, too: its counters, without partitions.
+
+        Raises:
+            ConsumerStateError: not started.
+        """
+        engine = self._life.engine
+        return (self._started if engine is None else engine).statistics()
 
     # ---- inside ------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,10 @@ from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.topic_patterns import TopicPredicate
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.errors import ConfigurationError
+from tailrace.observe.statistics import ConsumerStatistics
+from tailrace.records import AnyRecord
 
-__all__ = ["also_subscribe", "attach_sink", "refresh_metadata", "subscribe_matching", "topology_of"]
+__all__ = ["also_subscribe", "attach_sink", "refresh_metadata", "statistics_of", "subscribe_matching", "topology_of"]
 
 
 def also_subscribe(consumer: Consumer, topics: Iterable[str]) -> None:
@@ -62,3 +64,14 @@ def refresh_metadata(consumer: Consumer) -> None:
 def topology_of(consumer: Consumer) -> ClusterMetadata:
     """Return the cluster metadata of a started consumer."""
     return consumer._started.topology  # noqa: SLF001 - same package
+
+
+def statistics_of(consumer: Consumer, started: Iterable[AnyRecord]) -> ConsumerStatistics | None:
+    """Return the statistics of a consumer that may be stopped; None if it was never started.
+
+    Args:
+        consumer: the consumer.
+        started: unfinished records that its sink holds, for the age of the oldest one.
+    """
+    engine = consumer._life.engine  # noqa: SLF001 - same package
+    return None if engine is None else engine.statistics(started)

@@ -6,7 +6,8 @@ Whatever ends a consumer, the user gets the error, and finished records are comm
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Iterable
+from itertools import chain
 
 import anyio
 
@@ -14,9 +15,12 @@ from tailrace.config import ConsumerConfig
 from tailrace.consumer.components import Components
 from tailrace.consumer.group.coordinator import Coordinator
 from tailrace.consumer.monitoring.health import HealthTracker
+from tailrace.consumer.monitoring.implementations import checksum_in_use, decoder_in_use
 from tailrace.consumer.monitoring.metrics import ConsumerMetrics
-from tailrace.consumer.monitoring.status import ConsumerHealth, ConsumerStatistics
+from tailrace.consumer.monitoring.partitions import partition_statistics
+from tailrace.consumer.monitoring.status import ConsumerHealth
 from tailrace.consumer.offsets.committer import Committer
+from tailrace.consumer.positions.start_points import now_ms
 from tailrace.consumer.subscription_state import SubscriptionState
 from tailrace.consumer.supervisor import Supervisor, raised
 from tailrace.consumer.topic_patterns import TopicPattern
@@ -26,6 +30,8 @@ from tailrace.errors import ConsumerStateError, RequestTimedOutError, TailraceEr
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import ConsumerFailed, ConsumerStarted, ConsumerStopped
 from tailrace.observe.hooks import Observer
+from tailrace.observe.statistics import ConsumerStatistics
+from tailrace.records import AnyRecord, TopicPartition
 
 __all__ = ["ConsumerRuntime"]
 
@@ -204,10 +210,34 @@ class ConsumerRuntime:
         """Return the current value of each metric."""
         return self._metrics.snapshot(self.positions)
 
-    def statistics(self) -> ConsumerStatistics:
-        """Return the sizes of queues and buffers."""
-        reader, buffer = self.reader, self._components.buffer
-        return ConsumerStatistics(reader.queued_records, buffer.held_bytes, buffer.reserved_bytes, reader.maps.ignored)
+    def statistics(self, started: Iterable[AnyRecord] = ()) -> ConsumerStatistics:
+        """Return the statistics; ``started`` are unfinished records that a sink holds."""
+        reader, buffer, metrics, coordinator = self.reader, self._components.buffer, self._metrics, self.coordinator
+
+        def next_timestamp(partition: TopicPartition) -> int | None:
+            buffered = buffer.head(partition)
+            return None if buffered is None else buffered.next_timestamp
+
+        return ConsumerStatistics(
+            client_id=self.config.client_id,
+            group_id=self.config.group_id,
+            queued_records=reader.queued_records,
+            buffered_bytes=buffer.held_bytes,
+            reserved_bytes=buffer.reserved_bytes,
+            ignored_maps=reader.maps.ignored,
+            partitions=partition_statistics(
+                self.positions, chain(started, reader.delivery.unacknowledged_records), next_timestamp, now_ms()
+            ),
+            fetched_records=metrics.fetched_records,
+            fetched_bytes=metrics.fetched_bytes,
+            fetches=metrics.fetch_durations.durations,
+            commits=metrics.commit_durations.durations,
+            failed_commits=metrics.failed_commits,
+            rebalances=metrics.rebalance_durations.durations,
+            heartbeat_age_s=None if coordinator is None else coordinator.heartbeat_age_s,
+            decoder=decoder_in_use(),
+            checksum=checksum_in_use(),
+        )
 
     def reconfigure(self, config: ConsumerConfig) -> None:
         """Apply changed options."""

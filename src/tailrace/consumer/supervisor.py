@@ -68,6 +68,11 @@ class Supervisor:
             self._task.result()
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """Event loop in which the body runs; None before the start and once the body has ended."""
+        return None if self._task is None or self._task.done() else self._task.get_loop()
+
+    @property
     def is_over(self) -> bool:
         """True once the body has ended."""
         return self._task is not None and self._task.done()

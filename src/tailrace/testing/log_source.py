@@ -14,7 +14,7 @@ from tailrace.core.group.events import Identity
 from tailrace.core.offset_map import decode_metadata
 from tailrace.observe.events import PartitionsAssigned
 from tailrace.observe.hooks import Observer
-from tailrace.records import OffsetAndMetadata, TopicPartition
+from tailrace.records import OffsetAndMetadata, Record, TopicPartition
 from tailrace.testing.topic_log import TopicLog
 
 __all__ = ["LogSource"]
@@ -105,6 +105,9 @@ class LogSource:
     def wall_clock(self) -> float:
         """Return the time of the log, in seconds since the epoch."""
         return self._log.wall_clock()
+
+    def statistics(self, started: Iterable[Record]) -> None:
+        """Return None, because there is no consumer."""
 
     # ---- transactions ------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ class BatchExecutor(Executor[RunningBatch]):
         limits: maximum size and age of a batch, at which the batch is due.
     """
 
+    is_of_batches = True
+
     def __init__(self, attempt: Attempt, recover: Recover, options: ExecutorOptions, limits: Batch) -> None:
         self._attempt = attempt
         self._batching = BatchAssembler(

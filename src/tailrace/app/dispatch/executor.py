@@ -9,7 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from tailrace.app.dispatch.batch_failures import Failed
 from tailrace.app.dispatch.task_results import self_cancellation_failure
@@ -18,6 +18,7 @@ from tailrace.app.dispatch.workers import Workers
 from tailrace.core.delivery.progress import Lease, Progress
 from tailrace.core.dispatch.batching import BatchAssembler
 from tailrace.core.dispatch.lanes import Lanes, OrderBy
+from tailrace.core.metrics import CallMeter
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["Executor", "ExecutorOptions", "Recover"]
@@ -56,7 +57,11 @@ class Executor(ABC, Generic[WorkT]):
 
     Attributes:
         is_held: True between ``hold`` and ``release``.
+        is_of_batches: True if each call is for a batch.
+        meter: durations and outcomes of the handler's calls.
     """
+
+    is_of_batches: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -71,6 +76,7 @@ class Executor(ABC, Generic[WorkT]):
         self._workers: Workers[WorkT] = Workers(options.concurrency, self._ended)
         self.is_held = self._are_starts_held = False
         self._may_start = True
+        self.meter = CallMeter()
 
     # ---- partitions ----------------------------------------------------------------------------------------------
 
@@ -188,6 +194,16 @@ class Executor(ABC, Generic[WorkT]):
         return self._loop.time() - min(since) if since else 0.0
 
     @property
+    def started(self) -> list[Record]:
+        """Unfinished records that were taken out of their leases, apart from those that wait for an earlier record."""
+        return [record for work in self._workers for record in work.records]
+
+    @property
+    def in_flight(self) -> int:
+        """Number of records that run, or wait for their next attempt."""
+        return sum(len(work.records) for work in self._workers)
+
+    @property
     def runs(self) -> bool:
         """True if a handler runs, or waits for its next attempt."""
         return any(work.records for work in self._workers)
@@ -227,10 +243,12 @@ class Executor(ABC, Generic[WorkT]):
         A CancelledError counts as a failure of the handler. While the executor ends, this method raises CancelledError
         instead, and the records neither fail nor are finished.
         """
+        began_at, count = self._loop.time(), len(work.records)
         try:
             failed = await self._call(work)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a handler may raise any
             failed = dict.fromkeys(range(len(work.records)), self._failure(error))
+        self.meter.note_call(count, self._loop.time() - began_at, failed=len(failed), is_batch=self.is_of_batches)
         if self._workers.has_abandoned or (failed and self._workers.is_ending):
             raise asyncio.CancelledError
         return failed

@@ -31,6 +31,7 @@ from tailrace.observe.events import HandlerAbandoned, HandlersOverlap, Partition
 from tailrace.observe.hooks import Observer
 from tailrace.observe.instrumentation import instrumentations_of
 from tailrace.producer.publisher import Publisher, instrumented
+from tailrace.observe.statistics import ConsumerStatistics, GroupStatistics, HandlerStatistics
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["Connect", "GroupRuntime"]
@@ -55,6 +56,7 @@ class GroupRuntime:
 
     Attributes:
         source: source of records.
+        unmatched: number of records skipped because no handler accepts them.
         left_behind: names of handlers that were canceled by the stop and still run.
     """
 
@@ -86,6 +88,7 @@ class GroupRuntime:
         self._next_lane_full_at: dict[TopicPartition, float] = {}
         """Earliest time of the next PartitionReadPaused event of each partition."""
         self._is_ending = False
+        self.unmatched = 0
         self.left_behind: list[str] = []
 
     async def start(self) -> None:
@@ -182,6 +185,20 @@ class GroupRuntime:
     def stalled_s(self) -> float:
         """Seconds for which no transaction was committed although there are records; 0 below a limit."""
         return 0.0 if self._transactions is None else self._transactions.stalled_s
+
+    def handler_statistics(self) -> list[HandlerStatistics]:
+        """Return the statistics of each handler."""
+        return [one.statistics(self.group_id) for one in self._runtimes]
+
+    def statistics(self) -> GroupStatistics:
+        """Return the statistics of the group."""
+        return GroupStatistics(
+            group_id=self.group_id, unmatched=self.unmatched, blocked=self.waiting, stalled_s=self.stalled_s
+        )
+
+    def consumer_statistics(self) -> ConsumerStatistics | None:
+        """Return the statistics of the group's consumer; None with a substitute for Kafka."""
+        return self.source.statistics([record for one in self._runtimes for record in one.executor.started])
 
     @property
     def runs(self) -> bool:
@@ -283,6 +300,7 @@ class GroupRuntime:
             rejecting = (n for n in order if runtimes[n].handler.unmatched == "fail")
             chosen = next(matching, next(rejecting, None))
             if chosen is None:
+                self.unmatched += 1
                 self._observer.emit(RecordUnmatched(record.topic_partition, record.offset))
             else:
                 shares.setdefault(chosen, []).append(record)

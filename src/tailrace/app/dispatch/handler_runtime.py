@@ -16,6 +16,8 @@ from tailrace.app.dispatch.recovery import Recovery
 from tailrace.app.dispatch.timeouts import Overdue
 from tailrace.app.failures.policy import FailurePolicy
 from tailrace.app.handlers import Handler
+from tailrace.app.health.handler_events import HandlerEvents
+from tailrace.observe.statistics import HandlerStatistics
 
 __all__ = ["HandlerRuntime", "handler_runtime"]
 
@@ -28,6 +30,27 @@ class HandlerRuntime:
     executor: Executor[Any]
     failures: Recovery
     overdue: Overdue
+    events: HandlerEvents
+
+    def statistics(self, group_id: str) -> HandlerStatistics:
+        """Return the statistics of the handler."""
+        executor, events, meter = self.executor, self.events, self.executor.meter
+        return HandlerStatistics(
+            group_id=group_id,
+            handler=self.handler.name,
+            concurrency=self.handler.concurrency,
+            records=meter.records,
+            batches=meter.batches if executor.is_of_batches else None,
+            calls=meter.durations,
+            in_flight=executor.in_flight,
+            waiting=executor.waiting,
+            failures=events.failures,
+            retries=self.failures.retries,
+            delayed=events.delayed,
+            dead_letters=events.dead_letters,
+            skipped=events.skipped,
+            is_paused=executor.is_held,
+        )
 
 
 def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRuntime:
@@ -38,17 +61,19 @@ def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRunt
         share_ms = context.transactions.work_share_ms(0 if limits is None else limits.max_wait_ms)
         handler = replace(handler, timeout_ms=share_ms)
         ready = replace(ready, handler=handler)
-    overdue = Overdue(handler.name, context.observer)
+    events = HandlerEvents()
+    observer = context.observer.with_hooks(events)
+    overdue = Overdue(handler.name, observer)
     call = handler_call(ready, context, overdue)
     policy = FailurePolicy(
         handler,
         ready.resolved,
         dead_letter_publisher=context.dead_letter_publisher,
-        observer=context.observer,
+        observer=observer,
         transactions=context.transactions,
         delay_of=context.delay_of,
     )
-    failures = Recovery(handler.name, policy, context.observer, is_batch=limits is not None)
+    failures = Recovery(handler.name, policy, observer, is_batch=limits is not None)
     options = ExecutorOptions(
         order_by=handler.order_by,
         concurrency=handler.concurrency,
@@ -61,4 +86,4 @@ def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRunt
         executor = RecordExecutor(call, failures.recover, options, is_shared=handler.when is not None)
     else:
         executor = BatchExecutor(call.handle, failures.recover, options, limits)
-    return HandlerRuntime(handler, executor, failures, overdue)
+    return HandlerRuntime(handler, executor, failures, overdue, events)

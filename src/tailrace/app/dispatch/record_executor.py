@@ -56,6 +56,11 @@ class RecordExecutor(Executor[Worker]):
         """Number of records that run, wait for their next attempt, or are about to start."""
         return len(self._workers.tasks) - len(self._idle)
 
+    @property
+    def started(self) -> list[Record]:
+        """Unfinished records that were taken out of their leases, apart from those that wait for an earlier record."""
+        return [*super().started, *self._lanes.ready]
+
     def keep(self, _work: Worker, _records: Sequence[Record]) -> None:
         """Do nothing, because the worker finishes its record after recovery."""
 
@@ -112,6 +117,7 @@ class RecordExecutor(Executor[Worker]):
                 await self._recover_record(worker, error)
             if not self._finish_started(worker) and not worker.has_changed_context:
                 await self._run_free(worker, began_at)
+            self._measure(worker)
             worker.record = None
             if worker.has_changed_context:
                 break
@@ -130,6 +136,7 @@ class RecordExecutor(Executor[Worker]):
     async def _run_free(self, worker: Worker, began_at: float) -> None:
         """Run records that need no ``take``, until a handler suspends or this turn of the event loop is too long."""
         handle, finish, free, count = self._handle, self._finish, self._lanes.free, 1
+        worker.run.go_on(free)
         context, initial_context = worker.context, worker.initial_context
         while length_hint(free) and self._may_start and not is_too_long(self._loop.time() - began_at):
             for record in islice(free, count):
@@ -146,9 +153,14 @@ class RecordExecutor(Executor[Worker]):
             count = min(2 * count, _RECORDS_A_LOOK)
 
     async def _recover_record(self, worker: Worker, error: Exception | asyncio.CancelledError) -> None:
-        await self._recover(self, worker, {0: self._failure(error)})
+        failure = self._failure(error)
+        self._measure(worker, failed=1)
+        await self._recover(self, worker, {0: failure})
         if worker.queued is not None:
             self._lanes.recovered(worker.queued)
+
+    def _measure(self, worker: Worker, failed: int = 0) -> None:
+        self.meter.note_run(*worker.run.end(self._loop.time()), failed=failed)
 
     def _take(self, worker: Worker) -> Record | None:
         """Make ``worker`` the running worker, and return its next record, or None."""
@@ -159,8 +171,10 @@ class RecordExecutor(Executor[Worker]):
         if queued is None:
             return None
         worker.record, worker.is_left = queued.record, False
+        now = self._loop.time()
+        worker.run.begin(now)
         if queued.is_started:
-            worker.queued, worker.since = queued, self._loop.time()
+            worker.queued, worker.since = queued, now
         if not self._is_iteration_awaited:
             self._is_iteration_awaited = True
             self._loop.call_soon(self._on_loop_iteration)
@@ -186,7 +200,8 @@ class RecordExecutor(Executor[Worker]):
         if running is None or running is but or running.record is None or running.queued is not None:
             return
         running.queued = self._lanes.work_of(running.record)
-        running.since = self._loop.time()
+        running.since = now = self._loop.time()
+        self.meter.note_run(*running.run.suspend(now))
         self._lanes.suspended(running.queued)
 
     def _finish_started(self, worker: Worker) -> bool:

@@ -71,6 +71,9 @@ class Recovery:
         policy: decides about each record, and gives up records that are not retried.
         is_batch: True for a batch handler; its events contain numbers of records.
         chance: returns a number in [0, 1), for the jitter.
+
+    Attributes:
+        retries: number of records for which the handler was called again.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class Recovery:
         self._is_batch, self._chance = is_batch, chance
         self._failed: Callable[..., Event] = BatchFailed if is_batch else HandlerFailed
         self._gave_up: Callable[..., Event] = BatchFailedPermanently if is_batch else HandlerFailedPermanently
-        self._parked = 0
+        self._parked = self.retries = 0
 
     @property
     def waiting(self) -> int:
@@ -116,6 +119,7 @@ class Recovery:
             executor.keep(work, [case.record for case in kept])
             if not kept or not await self._wait(executor, work, kept):
                 return
+            self.retries += len(work.records)
             failed = await executor.attempt(work)
             for error in failed.values():
                 _detach(error, before)

@@ -10,6 +10,7 @@ from tailrace.app.publish.abandonment import HandlerTask
 from tailrace.core.delivery.progress import Lease
 from tailrace.core.dispatch.batching import HandlerBatch
 from tailrace.core.dispatch.lanes import QueuedRecord
+from tailrace.core.metrics import UnmeasuredRun
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["RunningBatch", "Work", "Worker"]
@@ -49,6 +50,7 @@ class Worker:
         queued: entry of the record in the lanes, once the record was suspended or parked.
         rested: future that wakes the idle worker; None before the worker was first idle.
         has_rested: True if the event loop iterated while the last record was suspended.
+        run: calls of the worker that are not measured yet.
         is_left: True if the record is left to another owner.
     """
 
@@ -61,6 +63,7 @@ class Worker:
         "queued",
         "record",
         "rested",
+        "run",
         "since",
         "waits",
     )
@@ -74,6 +77,7 @@ class Worker:
         self.waits: dict[asyncio.Future[None], TopicPartition | None] = {}
         self.rested: asyncio.Future[None] | None = None
         self.has_rested = self.is_left = False
+        self.run = UnmeasuredRun()
 
     @property
     def has_changed_context(self) -> bool:

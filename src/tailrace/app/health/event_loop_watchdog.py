@@ -15,7 +15,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tailrace.app.stack_frames import StackFrame, frame_position, innermost_user_frame
+from tailrace.core.metrics import DurationMeter
 from tailrace.observe.events import LoopBlocked, LoopUnblocked
+from tailrace.observe.statistics import Durations
 
 __all__ = ["Watchdog"]
 
@@ -65,6 +67,7 @@ class Watchdog:
         self._stopping = threading.Event()
         self._next: asyncio.Handle | None = None
         self._thread: threading.Thread | None = None
+        self._lag = DurationMeter()
 
     def __repr__(self) -> str:
         state = "stopped" if self._thread is None else f"blocked for {self.blocked_s:.1f} s" if self.blocked_s else "ok"
@@ -75,6 +78,11 @@ class Watchdog:
         """Seconds for which the loop has been blocked; 0 if it is not blocked. Thread-safe."""
         since = self._blocked_since
         return 0.0 if since is None or self._unblocked_at is not None else self._loop.time() - since
+
+    @property
+    def lag(self) -> Durations:
+        """Delays of the loop's ticks."""
+        return self._lag.durations
 
     def start(self) -> None:
         """Start watching; do nothing if started already. Must be called in the loop."""
@@ -109,6 +117,8 @@ class Watchdog:
         now, depth, frame = self._loop.time(), 0, sys._getframe().f_back  # noqa: SLF001 - a documented function
         while frame is not None:
             depth, frame = depth + 1, frame.f_back
+        if self._last_tick is not None:
+            self._lag.note(max(0.0, now - self._last_tick.due_at))
         self._last_tick = _Tick(now + self._pause_s, threading.get_ident(), depth)
         if self._blocked_since is not None and self._unblocked_at is None:
             self._unblocked_at = now

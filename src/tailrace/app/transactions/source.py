@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from tailrace.app.sources import HandlerGroup
@@ -32,6 +32,7 @@ from tailrace.core.transactions.window import Window, WindowSettings, WindowStep
 from tailrace.errors import PublishError, PublishTooLargeError, TailraceError, TopicRecreatedError
 from tailrace.observe.events import OffsetsCommitted, TopicRecreated, TransactionAborted, TransactionsStalled
 from tailrace.observe.hooks import Observer
+from tailrace.observe.statistics import ConsumerStatistics
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["TransactionalSource"]
@@ -98,6 +99,10 @@ class TransactionalSource:
     def wall_clock(self) -> float:
         """Return the wall-clock time of the source."""
         return self._source.wall_clock()
+
+    def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
+        """Return the statistics of the consumer."""
+        return self._source.statistics(started)
 
     # ---- for the handler group ---------------------------------------------------------------------------------
 

@@ -173,6 +173,13 @@ class BufferedBatch:
         """True if this entry contains only offsets to skip."""
         return self._batch is None and self._error is None and not self._returned
 
+    @property
+    def next_timestamp(self) -> int | None:
+        """Timestamp of the next record to take, or of the first record of its batch; None if it is unknown."""
+        if self._returned:
+            return self._returned[0].timestamp
+        return None if self._batch is None else self._batch.first_timestamp
+
     def merge(self, following: BufferedBatch) -> bool:
         """Merge ``following`` into this entry and return True if both have only offsets to skip."""
         if not (self.is_empty and following.is_empty):

@@ -115,6 +115,12 @@ class DeliveryProgress:
         held = () if self._unacknowledged is None else self._unacknowledged.values()
         return sum(len(records) for progress, records in held if not progress.is_over)
 
+    @property
+    def unacknowledged_records(self) -> list[Record]:
+        """Delivered records that the user has not acknowledged, with ``ack="manual"``."""
+        held = () if self._unacknowledged is None else self._unacknowledged.values()
+        return [record for progress, records in held if not progress.is_over for record in records.values()]
+
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
         """Return the current slice and its untaken records, which are to be delivered again; None if there are none."""
         found, given_back = self._current, self.polled.give_back()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.metrics import Meter, MetricName
+from tailrace.core.metrics import DurationMeter, Meter, MetricName
 from tailrace.observe.events import (
     CommitFailed,
     Event,
@@ -32,6 +32,12 @@ class ConsumerMetrics:
         client_id: tag of every metric.
         group_id: tag of the group's metrics; None without a group.
         clock: returns the time in seconds.
+
+    Attributes:
+        failed_commits: number of commits refused or not answered.
+        fetch_durations: durations of fetches.
+        commit_durations: durations of successful commit requests.
+        rebalance_durations: durations from the start of a rebalance to the assignment.
     """
 
     def __init__(self, prefix: str, client_id: str, group_id: str | None, clock: Callable[[], float]) -> None:
@@ -49,7 +55,12 @@ class ConsumerMetrics:
             "Sync": self._syncs,
             "Commit": self._commits,
         }
-        self._failed_commits = 0
+        self.failed_commits = 0
+        self.fetch_durations, self.commit_durations, self.rebalance_durations = (
+            DurationMeter(),
+            DurationMeter(),
+            DurationMeter(),
+        )
         self._rebalance_began_at: float | None = None
 
     def on_event(self, event: Event) -> None:
@@ -58,20 +69,34 @@ class ConsumerMetrics:
         match event:
             case FetchCompleted():
                 self._fetches.note(now, event.took_s * 1000)
+                self.fetch_durations.note(event.took_s)
                 self._bytes.note(now, event.size)
                 self._records.note(now, event.records)
                 self._throttled.note(now, event.throttled_s * 1000)
             case GroupRequestCompleted() if event.request in self._by_request:
                 self._by_request[event.request].note(now, event.took_s * 1000)
+                if event.request == "Commit":
+                    self.commit_durations.note(event.took_s)
             case CommitFailed():
-                self._failed_commits += 1
+                self.failed_commits += 1
             case RebalanceStarted():
                 self._rebalance_began_at = now
             case PartitionsAssigned() if self._rebalance_began_at is not None:
                 self._rebalances.note(now, (now - self._rebalance_began_at) * 1000)
+                self.rebalance_durations.note(now - self._rebalance_began_at)
                 self._rebalance_began_at = None
             case _:
                 pass
+
+    @property
+    def fetched_records(self) -> int:
+        """Number of offsets in the fetched batches."""
+        return int(self._records.sum)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Size of the fetched batches."""
+        return int(self._bytes.sum)
 
     def snapshot(self, positions: Positions) -> dict[MetricName, float]:
         """Return the current value of each metric."""
@@ -110,7 +135,7 @@ class ConsumerMetrics:
         yield "commit-total", float(self._commits.count)
         yield "commit-latency-avg", self._commits.mean(now)
         yield "commit-latency-max", self._commits.max(now)
-        yield "failed-commit-total", float(self._failed_commits)
+        yield "failed-commit-total", float(self.failed_commits)
         yield "rebalance-total", float(self._rebalances.count)
         yield "rebalance-latency-avg", self._rebalances.mean(now)
         yield "rebalance-latency-max", self._rebalances.max(now)

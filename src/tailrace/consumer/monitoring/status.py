@@ -1,4 +1,4 @@
-"""Status of a consumer: health, statistics, offsets and lag, as copies. Unknown values are absent."""
+"""Status of a consumer: health, offsets and lag, as copies. Unknown values are absent."""
 
 from __future__ import annotations
 
@@ -10,23 +10,10 @@ from tailrace.core.delivery.positions import Position
 from tailrace.errors import ConfigurationError
 from tailrace.records import TopicPartition
 
-__all__ = ["ConsumerHealth", "ConsumerOffsets", "ConsumerStatistics", "Kind", "Lag", "offsets_of", "one_kind"]
+__all__ = ["ConsumerHealth", "ConsumerOffsets", "Kind", "Lag", "offsets_of", "one_kind"]
 
 Kind: TypeAlias = Literal["fetch", "highwater", "commit", "done"]
 HealthStatus: TypeAlias = Literal["starting", "ok", "degraded", "failed"]
-
-
-class ConsumerStatistics(NamedTuple):
-    """Sizes of a consumer's queues and buffers."""
-
-    queued_records: int
-    """Number of records that are decoded but not yet delivered; at most ``max_queued_records``."""
-    buffered_bytes: int
-    """Number of bytes that are fetched but not yet decoded."""
-    reserved_bytes: int
-    """Number of bytes reserved for fetches in flight; at most ``max_buffered_bytes`` with ``buffered_bytes``."""
-    ignored_maps: int
-    """Number of commits whose metadata was foreign, unreadable or of another log; see ``OffsetMapIgnored``."""
 
 
 class ConsumerOffsets(NamedTuple):

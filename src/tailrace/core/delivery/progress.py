@@ -11,17 +11,20 @@ reads the cursor of the record's lease.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from heapq import merge
 from itertools import islice
-from operator import length_hint
+from operator import attrgetter, length_hint
 
 from tailrace.core.delivery.started_offsets import StartedOffsets
 from tailrace.core.offset_map import OffsetMap
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["InFlight", "Lease", "Progress"]
+
+_offset_of = attrgetter("offset")
 
 
 class InFlight(Enum):
@@ -448,6 +451,22 @@ class Progress:
         if self._known is not None and self._known.limit <= self.next_offset:
             self._known = None
         return self._known
+
+    @property
+    def finished_after_lowest(self) -> int:
+        """Number of offsets from ``lowest`` on that are finished."""
+        found = self.offset_map()
+        return 0 if found is None else found.limit - found.base - found.unfinished_count
+
+    def record_at(self, offset: int) -> Record | None:
+        """Return the delivered record at an offset; None if no lease contains it."""
+        for lease in self._leases:
+            records = lease.records
+            if records and records[0].offset <= offset <= records[-1].offset:
+                at = bisect_left(records, offset, key=_offset_of)
+                if records[at].offset == offset:
+                    return records[at]
+        return None
 
     def forget_known(self) -> None:
         """Drop the offset map of an earlier owner, so that its records are handled again."""

@@ -275,6 +275,11 @@ class Lanes:
     # ---- counts ------------------------------------------------------------------------------------------------
 
     @property
+    def ready(self) -> list[Record]:
+        """Parked records whose turn has come."""
+        return [work.record for work in self._ready]
+
+    @property
     def waiting(self) -> int:
         """Number of records that were not taken."""
         return self.parked + self._in_turn + length_hint(self._left)

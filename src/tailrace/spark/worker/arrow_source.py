@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tailrace.app.sources import HandlerGroup
 from tailrace.core.delivery.positions import Position
@@ -74,6 +74,9 @@ class ArrowSource:
     def wall_clock(self) -> float:
         """Return the time of this machine in seconds since the epoch."""
         return time.time()
+
+    def statistics(self, started: Iterable[Record]) -> None:
+        """Return None, because there is no consumer."""
 
     # ---- interface of the task ---------------------------------------------------------------------------------
 

@@ -1,0 +1,78 @@
+"""Offsets, lag and age of the oldest unfinished record of each assigned partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from tailrace.core.delivery.positions import Position
+from tailrace.observe.statistics import PartitionStatistics
+from tailrace.records import AnyRecord, TopicPartition
+
+__all__ = ["partition_statistics"]
+
+
+def partition_statistics(
+    positions: Iterable[Position],
+    started: Iterable[AnyRecord],
+    next_timestamp: Callable[[TopicPartition], int | None],
+    now_ms: int,
+) -> tuple[PartitionStatistics, ...]:
+    """Return the statistics of each partition, in order.
+
+    Args:
+        positions: positions of the partitions.
+        started: unfinished records that are not in a lease.
+        next_timestamp: returns the timestamp of the next record in the buffer; None if it is unknown.
+        now_ms: time in milliseconds since 1970.
+    """
+    held = {(one.topic_partition, one.offset): one.timestamp for one in started}
+    return tuple(
+        _statistics(position, held, next_timestamp, now_ms)
+        for position in sorted(positions, key=attrgetter("partition"))
+    )
+
+
+def _statistics(
+    position: Position,
+    held: dict[tuple[TopicPartition, int], int],
+    next_timestamp: Callable[[TopicPartition], int | None],
+    now_ms: int,
+) -> PartitionStatistics:
+    (topic, number), progress, end = position.partition, position.progress, position.last_stable_offset
+    lag = work_lag = lag_s = None
+    if progress is not None and end is not None:
+        # The committed offset may be that of an earlier epoch, from which the user has sought away.
+        done = progress.finished if position.committed is None else position.committed
+        lag = max(0, end - done)
+        work_lag = max(0, end - progress.lowest - progress.finished_after_lowest)
+        lag_s = 0.0
+        if progress.lowest < end:
+            timestamp = _timestamp(position, held, next_timestamp)
+            lag_s = None if timestamp is None or timestamp < 0 else max(0.0, (now_ms - timestamp) / 1000)
+    return PartitionStatistics(
+        topic=topic,
+        partition=number,
+        position=position.next_offset,
+        committed=position.committed,
+        end=end,
+        lag=lag,
+        work_lag=work_lag,
+        lag_s=lag_s,
+        is_paused=position.is_paused,
+    )
+
+
+def _timestamp(
+    position: Position,
+    held: dict[tuple[TopicPartition, int], int],
+    next_timestamp: Callable[[TopicPartition], int | None],
+) -> int | None:
+    """Return the timestamp of the oldest unfinished record; None if it is unknown."""
+    assert position.progress is not None
+    lowest = position.progress.lowest
+    if (timestamp := held.get((position.partition, lowest))) is not None:
+        return timestamp
+    if (record := position.progress.record_at(lowest)) is not None:
+        return record.timestamp
+    return next_timestamp(position.partition) if lowest >= position.progress.delivered else None
