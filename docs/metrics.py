@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tailrace.observe.metrics import LABELS, METRICS, Metric, Subject
+from tailrace.observe.metrics import LABELS, METRICS, MetricDefinition, Subject
 from tailrace.observe.statistics import DURATION_BOUNDS_S
 
 PAGE = Path(__file__).parent / "metrics.md"
@@ -36,7 +36,7 @@ TITLES: dict[Subject, tuple[str, str]] = {
 }
 
 
-def row(metric: Metric) -> str:
+def row(metric: MetricDefinition) -> str:
     """Return the row of a metric."""
     fields = ", ".join(f"`{field}`" for field in metric.field.split())
     return f"| `{metric.name}` | {metric.kind} | {metric.unit or '-'} | {fields} | {metric.meaning} |"

@@ -23,7 +23,14 @@ from tailrace.config import ConsumerConfig
 from tailrace.observe import events
 
 SNAPSHOT = Path(__file__).parent / "public_api.txt"
-PACKAGES = ("tailrace", "tailrace.testing", "tailrace.spark", "tailrace.integrations.opentelemetry")
+PACKAGES = (
+    "tailrace",
+    "tailrace.testing",
+    "tailrace.spark",
+    "tailrace.integrations.opentelemetry",
+    "tailrace.integrations.prometheus",
+    "tailrace.integrations.endpoints",
+)
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 ANNOTATION = re.compile(r"(: |-> )(['\"])(.*?)\2")
 """An annotation is text, as its module postpones evaluation."""

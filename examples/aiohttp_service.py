@@ -4,6 +4,7 @@ tailrace kafka --topic orders:6 --topic invoices      # in one terminal; prints 
 python examples/aiohttp_service.py                    # in another, with that variable
 curl localhost:8080/orders -d '{"customer": "ann", "total": 5}'
 curl localhost:8080/readyz
+curl localhost:8080/metrics
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from tailrace import App, PublishError
+from tailrace.integrations.prometheus import exposition
 
 # tailrace uses standard logging; the program configures it.
 logging.basicConfig(level=logging.INFO)
@@ -64,8 +66,15 @@ async def probe(request: web.Request) -> web.Response:
     return web.Response(status=200 if is_good else 503, body=body, content_type="application/json")
 
 
+async def metrics(request: web.Request) -> web.Response:
+    """Return the metrics for Prometheus."""
+    body, content_type = await exposition(billing, accept=request.headers.get("accept", ""))
+    return web.Response(body=body, headers={"content-type": content_type})
+
+
 service = web.Application()
 service.add_routes([web.post("/orders", place), web.get("/livez", probe), web.get("/readyz", probe)])
+service.add_routes([web.get("/metrics", metrics)])
 # Handlers run from before the first request until after the last one. Contexts added earlier, such as a database's,
 # are entered before this one and exited after it.
 service.cleanup_ctx.append(billing.cleanup_ctx)

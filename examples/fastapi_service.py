@@ -5,6 +5,7 @@ uvicorn examples.fastapi_service:web                  # in another, with that va
 curl localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ann", "total": 5}'
 curl localhost:8000/customers/ann
 curl localhost:8000/readyz
+curl localhost:8000/metrics
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pydantic import BaseModel
 from starlette.routing import Route
 
 from tailrace import App, PublishError
+from tailrace.integrations.prometheus import metrics_app
 
 # tailrace uses standard logging; the program configures it.
 logging.basicConfig(level=logging.INFO)
@@ -80,3 +82,4 @@ def charged(customer: str) -> dict[str, int]:
 
 
 web.routes.extend(Route(path, billing.health_app) for path in ("/livez", "/readyz"))
+web.routes.append(Route("/metrics", metrics_app(billing)))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import socket
 import subprocess
+import time
 import uuid
 
+import httpx
 import pytest
 from confluent_kafka import Consumer, Producer
 
@@ -156,3 +160,58 @@ def test_an_unreachable_broker_is_logged_while_start_retries(shop):
     assert "127.0.0.1:1: connection refused" in first
     assert is_trying
     assert "Traceback" not in rest
+
+
+def get(port: int, path: str, *, until: str = "", timeout: float = 60) -> str:
+    """Return the text at a path, once it contains ``until``."""
+    deadline, text = time.monotonic() + timeout, ""
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            text = httpx.get(f"http://127.0.0.1:{port}{path}", timeout=10).text
+            if until in text:
+                return text
+        time.sleep(0.1)
+    raise AssertionError(f"{path} has no {until!r}: {text}")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_run_serves_probes_and_metrics(shop, kafka_server, workers):
+    """One endpoint has the probes, the lag and the metrics, those of all workers if there are several."""
+    folder, topic = shop
+    producer, port = Producer({"bootstrap.servers": kafka_server.bootstrap_servers}), free_port()
+    producer.produce(topic, b"21")
+    assert producer.flush(20) == 0
+    command = [*COMMAND, "run", "shop:billing", "--set", f"bootstrap_servers={kafka_server.bootstrap_servers}"]
+    command += ["--http-port", str(port), "--set", f"group_id={topic}"]
+    if workers is not None:
+        command += ["--workers", str(workers)]
+
+    with (
+        subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True) as process,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
+        get(port, "/readyz", until='"status":"ok"')
+        metrics = get(
+            port, "/metrics", until='handler="double"} 1.0' if workers is None else 'handler="double",worker='
+        )
+        if workers is not None:
+            metrics = get(port, "/metrics", until='tailrace_worker_up{worker="1"} 1.0')
+        lag = get(port, "/lag", until='"partitions":1')
+        again = subprocess.run(
+            command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=False
+        )
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=60)
+
+    assert process.returncode == 0, told
+    assert "tailrace_partition_lag{" in metrics
+    assert '"work_lag":0' in lag
+    assert again.returncode == 1
+    assert f"cannot serve HTTP at *:{port}" in again.stderr
+    assert "Traceback" not in again.stderr

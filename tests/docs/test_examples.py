@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import uuid
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -169,3 +171,26 @@ def shown_by(process: subprocess.Popen[str]) -> list[tuple[str, str, int]]:
     assert process.returncode == 0, err
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines() if line.count(":") == 2]
     return [(start.split()[1], customer, int(cents)) for start, customer, cents in rows]
+
+
+def test_the_monitored_worker_serves_its_metrics(started, made, kafka_server, monkeypatch):
+    """The metrics count an order that was charged, and SIGTERM ends the worker with exit code 0."""
+    made("monitored_worker.py")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("PORT", str(port))
+    worker = started("examples/monitored_worker.py")
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
+    producer.produce("orders", b"of ann")
+    assert producer.flush(20) == 0
+
+    line = worker.stdout.readline()
+    while "of ann" not in line:  # other examples' orders come first
+        line = worker.stdout.readline()
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=60)
+
+    assert worker.returncode == 0
+    assert re.search(r'^tailrace_handler_in_flight\{group="billing",handler="charge"\} ', text, re.MULTILINE)

@@ -23,7 +23,7 @@ from tailrace.app.dispatch.executor import Executor
 from tailrace.app.handlers import HandlerFunction, Handlers
 from tailrace.app.health.checks import Health, Vitals, examine
 from tailrace.app.health.consumer_events import ConsumerEvents
-from tailrace.app.health.endpoints import ASGIApp, health_app
+from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
 from tailrace.app.kafka_substitute import KafkaSubstitute
 from tailrace.app.lifecycle import AppRun
 from tailrace.app.options import AppConfig, AppOptions
@@ -383,8 +383,16 @@ class App(Handlers):
 
     @property
     def health_app(self) -> ASGIApp:
-        """ASGI app that answers ``/livez`` and ``/readyz``, to be mounted or served on its own."""
-        return health_app(self.health)
+        """ASGI app that answers ``/livez``, ``/readyz`` and ``/lag``, to be mounted or served on its own."""
+        return health_app(self.health, self._get_lag)
+
+    @property
+    def endpoints(self) -> HealthEndpoints:
+        """Answers of ``health_app``, for other servers: ``await app.endpoints.answer("/readyz")``."""
+        return HealthEndpoints(self.health, self._get_lag)
+
+    async def _get_lag(self) -> LagReport:
+        return lag_report([self.statistics()])
 
     # ---- handlers one by one -----------------------------------------------------------------------------------
 

@@ -30,8 +30,8 @@ from tailrace.errors import BrokerConnectionError, TailraceError
 from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTimedOut
 from tailrace.observe.hooks import Observer
 from tailrace.observe.instrumentation import instrumentations_of
-from tailrace.producer.publisher import Publisher, instrumented
 from tailrace.observe.statistics import AppStatistics, Durations
+from tailrace.producer.publisher import Publisher, instrumented
 
 __all__ = ["AppRun"]
 

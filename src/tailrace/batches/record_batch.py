@@ -150,7 +150,7 @@ class RecordBatch:
     @property
     def first_timestamp(self) -> int | None:
         """Timestamp of the first record; None in old formats, whose records have to be decoded for it."""
-        if isinstance(self._raw, LegacyBatch):
+        if self._legacy is not None:
             return None
         at = _MAX_TIMESTAMP_AT if self.timestamp_type == "LogAppendTime" else _FIRST_TIMESTAMP_AT
         return int(_TIMESTAMP.unpack_from(self._view, at)[0])

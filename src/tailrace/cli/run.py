@@ -11,6 +11,10 @@ from tailrace.errors import ConfigurationError
 from tailrace.extras import install_hint
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tailrace.app.app import App
+    from tailrace.app.processes.worker_pool import WorkerPool
     from tailrace.config import ConsumerOptions
 
 __all__ = ["arguments", "run"]
@@ -29,7 +33,7 @@ the app's groups; a process that dies is restarted.
 _EPILOG = """\
 examples:
   tailrace run shop:billing
-  tailrace run shop:billing --workers 4
+  tailrace run shop:billing --workers 4 --http-port 8080
   tailrace run shop:billing --reload
   tailrace run shop.apps:billing --set bootstrap_servers=kafka:9092
   TAILRACE_BOOTSTRAP_SERVERS=kafka:9092 tailrace run shop:billing
@@ -54,6 +58,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--reload", action="store_true", help="restart when a Python file in the current directory changes"
+    )
+    parser.add_argument(
+        "--http-port",
+        type=int,
+        metavar="PORT",
+        help="serve /metrics, /livez, /readyz and /lag at this port, for all workers",
+    )
+    parser.add_argument(
+        "--http-host", default="", metavar="HOST", help="address of --http-port (default: all addresses)"
     )
     parser.add_argument(
         "--log-level",
@@ -82,8 +95,21 @@ def run(options: argparse.Namespace) -> int:
 
     app = load_app(options.app)
     app.configure(**_settings(options))
-    asyncio.run(app.run())
+    asyncio.run(_run_serving(options, app, app.run))
     return 0
+
+
+async def _run_serving(
+    options: argparse.Namespace, source: App | WorkerPool, run: Callable[[], Awaitable[None]]
+) -> None:
+    """Run, and serve probes and metrics meanwhile if a port is given."""
+    if options.http_port is None:
+        await run()
+        return
+    from tailrace.integrations.endpoints import serve  # noqa: PLC0415 - not needed by --help
+
+    async with serve(source, port=options.http_port, host=options.http_host):
+        await run()
 
 
 def _settings(options: argparse.Namespace) -> ConsumerOptions:
@@ -112,11 +138,11 @@ def _run_workers(options: argparse.Namespace) -> int:
         **_settings(options),
     )
     if not options.reload:
-        asyncio.run(pool.run())
+        asyncio.run(_run_serving(options, pool, pool.run))
         return 0
     if find_spec("watchfiles") is None:
         raise ConfigurationError(f"--reload needs watchfiles - {install_hint('cli')}")
     from tailrace.app.processes.reload import run_reloading  # noqa: PLC0415
 
-    asyncio.run(run_reloading(pool, Path.cwd()))
+    asyncio.run(_run_serving(options, pool, lambda: run_reloading(pool, Path.cwd())))
     return 0

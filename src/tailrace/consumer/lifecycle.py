@@ -93,6 +93,11 @@ class ConsumerLifecycle:
         return ", ".join(sorted(self.topics)) or "of nothing"
 
     @property
+    def supervisor(self) -> Supervisor | None:
+        """Supervisor of the running consumer; None before the start."""
+        return self._supervisor
+
+    @property
     def is_unstopped(self) -> bool:
         """True if the consumer was started and never stopped."""
         return self._supervisor is not None and not self._is_stopped

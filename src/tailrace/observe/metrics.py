@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["LABELS", "METRICS", "Kind", "Metric", "Subject"]
+__all__ = ["LABELS", "METRICS", "Kind", "MetricDefinition", "Subject"]
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram", "info"]
 Subject: TypeAlias = Literal["handler", "group", "partition", "consumer", "app", "worker"]
@@ -24,7 +24,7 @@ LABELS: dict[Subject, dict[str, str]] = {
 """Labels of the metrics of each subject, with the fields that they are read from."""
 
 
-class Metric(NamedTuple):
+class MetricDefinition(NamedTuple):
     """One metric.
 
     Attributes:
@@ -46,10 +46,10 @@ class Metric(NamedTuple):
 
 METRICS = (
     # ---- handlers
-    Metric(
+    MetricDefinition(
         "handler", "tailrace_handler_records_total", "counter", "records", "records", "Records handled successfully"
     ),
-    Metric(
+    MetricDefinition(
         "handler",
         "tailrace_handler_batches_total",
         "counter",
@@ -57,7 +57,7 @@ METRICS = (
         "batches",
         "Batches handled without a failed record; only for batch handlers",
     ),
-    Metric(
+    MetricDefinition(
         "handler",
         "tailrace_handler_duration_seconds",
         "histogram",
@@ -66,7 +66,7 @@ METRICS = (
         "Durations of calls, failed ones included, each for one record or batch; records of a handler that does not"
         " suspend are measured together, and counted with their mean",
     ),
-    Metric(
+    MetricDefinition(
         "handler",
         "tailrace_handler_in_flight",
         "gauge",
@@ -74,7 +74,7 @@ METRICS = (
         "in_flight",
         "Records that run or wait for their next attempt",
     ),
-    Metric(
+    MetricDefinition(
         "handler",
         "tailrace_handler_waiting",
         "gauge",
@@ -82,7 +82,7 @@ METRICS = (
         "waiting",
         "Records read and not started: queue depth",
     ),
-    Metric(
+    MetricDefinition(
         "handler",
         "tailrace_handler_concurrency",
         "gauge",
@@ -90,8 +90,10 @@ METRICS = (
         "concurrency",
         "Maximum number of records, or batches, that run at once",
     ),
-    Metric("handler", "tailrace_handler_paused", "gauge", "", "is_paused", "1 if the handler is paused, otherwise 0"),
-    Metric(
+    MetricDefinition(
+        "handler", "tailrace_handler_paused", "gauge", "", "is_paused", "1 if the handler is paused, otherwise 0"
+    ),
+    MetricDefinition(
         "handler",
         "tailrace_handler_failures_total",
         "counter",
@@ -99,7 +101,7 @@ METRICS = (
         "failures",
         "Failed attempts; each failed record of a batch counts",
     ),
-    Metric(
+    MetricDefinition(
         "handler",
         "tailrace_handler_retries_total",
         "counter",
@@ -107,7 +109,7 @@ METRICS = (
         "retries",
         "Further attempts in place; each record of a batch counts",
     ),
-    Metric(
+    MetricDefinition(
         "handler",
         "tailrace_handler_delayed_total",
         "counter",
@@ -115,7 +117,7 @@ METRICS = (
         "delayed",
         "Failed records published to a retry topic",
     ),
-    Metric(
+    MetricDefinition(
         "handler",
         "tailrace_handler_dead_letters_total",
         "counter",
@@ -123,11 +125,11 @@ METRICS = (
         "dead_letters",
         "Failed records published to the dead-letter topic",
     ),
-    Metric(
+    MetricDefinition(
         "handler", "tailrace_handler_skipped_total", "counter", "records", "skipped", "Failed records that were skipped"
     ),
     # ---- groups of an app
-    Metric(
+    MetricDefinition(
         "group",
         "tailrace_group_blocked_records",
         "gauge",
@@ -135,7 +137,7 @@ METRICS = (
         "blocked",
         "Records that failed for good and block their lane, because no topic takes them",
     ),
-    Metric(
+    MetricDefinition(
         "group",
         "tailrace_group_unmatched_total",
         "counter",
@@ -143,7 +145,7 @@ METRICS = (
         "unmatched",
         "Records skipped because no handler's `when=` accepts them",
     ),
-    Metric(
+    MetricDefinition(
         "group",
         "tailrace_group_transactions_stalled_seconds",
         "gauge",
@@ -152,7 +154,7 @@ METRICS = (
         "Time without a committed transaction although there are records; 0 below a limit",
     ),
     # ---- assigned partitions
-    Metric(
+    MetricDefinition(
         "partition",
         "tailrace_partition_position",
         "gauge",
@@ -160,7 +162,7 @@ METRICS = (
         "position",
         "Offset of the next record to start",
     ),
-    Metric(
+    MetricDefinition(
         "partition",
         "tailrace_partition_committed",
         "gauge",
@@ -168,7 +170,7 @@ METRICS = (
         "committed",
         "Committed offset, as last acknowledged by the broker",
     ),
-    Metric(
+    MetricDefinition(
         "partition",
         "tailrace_partition_end",
         "gauge",
@@ -176,7 +178,7 @@ METRICS = (
         "end",
         "End offset of the log as of the last fetch; with `read_committed`, the last stable offset",
     ),
-    Metric(
+    MetricDefinition(
         "partition",
         "tailrace_partition_lag",
         "gauge",
@@ -185,7 +187,7 @@ METRICS = (
         "End offset minus committed offset, as in Kafka's tools; without a committed offset, minus the lowest"
         " unfinished offset",
     ),
-    Metric(
+    MetricDefinition(
         "partition",
         "tailrace_partition_work_lag",
         "gauge",
@@ -194,7 +196,7 @@ METRICS = (
         "Offsets up to the end that are not finished: lag without records that are finished and not committed, because"
         " of the commit interval or an earlier unfinished record",
     ),
-    Metric(
+    MetricDefinition(
         "partition",
         "tailrace_partition_lag_seconds",
         "gauge",
@@ -203,11 +205,11 @@ METRICS = (
         "Age of the oldest unfinished record by its timestamp; 0 if all records are finished, absent if that record was"
         " not fetched yet",
     ),
-    Metric(
+    MetricDefinition(
         "partition", "tailrace_partition_paused", "gauge", "", "is_paused", "1 if the partition is paused, otherwise 0"
     ),
     # ---- consumers
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_assigned_partitions",
         "gauge",
@@ -215,7 +217,7 @@ METRICS = (
         "assigned_partitions",
         "Assigned partitions",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_queued_records",
         "gauge",
@@ -223,7 +225,7 @@ METRICS = (
         "queued_records",
         "Records decoded and not delivered",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_buffered_bytes",
         "gauge",
@@ -231,7 +233,7 @@ METRICS = (
         "buffered_bytes",
         "Bytes fetched and not decoded",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_reserved_bytes",
         "gauge",
@@ -239,7 +241,7 @@ METRICS = (
         "reserved_bytes",
         "Bytes reserved for fetches in flight",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_fetched_records_total",
         "counter",
@@ -247,7 +249,7 @@ METRICS = (
         "fetched_records",
         "Offsets in the fetched batches",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_fetched_bytes_total",
         "counter",
@@ -255,7 +257,7 @@ METRICS = (
         "fetched_bytes",
         "Size of the fetched batches",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_fetch_seconds",
         "histogram",
@@ -263,7 +265,7 @@ METRICS = (
         "fetches",
         "Durations of fetches, including the broker's wait of up to `fetch_max_wait_ms` for records",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_commit_seconds",
         "histogram",
@@ -271,7 +273,7 @@ METRICS = (
         "commits",
         "Durations of successful commit requests",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_failed_commits_total",
         "counter",
@@ -279,7 +281,7 @@ METRICS = (
         "failed_commits",
         "Commits refused or not answered",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_rebalance_seconds",
         "histogram",
@@ -287,7 +289,7 @@ METRICS = (
         "rebalances",
         "Durations of rebalances, from the start of the member's join to its assignment",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_heartbeat_age_seconds",
         "gauge",
@@ -295,7 +297,7 @@ METRICS = (
         "heartbeat_age_s",
         "Time since the last acknowledged heartbeat was sent; only in a group",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_ignored_maps_total",
         "counter",
@@ -303,7 +305,7 @@ METRICS = (
         "ignored_maps",
         "Commits whose metadata was foreign, unreadable or of another log",
     ),
-    Metric(
+    MetricDefinition(
         "consumer",
         "tailrace_consumer_info",
         "info",
@@ -312,11 +314,13 @@ METRICS = (
         "Implementations in use: `decoder` is compiled or python, `checksum` is hardware or software",
     ),
     # ---- the process of an app
-    Metric("app", "tailrace_app_live", "gauge", "", "is_live", "1 unless only a restart can heal the app, as `/livez`"),
-    Metric(
+    MetricDefinition(
+        "app", "tailrace_app_live", "gauge", "", "is_live", "1 unless only a restart can heal the app, as `/livez`"
+    ),
+    MetricDefinition(
         "app", "tailrace_app_ready", "gauge", "", "is_ready", "1 from the first assignment to the stop, as `/readyz`"
     ),
-    Metric(
+    MetricDefinition(
         "app",
         "tailrace_app_loop_lag_seconds",
         "histogram",
@@ -324,7 +328,7 @@ METRICS = (
         "loop_lag",
         "Delays of timers by a busy event loop, sampled four times in `heartbeat_interval_ms`",
     ),
-    Metric(
+    MetricDefinition(
         "app",
         "tailrace_app_loop_blocked_seconds",
         "gauge",
@@ -333,7 +337,7 @@ METRICS = (
         "Time for which the event loop has been blocked; 0 up to `heartbeat_interval_ms`",
     ),
     # ---- workers of a pool
-    Metric(
+    MetricDefinition(
         "worker",
         "tailrace_worker_up",
         "gauge",
@@ -341,7 +345,7 @@ METRICS = (
         "is_up",
         "1 if the worker process answers, otherwise 0; its other metrics are absent then",
     ),
-    Metric(
+    MetricDefinition(
         "worker", "tailrace_worker_restarts_total", "counter", "restarts", "restarts", "Restarts of the worker process"
     ),
 )

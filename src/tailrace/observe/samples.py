@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-from tailrace.observe.metrics import LABELS, METRICS, Metric, Subject
+from tailrace.observe.metrics import LABELS, METRICS, MetricDefinition, Subject
 from tailrace.observe.statistics import AppStatistics, ConsumerStatistics, Durations, PoolStatistics
 
 __all__ = ["Sample", "Statistics", "samples"]
@@ -18,7 +18,7 @@ _OF_SUBJECT = {subject: tuple(one for one in METRICS if one.subject == subject) 
 class Sample(NamedTuple):
     """Value of one metric with its labels."""
 
-    metric: Metric
+    metric: MetricDefinition
     labels: Mapping[str, str]
     value: float | Durations
 
@@ -44,7 +44,7 @@ def samples(found: Iterable[Statistics]) -> list[Sample]:
     return list(merged.values())
 
 
-def _merged(metric: Metric, one: float | Durations, other: float | Durations) -> float | Durations:
+def _merged(metric: MetricDefinition, one: float | Durations, other: float | Durations) -> float | Durations:
     if isinstance(one, Durations) and isinstance(other, Durations):
         return one + other
     assert not isinstance(one, Durations)

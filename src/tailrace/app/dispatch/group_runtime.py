@@ -30,8 +30,8 @@ from tailrace.core.delivery.progress import Lease
 from tailrace.observe.events import HandlerAbandoned, HandlersOverlap, PartitionReadPaused, RecordUnmatched
 from tailrace.observe.hooks import Observer
 from tailrace.observe.instrumentation import instrumentations_of
-from tailrace.producer.publisher import Publisher, instrumented
 from tailrace.observe.statistics import ConsumerStatistics, GroupStatistics, HandlerStatistics
+from tailrace.producer.publisher import Publisher, instrumented
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["Connect", "GroupRuntime"]

@@ -1,57 +1,139 @@
-"""ASGI app without dependencies that serves the health of an app: ``/livez`` and ``/readyz``.
+"""ASGI app without dependencies that serves the health and lag of an app: ``/livez``, ``/readyz`` and ``/lag``.
 
 The ASGI app can be served on its own, for example by uvicorn, or mounted in an app of any framework.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from tailrace.app.health.checks import Health
 from tailrace.errors import ConfigurationError
+from tailrace.observe.statistics import AppStatistics
 
-__all__ = ["ASGIApp", "health_app"]
+__all__ = [
+    "ASGIApp",
+    "HealthEndpoints",
+    "HttpAnswer",
+    "LagReport",
+    "Message",
+    "Receive",
+    "Send",
+    "health_app",
+    "lag_report",
+    "send_answer",
+    "serve_lifespan",
+]
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 
-_PATHS: dict[str, Callable[[Health], bool]] = {
-    "/livez": lambda health: health.is_live,
-    "/readyz": lambda health: health.is_ready,
-}
+_JSON = "application/json"
 
 
-def health_app(get_health: Callable[[], Health]) -> ASGIApp:
-    """Return an ASGI app that reports health as JSON.
+class HttpAnswer(NamedTuple):
+    """Response to a request."""
 
-    ``/livez`` answers 200 if the app is live, and ``/readyz`` if it is ready; otherwise they answer 503. Other paths
-    answer 404, and methods other than GET and HEAD 405. The ASGI app raises ConfigurationError for a scope other than
-    HTTP, lifespan and websocket.
+    status: int
+    body: bytes
+    content_type: str = _JSON
+    allowed: str | None = None
+    """Methods to name in the header Allow."""
+
+
+class LagReport(msgspec.Struct, frozen=True):
+    """Lag of all partitions that an app, or the workers of a pool, are assigned, for autoscalers."""
+
+    lag: int
+    """Sum of the lags of all partitions."""
+    work_lag: int
+    """Sum of the work lags: the number of records that are not finished."""
+    lag_seconds: float
+    """Age of the oldest unfinished record; 0 if there is none or its timestamp is unknown."""
+    partitions: int
+    """Number of assigned partitions."""
+
+
+GetLag: TypeAlias = Callable[[], Awaitable[LagReport]]
+
+
+def lag_report(apps: Iterable[AppStatistics]) -> LagReport:
+    """Return the lag of several apps together."""
+    partitions = [partition for app in apps for consumer in app.consumers for partition in consumer.partitions]
+    return LagReport(
+        sum(one.lag or 0 for one in partitions),
+        sum(one.work_lag or 0 for one in partitions),
+        max((one.lag_s or 0.0 for one in partitions), default=0.0),
+        len(partitions),
+    )
+
+
+class HealthEndpoints:
+    """Answers to requests for health and lag, independent of a server.
+
+    Args:
+        get_health: returns the current health.
+        get_lag: returns the current lag; None without ``/lag``.
+    """
+
+    def __init__(self, get_health: Callable[[], Health], get_lag: GetLag | None = None) -> None:
+        self._get_health, self._get_lag = get_health, get_lag
+        self._paths = ("/livez", "/readyz") if get_lag is None else ("/livez", "/readyz", "/lag")
+
+    async def answer(self, path: str, method: str = "GET") -> HttpAnswer:
+        """Return the response to a request."""
+        if path not in self._paths:
+            error = {"error": f"{path} not found - request {', '.join(self._paths[:-1])} or {self._paths[-1]}"}
+            return HttpAnswer(404, msgspec.json.encode(error))
+        if method not in {"GET", "HEAD"}:
+            error = {"error": f"method {method} not allowed - use GET or HEAD"}
+            return HttpAnswer(405, msgspec.json.encode(error), allowed="GET, HEAD")
+        if path == "/lag" and self._get_lag is not None:
+            return HttpAnswer(200, msgspec.json.encode(await self._get_lag()))
+        return self.health(path)
+
+    def health(self, path: str) -> HttpAnswer:
+        """Return the response to a request for ``/livez`` or ``/readyz``."""
+        health = self._get_health()
+        is_passing = health.is_live if path == "/livez" else health.is_ready
+        return HttpAnswer(200 if is_passing else 503, msgspec.json.encode(health))
+
+
+def health_app(get_health: Callable[[], Health], get_lag: GetLag | None = None) -> ASGIApp:
+    """Return an ASGI app that reports health and lag as JSON.
+
+    ``/livez`` answers 200 if the app is live, and ``/readyz`` if it is ready; otherwise they answer 503. ``/lag``
+    answers with a ``LagReport``.
+
+    The ASGI app raises ConfigurationError for a scope other than HTTP, lifespan and websocket.
 
     Args:
         get_health: returns the current health; must be fast, because it is called in the event loop for each request.
+        get_lag: returns the current lag; None without ``/lag``.
     """
-    return _HealthApp(get_health)
+    return _HealthApp(HealthEndpoints(get_health, get_lag))
 
 
 class _HealthApp:
     """ASGI app; not a function, because Starlette's ``add_route`` would take a function as a request handler."""
 
-    def __init__(self, get_health: Callable[[], Health]) -> None:
-        self._get_health = get_health
+    def __init__(self, endpoints: HealthEndpoints) -> None:
+        self._endpoints = endpoints
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         match scope["type"]:
             case "http":
-                await _serve_http(self._get_health, scope, send)
+                path: str = scope["path"]
+                path = path.removeprefix(scope.get("root_path", "")) or path
+                await send_answer(await self._endpoints.answer(path, scope["method"]), scope, send)
             case "lifespan":
-                await _serve_lifespan(receive, send)
+                await serve_lifespan(receive, send)
             case "websocket":
                 await receive()  # websocket.connect
                 await send({"type": "websocket.close"})
@@ -59,7 +141,7 @@ class _HealthApp:
                 raise ConfigurationError(f"ASGI scope {other!r} is not supported - request health over HTTP")
 
 
-async def _serve_lifespan(receive: Receive, send: Send) -> None:
+async def serve_lifespan(receive: Receive, send: Send) -> None:
     """Acknowledge startup and shutdown without doing anything."""
     while True:
         event = (await receive())["type"]
@@ -68,20 +150,14 @@ async def _serve_lifespan(receive: Receive, send: Send) -> None:
             return
 
 
-async def _serve_http(get_health: Callable[[], Health], scope: Message, send: Send) -> None:
-    path: str = scope["path"]
-    is_passing = _PATHS.get(path.removeprefix(scope.get("root_path", "")) or path)
-    body: Health | dict[str, str]
-    headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-    if is_passing is None:
-        status, body = 404, {"error": f"{path} not found - request {' or '.join(_PATHS)}"}
-    elif scope["method"] not in {"GET", "HEAD"}:
-        status, body = 405, {"error": f"method {scope['method']} not allowed - use GET or HEAD"}
-        headers.append((b"allow", b"GET, HEAD"))
-    else:
-        health = get_health()
-        status, body = (200 if is_passing(health) else 503), health
-    content = msgspec.json.encode(body)
-    headers.append((b"content-length", b"%d" % len(content)))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
+async def send_answer(answer: HttpAnswer, scope: Message, send: Send) -> None:
+    """Send a response to an ASGI server."""
+    headers = [
+        (b"content-type", answer.content_type.encode()),
+        (b"cache-control", b"no-store"),
+        (b"content-length", b"%d" % len(answer.body)),
+    ]
+    if answer.allowed is not None:
+        headers.append((b"allow", answer.allowed.encode()))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})

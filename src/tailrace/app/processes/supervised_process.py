@@ -21,11 +21,20 @@ import anyio
 from tailrace.app.health.checks import Check, Status
 from tailrace.app.processes.child import Child, unpickled_error
 from tailrace.app.processes.parent import MARGIN_S
-from tailrace.core.processes.messages import FailedMessage, FromChild, ReadyMessage, StatusMessage, StopMessage
+from tailrace.core.processes.messages import (
+    FailedMessage,
+    FromChild,
+    ReadyMessage,
+    StatisticsMessage,
+    StatisticsRequest,
+    StatusMessage,
+    StopMessage,
+)
 from tailrace.core.processes.worker_plan import Restarts
 from tailrace.errors import TailraceError
 from tailrace.observe.events import WorkerExited, WorkerStarted
 from tailrace.observe.hooks import Observer
+from tailrace.observe.statistics import AppStatistics
 
 __all__ = ["ProcessExit", "ProcessOwner", "SupervisedProcess"]
 
@@ -99,6 +108,7 @@ class SupervisedProcess:
         ready: set when the process has first reported the status ok or degraded.
         stop_timeout_s: seconds that the process may take to stop.
         restarts: determines the pause before a restart.
+        deaths: number of times the process has ended without a request.
     """
 
     def __init__(
@@ -113,6 +123,7 @@ class SupervisedProcess:
         self.ended = asyncio.Event()
         self.stop_timeout_s = 20.0
         self.restarts = Restarts()
+        self.deaths = 0
         self._stop_requested = asyncio.Event()
         self._is_ending = False
         self._last_status: tuple[Status, str] = "starting", ""
@@ -122,6 +133,9 @@ class SupervisedProcess:
         self._silence_limit_s: float | None = None
         """Seconds without a message after which the process is killed; None before its first status."""
         self._silent_checks = 0
+        self._requests: dict[int, asyncio.Future[AppStatistics]] = {}
+        """Requests for statistics that are not answered yet, by number."""
+        self._request_count = 0
 
     # ---- called by its owner -----------------------------------------------------------------------------------
 
@@ -133,6 +147,23 @@ class SupervisedProcess:
     def renew(self) -> None:
         """Stop the process, and start it again; start it at once if it waits for a restart."""
         self._stop_requested.set()
+
+    async def statistics(self, timeout_s: float) -> AppStatistics | None:
+        """Return the statistics of the process; None if it does not run or does not answer in time."""
+        if self.child is None:
+            return None
+        self._request_count += 1
+        number = self._request_count
+        answer: asyncio.Future[AppStatistics] = asyncio.get_running_loop().create_future()
+        self._requests[number] = answer
+        self.child.send(StatisticsRequest(number))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del self._requests[number]
 
     def check(self) -> Check:
         """Return the health of the process."""
@@ -164,6 +195,7 @@ class SupervisedProcess:
             death = await self._run_once()
             if death is None:
                 continue
+            self.deaths += 1
             loop = asyncio.get_running_loop()
             pause_s = self._owner.on_exit(death, self.restarts.died(loop.time(), random.random()))  # noqa: S311
             then = "" if pause_s is None else f", restarted after {pause_s:.1f} s"
@@ -256,6 +288,9 @@ class SupervisedProcess:
                 self._set_status(status, detail)
             case FailedMessage(error=error, text=text):
                 self._error = unpickled_error(error, text)
+            case StatisticsMessage(number=number, statistics=statistics):
+                if (answer := self._requests.get(number)) is not None and not answer.done():
+                    answer.set_result(statistics)
             case _:
                 pass
         self._owner.on_message(self.start, message)

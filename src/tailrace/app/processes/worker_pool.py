@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
 from types import TracebackType
@@ -11,7 +12,7 @@ import anyio
 from typing_extensions import TypedDict, Unpack
 
 from tailrace.app.health.checks import Check, Health
-from tailrace.app.health.endpoints import ASGIApp, health_app
+from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
 from tailrace.app.loading import check_place
 from tailrace.app.processes.child import pickled
 from tailrace.app.processes.parent import MARGIN_S
@@ -30,6 +31,7 @@ from tailrace.errors import (
 )
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.observe.log_format import LogFormat
+from tailrace.observe.statistics import PoolStatistics
 from tailrace.signals import handle_signals
 
 __all__ = ["WorkerPool", "WorkerSpec"]
@@ -133,10 +135,30 @@ class WorkerPool:
             return Health.of([Check("pool", "stopping", "workers are stopping or have stopped")])
         return Health.of(one.check() for one in self._processes)
 
+    async def statistics(self, *, timeout_ms: int = 1_000) -> PoolStatistics:
+        """Return the statistics of each worker.
+
+        Args:
+            timeout_ms: Maximum time in milliseconds to wait for the workers. A worker that does not answer, because it
+                starts or its event loop is blocked, has no statistics.
+        """
+        found = await asyncio.gather(*(one.statistics(timeout_ms / 1000) for one in self._processes))
+        return PoolStatistics(
+            workers=dict(enumerate(found)), restarts={one.worker: one.deaths for one in self._processes}
+        )
+
     @property
     def health_app(self) -> ASGIApp:
-        """ASGI app that answers ``/livez`` and ``/readyz`` for all workers."""
-        return health_app(self.health)
+        """ASGI app that answers ``/livez``, ``/readyz`` and ``/lag`` for all workers."""
+        return health_app(self.health, self._get_lag)
+
+    @property
+    def endpoints(self) -> HealthEndpoints:
+        """Answers of ``health_app``, for other servers."""
+        return HealthEndpoints(self.health, self._get_lag)
+
+    async def _get_lag(self) -> LagReport:
+        return lag_report(filter(None, (await self.statistics()).workers.values()))
 
     # ---- life --------------------------------------------------------------------------------------------------
 

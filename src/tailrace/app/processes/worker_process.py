@@ -6,10 +6,12 @@ This module runs in the child. Signals are handled by the App itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -22,7 +24,14 @@ from tailrace.app.processes.parent import Parent, failure_message
 from tailrace.app.shutdown import first_of
 from tailrace.app.substitution import settings_of
 from tailrace.config import resolve
-from tailrace.core.processes.messages import ReadyMessage, StatusMessage, StopMessage, ToChild
+from tailrace.core.processes.messages import (
+    ReadyMessage,
+    StatisticsMessage,
+    StatisticsRequest,
+    StatusMessage,
+    StopMessage,
+    ToChild,
+)
 from tailrace.core.processes.worker_plan import check_transactional_id, member_name
 from tailrace.errors import ConfigurationError, ConsumerStateError, TailraceError
 from tailrace.observe.log_format import configure_logging
@@ -37,6 +46,7 @@ class _WorkerProcess:
     def __init__(self, parent: Parent, spec: dict[str, Any]) -> None:
         self._parent, self._spec = parent, spec
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._app: App | None = None
         self._stopping = asyncio.Event()
         self._is_stop_requested = threading.Event()
         self._silence_limit_s = 45.0
@@ -82,7 +92,7 @@ class _WorkerProcess:
         self._silence_limit_s = config.session_timeout_ms / 1000
 
     async def _work(self, app: App) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._app = asyncio.get_running_loop(), app
         if self._is_stop_requested.is_set():
             return
         async with anyio.create_task_group() as tasks:
@@ -121,8 +131,18 @@ class _WorkerProcess:
         """Process a message of the pool; called in the thread that listens to the socket."""
         if isinstance(message, StopMessage):
             self._is_stop_requested.set()
-            if self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._stopping.set)
+            self._call_in_loop(self._stopping.set)
+        elif isinstance(message, StatisticsRequest):
+            self._call_in_loop(self._send_statistics, message.number)
+
+    def _call_in_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _send_statistics(self, number: int) -> None:
+        if self._app is not None:
+            self._parent.try_send(StatisticsMessage(number, self._app.statistics()))
 
 
 def _summary(health: Health) -> tuple[str, str]:

@@ -117,9 +117,10 @@ class DeliveryProgress:
 
     @property
     def unacknowledged_records(self) -> list[Record]:
-        """Delivered records that the user has not acknowledged, with ``ack="manual"``."""
+        """Delivered records that the user has not acknowledged, with ``ack="manual"``; without Arrow rows."""
         held = () if self._unacknowledged is None else self._unacknowledged.values()
-        return [record for progress, records in held if not progress.is_over for record in records.values()]
+        records = (record for progress, found in held if not progress.is_over for record in found.values())
+        return [record for record in records if isinstance(record, Record)]
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
         """Return the current slice and its untaken records, which are to be delivered again; None if there are none."""

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import msgspec
 
+from tailrace.observe.statistics import AppStatistics
 from tailrace.records import Record, TimestampType, TopicPartition
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "LeftMessage",
     "ReadyMessage",
     "SliceMessage",
+    "StatisticsMessage",
+    "StatisticsRequest",
     "StatusMessage",
     "StopMessage",
     "ToChild",
@@ -80,6 +83,12 @@ class LeftMessage(_ProcessMessage, frozen=True, tag=4):
 
 class CommitMessage(_ProcessMessage, frozen=True, tag=5):
     """Request to commit finished offsets, answered by ``CommittedMessage``."""
+
+    number: int
+
+
+class StatisticsRequest(_ProcessMessage, frozen=True, tag=6):
+    """Request for statistics, answered by ``StatisticsMessage``."""
 
     number: int
 
@@ -150,9 +159,23 @@ class CommittedMessage(_ProcessMessage, frozen=True, tag=17):
     error: bytes | None
 
 
-ToChild: TypeAlias = BeginMessage | StopMessage | DoneMessage | LeftMessage | CommitMessage
+class StatisticsMessage(_ProcessMessage, frozen=True, tag=18):
+    """Answer to ``StatisticsRequest``."""
+
+    number: int
+    statistics: AppStatistics
+
+
+ToChild: TypeAlias = BeginMessage | StopMessage | DoneMessage | LeftMessage | CommitMessage | StatisticsRequest
 FromChild: TypeAlias = (
-    ReadyMessage | StatusMessage | FailedMessage | SliceMessage | HaltedMessage | GoneMessage | CommittedMessage
+    ReadyMessage
+    | StatusMessage
+    | FailedMessage
+    | SliceMessage
+    | HaltedMessage
+    | GoneMessage
+    | CommittedMessage
+    | StatisticsMessage
 )
 
 _encoder = msgspec.msgpack.Encoder()

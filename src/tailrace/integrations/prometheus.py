@@ -1,0 +1,236 @@
+"""Prometheus: metrics of apps, consumers and worker pools. Needs the extra ``prometheus``.
+
+Values are read when they are scraped, from ``statistics()``, in the event loop of the app. ``docs/metrics.md`` lists
+the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from tailrace.app.app import App
+from tailrace.app.health.endpoints import (
+    ASGIApp,
+    HttpAnswer,
+    Message,
+    Receive,
+    Send,
+    send_answer,
+    serve_lifespan,
+)
+from tailrace.app.processes.worker_pool import WorkerPool
+from tailrace.consumer.consumer import Consumer
+from tailrace.errors import ConfigurationError, ConsumerStateError
+from tailrace.observe.metrics import METRICS, MetricDefinition
+from tailrace.observe.samples import Sample, Statistics, samples
+from tailrace.observe.statistics import DURATION_BOUNDS_S, Durations
+
+__all__ = ["Source", "TailraceCollector", "encoded", "exposition", "metrics_app", "snapshots"]
+
+Source: TypeAlias = App | Consumer[Any, Any]
+"""App or consumer whose statistics are collected."""
+
+_ANSWER_S = 2.0
+"""Maximum time to wait for the event loop of a source."""
+_TYPES = {"counter": "counter", "gauge": "gauge", "histogram": "histogram", "info": "gauge"}
+_BOUNDS = [*map(floatToGoString, DURATION_BOUNDS_S), "+Inf"]
+
+_COLLECTOR_RAISED = HttpAnswer(500, b"a collector of metrics raised - see the log\n", "text/plain")
+"""Answer to a scrape in which a collector raised."""
+
+ResultT = TypeVar("ResultT")
+
+_log = logging.getLogger("tailrace")
+
+
+class TailraceCollector(Collector):
+    """Collector of the metrics of apps and consumers: ``REGISTRY.register(TailraceCollector(app))``.
+
+    A collector may be registered before the start. In another thread than that of the event loop, such as that of
+    ``prometheus_client.start_http_server``, it asks the event loop, and leaves out a source whose loop does not answer
+    within two seconds.
+
+    Args:
+        sources: the apps and consumers.
+    """
+
+    def __init__(self, *sources: Source) -> None:
+        self._sources = sources
+
+    def describe(self) -> Iterable[Family]:
+        """Return the metrics without values."""
+        return _families(())
+
+    def collect(self) -> Iterable[Family]:
+        """Return the metrics with their present values."""
+        return _families(samples(filter(None, map(_snapshot, self._sources))))
+
+
+class _Collected(Collector):
+    """Collector of statistics that were collected before."""
+
+    def __init__(self, found: Iterable[Statistics]) -> None:
+        self._families = list(_families(samples(found)))
+
+    def collect(self) -> Iterable[Family]:
+        return self._families
+
+
+async def exposition(
+    *sources: Source | WorkerPool, accept: str = "", registry: CollectorRegistry | None = None
+) -> tuple[bytes, str]:
+    """Return the text for a scrape, and its content type.
+
+    Args:
+        sources: apps, consumers and worker pools, in whose event loop this is called.
+        accept: the request's Accept header, which selects the text format of Prometheus or OpenMetrics.
+        registry: registry of further metrics; by default prometheus-client's, with the metrics of the process. A
+            ``TailraceCollector`` of the same sources must not be registered in it. With ``PROMETHEUS_MULTIPROC_DIR``,
+            the default is the further metrics of all processes together.
+    """
+    return encoded(await snapshots(sources), accept, registry)
+
+
+def encoded(
+    found: Iterable[Statistics], accept: str = "", registry: CollectorRegistry | None = None
+) -> tuple[bytes, str]:
+    """Return the text of statistics that were collected before; see ``exposition``."""
+    joined = CollectorRegistry(auto_describe=False)
+    joined.register(_Collected(found))
+    if registry is None and "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        MultiProcessCollector(joined)  # type: ignore[no-untyped-call]
+    else:
+        joined.register(registry or REGISTRY)
+    encode, content_type = choose_encoder(accept)
+    return encode(joined), content_type
+
+
+async def snapshots(sources: Iterable[Source | WorkerPool]) -> list[Statistics]:
+    """Return the statistics of sources; a source that was never started has none."""
+    found: list[Statistics] = []
+    for source in sources:
+        if isinstance(source, WorkerPool):
+            found.append(await source.statistics())
+        elif (statistics := _statistics(source)) is not None:
+            found.append(statistics)
+    return found
+
+
+def metrics_app(*sources: Source | WorkerPool, registry: CollectorRegistry | None = None) -> ASGIApp:
+    """Return an ASGI app that serves the metrics, for ``web.add_route("/metrics", ...)``.
+
+    The ASGI app answers at every path. It raises ConfigurationError for a scope other than HTTP and lifespan.
+
+    Args:
+        sources: apps, consumers and worker pools.
+        registry: registry of further metrics; by default prometheus-client's, with the metrics of the process.
+    """
+    return _MetricsApp(sources, registry)
+
+
+class _MetricsApp:
+    """ASGI app; not a function, because Starlette's ``add_route`` would take a function as a request handler."""
+
+    def __init__(self, sources: tuple[Source | WorkerPool, ...], registry: CollectorRegistry | None) -> None:
+        self._sources, self._registry = sources, registry
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] == "lifespan":
+            await serve_lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, send)
+        else:
+            raise ConfigurationError(f"ASGI scope {scope['type']!r} is not supported - request metrics over HTTP")
+
+    async def _answer(self, scope: Message, send: Send) -> None:
+        accept = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"), "")
+        try:
+            body, kind = await exposition(*self._sources, accept=accept, registry=self._registry)
+            answer = HttpAnswer(200, body, kind)
+        except Exception:  # noqa: BLE001 - a collector of the user may raise anything
+            _log.exception("a collector of metrics raised")
+            answer = _COLLECTOR_RAISED
+        await send_answer(answer, scope, send)
+
+
+# ---- snapshots ---------------------------------------------------------------------------------------------------
+
+
+def _snapshot(source: Source) -> Statistics | None:
+    """Return the statistics of a source in whichever thread this runs; None if its event loop does not answer."""
+    loop = _loop_of(source)
+    if loop is None or not loop.is_running() or loop is _running_loop():
+        return _statistics(source)
+    try:
+        return _call_in(loop, _as_coroutine(source))
+    except (TimeoutError, asyncio.CancelledError, RuntimeError):
+        _log.warning("no metrics of %r: its event loop does not answer", source)
+        return None
+
+
+async def _as_coroutine(source: Source) -> Statistics | None:
+    return _statistics(source)
+
+
+def _statistics(source: Source) -> Statistics | None:
+    try:
+        return source.statistics()
+    except ConsumerStateError:
+        return None  # not started yet
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, ResultT]) -> ResultT:
+    future = asyncio.run_coroutine_threadsafe(call, loop)
+    try:
+        return future.result(_ANSWER_S)
+    finally:
+        future.cancel()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _loop_of(source: Source) -> asyncio.AbstractEventLoop | None:
+    supervisor = source._supervisor if isinstance(source, App) else source._life.supervisor  # noqa: SLF001 - ours
+    return None if supervisor is None else supervisor.loop
+
+
+# ---- values ------------------------------------------------------------------------------------------------------
+
+
+def _families(found: Iterable[Sample]) -> Iterator[Family]:
+    """Yield all metrics of the table with their samples."""
+    by_metric: dict[MetricDefinition, list[Sample]] = {metric: [] for metric in METRICS}
+    for one in found:
+        by_metric[one.metric].append(one)
+    for metric, values in by_metric.items():
+        family = Family(metric.name.removesuffix("_total"), metric.meaning, _TYPES[metric.kind])
+        for one in values:
+            if isinstance(one.value, Durations):
+                _add_histogram(family, one.labels, one.value)
+            else:
+                family.add_sample(metric.name, dict(one.labels), one.value)
+        yield family
+
+
+def _add_histogram(family: Family, labels: Mapping[str, str], durations: Durations) -> None:
+    for bound, count in zip(_BOUNDS, durations.cumulative(), strict=True):
+        family.add_sample(f"{family.name}_bucket", {**labels, "le": bound}, count)
+    family.add_sample(f"{family.name}_sum", dict(labels), durations.sum_s)
+    family.add_sample(f"{family.name}_count", dict(labels), durations.count)
