@@ -153,7 +153,7 @@ async def test_the_collector_works_in_the_clients_own_endpoints(new_app, new_top
 
     assert [only(found["tailrace_app_ready"]) for found in (before, inside, outside, after)] == [0, 1, 1, 0]
     for found in (inside, outside):
-        assert found.keys() == inside.keys()
+        assert found.keys() >= inside.keys()  # the end of the log becomes known with the first fetch
         assert (("client_id", "reader"), ("group", "")) in found["tailrace_consumer_assigned_partitions"]
 
 
