@@ -179,6 +179,6 @@ async def test_a_child_process_imports_nothing_from_the_working_directory(tmp_pa
     monkeypatch.chdir(tmp_path)
     child = await Child.start("structlog", {}, {})
 
-    await child.ended()
+    await child.wait()
 
     assert not (tmp_path / "imported").exists()
