@@ -57,8 +57,11 @@ class PolledRecords:
 
     def begin(self, lease: Lease) -> None:
         """Take records from ``lease`` from now on; the previous lease must be exhausted."""
-        if self.current is not None and self.current.lowest is not None:
-            self._used_up.append(self.current)
+        if self.current is not None:
+            if self.current.lowest is None:
+                self.current.close_if_done()  # its records were started by offset: no finish() will close it
+            else:
+                self._used_up.append(self.current)
         self.current, self.slice = lease, lease.left
         self.added += len(lease.records)
 

@@ -1,0 +1,31 @@
+"""Records that a polling user has in flight."""
+
+from __future__ import annotations
+
+from tailrace.core.delivery.polled_records import PolledRecords
+from tailrace.core.delivery.progress import InFlight, Progress
+from tailrace.records import Record, TopicPartition
+
+PARTITION = TopicPartition("orders", 0)
+
+
+def records(start, end):
+    return [Record(*PARTITION, offset, None, b"", 0) for offset in range(start, end)]
+
+
+def test_acknowledged_slices_of_one_poll_are_not_kept():
+    """With ack="manual", a poll that takes several slices keeps no records after they are acknowledged."""
+    progress, polled = Progress(PARTITION, 0), PolledRecords()
+    polled.finish()
+    for start in range(0, 50, 10):
+        lease = progress.deliver(records(start, start + 10), start + 10, InFlight.NOTHING)
+        progress.start_all(range(start, start + 10))
+        polled.begin(lease)
+        polled.take(10)
+
+    for offset in range(50):
+        progress.finish(offset)
+    polled.finish()
+
+    assert progress.finished == 50
+    assert not progress._leases
