@@ -40,7 +40,7 @@ async def test_the_error_for_a_missing_partition_advises_to_name_another(new_top
     topic = new_topic()
     async with new_consumer() as consumer:
         with pytest.raises(
-            UnknownTopicError, match=rf"{topic}\[7\].* 1 partitions.*name an existing partition"
+            UnknownTopicError, match=rf"{topic}\[7\].* count is 1, .*name an existing partition"
         ) as raised:
             await consumer.assign((topic, 7))
 

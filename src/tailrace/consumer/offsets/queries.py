@@ -154,7 +154,7 @@ class OffsetQueries:
             if one.partition not in there.get(one.topic, ()):
                 raise UnknownPartitionError(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"{one}: the topic has {len(there.get(one.topic, ()))} partitions, numbered from 0",
+                    f"{one}: the topic's partition count is {len(there.get(one.topic, ()))}, numbered from 0",
                 )
 
     async def _ask(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
