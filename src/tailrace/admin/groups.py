@@ -121,6 +121,8 @@ async def describe_groups(
 ) -> list[GroupDescription]:
     """Return the descriptions of listed groups, sorted by name, in one or two requests per broker.
 
+    Groups that are in no answer are looked up one by one.
+
     A group is left out if it no longer exists, is neither classic nor of KIP-848, or if the user may list but not
     describe it. A group whose coordinator has just failed over may be missing until the new coordinator's followers
     have caught up.
@@ -242,7 +244,7 @@ def _not_empty(group_id: str, members: Sequence[GroupMemberDescription], what: s
 
 
 async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Delete a group without members and its committed offsets; do nothing if it does not exist.
+    """Delete a group that has no members, together with its committed offsets; do nothing if it does not exist.
 
     Raises:
         GroupNotEmptyError: the group has live members.

@@ -63,7 +63,7 @@ class Cluster:
     """Brokers of a cluster, with its metadata and group coordinators.
 
     Attributes:
-        topology: latest metadata; immutable, replaced by each refresh.
+        topology: latest metadata; immutable; replaced by each refresh and by ``learn_leader``.
         config: options of the connections.
     """
 

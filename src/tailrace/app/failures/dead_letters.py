@@ -104,7 +104,7 @@ class ForwardedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """Dead letter read from its topic; a field whose header is missing is empty, 0 or None."""
+    """Dead letter read from its topic; a field whose header is missing is empty, 0 or None (``deaths``: 1)."""
 
     record: Record = field(repr=False)
     """Record as stored in the dead-letter topic."""
@@ -163,7 +163,7 @@ def retry_record(record: Record, failure: Failure, due_at_ms: int) -> ForwardedR
 
 
 def read_dead_letter(record: Record) -> DeadLetter | None:
-    """Parse a record of a dead-letter topic; return None if it has no headers of a dead letter.
+    """Parse a record of a dead-letter topic; return None if it has no error type or waits for a retry.
 
     Headers with invalid numbers count as missing.
     """
@@ -222,7 +222,7 @@ def handler_of(record: Record) -> str:
 
 
 def first_read(record: Record) -> Record:
-    """Return a record as it was first read: with the topic, partition, offset and timestamp of its origin."""
+    """Return a record with the topic, partition, offset and timestamp of its origin, and its present headers."""
     origin = origin_of(record)
     kind = record.timestamp_type if origin[:3] == tuple(record)[:3] else None
     return Record(*origin[:3], record.key, record.value, origin.timestamp, record.headers, kind)

@@ -32,7 +32,7 @@ class PolledRecords:
 
     @property
     def left(self) -> int:
-        """Number of records that were decoded and not taken."""
+        """Number of records of the current lease that were not taken."""
         return 0 if self.current is None else self.current.count
 
     @property
@@ -59,14 +59,14 @@ class PolledRecords:
         """Take records from ``lease`` from now on; the previous lease must be exhausted."""
         if self.current is not None:
             if self.current.lowest is None:
-                self.current.close_if_done()  # its records were started by offset: no finish() will close it
+                self.current.close_if_done()  # its records are tracked by Progress.start_all: no finish() will close it
             else:
                 self._used_up.append(self.current)
         self.current, self.slice = lease, lease.left
         self.added += len(lease.records)
 
     def begin_taken(self, lease: Lease) -> None:
-        """Take all records of ``lease`` at once, without a list of them."""
+        """Begin ``lease`` and mark all its records as taken, because the caller has them already."""
         self.begin(lease)
         self.slice = _NONE
         lease.take_at_once()

@@ -30,7 +30,7 @@ class ProduceReaction(StrEnum):
 _REACTIONS: ReactionTable[ProduceReaction, ProduceReaction] = ReactionTable(
     {
         ErrorCode.NONE: ProduceReaction.STORED,
-        # The batch is in the log. The broker remembers only the last five batches, so the answer contains no offset.
+        # The batch is in the log, but older than the five whose offsets the broker remembers: the answer has no offset.
         ErrorCode.DUPLICATE_SEQUENCE_NUMBER: ProduceReaction.STORED,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ProduceReaction.LOOK_UP,
         ErrorCode.LEADER_NOT_AVAILABLE: ProduceReaction.LOOK_UP,
