@@ -74,7 +74,7 @@ def test_an_external_cluster_is_used(kafka_server, monkeypatch, temporary):
 
 def test_an_external_cluster_that_does_not_answer(monkeypatch):
     """The error names variable and address; no broker is started instead."""
-    monkeypatch.setattr(cluster, "_EXTERNAL_S", 0.3)
+    monkeypatch.setattr(cluster, "_EXTERNAL_TIMEOUT_S", 0.3)
     monkeypatch.setenv(EXTERNAL, "127.0.0.1:9")
     server = KafkaServer()
 
