@@ -15,21 +15,10 @@ from tailrace.batches.columns import ColumnBuilder, arrow_of, offsets_of
 from tailrace.batches.record_batch import split
 from tailrace.errors import ConfigurationError, MalformedMessageError
 from tailrace.records import TopicPartition
-from tests.support.protocol.built_batches import GZIP, NONE, ZSTD, Said, batch, old_batch
+from tests.support.protocol.built_batches import GZIP, NONE, ZSTD, Said, any_records, batch, old_batch
 
 HEAD, ATTRIBUTES_AT, LOG_APPEND_TIME = 61, 22, 8
-BYTES = st.none() | st.binary(max_size=300)
-RECORDS = st.lists(
-    st.builds(
-        Said,
-        BYTES,
-        BYTES,
-        st.integers(0, 1 << 42),
-        st.lists(st.tuples(st.text(max_size=3), BYTES), max_size=3).map(tuple),
-    ),
-    min_size=1,
-    max_size=20,
-).map(tuple)
+RECORDS = any_records(at_most=20)
 SLICES = st.lists(st.integers(1, 9), max_size=3)
 CHANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4)
 SOME = (Said(b"k", b"value", 1_000, (("trace", b"1"), ("empty", None))), Said(None, b"", 2_000), Said(b"", None, 3_000))

@@ -19,21 +19,10 @@ from tailrace.batches import record_batch
 from tailrace.batches.record_batch import split
 from tailrace.errors import MalformedMessageError
 from tailrace.records import Record
-from tests.support.protocol.built_batches import Said, batch
+from tests.support.protocol.built_batches import Said, any_records, batch
 
 HEAD = 61
-BYTES = st.none() | st.binary(max_size=300)
-RECORDS = st.lists(
-    st.builds(
-        Said,
-        BYTES,
-        BYTES,
-        st.integers(0, 1 << 42),
-        st.lists(st.tuples(st.text(max_size=3), BYTES), max_size=3).map(tuple),
-    ),
-    min_size=1,
-    max_size=6,
-).map(tuple)
+RECORDS = any_records(at_most=6)
 CHANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4)
 
 pytestmark = pytest.mark.skipif(not record_batch.COMPILED, reason="tailrace was installed without its compiled module")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
+from hypothesis import strategies as st
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 
@@ -72,3 +73,11 @@ def resealed(made: bytearray) -> bytearray:
     """Return the batch with a checksum of its current content."""
     struct.pack_into(">I", made, _CRC_AT, calc_crc32c(bytes(made[_ATTRIBUTES_AT:])))
     return made
+
+
+def any_records(at_most: int) -> st.SearchStrategy[tuple[Said, ...]]:
+    """Return a Hypothesis strategy for one to ``at_most`` records with keys, values and headers of any bytes."""
+    some_bytes = st.none() | st.binary(max_size=300)
+    headers = st.lists(st.tuples(st.text(max_size=3), some_bytes), max_size=3).map(tuple)
+    one = st.builds(Said, some_bytes, some_bytes, st.integers(0, 1 << 42), headers)
+    return st.lists(one, min_size=1, max_size=at_most).map(tuple)

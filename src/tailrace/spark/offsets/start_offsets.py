@@ -185,7 +185,7 @@ def _by_policy(store: SparkOffsetStore, policy: object, logs: Mapping[TopicParti
 
 
 def _since(store: SparkOffsetStore, moment: dt.datetime | int, logs: Mapping[TopicPartition, LogBounds]) -> Offsets:
-    """Return the offset of the first record at or after a time for each log; the log's end if there is no record."""
+    """Return, for each log, the first offset whose timestamp is not before a time; the end offset if there is none."""
     time_ms = int(moment.timestamp() * 1000) if isinstance(moment, dt.datetime) else moment
     found = store.at(dict.fromkeys(logs, time_ms))
     return {one: logs[one].end if offset < 0 else offset for one, offset in found.items()}
