@@ -416,7 +416,16 @@ class PublishError(TailraceError):
 
 
 class PublishTooLargeError(PublishError):
-    """A published record is larger than its topic or the producer allows. Raise the topic's ``max.message.bytes``."""
+    """A published record is larger than its topic allows. Raise the topic's limit, or publish smaller records.
+
+    Attributes:
+        setting: topic configuration that is the limit: ``max.message.bytes``, or ``segment.bytes`` for a record that
+            does not fit into a segment of the log.
+    """
+
+    def __init__(self, message: str, *, setting: str = "max.message.bytes") -> None:
+        self.setting: str = setting
+        super().__init__(message)
 
 
 class ProducerFencedError(PublishError):

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _OTHER_PROTOCOL = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
-"""Error codes of ConsumerGroupDescribe for a group of the classic protocol, or from a broker without KIP-848."""
+"""Errors of ConsumerGroupDescribe after which DescribeGroups is sent: a classic group, or a broker without KIP-848."""
 _FORBIDDEN = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
 
@@ -119,13 +119,14 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
 async def describe_groups(
     cluster: Cluster, listings: Iterable[GroupListing], *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> list[GroupDescription]:
-    """Return the descriptions of listed groups, sorted by name, in one or two requests per broker.
+    """Return the descriptions of ``listings``, the groups from ``list_groups``, sorted by name.
 
-    Groups that are in no answer are looked up one by one.
+    One or two requests per broker describe all groups, except those whose coordinator has moved since they were listed:
+    these are described one by one.
 
-    A group is left out if it no longer exists, is neither classic nor of KIP-848, or if the user may list but not
-    describe it. A group whose coordinator has just failed over may be missing until the new coordinator's followers
-    have caught up.
+    A group is left out if it no longer exists, if it uses neither the classic protocol nor KIP-848, or if the user may
+    list but not describe it. A group whose coordinator has just failed over may be missing until the new coordinator's
+    followers have caught up.
 
     Raises:
         BrokerConnectionError: no broker answered in time.

@@ -13,7 +13,11 @@ __all__ = ["check", "refuse_inline_pem"]
 
 
 def check(config: ConsumerConfig, given: Collection[str]) -> None:
-    """Check that options do not contradict each other; ``given`` names the options that were set.
+    """Check that options do not contradict each other.
+
+    Args:
+        config: options, with their defaults.
+        given: names of the options that were set.
 
     Raises:
         ConfigurationError: Options contradict each other; the message names them.
@@ -21,34 +25,50 @@ def check(config: ConsumerConfig, given: Collection[str]) -> None:
     if config.heartbeat_interval_ms >= config.session_timeout_ms:
         raise ConfigurationError(
             f"heartbeat_interval_ms={config.heartbeat_interval_ms} must be less than "
-            f"session_timeout_ms={config.session_timeout_ms} - use at most a third of it, so that one may be lost"
+            f"session_timeout_ms={config.session_timeout_ms} - set it to at most a third of that, so that the member"
+            " stays in the group when one heartbeat is lost"
         )
-    if config.enable_auto_commit and config.group_id is None:
-        raise ConfigurationError(
-            "enable_auto_commit=True needs a group_id, whose offsets are committed - set it, or leave both out"
-        )
-    if config.reset_offset_on_start and (config.group_id is None or config.offset_reset == "none"):
-        raise ConfigurationError(
-            "reset_offset_on_start=True needs a group_id, and an auto_offset_reset other than 'none'"
-            " - set both, or leave it out"
-        )
-    if config.group_id == "":
-        raise ConfigurationError("group_id must not be empty - leave it out to read without a group")
-    if config.group_instance_id is not None and config.group_id is None:
-        raise ConfigurationError("group_instance_id needs a group_id, of which it names a member - set it")
+    _check_group(config)
     _check_protocol(config, given)
     for pause in ("reconnect_backoff", "retry_backoff"):
         first, longest = getattr(config, f"{pause}_ms"), getattr(config, f"{pause}_max_ms")
         if first > longest:
-            raise ConfigurationError(f"{pause}_ms={first} must be at most {pause}_max_ms={longest}")
+            raise ConfigurationError(
+                f"{pause}_ms={first} must be at most {pause}_max_ms={longest} - lower the first or raise the second"
+            )
     if config.request_timeout_ms <= config.fetch_max_wait_ms:
         raise ConfigurationError(
             f"request_timeout_ms={config.request_timeout_ms} must be more than "
-            f"fetch_max_wait_ms={config.fetch_max_wait_ms}, after which a broker without new records answers"
+            f"fetch_max_wait_ms={config.fetch_max_wait_ms}, for which a broker without new records holds a request"
+            " - raise the first or lower the second"
         )
     for address in config.bootstrap_servers:
         split_address(address)
     _check_security(config)
+
+
+def _check_group(config: ConsumerConfig) -> None:
+    if config.enable_auto_commit and config.group_id is None:
+        raise ConfigurationError(
+            "enable_auto_commit=True needs a group_id: offsets are committed for a group - set group_id, or remove"
+            " enable_auto_commit=True"
+        )
+    if config.reset_offset_on_start and config.group_id is None:
+        raise ConfigurationError(
+            "reset_offset_on_start=True needs a group_id, whose committed offsets it ignores - set group_id, or remove"
+            " reset_offset_on_start=True"
+        )
+    if config.reset_offset_on_start and config.offset_reset == "none":
+        raise ConfigurationError(
+            "reset_offset_on_start=True starts where auto_offset_reset says, which must not be 'none' - set"
+            " auto_offset_reset to 'earliest', 'latest', a duration or a time"
+        )
+    if config.group_id == "":
+        raise ConfigurationError(
+            "group_id must not be empty - set the name of a group, or leave it out to read without a group"
+        )
+    if config.group_instance_id is not None and config.group_id is None:
+        raise ConfigurationError("group_instance_id needs a group_id: it names a member of that group - set group_id")
 
 
 def _check_protocol(config: ConsumerConfig, given: Collection[str]) -> None:
@@ -56,21 +76,23 @@ def _check_protocol(config: ConsumerConfig, given: Collection[str]) -> None:
         classic_only = [f.name for f in dataclasses.fields(ConsumerConfig) if f.metadata["classic"] and f.name in given]
         if classic_only:
             raise ConfigurationError(
-                f"{', '.join(classic_only)} cannot be set with group_protocol='consumer', where the broker decides"
-                " - leave it out, or set the broker's group.consumer.* configuration"
+                f"{', '.join(classic_only)} cannot be set with group_protocol='consumer', where the brokers'"
+                f" configuration decides - remove {'it' if len(classic_only) == 1 else 'them'}, or set group.consumer.*"
+                " on the brokers"
             )
         if config.group_id is None:
-            raise ConfigurationError("group_protocol='consumer' needs a group_id, the group to join - set it")
+            raise ConfigurationError("group_protocol='consumer' needs a group_id - set it to the group to join")
     elif config.group_remote_assignor is not None:
         raise ConfigurationError(
-            "group_remote_assignor needs group_protocol='consumer'"
-            " - with the classic protocol, use partition_assignment_strategy"
+            "group_remote_assignor needs group_protocol='consumer' - set it; with the classic protocol, set"
+            " partition_assignment_strategy instead"
         )
     named = [one for one in config.partition_assignment_strategy if isinstance(one, str)]
     unknown = [name for name in named if name not in ASSIGNMENT_STRATEGIES]
     if unknown or not config.partition_assignment_strategy:
+        names = ", ".join(map(repr, unknown))
         raise ConfigurationError(
-            f"partition_assignment_strategy: {', '.join(map(repr, unknown)) or 'nothing'} is not an assignor"
+            f"partition_assignment_strategy {f'has unknown names: {names}' if unknown else 'must not be empty'}"
             f" - name one or more of {', '.join(ASSIGNMENT_STRATEGIES)}, most preferred first, or pass a function"
         )
 

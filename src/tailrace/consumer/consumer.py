@@ -234,7 +234,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         return self
 
     async def __anext__(self) -> Record[KeyT_co, ValueT_co]:
-        for record in self._polled.slice:
+        for record in self._polled.remaining:
             return record
         return await or_stop(self._reader.next_record, self._life.config, self._life.has_stopped)
 
@@ -264,7 +264,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         config, reader = self._started.config, self._started.reader
         among = checked_partitions(partitions) or None
         if among is None or reader.delivery.partition in among:
-            for record in self._polled.slice:
+            for record in self._polled.remaining:
                 return record
         if timeout_ms is None:
             return await within_timeout(partial(reader.next_record, among), config.consumer_timeout_ms)

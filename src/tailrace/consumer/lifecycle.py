@@ -27,7 +27,7 @@ class UnstartedReader:
     advice = "this consumer is not started - use `async with Consumer(...)`, or await start() first"
 
     def __init__(self) -> None:
-        self.slice: Iterator[AnyRecord] = iter(())
+        self.remaining: Iterator[AnyRecord] = iter(())
 
     async def next_record(self) -> AnyRecord:
         """Raise ConsumerStateError."""

@@ -66,7 +66,7 @@ class TopicAdmin:
 
     def create(self, topic: NewTopic) -> None:
         """Create a topic and wait until the leaders serve all its partitions."""
-        self._place(lambda: self._ask(CreateTopicsRequest((topic,))).topics, topic.replication_factor)
+        self._create_partitions(lambda: self._ask(CreateTopicsRequest((topic,))).topics, topic.replication_factor)
         self._wait_for_leaders(topic.name, topic.num_partitions)
 
     def delete(self, name: str) -> None:
@@ -80,7 +80,7 @@ class TopicAdmin:
 
     def add_partitions(self, name: str, total: int) -> None:
         """Increase the number of partitions of a topic to ``total``."""
-        self._place(lambda: self._ask(CreatePartitionsRequest((NewPartitions(name, total),))).topics)
+        self._create_partitions(lambda: self._ask(CreatePartitionsRequest((NewPartitions(name, total),))).topics)
         self._wait_for_leaders(name, total)
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
@@ -99,7 +99,7 @@ class TopicAdmin:
         """Return the metadata of a topic."""
         return self._ask(MetadataRequest((MetadataTopic(name),)))
 
-    def _place(self, ask: Callable[[], tuple[TopicResult, ...]], copies: int = -1) -> None:
+    def _create_partitions(self, ask: Callable[[], tuple[TopicResult, ...]], copies: int = -1) -> None:
         """Create partitions; retry while too few brokers are available, if there are at least ``copies`` brokers."""
         done: tuple[TopicResult, ...] = ()
         for _ in _attempts(self._timeout_s):

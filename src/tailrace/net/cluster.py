@@ -91,12 +91,14 @@ class Cluster:
     # ---- finding the cluster -----------------------------------------------------------------------------------
 
     async def bootstrap(self) -> None:
-        """Request metadata from ``bootstrap_servers``; the first answer counts, and each address is tried once.
+        """Request metadata from each address of ``bootstrap_servers``, once, and use the first answer.
+
+        The request to each further address is sent a quarter of a second after the one before.
 
         Raises:
             ConfigurationError: ``bootstrap_servers`` is empty.
             AuthenticationError, UnsupportedVersionError: no address succeeded, and at least one failed with this error.
-            BrokerConnectionError: no address answered; the message has the reason for each.
+            BrokerConnectionError: no address answered; the message gives the reason for each.
         """
         if not self.config.bootstrap_servers:
             raise ConfigurationError(
@@ -147,12 +149,13 @@ class Cluster:
     async def refresh(self) -> None:
         """Request metadata from a known broker, or from ``bootstrap_servers`` if none answers.
 
-        Concurrent callers share one request and its error, unless the request was sent before a caller's topic was
-        watched. A request is sent at the earliest ``retry_backoff_ms`` after the last metadata was received.
+        Callers that wait at the same time share one request and its error. If that request did not include a topic
+        that is watched by now, another request is sent. Each request is sent ``retry_backoff_ms`` after the last
+        metadata was received, or later.
 
         Raises:
-            BrokerConnectionError: neither a known broker nor a bootstrap address answers.
-            UnsupportedVersionError: a broker is too old.
+            BrokerConnectionError: neither a known broker nor a bootstrap address answered.
+            AuthenticationError, UnsupportedVersionError: no broker succeeded, and at least one failed with this error.
         """
         count_before = self._refresh_count
         async with self._refresh_lock:
@@ -233,7 +236,10 @@ class Cluster:
         return broker
 
     async def send_to_any(self, request: Request[ResponseT]) -> ResponseT:
-        """Send a request to all brokers until one responds, connected brokers first, each a quarter of a second later.
+        """Send a request to one broker after another until one answers; return the first answer.
+
+        Connected brokers come first. While no answer has arrived, the request is sent to the next broker every quarter
+        of a second.
 
         Raises:
             AuthenticationError, UnsupportedVersionError: all brokers failed, and at least one with this error.
@@ -357,11 +363,12 @@ def _checked(answer: MetadataResponse, source: str) -> MetadataResponse:
 
 
 async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> ResultT:
-    """Run ``attempts`` concurrently, return the first result and cancel the other attempts.
+    """Run ``attempts`` concurrently; return the first result, and cancel the attempts that have not ended.
 
     Raises:
-        AuthenticationError, UnsupportedVersionError: all attempts failed, at least one with this permanent error.
-        BrokerConnectionError: all attempts failed; the message lists the reasons.
+        AuthenticationError, UnsupportedVersionError, ConfigurationError: all attempts failed, and at least one with
+            this error, which a retry does not remove.
+        BrokerConnectionError: all attempts failed in other ways; the message lists the reasons.
     """
     found: list[ResultT] = []
     failures: list[TailraceError] = []

@@ -125,7 +125,7 @@ class Fault:
         self.release()
 
     def claim(self, direction: Direction, api_key: int) -> bool:
-        """Count a frame that the proxy received; return True if the rule applies to the frame."""
+        """Count a frame that the proxy received; return True if the rule applies. Called by the proxy, not by tests."""
         api = api_by_key(api_key)
         if direction != self.direction or (
             self.request is not None and (api is None or api.message is not self.request)
@@ -143,7 +143,7 @@ class Fault:
         return True
 
     async def wait_released(self) -> None:
-        """Wait, without a time limit, for ``release``. Called in the proxy's event loop."""
+        """Wait, without a time limit, for ``release``. Called by the proxy, in its event loop, not by tests."""
         await asyncio.wrap_future(self._released)
 
 

@@ -98,7 +98,7 @@ def raises(_shares, _topic):
     [
         (leaves_out, r"'mine' leaves .*\[\d\] unassigned"),
         (gives_twice, r"'mine' gives .*\[0\] twice"),
-        (names_a_stranger, r"'mine' names 'nobody', who is not in the group"),
+        (names_a_stranger, r"'mine' names 'nobody', which is not a member of the group"),
         (invents_a_partition, r"'mine' gives .*\[99\], which does not exist"),
         (raises, r"'mine' raised ValueError: out of luck"),
     ],

@@ -157,9 +157,16 @@ def test_missing_consumer_protocol_is_a_problem_only_for_an_app_that_uses_it(cha
     [
         (
             [0, 100, None],
-            "2 of 3 follow the metadata log, not 3 (not heard of); without one more, no leader is elected",
+            "2 of 3 follow the metadata log; controller 3 has not read it under this leader; if one more fails, no",
         ),
-        ([0, 100, 200, 300, 60_000], "not 5 (1 min behind); the cluster survives the loss of 1 more controller"),
+        (
+            [0, 100, 200, 300, 60_000],
+            "; controller 5 is 1 min behind; the cluster survives the loss of 1 more controller",
+        ),
+        (
+            [0, 60_000, None],
+            "controller 2 is 1 min behind, controller 3 has not read it under this leader; without a majority",
+        ),
     ],
 )
 def test_controllers_that_do_not_follow(behind, text):

@@ -36,10 +36,10 @@ class Readers:
 
     def next(self) -> Record | None:
         """Take the next record, as a consumer does."""
-        for one in self.intake.polled.slice:
+        for one in self.intake.polled.remaining:
             return one
         self.intake.finish()
-        if not self.intake.polled.left and not self.intake.next_slice():
+        if not self.intake.polled.count_left and not self.intake.next_slice():
             return None
         return self.next()
 

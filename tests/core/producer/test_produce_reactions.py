@@ -60,9 +60,12 @@ def test_in_a_transaction_other_codes_end_it(code):
 def test_a_refusal_names_the_topic_and_the_reason():
     """The error names topic and reason, and PublishTooLargeError is raised for a record that is too large."""
     too_large = refusal("orders", ErrorCode.MESSAGE_TOO_LARGE)
+    too_long = refusal("orders", ErrorCode.RECORD_LIST_TOO_LARGE)
     refused = refusal("orders", ErrorCode.INVALID_RECORD, "no key")
 
     assert type(too_large) is PublishTooLargeError
     assert "orders: larger than the topic allows (MESSAGE_TOO_LARGE" in str(too_large)
+    assert isinstance(too_long, PublishTooLargeError)
+    assert too_long.setting == "segment.bytes"
     assert type(refused) is PublishError
     assert "orders: no key (INVALID_RECORD" in str(refused)

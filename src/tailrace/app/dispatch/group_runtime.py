@@ -36,7 +36,7 @@ from tailrace.records import Record, TopicPartition
 
 __all__ = ["Connect", "GroupRuntime"]
 
-_LANE_FULL_INTERVAL_S = 60.0
+_READ_PAUSED_INTERVAL_S = 60.0
 """Minimum time in seconds between two PartitionReadPaused events of one partition."""
 
 Connect: TypeAlias = Callable[[Routes], Source]
@@ -85,7 +85,7 @@ class GroupRuntime:
         self._runtimes: list[HandlerRuntime] = []
         self._of_topic: dict[str, list[HandlerRuntime]] = {}
         self._progress = AutoResetEvent()
-        self._next_lane_full_at: dict[TopicPartition, float] = {}
+        self._next_read_paused_at: dict[TopicPartition, float] = {}
         """Earliest time of the next PartitionReadPaused event of each partition."""
         self._is_ending = False
         self.unmatched = 0
@@ -115,7 +115,7 @@ class GroupRuntime:
             delay_of=self._retry_topic_records.delay_of,
             window=window,
             on_progress=self._progressed,
-            on_full=self._emit_lane_full,
+            on_full=self._emit_read_paused,
         )
         self._runtimes = [handler_runtime(one, context) for one in self._ready]
 
@@ -323,8 +323,8 @@ class GroupRuntime:
     def _read_on(self) -> None:
         self.source.progressed()
 
-    def _emit_lane_full(self, handler: Handler, record: Record, waiting: int) -> None:
+    def _emit_read_paused(self, handler: Handler, record: Record, waiting: int) -> None:
         now, partition = asyncio.get_running_loop().time(), record.topic_partition
-        if now >= self._next_lane_full_at.get(partition, now):
-            self._next_lane_full_at[partition] = now + _LANE_FULL_INTERVAL_S
+        if now >= self._next_read_paused_at.get(partition, now):
+            self._next_read_paused_at[partition] = now + _READ_PAUSED_INTERVAL_S
             self._observer.emit(PartitionReadPaused(handler.name, partition, record.key, waiting))

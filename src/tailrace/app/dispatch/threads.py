@@ -27,17 +27,17 @@ __all__ = ["Threads", "in_a_thread"]
 
 ResultT = TypeVar("ResultT")
 
-_LONGEST_REST_S = 10.0
+_MAX_IDLE_S = 10.0
 
 # Each thread has its own queue. With several readers, CPython's SimpleQueue waits forever if the timeout of a reader
 # expires while another reader takes the item that it was about to take.
-_Post: TypeAlias = "SimpleQueue[_Call | None]"
+_CallQueue: TypeAlias = "SimpleQueue[_Call | None]"
 
 
 class _Call(NamedTuple):
     function: Callable[[], Any]
     context: Context
-    came_back: asyncio.Future[Any]
+    returned: asyncio.Future[Any]
 
 
 def in_a_thread(
@@ -66,7 +66,7 @@ class Threads:
     """
 
     def __init__(self) -> None:
-        self._free: list[_Post] = []
+        self._free: list[_CallQueue] = []
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
         """Call a function in the current context and wait for it; the function may use ``anyio.from_thread``.
@@ -75,52 +75,52 @@ class Threads:
         then. A call that is canceled a second time abandons the thread.
         """
         loop = asyncio.get_running_loop()
-        came_back: asyncio.Future[ResultT] = loop.create_future()
+        returned: asyncio.Future[ResultT] = loop.create_future()
         if self._free:
-            post = self._free.pop()
+            calls = self._free.pop()
         else:
-            post = SimpleQueue()
-            threading.Thread(target=self._work, args=(loop, post), name="tailrace handler", daemon=True).start()
-        post.put(_Call(function, copy_context(), came_back))
+            calls = SimpleQueue()
+            threading.Thread(target=self._work, args=(loop, calls), name="tailrace handler", daemon=True).start()
+        calls.put(_Call(function, copy_context(), returned))
         try:
-            return await asyncio.shield(came_back)
+            return await asyncio.shield(returned)
         except asyncio.CancelledError:
             try:
-                await asyncio.wait({came_back})
+                await asyncio.wait({returned})
             finally:
-                came_back.cancel()
+                returned.cancel()
             raise
 
     # ---- in the loop -------------------------------------------------------------------------------------------
 
-    def _come_back(
-        self, post: _Post, came_back: asyncio.Future[Any], result: object, error: BaseException | None
+    def _return(
+        self, calls: _CallQueue, returned: asyncio.Future[Any], result: object, error: BaseException | None
     ) -> None:
-        self._free.append(post)
-        if came_back.done():
+        self._free.append(calls)
+        if returned.done():
             return
         if error is None:
-            came_back.set_result(result)
+            returned.set_result(result)
         else:
-            came_back.set_exception(error)
+            returned.set_exception(error)
 
-    def _end(self, post: _Post) -> None:
-        if post in self._free:
-            self._free.remove(post)
-            post.put(None)
+    def _end(self, calls: _CallQueue) -> None:
+        if calls in self._free:
+            self._free.remove(calls)
+            calls.put(None)
 
     # ---- in a thread -------------------------------------------------------------------------------------------
 
-    def _work(self, loop: asyncio.AbstractEventLoop, post: _Post) -> None:
+    def _work(self, loop: asyncio.AbstractEventLoop, calls: _CallQueue) -> None:
         with claim_worker_thread(get_async_backend("asyncio"), loop):
             while True:
                 try:
-                    call = post.get(timeout=_LONGEST_REST_S)
+                    call = calls.get(timeout=_MAX_IDLE_S)
                 except Empty:
-                    if not _told(loop, self._end, post):
+                    if not _call_in_loop(loop, self._end, calls):
                         return
                     continue
-                if call is None or not _told(loop, self._come_back, post, call.came_back, *_outcome(call)):
+                if call is None or not _call_in_loop(loop, self._return, calls, call.returned, *_outcome(call)):
                     return
                 del call
 
@@ -136,10 +136,10 @@ def _outcome(call: _Call) -> tuple[object, BaseException | None]:
         return None, error
 
 
-def _told(loop: asyncio.AbstractEventLoop, tell: Callable[..., None], *what: object) -> bool:
-    """Call a function in the loop; return False if the loop is closed."""
+def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> bool:
+    """Schedule a call in the loop; return False if the loop is closed."""
     try:
-        loop.call_soon_threadsafe(tell, *what)
+        loop.call_soon_threadsafe(function, *args)
     except RuntimeError:
         return False
     return True

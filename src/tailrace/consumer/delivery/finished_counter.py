@@ -37,7 +37,7 @@ class FinishedCounter:
 
     def room(self, size: int) -> int:
         """Return ``size``, reduced (to 1 at least) so that the next slice ends where ``on_due`` is to be called."""
-        delivered = self._polled.taken + (self._delivered_to_sink or 0)
+        delivered = self._polled.count_taken + (self._delivered_to_sink or 0)
         return size if self._due_at is None else max(1, min(size, self._due_at - delivered))
 
     def deliver_to_sink(self, count: int) -> None:
@@ -50,7 +50,7 @@ class FinishedCounter:
 
     def look(self) -> None:
         """Call ``on_due`` if the number given to ``wait_for`` is reached."""
-        if self._due_at is None or self._polled.added + (self._delivered_to_sink or 0) < self._due_at:
+        if self._due_at is None or self._polled.count_added + (self._delivered_to_sink or 0) < self._due_at:
             return
         if self._due_at <= self.finished:
             self.on_due()
@@ -62,4 +62,4 @@ class FinishedCounter:
             return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
         if self._is_acked_by_hand:
             return self._acknowledged
-        return self._polled.taken - self._polled.count_in_flight
+        return self._polled.count_taken - self._polled.count_in_flight

@@ -97,7 +97,7 @@ class DeliveryProgress:
         if columns is None:
             self.polled.begin(lease)
         else:
-            self.polled.begin_taken(lease)
+            self.polled.begin_delivered(lease)
 
     def _start_all(self, unacknowledged: _Unacknowledged, lease: Lease, columns: ColumnBuilder | None) -> None:
         progress, records = unacknowledged.get(lease.partition, (None, {}))
@@ -270,10 +270,10 @@ class DeliveryProgress:
     @property
     def progress(self) -> object:
         """A value that changes whenever the user polls."""
-        return self._poll_count, self.polled.taken, None if self._watched is None else self._watched.progress
+        return self._poll_count, self.polled.count_taken, None if self._watched is None else self._watched.progress
 
     def awaits_poll(self, *, waits: bool) -> bool:
         """Return True if the user has a record in flight or could poll one; see ``PolledSink.awaits_poll``."""
         if self.sink is not None:
             return self._watched is not None and self._watched.awaits_poll(waits=waits)
-        return waits or self.polled.has_delivered
+        return waits or self.polled.has_records

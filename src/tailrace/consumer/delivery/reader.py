@@ -106,7 +106,7 @@ class Reader:
         """Return a buffered record; None if there is none. Other tasks have a turn first."""
         await self._poll_and_yield()
         self._put_back_others(among)
-        if not self.delivery.polled.left and not self._find_slice(self._next_size(), among):
+        if not self.delivery.polled.count_left and not self._find_slice(self._next_size(), among):
             return None
         return self._first_of_slice()
 
@@ -163,7 +163,7 @@ class Reader:
         """Wait for at least one record and return up to ``count`` buffered records."""
         self.delivery.finish()
         self._put_back_others(among)
-        if not self.delivery.polled.left:
+        if not self.delivery.polled.count_left:
             await self._until_something_to_read(among)
         return self.take_now(count, among)
 
@@ -175,7 +175,7 @@ class Reader:
         while len(taken) < count:
             wanted = count - len(taken)
             try:
-                if not self.delivery.polled.left and not self._find_slice(wanted, among):
+                if not self.delivery.polled.count_left and not self._find_slice(wanted, among):
                     break
             except TailraceError as error:
                 if not taken:
@@ -260,7 +260,7 @@ class Reader:
             self._put_back_others(among)
             await self._yield_if_due()
             size = self._next_size()
-            while not self.delivery.polled.left and not self._find_slice(size, among):
+            while not self.delivery.polled.count_left and not self._find_slice(size, among):
                 await self.wait_for_news()
                 self._turn_began_at = self._loop.time()
         finally:
@@ -326,7 +326,7 @@ class Reader:
 
     def _first_of_slice(self) -> AnyRecord:
         self._slice_began_at = self._loop.time()
-        return next(self.delivery.polled.slice)
+        return next(self.delivery.polled.remaining)
 
     # ---- acknowledgement ---------------------------------------------------------------------------------------
 
@@ -436,7 +436,7 @@ class Reader:
     @property
     def queued_records(self) -> int:
         """Number of records that are decoded but not yet delivered."""
-        return self.delivery.polled.left
+        return self.delivery.polled.count_left
 
     # ---- inside ------------------------------------------------------------------------------------------------
 

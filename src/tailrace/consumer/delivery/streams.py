@@ -44,7 +44,7 @@ class PartitionStream:
         self._partition = position.partition
         self._streams, self._position, self._size = streams, position, size
         self._lease: Lease | None = None
-        self._taken = 0
+        self._count_taken_before = 0
         """Number of records taken from earlier leases."""
         self._is_waiting = False
 
@@ -88,7 +88,7 @@ class PartitionStream:
                 self._streams.raise_failure()
                 raise StopAsyncIteration
             if not self._left:
-                self._taken = self.taken
+                self._count_taken_before = self.count_taken
                 self._lease = self._streams.take(self.partition, self._size)
             if (record := self._take()) is not None:
                 return record
@@ -107,9 +107,9 @@ class PartitionStream:
     # ---- for Streams -------------------------------------------------------------------------------------------
 
     @property
-    def taken(self) -> int:
+    def count_taken(self) -> int:
         """Number of records polled so far."""
-        return self._taken + (0 if self._lease is None else self._lease.taken)
+        return self._count_taken_before + (0 if self._lease is None else self._lease.count_taken)
 
     @property
     def is_waiting(self) -> bool:
@@ -130,7 +130,7 @@ class PartitionStream:
 
     def drop(self) -> None:
         """Forget the records: the partition was sought, reset or revoked."""
-        self._taken = self.taken
+        self._count_taken_before = self.count_taken
         self._lease = None
 
 
@@ -221,7 +221,7 @@ class Streams:
     @property
     def progress(self) -> object:
         """A value that changes whenever a stream is polled."""
-        return sum(stream.taken for stream in self._streams.values())
+        return sum(stream.count_taken for stream in self._streams.values())
 
     def awaits_poll(self, *, waits: bool) -> bool:
         """Return True if a record is in flight or may be polled, and no stream waits.

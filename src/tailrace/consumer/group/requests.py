@@ -309,13 +309,13 @@ class GroupRequests:
         return CoordinatorGone(f"no heartbeat was acknowledged within {effect.timeout_s:.1f} s")
 
     async def _name_topics(self, effect: FindTopicNames) -> GroupEvent:
-        names = self._known(effect)
+        names = self._names_in_metadata(effect)
         if len(names) < len(effect.topic_ids):
             await self._cluster.refresh()
-            names = self._known(effect)
+            names = self._names_in_metadata(effect)
         return TopicNamesFound(names)
 
-    def _known(self, effect: FindTopicNames) -> Mapping[UUID, str]:
+    def _names_in_metadata(self, effect: FindTopicNames) -> Mapping[UUID, str]:
         topics = self._cluster.topology.topics.values()
         return {topic.topic_id: topic.name for topic in topics if topic.topic_id in effect.topic_ids}
 

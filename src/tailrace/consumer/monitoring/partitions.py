@@ -22,9 +22,9 @@ def partition_statistics(
 
     Args:
         positions: positions of the partitions.
-        started: unfinished records that are not in a lease.
-        next_timestamp: returns the timestamp of the next record in the buffer; None if it is unknown.
-        now_ms: time in milliseconds since 1970.
+        started: unfinished records that their handlers were called with; records in a lease may be left out.
+        next_timestamp: returns the timestamp of a partition's next fetched record; None if none is fetched.
+        now_ms: present time in milliseconds since 1970.
     """
     held = {(one.topic_partition, one.offset): one.timestamp for one in started}
     return tuple(
@@ -42,7 +42,7 @@ def _statistics(
     (topic, number), progress, end = position.partition, position.progress, position.last_stable_offset
     lag = work_lag = lag_s = None
     if progress is not None and end is not None:
-        # The committed offset may be that of an earlier epoch, from which the user has sought away.
+        # A seek changes the position but not the group's committed offset, from which Kafka's tools compute lag.
         done = progress.finished if position.committed is None else position.committed
         lag = max(0, end - done)
         work_lag = max(0, end - progress.lowest - progress.finished_after_lowest)

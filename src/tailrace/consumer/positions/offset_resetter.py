@@ -131,7 +131,7 @@ class OffsetResetter:
                 search = searches[partition]
                 search.known[wanted[partition]] = offset
                 if search.question is None and search.is_current:
-                    self._place(search)
+                    self._set_position(search)
                     is_found = True
         if is_found:
             self._start_positions.on_changed()
@@ -150,7 +150,7 @@ class OffsetResetter:
         failures = self._failures[leader_id] = self._failures.get(leader_id, 0) + 1
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
 
-    def _place(self, search: _Search) -> None:
+    def _set_position(self, search: _Search) -> None:
         position, (offset, leader_epoch) = search.position, search.start.resolve(search.known)
         before, policy = position.reset_from, str(position.reset_to)
         self._start_positions.place(position, offset, leader_epoch=leader_epoch)

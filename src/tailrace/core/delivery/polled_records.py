@@ -16,29 +16,29 @@ class PolledRecords:
     """The leases of one polling user.
 
     Attributes:
-        slice: iterator from which the user takes records one by one; empty while a batch is in flight, so that the next
-            poll calls ``finish`` first.
+        remaining: iterator from which the user takes records one by one; empty while a batch is in flight, so that the
+            next poll calls ``finish`` first.
         current: lease from which records are taken.
-        added: number of records in all leases so far, except records that were given back or dropped before the user
-            took them.
+        count_added: number of records in all leases so far, except records that were given back or dropped before the
+            user took them.
     """
 
     def __init__(self) -> None:
-        self.slice: Iterator[AnyRecord] = _NONE
+        self.remaining: Iterator[AnyRecord] = _NONE
         self.current: Lease | None = None
         self._used_up: list[Lease] = []
         """Exhausted leases whose records are in flight as part of a batch."""
-        self.added = 0
+        self.count_added = 0
 
     @property
-    def left(self) -> int:
+    def count_left(self) -> int:
         """Number of records of the current lease that were not taken."""
         return 0 if self.current is None else self.current.count
 
     @property
-    def taken(self) -> int:
+    def count_taken(self) -> int:
         """Number of records taken so far."""
-        return self.added - self.left
+        return self.count_added - self.count_left
 
     @property
     def count_in_flight(self) -> int:
@@ -46,7 +46,7 @@ class PolledRecords:
         return sum(lease.count_in_flight for lease in self._leases())
 
     @property
-    def has_delivered(self) -> bool:
+    def has_records(self) -> bool:
         """True if there is a record to take, or a record was taken since the last ``finish``."""
         return self.current is not None or bool(self._used_up)
 
@@ -62,20 +62,20 @@ class PolledRecords:
                 self.current.close_if_done()  # its records are tracked by Progress.start_all: no finish() will close it
             else:
                 self._used_up.append(self.current)
-        self.current, self.slice = lease, lease.left
-        self.added += len(lease.records)
+        self.current, self.remaining = lease, lease.left
+        self.count_added += len(lease.records)
 
-    def begin_taken(self, lease: Lease) -> None:
+    def begin_delivered(self, lease: Lease) -> None:
         """Begin ``lease`` and mark all its records as taken, because the caller has them already."""
         self.begin(lease)
-        self.slice = _NONE
+        self.remaining = _NONE
         lease.take_at_once()
         lease.close_if_done()
 
     def take(self, count: int) -> list[AnyRecord]:
         """Take up to ``count`` records of the current lease for a batch."""
         assert self.current is not None
-        self.slice = _NONE
+        self.remaining = _NONE
         return self.current.take(count)
 
     def give_back(self) -> tuple[Lease, list[AnyRecord]] | None:
@@ -84,8 +84,8 @@ class PolledRecords:
         if lease is None or not lease.count:
             return None
         rest = lease.give_back()
-        self.added -= len(rest)
-        self.slice = _NONE
+        self.count_added -= len(rest)
+        self.remaining = _NONE
         return lease, rest
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
@@ -99,12 +99,12 @@ class PolledRecords:
     def _drop(self, is_gone: Callable[[Lease], bool]) -> None:
         self._used_up = [lease for lease in self._used_up if not is_gone(lease)]
         if self.current is not None and is_gone(self.current):
-            self.added -= self.current.count
-            self.current, self.slice = None, _NONE
+            self.count_added -= self.current.count
+            self.current, self.remaining = None, _NONE
 
     def close(self) -> None:
         """Deliver no more records; records in flight stay unfinished."""
-        self.current, self.slice, self._used_up = None, _NONE, []
+        self.current, self.remaining, self._used_up = None, _NONE, []
 
     # ---- finishing ---------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class PolledRecords:
         self._used_up = []
         if self.current is not None and not self.current.count:
             self.current = None
-        self.slice = _NONE if self.current is None else self.current.left
+        self.remaining = _NONE if self.current is None else self.current.left
         return leases
 
     def finish_of(self, partitions: Collection[TopicPartition]) -> None:

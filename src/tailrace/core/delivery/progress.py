@@ -82,7 +82,7 @@ class Lease:
         return length_hint(self.left)
 
     @property
-    def taken(self) -> int:
+    def count_taken(self) -> int:
         """Number of records that were taken."""
         return len(self.records) - length_hint(self.left)
 

@@ -313,21 +313,22 @@ def _controllers(facts: ClusterFacts, commands: CommandLines) -> Iterator[Findin
             "controller", Level.OK, "controllers", f"{following} of {len(facts.voters)} follow the metadata log"
         )
         return
-    ages = ", ".join(
-        f"{one.node_id} ({'not heard of' if one.behind_ms is None else duration(one.behind_ms) + ' behind'})"
+    states = ", ".join(
+        f"controller {one.node_id} "
+        + ("has not read it under this leader" if one.behind_ms is None else f"is {duration(one.behind_ms)} behind")
         for one in behind
     )
     spare = following - majority
-    consequence = (
-        "without one more, no leader is elected and no topic is created"
-        if spare <= 0
-        else f"the cluster survives the loss of {counted(spare, 'more controller')}"
-    )
+    if spare > 0:
+        consequence = f"the cluster survives the loss of {counted(spare, 'more controller')}"
+    else:
+        condition = "if one more fails" if spare == 0 else "without a majority"
+        consequence = f"{condition}, no leader is elected and no topic is created"
     yield Finding(
         "controller.behind",
         Level.WARNING,
         "controllers",
-        f"{following} of {len(facts.voters)} follow the metadata log, not {ages}; {consequence}",
+        f"{following} of {len(facts.voters)} follow the metadata log; {states}; {consequence}",
         "start the controllers that are down",
         commands.kafka("kafka-metadata-quorum", "describe", "--replication"),
     )

@@ -45,7 +45,7 @@ class MergedStream:
         report: called with a lease to report its ``finished`` and ``unreleased`` to its process.
 
     Attributes:
-        polled: records that the user has in flight; the user takes further records from ``polled.slice``.
+        polled: records that the user has in flight; the user takes further records from ``polled.remaining``.
         queued_records: number of records in the queue, without the current slice.
     """
 
@@ -123,7 +123,7 @@ class MergedStream:
         """Finish the records in flight and return up to ``count`` of the records that have arrived."""
         self.finish()
         taken: list[Record] = []
-        while len(taken) < count and (self.polled.left or self.next_slice()):
+        while len(taken) < count and (self.polled.count_left or self.next_slice()):
             taken += self.polled.take(count - len(taken))
         return taken
 

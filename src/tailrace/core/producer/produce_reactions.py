@@ -70,5 +70,7 @@ def refusal(topic: str, code: int, detail: str = "") -> PublishError:
     """Return the error of records that the broker refused with ``code``; ``detail`` is the broker's message."""
     if (setting := _SIZE_LIMITS.get(code)) is not None:
         error = broker_error(code, "larger than the topic allows")
-        return PublishTooLargeError(f"{topic}: {error} - raise {setting} of the topic, or publish smaller records")
+        return PublishTooLargeError(
+            f"{topic}: {error} - raise {setting} of the topic, or publish smaller records", setting=setting
+        )
     return PublishError(f"{topic}: {broker_error(code, detail or 'refused by the broker')}")

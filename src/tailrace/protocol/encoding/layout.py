@@ -110,8 +110,8 @@ def layout(message: type, version: int) -> Structure:
         if wire.behind is not None and version >= wire.behind[0]:
             moves.append((attribute, wire.behind[1]))
     for attribute, other in moves:
-        moved = slots.pop(_place(slots, attribute))
-        slots.insert(_place(slots, other) + 1, moved)
+        moved = slots.pop(_index_of(slots, attribute))
+        slots.insert(_index_of(slots, other) + 1, moved)
     return Structure(message, version, tuple(_with_single_elements(slots, arrays, message, version)), tuple(unsent))
 
 
@@ -158,7 +158,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return there, True
 
 
-def _place(slots: list[Slot], attribute: str) -> int:
+def _index_of(slots: list[Slot], attribute: str) -> int:
     return next(place for place, slot in enumerate(slots) if slot.attribute == attribute)
 
 

@@ -20,21 +20,23 @@ from tailrace.spark.offsets.store import ClusterState, LogBounds, PartitionCommi
 __all__ = ["Moment", "Since", "StartOffsets", "Until", "ends_at", "start_offsets_after", "start_offsets_of"]
 
 Moment: TypeAlias = dt.datetime | int | Mapping[TopicPartition, int]
-"""Time, also as milliseconds since the epoch, or offsets by partition."""
+"""A time (datetime or milliseconds since 1970), or an offset for each partition."""
 Since: TypeAlias = Literal["earliest"] | Moment | None
+"""Where partitions without a committed offset start; None: as ``auto_offset_reset`` says."""
 Until: TypeAlias = Literal["now"] | Moment
+"""Where a run ends; "now" is the present end of each log."""
 
 
 @dataclass(frozen=True)
 class StartOffsets:
-    """Start of a run.
+    """Offsets at which a run starts, and the state of group and logs from which they follow.
 
     Attributes:
         at: start offset of each partition.
-        done: offset maps of records finished after the start offsets.
-        found: committed offsets of the group, with their metadata.
-        lost: number of offsets deleted from the logs before they were read.
-        logs: bounds of the logs.
+        done: offset maps: the records after the start offset that are finished already.
+        found: committed offsets of the group, with their metadata, before the run.
+        lost: number of offsets that were never read, because the brokers had deleted them (retention).
+        logs: first and end offset of each log.
     """
 
     at: Offsets
@@ -44,12 +46,12 @@ class StartOffsets:
     logs: Mapping[TopicPartition, LogBounds]
 
     def commits(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionCommit]:
-        """Return the commits for ``offsets``, with the rest of the offset maps."""
+        """Return commits of ``offsets``; each contains the part of the offset map after its offset."""
         return {one: PartitionCommit(offset, remaining(self.done.get(one), offset)) for one, offset in offsets.items()}
 
     @property
     def uncommitted(self) -> Offsets:
-        """Start offsets that differ from the committed offsets."""
+        """Start offsets of partitions for which the group has committed another offset, or none."""
         return {
             one: offset for one, offset in self.at.items() if one not in self.found or self.found[one].offset != offset
         }
@@ -64,15 +66,15 @@ def start_offsets_of(  # noqa: PLR0913 - inputs of the decision
     since: Since = None,
     overrides: Mapping[TopicPartition, int] | None = None,
 ) -> StartOffsets:
-    """Return the start of each partition: its committed offset, or else ``since`` or ``auto_offset_reset``.
+    """Return the start offset of each partition: as committed, else by ``since``, else by ``auto_offset_reset``.
 
     Args:
         store: looks up offsets by time.
-        seen: state of cluster and group.
+        seen: committed offsets and logs, read just before.
         config: configuration with ``auto_offset_reset``.
         observer: receiver of events about offset maps and resets.
-        since: start of partitions without a committed offset.
-        overrides: offsets that replace committed offsets.
+        since: where partitions without a committed offset start.
+        overrides: offsets that take the place of committed offsets.
 
     Raises:
         OffsetOutOfRangeError: a committed offset is not in the log, and ``auto_offset_reset="none"``.
@@ -114,7 +116,7 @@ def start_offsets_of(  # noqa: PLR0913 - inputs of the decision
 
 
 def _maps_of(seen: ClusterState) -> tuple[dict[TopicPartition, OffsetMap], dict[TopicPartition, str]]:
-    """Return the valid offset maps of the group's commits, and the reasons why others are ignored."""
+    """Return the valid offset maps of the group's commits, and for each invalid map the reason why it is ignored."""
     maps: dict[TopicPartition, OffsetMap] = {}
     problems: dict[TopicPartition, str] = {}
     for one in seen.logs.keys() & seen.found.keys():
@@ -138,10 +140,19 @@ def start_offsets_after(
     config: ConsumerConfig,
     observer: Observer,
 ) -> StartOffsets | None:
-    """Return new start offsets if a log does not contain the offset ``at`` that a run has reached; otherwise None.
+    """Return start offsets from which a run can continue; None if each log still contains its offset in ``at``.
+
+    If retention has deleted records that the run had not read yet, partitions continue as ``auto_offset_reset`` says.
+
+    Args:
+        store: looks up the logs as they are now.
+        start_offsets: start of the run.
+        at: next offset to read of each partition.
+        config: configuration with ``auto_offset_reset``.
+        observer: receiver of events about resets.
 
     Raises:
-        OffsetOutOfRangeError: a log does not contain it, and ``auto_offset_reset="none"``.
+        OffsetOutOfRangeError: a log does not contain the run's offset, and ``auto_offset_reset="none"``.
     """
     logs = store.logs(start_offsets.logs.keys())
     if all(logs[one].begin <= offset <= logs[one].end for one, offset in at.items()):
@@ -152,9 +163,10 @@ def start_offsets_after(
 
 
 def ends_at(store: SparkOffsetStore, start_offsets: StartOffsets, until: Until) -> Offsets:
-    """Return the end offset of each partition, between its start offset and the end of its log.
+    """Return the offset at which a run ends in each partition.
 
-    A partition that ``until`` does not name ends at its start offset.
+    It is never before the partition's start offset or after the end of its log. A partition that ``until`` does not
+    name is not read: it ends at its start offset.
 
     Raises:
         ConfigurationError: ``until`` names an unknown partition.
@@ -170,7 +182,7 @@ def ends_at(store: SparkOffsetStore, start_offsets: StartOffsets, until: Until) 
 
 
 def _by_policy(store: SparkOffsetStore, policy: object, logs: Mapping[TopicPartition, LogBounds]) -> Offsets:
-    """Return the start offsets by ``auto_offset_reset``; empty for ``"none"``."""
+    """Return the start offset of each log by ``auto_offset_reset``; no offsets for ``"none"``."""
     match policy:
         case "none":
             return {}
@@ -185,7 +197,7 @@ def _by_policy(store: SparkOffsetStore, policy: object, logs: Mapping[TopicParti
 
 
 def _since(store: SparkOffsetStore, moment: dt.datetime | int, logs: Mapping[TopicPartition, LogBounds]) -> Offsets:
-    """Return, for each log, the first offset whose timestamp is not before a time; the end offset if there is none."""
+    """Return the offset of each log's first record at or after a time; if there is none, the end of the log."""
     time_ms = int(moment.timestamp() * 1000) if isinstance(moment, dt.datetime) else moment
     found = store.at(dict.fromkeys(logs, time_ms))
     return {one: logs[one].end if offset < 0 else offset for one, offset in found.items()}
@@ -206,7 +218,9 @@ def _resolved(
         case Mapping() if all(map(_is_partition_offset, moment, moment.values())):
             offsets = {TopicPartition(*one): offset for one, offset in moment.items()}
             if unknown := sorted(offsets.keys() - set(partitions)):
-                raise ConfigurationError(f"{name}= names {unknown[0]}, which the handler does not read")
+                raise ConfigurationError(
+                    f"{name}= names {unknown[0]}, which the handler does not read - remove this partition"
+                )
             return offsets
         case dt.datetime(tzinfo=dt.tzinfo()) | int() if not isinstance(moment, bool):
             return _since(store, moment, logs)

@@ -193,7 +193,7 @@ def test_built_ins_receive_racks():
     [
         pytest.param(None, "returned None instead of a mapping", id="nothing"),
         pytest.param([("x", [A0])], "instead of a mapping", id="a list"),
-        pytest.param({"x": [A0], "z": [A1]}, "names 'z', who is not in the group", id="a stranger"),
+        pytest.param({"x": [A0], "z": [A1]}, "names 'z', which is not a member of the group", id="a stranger"),
         pytest.param({"x": 7}, "gives 'x' 7, which is not a list of partitions", id="no partitions"),
         pytest.param({"x": "a0"}, "gives 'x' 'a', which is not a", id="a text"),
         pytest.param({"x": [("a", "0")]}, r"\('a', '0'\), which is not a", id="a number that is a text"),
@@ -206,8 +206,8 @@ def test_built_ins_receive_racks():
         pytest.param(
             {"x": [B0]}, r"gives 'x' b\[0\], to whose topic it does not subscribe", id="a topic it does not want"
         ),
-        pytest.param({"x": [A0], "y": [A0]}, r"gives a\[0\] twice, to 'x' and to 'y'", id="two takers"),
-        pytest.param({"x": [A0, A0]}, r"gives a\[0\] twice, to 'x' and to 'x'", id="one taker twice"),
+        pytest.param({"x": [A0], "y": [A0]}, r"gives a\[0\] twice, to 'x' and to 'y'", id="two members"),
+        pytest.param({"x": [A0, A0]}, r"gives a\[0\] twice, to 'x' and to 'x'", id="one member twice"),
         pytest.param({"x": [A0, A1]}, r"leaves b\[0\] unassigned", id="one left out"),
         pytest.param({}, r"leaves a\[0\], a\[1\], b\[0\] unassigned", id="all left out"),
     ],

@@ -65,7 +65,7 @@ class SchemaDecoders:
 
     def __init__(self, client: RegistryClient, form: Format) -> None:
         self._client, self._format = client, form
-        self._known: dict[int, Schema] = {}
+        self._schemas: dict[int, Schema] = {}
         self._headers: set[bytes] = set()
         """Headers of values whose schemas are known."""
         self._unknown: dict[int, float] = {}
@@ -90,7 +90,7 @@ class SchemaDecoders:
 
     def learn(self, schema: Schema) -> None:
         """Add a schema that was fetched elsewhere."""
-        self._known[schema.id] = schema
+        self._schemas[schema.id] = schema
         self._headers.add(header_of(schema.id))
 
     def knows(self, header: bytes) -> bool:
@@ -99,7 +99,7 @@ class SchemaDecoders:
 
     def schema(self, header: bytes) -> Schema:
         """Return the schema of a header that ``knows`` returns True for."""
-        return self._known[id_of(header)]
+        return self._schemas[id_of(header)]
 
     def lacks(self, data: bytes) -> bool:
         """Return True if the schema of these bytes must be fetched, see ``SchemaRegistry.lacks``."""
@@ -128,7 +128,7 @@ class SchemaDecoders:
             await self._together.ask(schema_id, ask)
 
     def _reader(self, schema_id: int, annotation: object) -> Decode:
-        schema = self._known.get(schema_id)
+        schema = self._schemas.get(schema_id)
         if schema is None:
             raise LookupError(
                 f"the registry has no schema {schema_id}"

@@ -58,8 +58,8 @@ class RackIndex:
         near: racks of the members to which a kind is near, by kind; None stands for members without a rack.
         rack_of: rack by member.
         topics_of: subscribed topics by member.
-        takers: subscribers by topic, in the order of ``subscriptions``.
-        takers_in: subscribers by topic and rack.
+        subscribers: subscribers by topic, in the order of ``subscriptions``.
+        subscribers_in: subscribers by topic and rack.
     """
 
     def __init__(
@@ -74,13 +74,15 @@ class RackIndex:
         replicas = [racks.get(one, NOWHERE) for one in self.partitions] if racks else []
         self.has_racks = do_racks_matter([rack for _, rack in subscriptions], replicas)
         self.rack_of = [rack if rack and self.has_racks else None for _, rack in subscriptions]
-        self.takers_in: list[dict[str | None, list[int]]] = [{} for _ in topics]
+        self.subscribers_in: list[dict[str | None, list[int]]] = [{} for _ in topics]
         numbers = {topic: number for number, topic in enumerate(topics)}
         self.topics_of = [sorted(numbers[topic] for topic in wanted & numbers.keys()) for wanted, _ in subscriptions]
         for member, wanted in enumerate(self.topics_of):
             for topic in wanted:
-                self.takers_in[topic].setdefault(self.rack_of[member], []).append(member)
-        self.takers = [sorted(one for some in of_topic.values() for one in some) for of_topic in self.takers_in]
+                self.subscribers_in[topic].setdefault(self.rack_of[member], []).append(member)
+        self.subscribers = [
+            sorted(one for some in of_topic.values() for one in some) for of_topic in self.subscribers_in
+        ]
         self.kind_of: list[int] = []
         self.topic_of: list[int] = []
         self.near: list[frozenset[str | None]] = []
@@ -88,7 +90,7 @@ class RackIndex:
         for index, partition in enumerate(self.partitions):
             topic = numbers[partition.topic]
             where = replicas[index] if self.has_racks else NOWHERE
-            near = frozenset(self.takers_in[topic].keys() & {None, *where})
+            near = frozenset(self.subscribers_in[topic].keys() & {None, *where})
             kind = known.setdefault((topic, near), len(known))
             self.kind_of.append(kind)
             if kind == len(self.near):
@@ -110,7 +112,7 @@ class Holdings(Protocol):
     piles: list[dict[int, list[int]]]
     """Partitions by member and kind; the last partition of a pile is moved first."""
 
-    def hand_on(self, giver: int, kind: int, taker: int) -> None: ...
+    def move(self, giver: int, kind: int, receiver: int) -> None: ...
 
 
 class RackAlignment:
@@ -145,7 +147,7 @@ class RackAlignment:
         self._candidates = {}
         for member, piles in enumerate(self._table.piles):
             for kind in piles:
-                everywhere = kinds.takers_in[kinds.topic_of[kind]].keys()
+                everywhere = kinds.subscribers_in[kinds.topic_of[kind]].keys()
                 for rack in everywhere if kinds.is_far(kind, member) else kinds.near[kind]:
                     self._candidates.setdefault((kinds.rack_of[member], rack), []).append((member, kind))
 
@@ -157,9 +159,9 @@ class RackAlignment:
         kinds, loads = self._table.kinds, self._table.loads
         topic = kinds.topic_of[kind]
         for rack in sorted(kinds.near[kind], key=lambda rack: rack or ""):
-            for taker in kinds.takers_in[topic][rack]:
-                if loads[taker] < loads[giver]:
-                    self._table.hand_on(giver, kind, taker)
+            for receiver in kinds.subscribers_in[topic][rack]:
+                if loads[receiver] < loads[giver]:
+                    self._table.move(giver, kind, receiver)
                     return True
             if self._exchange(giver, kind, self._candidates.get((rack, kinds.rack_of[giver]), [])):
                 return True
@@ -168,12 +170,12 @@ class RackAlignment:
     def _exchange(self, giver: int, kind: int, others: list[tuple[int, int]]) -> bool:
         kinds = self._table.kinds
         for index in range(len(others) - 1, -1, -1):
-            taker, other = others[index]
-            if not self._may_go(taker, other):
+            receiver, other = others[index]
+            if not self._may_go(receiver, other):
                 others[index] = others[-1]
                 others.pop()
-            elif kinds.topic_of[kind] in kinds.topics_of[taker] and kinds.topic_of[other] in kinds.topics_of[giver]:
-                self._table.hand_on(giver, kind, taker)
-                self._table.hand_on(taker, other, giver)
+            elif kinds.topic_of[kind] in kinds.topics_of[receiver] and kinds.topic_of[other] in kinds.topics_of[giver]:
+                self._table.move(giver, kind, receiver)
+                self._table.move(receiver, other, giver)
                 return True
         return False

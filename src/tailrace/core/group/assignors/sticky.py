@@ -52,8 +52,8 @@ def release_first(members: Sequence[SubscribedMember], assigned: Assignment) -> 
         for partition in member.owned:
             claimants.setdefault(partition, set()).add(member.member_id)
     return {
-        taker: [one for one in given if owner_of.get(one) == taker or claimants.get(one, {taker}) == {taker}]
-        for taker, given in assigned.items()
+        member: [one for one in given if owner_of.get(one) == member or claimants.get(one, {member}) == {member}]
+        for member, given in assigned.items()
     }
 
 
@@ -111,7 +111,7 @@ class _Table:
                 owned[owner].setdefault(kind, []).append(partition)
                 self._count(owner, kind, 1)
         if unowned:
-            self._place(unowned)
+            self._assign_unowned(unowned)
             self._even_out()
         for pile, own in zip(self.piles, owned, strict=True):
             for kind, partitions in own.items():
@@ -131,38 +131,39 @@ class _Table:
         self.loads[member] += more
         self.counts[member][self.kinds.topic_of[kind]] += more
 
-    def _give(self, partition: int, taker: int) -> None:
+    def _add_to(self, partition: int, receiver: int) -> None:
+        """Put a partition on the receiver's pile."""
         kind = self.kinds.kind_of[partition]
-        pile = self.piles[taker].setdefault(kind, [])
+        pile = self.piles[receiver].setdefault(kind, [])
         # A partition that returns to its owner is the last of the pile to be moved again.
-        pile.insert(0 if self.owner_of[partition] == taker else len(pile), partition)
-        self._count(taker, kind, 1)
+        pile.insert(0 if self.owner_of[partition] == receiver else len(pile), partition)
+        self._count(receiver, kind, 1)
 
-    def hand_on(self, giver: int, kind: int, taker: int) -> None:
-        """Move the topmost partition of the giver's pile of ``kind`` to the taker."""
+    def move(self, giver: int, kind: int, receiver: int) -> None:
+        """Move the topmost partition of the giver's pile of ``kind`` to the receiver."""
         pile = self.piles[giver][kind]
         partition = pile.pop()
         if not pile:
             del self.piles[giver][kind]
         self._count(giver, kind, -1)
-        self._give(partition, taker)
+        self._add_to(partition, receiver)
         self.moves += 1
 
     # ---- partitions without an owner ---------------------------------------------------------------------------
 
-    def _place(self, unowned: Iterable[int]) -> None:
+    def _assign_unowned(self, unowned: Iterable[int]) -> None:
         """Give each partition to the least loaded member near to it; partitions with the fewest candidates go first."""
         kinds = self.kinds
-        choices = [kinds.near[kind] or kinds.takers_in[topic].keys() for kind, topic in enumerate(kinds.topic_of)]
+        choices = [kinds.near[kind] or kinds.subscribers_in[topic].keys() for kind, topic in enumerate(kinds.topic_of)]
         choice_count = [
-            sum(len(kinds.takers_in[topic][rack]) for rack in choices[kind])
+            sum(len(kinds.subscribers_in[topic][rack]) for rack in choices[kind])
             for kind, topic in enumerate(kinds.topic_of)
         ]
         heaps: dict[tuple[int, str | None], list[tuple[int, int]]] = {}
         for partition in sorted(unowned, key=lambda one: (choice_count[kinds.kind_of[one]], one)):
             kind = kinds.kind_of[partition]
             topic = kinds.topic_of[kind]
-            self._give(partition, min(self._least_loaded(topic, rack, heaps) for rack in choices[kind])[1])
+            self._add_to(partition, min(self._least_loaded(topic, rack, heaps) for rack in choices[kind])[1])
 
     def _least_loaded(
         self, topic: int, rack: str | None, heaps: dict[tuple[int, str | None], list[tuple[int, int]]]
@@ -173,7 +174,7 @@ class _Table:
         """
         heap = heaps.get((topic, rack))
         if heap is None:
-            heap = heaps[topic, rack] = [(self.loads[one], one) for one in self.kinds.takers_in[topic][rack]]
+            heap = heaps[topic, rack] = [(self.loads[one], one) for one in self.kinds.subscribers_in[topic][rack]]
             heapify(heap)
         while (load := self.loads[heap[0][1]]) != heap[0][0]:
             heapreplace(heap, (load, heap[0][1]))
@@ -215,51 +216,51 @@ class _Table:
         self._shift_directly(group, floor, ceiling)
         inside = frozenset(group)
         while True:
-            ways = _Ways(self, inside, floor, ceiling)
-            if not ways.lead_anywhere:
-                return ways.step_of
-            ways.follow()
+            paths = _Paths(self, inside, floor, ceiling)
+            if not paths.lead_anywhere:
+                return paths.step_of
+            paths.follow()
 
     def _shift_directly(self, group: Sequence[int], floor: int, ceiling: int) -> None:
         """Move partitions in one step each: first moves that bring a partition near, last moves that take one far."""
         kinds = self.kinds
-        takers: dict[tuple[int, str | None], list[int]] = {}
+        receivers: dict[tuple[int, str | None], list[int]] = {}
         for member in reversed(group):
             if self.loads[member] < ceiling:
                 for topic in kinds.topics_of[member]:
-                    takers.setdefault((topic, kinds.rack_of[member]), []).append(member)
+                    receivers.setdefault((topic, kinds.rack_of[member]), []).append(member)
         for least_gain in (1, 0, -1) if kinds.has_racks else (0,):
             for giver in group:
                 while self.loads[giver] > floor:
-                    offers = sorted(self._offers(giver, takers, ceiling, least_gain), reverse=True)
+                    offers = sorted(self._offers(giver, receivers, ceiling, least_gain), reverse=True)
                     if not offers:
                         break
-                    for *_, kind, taker in offers:
-                        if self.loads[taker] < ceiling and self.loads[giver] > floor and kind in self.piles[giver]:
-                            self.hand_on(giver, kind, taker)
+                    for *_, kind, receiver in offers:
+                        if self.loads[receiver] < ceiling and self.loads[giver] > floor and kind in self.piles[giver]:
+                            self.move(giver, kind, receiver)
 
     def _offers(
-        self, giver: int, takers: Mapping[tuple[int, str | None], list[int]], ceiling: int, least_gain: int
+        self, giver: int, receivers: Mapping[tuple[int, str | None], list[int]], ceiling: int, least_gain: int
     ) -> Iterator[tuple[bool, int, int, int]]:
         """Yield possible moves, of which the greatest is the best.
 
         Partitions that the giver does not own are preferred. The second criterion is the number of partitions of the
-        topic that the giver has in excess of the taker: more is better.
+        topic that the giver has in excess of the receiver: more is better.
         """
         kinds = self.kinds
         for kind, pile in self.piles[giver].items():
             topic = kinds.topic_of[kind]
-            for rack in kinds.takers_in[topic]:
-                willing = takers.get((topic, rack), [])
-                while willing and self.loads[willing[-1]] >= ceiling:
-                    willing.pop()
-                if willing and kinds.is_far(kind, giver) - (rack not in kinds.near[kind]) >= least_gain:
-                    taker = willing[-1]
-                    surplus = self.counts[giver][topic] - self.counts[taker][topic]
-                    yield self.owner_of[pile[-1]] != giver, surplus, kind, taker
+            for rack in kinds.subscribers_in[topic]:
+                candidates = receivers.get((topic, rack), [])
+                while candidates and self.loads[candidates[-1]] >= ceiling:
+                    candidates.pop()
+                if candidates and kinds.is_far(kind, giver) - (rack not in kinds.near[kind]) >= least_gain:
+                    receiver = candidates[-1]
+                    surplus = self.counts[giver][topic] - self.counts[receiver][topic]
+                    yield self.owner_of[pile[-1]] != giver, surplus, kind, receiver
 
 
-class _Ways:
+class _Paths:
     """All shortest paths by which members above the floor can hand partitions on to members below the ceiling.
 
     Attributes:
@@ -271,12 +272,12 @@ class _Ways:
         self._table, self._floor, self._ceiling = table, floor, ceiling
         self._step_of_topic: dict[int, int] = {}
         self._kinds_left: dict[int, list[int]] = {}
-        self._takers_left: dict[int, list[int]] = {}
+        self._receivers_left: dict[int, list[int]] = {}
         self.step_of = {one: 0 for one in sorted(inside) if table.loads[one] > floor}
         self.lead_anywhere = False
         ahead = list(self.step_of)
         while ahead and not self.lead_anywhere:
-            ahead = [taker for giver in ahead for taker in self._reach(giver, inside)]
+            ahead = [receiver for giver in ahead for receiver in self._reach(giver, inside)]
             self.lead_anywhere = any(table.loads[one] < ceiling for one in ahead)
 
     def _reach(self, giver: int, inside: Collection[int]) -> Iterator[int]:
@@ -287,39 +288,39 @@ class _Ways:
             if topic in self._step_of_topic:
                 continue
             self._step_of_topic[topic] = step
-            for taker in kinds.takers[topic]:
-                if taker in inside and taker not in self.step_of:
-                    self.step_of[taker] = step
-                    yield taker
+            for receiver in kinds.subscribers[topic]:
+                if receiver in inside and receiver not in self.step_of:
+                    self.step_of[receiver] = step
+                    yield receiver
 
     def follow(self) -> None:
         """Move partitions along the paths until all paths are blocked."""
         table = self._table
         for giver in [one for one, step in self.step_of.items() if step == 0]:
-            while table.loads[giver] > self._floor and (way := self._next_way(giver)):
-                for hand, kind, taker in way:
-                    table.hand_on(hand, kind, taker)
+            while table.loads[giver] > self._floor and (path := self._next_path(giver)):
+                for sender, kind, receiver in path:
+                    table.move(sender, kind, receiver)
 
-    def _next_way(self, start: int) -> list[tuple[int, int, int]]:
+    def _next_path(self, start: int) -> list[tuple[int, int, int]]:
         """Return the moves of a path that is not blocked; empty if all paths are blocked."""
-        way: list[tuple[int, int, int]] = []
+        path: list[tuple[int, int, int]] = []
         here = start
         while True:
-            found = self._next_hand(here)
+            found = self._next_move(here)
             if found is not None:
-                kind, taker = found
-                way.append((here, kind, taker))
-                if self._table.loads[taker] < self._ceiling:
-                    return way
-                here = taker
-            elif way:
+                kind, receiver = found
+                path.append((here, kind, receiver))
+                if self._table.loads[receiver] < self._ceiling:
+                    return path
+                here = receiver
+            elif path:
                 # This member is exhausted.
-                here, kind, _ = way.pop()
-                self._takers_left[self._table.kinds.topic_of[kind]].pop()
+                here, kind, _ = path.pop()
+                self._receivers_left[self._table.kinds.topic_of[kind]].pop()
             else:
-                return way
+                return path
 
-    def _next_hand(self, here: int) -> tuple[int, int] | None:
+    def _next_move(self, here: int) -> tuple[int, int] | None:
         table = self._table
         step = self.step_of[here] + 1
         kinds_left = self._kinds_left.setdefault(here, list(table.piles[here]))
@@ -327,11 +328,11 @@ class _Ways:
             kind = kinds_left[-1]
             topic = table.kinds.topic_of[kind]
             if kind in table.piles[here] and self._step_of_topic.get(topic) == step:
-                takers_left = self._takers_left.get(topic)
-                if takers_left is None:
-                    takers_left = [one for one in table.kinds.takers[topic] if self.step_of.get(one) == step]
-                    self._takers_left[topic] = takers_left
-                if takers_left:
-                    return kind, takers_left[-1]
+                receivers_left = self._receivers_left.get(topic)
+                if receivers_left is None:
+                    receivers_left = [one for one in table.kinds.subscribers[topic] if self.step_of.get(one) == step]
+                    self._receivers_left[topic] = receivers_left
+                if receivers_left:
+                    return kind, receivers_left[-1]
             kinds_left.pop()
         return None

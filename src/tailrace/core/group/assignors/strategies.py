@@ -196,20 +196,20 @@ def _faults(
 ) -> Iterator[str]:
     """Yield a description of each fault in a member's partitions, such as a partition that is assigned twice."""
     topics: Mapping[object, frozenset[str]] = {member.member_id: member.topics for member in members}
-    taker_of: dict[object, object] = {}
-    for taker, ones in given.items():
-        if taker not in topics:
-            yield f"names {taker!r}, who is not in the group"
+    assigned_to: dict[object, object] = {}
+    for member, ones in given.items():
+        if member not in topics:
+            yield f"names {member!r}, which is not a member of the group"
         elif not isinstance(ones, list):
-            yield f"gives {taker!r} {ones!r}, which is not a list of partitions"
+            yield f"gives {member!r} {ones!r}, which is not a list of partitions"
         else:
             for one in ones:
-                if fault := _fault_of(one, topics[taker], partitions):
-                    yield f"gives {taker!r} {fault}"
-                elif one in taker_of:
-                    yield f"gives {TopicPartition(*one)} twice, to {taker_of[one]!r} and to {taker!r}"
+                if fault := _fault_of(one, topics[member], partitions):
+                    yield f"gives {member!r} {fault}"
+                elif one in assigned_to:
+                    yield f"gives {TopicPartition(*one)} twice, to {assigned_to[one]!r} and to {member!r}"
                 else:
-                    taker_of[one] = taker
+                    assigned_to[one] = member
 
 
 def _fault_of(one: object, subscribed: frozenset[str], partitions: Mapping[str, int]) -> str | None:
