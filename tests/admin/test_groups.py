@@ -113,7 +113,7 @@ async def test_groups_are_listed_as_the_broker_has_them(  # noqa: PLR0917
     ):
         ours = {one.group_id: one for one in await list_groups(cluster)}
         found = await asyncio.to_thread(lambda: admin.list_consumer_groups().result(20))
-        told = await asyncio.to_thread(kafkas_tool.say, "--list")
+        told = await asyncio.to_thread(kafkas_tool.output, "--list")
 
     theirs = {one.group_id: one for one in found.valid}
     mine = {name: one for name, one in ours.items() if name.startswith(group)}
@@ -381,7 +381,7 @@ async def test_requests_go_to_leaders_and_coordinators(kafka_cluster):
 
 
 @pytest.mark.xdist_group("admin-counting")
-async def test_a_broker_that_hangs_is_waited_for_in_bounded_time(counting, group):
+async def test_the_wait_for_a_frozen_broker_is_bounded(counting, group):
     """Brokers that do not respond raise an error after the timeout."""
     async with Reached(resolve({"bootstrap_servers": counting.bootstrap_servers}, {})) as cluster:
         with pytest.raises(UnknownGroupError):

@@ -15,13 +15,17 @@ from tailrace.batches.columns import ColumnBuilder, arrow_of, offsets_of
 from tailrace.batches.record_batch import split
 from tailrace.errors import ConfigurationError, MalformedMessageError
 from tailrace.records import TopicPartition
-from tests.support.protocol.built_batches import GZIP, NONE, ZSTD, Said, any_records, batch, old_batch
+from tests.support.protocol.built_batches import GZIP, NONE, ZSTD, SentRecord, any_records, batch, old_batch
 
 HEAD, ATTRIBUTES_AT, LOG_APPEND_TIME = 61, 22, 8
 RECORDS = any_records(at_most=20)
 SLICES = st.lists(st.integers(1, 9), max_size=3)
 CHANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4)
-SOME = (Said(b"k", b"value", 1_000, (("trace", b"1"), ("empty", None))), Said(None, b"", 2_000), Said(b"", None, 3_000))
+SOME = (
+    SentRecord(b"k", b"value", 1_000, (("trace", b"1"), ("empty", None))),
+    SentRecord(None, b"", 2_000),
+    SentRecord(b"", None, 3_000),
+)
 
 DECODERS = [
     pytest.param(
@@ -103,7 +107,7 @@ def test_a_damaged_batch_gives_the_columns_of_its_records(records, changes, posi
 @given(st.binary(max_size=120), st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**63 - 1))
 def test_any_bytes_are_columns_or_one_typed_error(content, count, position):
     """Any bytes after the header, with any record count in it, give valid columns or one typed error."""
-    data = bytearray(batch(Said(b"k", b"v", 1, ()))[:HEAD] + content)
+    data = bytearray(batch(SentRecord(b"k", b"v", 1, ()))[:HEAD] + content)
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
     data[57:61] = count.to_bytes(4, "big", signed=True)
 
@@ -116,7 +120,7 @@ def test_any_bytes_are_columns_or_one_typed_error(content, count, position):
 @pytest.mark.usefixtures("is_compiled")
 @settings(max_examples=100)
 @given(RECORDS, st.integers(0, 400), st.integers(0, 255))
-def test_an_error_adds_nothing(records, at, byte):
+def test_a_malformed_slice_adds_no_rows(records, at, byte):
     """A malformed slice leaves the rows before it as they were, and more can be added after it."""
     good, bad = batch(*SOME), bytearray(batch(*records))
     bad[HEAD + at % (len(bad) - HEAD)] = byte
@@ -214,10 +218,10 @@ def test_a_batch_is_full_before_a_column_has_2_gib(is_compiled, monkeypatch):
     """A builder is full when its bytes reach the limit."""
     monkeypatch.setattr(columns_module, "_FULL", 1_000)
     columns = ColumnBuilder()
-    add(columns, batch(Said(b"k" * 400, b"v" * 400)))
+    add(columns, batch(SentRecord(b"k" * 400, b"v" * 400)))
     assert not columns.is_full
 
-    add(columns, batch(Said(b"k" * 100, None, 0, (("h", b"x" * 99),))))
+    add(columns, batch(SentRecord(b"k" * 100, None, 0, (("h", b"x" * 99),))))
 
     assert columns.is_full
 
@@ -225,7 +229,7 @@ def test_a_batch_is_full_before_a_column_has_2_gib(is_compiled, monkeypatch):
 def test_no_rows_are_an_empty_batch(is_compiled):
     """Columns to which nothing was added are an empty batch."""
     assert ColumnBuilder().finish().num_rows == 0
-    assert columns_of(batch(Said(b"k", b"v"), codec=NONE), position=5).num_rows == 0
+    assert columns_of(batch(SentRecord(b"k", b"v"), codec=NONE), position=5).num_rows == 0
 
 
 def test_a_missing_pyarrow_is_a_typed_error(monkeypatch):

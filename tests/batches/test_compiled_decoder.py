@@ -19,7 +19,7 @@ from tailrace.batches import record_batch
 from tailrace.batches.record_batch import split
 from tailrace.errors import MalformedMessageError
 from tailrace.records import Record
-from tests.support.protocol.built_batches import Said, any_records, batch
+from tests.support.protocol.built_batches import SentRecord, any_records, batch
 
 HEAD = 61
 RECORDS = any_records(at_most=6)
@@ -58,7 +58,7 @@ def test_both_decoders_agree(records, changes, position, slices):
 
 def test_records_without_headers_are_not_tracked_by_the_garbage_collector():
     """So that decoding never makes it run: neither a record nor a part of it is a container."""
-    records = split(memoryview(batch(*[Said(b"k", b"v", 1, ())] * 3)))[0].decode("t", 3, 0).take(3)
+    records = split(memoryview(batch(*[SentRecord(b"k", b"v", 1, ())] * 3)))[0].decode("t", 3, 0).take(3)
 
     assert len(records) == 3
     assert not any(gc.is_tracked(one) for record in records for one in (record, record.headers))
@@ -68,7 +68,7 @@ def test_records_without_headers_are_not_tracked_by_the_garbage_collector():
 @given(st.binary(max_size=120), st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**63 - 1))
 def test_any_bytes_are_records_or_one_typed_error(content, count, position):
     """Any bytes after the header, with any record count in it, give records or one typed error."""
-    data = bytearray(batch(Said(b"k", b"v", 1, ()))[:HEAD] + content)
+    data = bytearray(batch(SentRecord(b"k", b"v", 1, ()))[:HEAD] + content)
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
     data[57:61] = count.to_bytes(4, "big", signed=True)
 
@@ -136,7 +136,7 @@ def test_no_byte_is_read_outside_of_the_batch(tmp_path):
     include = f"-I{sysconfig.get_path('include')}"
     subprocess.run([compiler, *flags, include, tmp_path / "_native.c", "-o", target], check=True)
     seeds = tmp_path / "seeds"
-    some = [Said(b"k" * n, b"v" * (n * 40), n, (("h", b"x" * n), ("n", None))) for n in range(5)]
+    some = [SentRecord(b"k" * n, b"v" * (n * 40), n, (("h", b"x" * n), ("n", None))) for n in range(5)]
     seeds.write_text("\n".join(batch(*some[:n]).hex() for n in range(1, 6)))
     asan = subprocess.run([compiler, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
 

@@ -14,7 +14,7 @@ from tailrace.batches import decompression
 from tailrace.batches.decompression import decompressed
 from tailrace.batches.record_batch import split
 from tailrace.errors import MalformedMessageError
-from tests.support.protocol.built_batches import GZIP, LZ4, SNAPPY, ZSTD, Said, batch, old_batch
+from tests.support.protocol.built_batches import GZIP, LZ4, SNAPPY, ZSTD, SentRecord, batch, old_batch
 
 CODECS = {"gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 WRITTEN = [
@@ -38,13 +38,13 @@ print(fits, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 102
 
 
 def bomb(magic: int, codec: int, size: int) -> bytes:
-    value = Said(None, bytes(size))
+    value = SentRecord(None, bytes(size))
     return batch(value, codec=codec) if magic == 2 else old_batch(value, magic=magic, codec=codec)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
 @pytest.mark.parametrize(("magic", "codec"), WRITTEN)
-def test_a_bomb_takes_no_more_memory_than_the_limit(magic, codec):
+def test_a_decompression_bomb_takes_no_more_memory_than_the_limit(magic, codec):
     """128 MiB of zeros with a limit of 8 MiB take little more than that, in all codecs and formats."""
     done = subprocess.run(
         [sys.executable, "-c", READ, str(LIMIT)],
@@ -131,9 +131,9 @@ def test_invalid_lengths_of_snappy_blocks_are_malformed(length):
 
 def test_many_small_messages_of_an_old_format_are_read_one_by_one():
     """A million inner messages are not decoded before the first one is read."""
-    inside = old_batch(Said(None, None), magic=1)
+    inside = old_batch(SentRecord(None, None), magic=1)
     count = 100_000
-    whole = bytearray(old_batch(Said(None, bytes(cramjam.gzip.compress(inside * count))), magic=1))
+    whole = bytearray(old_batch(SentRecord(None, bytes(cramjam.gzip.compress(inside * count))), magic=1))
     whole[17] = GZIP
     (one,) = split(memoryview(whole))
     assert one.decompress(LIMIT)

@@ -22,7 +22,7 @@ from tests.support.protocol.built_batches import (
     NONE,
     SNAPPY,
     ZSTD,
-    Said,
+    SentRecord,
     batch,
     marker,
     old_batch,
@@ -45,12 +45,12 @@ written = pytest.mark.parametrize(
 
 BYTES = st.none() | st.binary(max_size=8)
 HEADERS = st.lists(st.tuples(st.text("ab☃", max_size=3), BYTES), max_size=2).map(tuple)
-SAID = st.builds(Said, BYTES, BYTES, st.integers(0, 1 << 42), HEADERS)
+SAID = st.builds(SentRecord, BYTES, BYTES, st.integers(0, 1 << 42), HEADERS)
 
-FIVE = tuple(Said(b"k%d" % n, b"v%d" % n * 10, 1_000 + n, (("h", b"x"),)) for n in range(5))
+FIVE = tuple(SentRecord(b"k%d" % n, b"v%d" % n * 10, 1_000 + n, (("h", b"x"),)) for n in range(5))
 
 
-def made(magic: int, *records: Said, codec: int = NONE, base_offset: int = 0) -> bytes:
+def made(magic: int, *records: SentRecord, codec: int = NONE, base_offset: int = 0) -> bytes:
     if magic == 2:
         return batch(*records, codec=codec, base_offset=base_offset)
     return old_batch(*records, magic=magic, codec=codec, base_offset=base_offset)
@@ -61,7 +61,7 @@ def records_of(data: bytes, position: int = 0) -> list[Record]:
     return [msgspec.structs.replace(record, headers=tuple(record.headers)) for record in records]
 
 
-def expected(magic: int, records: tuple[Said, ...], base_offset: int) -> list[Record]:
+def expected(magic: int, records: tuple[SentRecord, ...], base_offset: int) -> list[Record]:
     """Return the fields that a format keeps."""
     return [
         Record(
@@ -166,9 +166,9 @@ def test_reading_may_begin_in_the_middle(magic, codec):
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=8), st.integers(0, 12))
-def test_slices_make_up_the_whole(sizes, position):
+def test_slices_of_any_size_return_each_record_once(sizes, position):
     """With any slice sizes, each record from the position on is returned once, in order."""
-    records = tuple(Said(None, b"%d" % n) for n in range(12))
+    records = tuple(SentRecord(None, b"%d" % n) for n in range(12))
     (one,) = split(memoryview(batch(*records, codec=GZIP)))
     decoder = one.decode("t", 0, position)
 
@@ -181,7 +181,7 @@ def test_slices_make_up_the_whole(sizes, position):
         left -= len(part)
 
 
-def test_decoding_is_lazy():
+def test_batches_are_decoded_only_when_read():
     """Invalid bytes inside a batch raise when records are taken, not before."""
     data = bytearray(batch(*FIVE, codec=GZIP))
     data[61:] = bytes(len(data) - 61)
@@ -196,7 +196,7 @@ def test_decoding_is_lazy():
 @pytest.mark.parametrize("magic", [1, 2])
 def test_a_batch_shares_the_frames_memory(magic):
     """Nothing is copied before decoding; records outlive batch and frame."""
-    frame = bytearray(made(magic, Said(None, b"before")))
+    frame = bytearray(made(magic, SentRecord(None, b"before")))
     (one,) = split(memoryview(frame))
     (early,) = split(memoryview(frame))[0].decode("t", 0, 0).take(1)
 
@@ -217,7 +217,7 @@ def test_a_batch_shares_the_frames_memory(magic):
 )
 def test_a_small_share_does_not_keep_a_large_frame(size, beside, is_kept):
     """Record sets that are small compared to their frame are copied."""
-    ours = made(2, Said(None, b"x" * size))
+    ours = made(2, SentRecord(None, b"x" * size))
     frame = bytearray(ours) + bytes(beside)
     with memoryview(frame) as whole:
         (one,) = split(whole[: len(ours)])
@@ -249,7 +249,7 @@ def test_abort_markers_are_recognized():
 
 def test_a_marker_that_cannot_be_read_is_malformed():
     """A control record whose key is too short is not taken for a commit."""
-    data = bytearray(batch(Said(b"\x00", None), producer_id=7, is_transactional=True))
+    data = bytearray(batch(SentRecord(b"\x00", None), producer_id=7, is_transactional=True))
     data[22] |= 0x20
 
     (one,) = split(memoryview(resealed(data)))
@@ -271,7 +271,7 @@ def test_a_truncated_batch_is_left_out(magic, codec):
     assert len(split(memoryview(first + second))) == 2
 
 
-def test_no_bytes_are_no_batches():
+def test_an_empty_record_set_has_no_batches():
     """An empty record set has no batches."""
     assert split(memoryview(b"")) == []
 
@@ -279,7 +279,7 @@ def test_no_bytes_are_no_batches():
 @written
 def test_a_changed_bit_breaks_the_checksum(magic, codec):
     """Any flipped bit after the checksum is detected."""
-    data = made(magic, Said(b"k", b"v" * 20), codec=codec)
+    data = made(magic, SentRecord(b"k", b"v" * 20), codec=codec)
     begin = 21 if magic == 2 else 18
     random = Random(5)
 
@@ -351,9 +351,9 @@ def test_offsets_inside_a_compressed_message(codec):
     assert [record.offset for record in records_of(bytes(7) + b"\x09" + zero[8:])] == [0, 1, 2, 3, 4]
 
 
-def test_an_old_message_is_as_long_as_it_says():
+def test_key_and_value_fill_an_old_message_exactly():
     """Key and value fill a message completely, and only -1 is null."""
-    data = made(1, Said(b"k", b"v"))
+    data = made(1, SentRecord(b"k", b"v"))
     longer = data[:8] + (len(data) - 12 + 3).to_bytes(4, "big") + data[12:] + bytes(3)
     with pytest.raises(MalformedMessageError, match="3 bytes left over"):
         records_of(longer)
@@ -365,7 +365,7 @@ def test_an_old_message_is_as_long_as_it_says():
 @pytest.mark.parametrize("at", [4, 5])
 def test_lengths_inside_a_record_are_not_trusted(at, length):
     """A key or value whose length exceeds the batch is malformed."""
-    data = batch(Said(b"", b"v" * 20))
+    data = batch(SentRecord(b"", b"v" * 20))
     head, record = data[:61], bytearray(data[61:])
     record[at : at + 1] = zigzag(length)
     record[0] += 2 * (len(zigzag(length)) - 1)
@@ -393,7 +393,7 @@ def test_a_message_compressed_twice_is_malformed():
 @pytest.mark.parametrize(("magic", "codec"), [(0, LZ4), (0, ZSTD), (1, ZSTD), (1, 7)])
 def test_a_codec_that_a_format_does_not_have_is_malformed(magic, codec):
     """Zstandard came with format 2, and format 0 has its own variant of LZ4 (KAFKA-3160)."""
-    data = bytearray(made(magic, Said(None, b"x"), codec=GZIP))
+    data = bytearray(made(magic, SentRecord(None, b"x"), codec=GZIP))
     data[17] = codec
 
     with pytest.raises(MalformedMessageError, match=f"codec {codec} is invalid in a message of format {magic}"):
@@ -425,6 +425,6 @@ def wrapped(inside: bytes, codec: int) -> bytes:
         SNAPPY: cramjam.snappy.compress_raw,
         LZ4: cramjam.lz4.compress,
     }[codec](inside)
-    data = bytearray(old_batch(Said(None, bytes(packed)), magic=1))
+    data = bytearray(old_batch(SentRecord(None, bytes(packed)), magic=1))
     data[17] = codec
     return bytes(data)

@@ -49,7 +49,7 @@ def test_consume_prints_a_row_for_each_client(tmp_path):
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
 
 
-def test_handlers_prints_a_row_for_each_kind_of_handler(tmp_path):
+def test_bench_handlers_prints_a_row_for_each_kind_of_handler(tmp_path):
     """Typed and bytes handlers have a row each; the promise compares those with at-least-once delivery."""
     path = tmp_path / "handlers.json"
 

@@ -211,7 +211,7 @@ def test_a_wrong_advertised_name(doctor):
     assert one["command"] == f"nc -vz 127.0.0.1 {closed}"
 
 
-def test_a_broker_that_hangs(doctor):
+def test_a_broker_that_hangs_delays_the_report_by_its_timeout_only(doctor):
     """A broker without an answer costs its bound, not the whole examination."""
     with KafkaCluster(2) as cluster:
         cluster.create_topic(doctor.topic, 4)

@@ -151,7 +151,7 @@ def test_new_records_are_printed_until_a_signal(kafka, number, code):
 
 
 @pytest.mark.parametrize("records", [1, 5_000], ids=["before the next write", "while it writes"])
-def test_a_closed_pipe_ends_it_with_0(kafka, records):
+def test_a_closed_pipe_ends_tail_with_exit_code_0(kafka, records):
     """When its reader closes the pipe, as `head -1` does, it exits with 0, even if no record arrives."""
     topic = kafka.topic()
     kafka.produce(topic, *(b"x" * 100 for _ in range(records)))

@@ -75,7 +75,7 @@ def test_a_mounted_file_wins_over_the_default(tmp_path):
     assert (config.sasl_plain_password, config.session_timeout_ms) == (" open sesame ", 6000)
 
 
-def test_what_nobody_says_has_its_default():
+def test_every_option_has_a_default():
     """Every option has a default, so neither environment nor arguments are required."""
     assert resolve({}, {}) == ConsumerConfig()
     assert resolve({}, {"HOME": "/root", "TAILRACE_TEST_BOOTSTRAP_SERVERS": "ours-alone:9092"}) == ConsumerConfig()
@@ -137,7 +137,7 @@ def test_defaults_are_those_that_are_documented(name, default):
     assert getattr(ConsumerConfig(), name) == default
 
 
-def test_what_follows_from_a_group():
+def test_defaults_depend_on_group_id():
     """Defaults with a group: earliest, commits, leave on stop unless static; without: latest, no commits."""
     alone, member = resolve({}, {}), resolve({"group_id": "billing"}, {})
     static = resolve({"group_id": "billing", "group_instance_id": "one"}, {})
@@ -346,7 +346,7 @@ def test_options_that_contradict_each_other_are_refused(options, words):
         {"fetch_min_bytes": 0, "fetch_max_wait_ms": 0},
     ],
 )
-def test_options_at_their_bounds_are_taken(options):
+def test_bounds_of_options_are_inclusive(options):
     """Bounds are inclusive."""
     config = resolve(options, {})
 
@@ -356,7 +356,7 @@ def test_options_at_their_bounds_are_taken(options):
 # ---- secrets ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_secret_is_known():
+def test_passwords_and_token_providers_are_secrets():
     """Passwords and the token provider are secrets."""
     assert set(SECRETS) == {name for name in OPTIONS if "password" in name or "token" in name}
 
@@ -448,7 +448,7 @@ def test_an_invalid_address_is_refused(text):
 
 
 @given(st.text())
-def test_whatever_is_given_as_an_address_is_one_or_is_refused(text):
+def test_any_text_is_an_address_or_is_refused(text):
     """Any text is parsed to host and port, or raises ConfigurationError."""
     with contextlib.suppress(ConfigurationError):
         host, port = split_address(text)

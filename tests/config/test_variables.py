@@ -52,7 +52,7 @@ def test_another_unknown_variable_is_warned_of_once(caplog):
         "PATH",
     ],
 )
-def test_what_kubernetes_and_the_tools_set_is_no_mistake(variable, caplog):
+def test_variables_of_kubernetes_and_the_tools_are_accepted(variable, caplog):
     """Kubernetes injects variables for a service named tailrace; the tools and the tests have their own."""
     resolve({}, {variable: __file__})
 

@@ -169,7 +169,7 @@ async def test_b5_a_heartbeat_times_out_well_within_the_session(witness_of, grou
 
 
 @pytest.mark.slow
-async def test_b6_a_broker_that_hangs_does_not_stall_the_others(kafka_cluster, group):
+async def test_b6_a_frozen_broker_does_not_stall_the_others(kafka_cluster, group):
     """A black-holed broker delays only its own partitions, also if it is not the coordinator."""
     with_proxies = kafka_cluster(3, proxied=True)
     with_proxies.create_topic("spread", 6, replication_factor=1)

@@ -161,7 +161,7 @@ async def test_start_raises_if_a_port_is_silent(group):
             await consumer.start()
 
 
-async def test_a_canceled_start_leaves_nothing_running(group):
+async def test_a_canceled_start_leaves_nothing_of_the_consumer_running(group):
     """Canceling start() ends everything that it started."""
     consumer = Consumer("any", bootstrap_servers="127.0.0.1:1", group_id=group)
     starting = asyncio.create_task(consumer.start())

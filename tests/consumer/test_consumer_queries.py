@@ -195,7 +195,7 @@ async def test_the_last_stable_offset_lies_before_an_open_transaction(new_topic,
 
 @pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-async def test_a_record_tells_where_its_timestamp_comes_from(new_topic, new_consumer, witness, kind, codec):
+async def test_a_record_has_its_timestamp_type(new_topic, new_consumer, witness, kind, codec):
     """``timestamp_type`` is the topic's ``message.timestamp.type``, with and without compression and deserializers."""
     topic = new_topic(message_timestamp_type=kind)
     witness.produce(topic, [b"%d" % n for n in range(3)], compression=codec)

@@ -13,14 +13,14 @@ EVEN = 0.5
 """Chance without jitter."""
 
 
-def test_each_pause_is_twice_the_last():
+def test_pauses_double_up_to_the_longest():
     """Up to the longest (KIP-580)."""
     backoff = Backoff(0.1, 1.0)
 
     assert [backoff.pause_s(n, EVEN) for n in range(1, 7)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
 
 
-def test_no_failure_counts_as_one():
+def test_the_pause_after_no_failure_is_the_first_pause():
     """The pause after zero failures is the first one."""
     assert Backoff(0.1, 1.0).pause_s(0, EVEN) == pytest.approx(0.1)
 

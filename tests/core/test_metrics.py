@@ -35,7 +35,7 @@ def test_the_call_that_suspends_has_its_own_duration():
     assert run.end(103.0) == (0, pytest.approx(0.9))
 
 
-def test_calls_are_counted_by_what_was_taken():
+def test_calls_are_measured_once():
     """A call that was measured is not measured again, nor its recovery."""
     run, free = UnmeasuredRun(), iter(range(20))
     run.begin(100.0)

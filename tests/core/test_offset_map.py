@@ -119,7 +119,7 @@ def test_metadata_name_the_writer():
     assert decode_metadata(without_map.text, 5) == DecodedMetadata(user_text="text", writer="billing-3")
 
 
-def test_texts_of_earlier_versions_are_decoded():
+def test_maps_of_earlier_versions_are_decoded():
     """Texts of earlier versions are still stored in groups' offsets."""
     bits = "omap:1:ac4d9e38:billing-3:AAAAAAAAAAAAAAAAAAAABw.12:b42LjBAA:half-way: ok"
     gaps = "omap:1:cac5b0b9:::gW8PE8I9xDzMA:\\u00fc:\\n"

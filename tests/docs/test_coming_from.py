@@ -40,7 +40,7 @@ def runs(origin: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("origin", "which"), [(origin, which) for origin in PACKAGES for which in runs(origin)])
-async def test_programs_do_the_same(kafka_server, origin, which):
+async def test_programs_of_both_columns_do_the_same(kafka_server, origin, which):
     """Each prints the three orders that wait, the old one where its package is installed, and ends cleanly."""
     topic = f"t-{uuid.uuid4().hex[:12]}"
     kafka_server.create_topic(topic)
@@ -64,7 +64,7 @@ async def test_programs_do_the_same(kafka_server, origin, which):
     assert which == "old" or complaints == b""
 
 
-def test_what_surprises_most_comes_first():
+def test_the_differences_that_break_programs_silently_come_first():
     """The page on aiokafka begins with the differences that break a program without an error at the start."""
     _, title, surprises, *_ = (HOWTO / "coming-from-aiokafka.md").read_text().split("\n\n")
 

@@ -72,7 +72,7 @@ def test_each_expression_asks_for_metrics_and_labels_that_exist(expression, text
 
 
 @each_expression
-def test_counters_are_asked_for_their_rate_and_histograms_for_a_series(expression, text):
+def test_panels_show_rates_of_counters_and_series_of_histograms(expression, text):
     """A counter of its own grows for ever, and one bucket of a histogram tells nothing."""
     for one in metrics_of(expression):
         if one.kind == "counter":

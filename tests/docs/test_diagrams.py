@@ -23,7 +23,7 @@ def test_the_page_shows_what_runs(diagrams):
 
 
 @pytest.mark.parametrize("name", ["classic", "consumer"])
-def test_every_state_can_be_come_to_and_left(diagrams, name):
+def test_every_state_can_be_entered_and_left(diagrams, name):
     """Each state of each diagram has a name, a transition to it and one from it."""
     drawn = diagrams.diagram(diagrams.TABLES[name])
 

@@ -11,7 +11,7 @@ PAGE = ROOT / "docs" / "explanation" / "fifteen-pains.md"
 ROWS = [line for line in PAGE.read_text().splitlines() if re.match(r"\| \d", line)]
 
 
-def test_every_pain_is_held_by_tests_that_exist():
+def test_every_row_names_tests_that_exist():
     """Each of fifteen rows names at least one test, and every named test is in its file."""
     held = [re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row) for row in ROWS]
 

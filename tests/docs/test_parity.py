@@ -35,7 +35,7 @@ def test_every_capability_has_a_row():
     assert [row[0] for row in rows()] == NUMBERS
 
 
-def test_every_row_is_held():
+def test_every_row_names_a_test_or_a_reason():
     """A row names an existing test, or is unnecessary and gives the reason in a sentence."""
     wrong = []
     for number, was, here, held in rows():
@@ -48,7 +48,7 @@ def test_every_row_is_held():
     assert wrong == []
 
 
-def test_a_row_has_a_name_of_ours_and_the_page_is_of_the_ancestors():
+def test_a_row_names_our_api_and_the_page_names_the_older_clients():
     """Only known rows are unnecessary, and the page names the older clients."""
     needless = [row[0] for row in rows() if row[2] == "⌛"]
 

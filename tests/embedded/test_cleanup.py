@@ -116,7 +116,7 @@ def test_runs_of_living_programs_are_kept(new_child, temporary):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 @pytest.mark.parametrize("script", [WITH, ASYNC_WITH], ids=["with", "async-with"])
-def test_a_signal_during_the_start_leaves_nothing(new_child, temporary, eventually, script, number):
+def test_a_signal_during_the_start_leaves_no_broker_behind(new_child, temporary, eventually, script, number):
     """The program is terminated before its broker answers."""
     child = new_child(script)
     eventually(lambda: temporary.brokers, "a JVM")
@@ -135,7 +135,7 @@ def test_a_signal_during_the_start_leaves_nothing(new_child, temporary, eventual
         ("server.node.kill(); raise RuntimeError('a test failed')", 1),
     ],
 )
-def test_a_program_that_ends_by_itself_leaves_nothing(new_child, temporary, ending, code):
+def test_a_program_that_exits_leaves_no_broker_behind(new_child, temporary, ending, code):
     """Nothing is left after a normal end, an exit, an exception, and with a dead or paused broker."""
     child = new_child(f"from tailrace.testing import KafkaServer; server = KafkaServer(); server.start(); {ending}")
 
@@ -164,7 +164,7 @@ BESIDE_AN_APP = {
 
 
 @pytest.mark.parametrize("order", BESIDE_AN_APP)
-def test_an_app_that_ends_leaves_signals_to_the_servers_that_run(new_child, temporary, order):
+def test_an_app_that_ends_restores_the_signal_handlers_of_servers(new_child, temporary, order):
     """SIGTERM ends the process cleanly while a server runs, after an app has restored its handlers."""
     steps, code = BESIDE_AN_APP[order]
     child = new_child(

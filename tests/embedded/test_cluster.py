@@ -68,7 +68,7 @@ def test_the_default_replication_factor(three, topic):
     assert all(len(replicas) == 1 for _, replicas, _ in replicas_of(three, f"{topic}-single"))
 
 
-def test_another_broker_leads_when_the_leader_is_killed(three, topic, eventually):
+def test_another_broker_becomes_leader_when_the_leader_is_killed(three, topic, eventually):
     """Records are accepted meanwhile, and the killed broker returns to its replicas."""
     victim = three.leader_of(topic, 0)
 

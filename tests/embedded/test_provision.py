@@ -174,7 +174,7 @@ def test_the_error_without_java_and_docker(bare, no_wheel):
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo 'Cannot connect to the Docker daemon' >&2; exit 1", "kill -9 $$"])
-def test_a_docker_that_does_not_answer_is_none(bare, no_wheel, script):
+def test_docker_that_does_not_answer_counts_as_missing(bare, no_wheel, script):
     """A Docker client without a daemon is ignored."""
     assert not ContainerBroker.is_possible()
     executable(bare / "docker", script)

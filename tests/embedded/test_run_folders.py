@@ -76,7 +76,7 @@ def test_only_folders_of_runs_are_removed(temporary):
     assert linked.read_text() == "data"
 
 
-def test_killed_runs_in_a_folder_of_another_name_are_removed(temporary):
+def test_folders_of_killed_runs_with_another_base_are_removed(temporary):
     """Runs next to a prepared folder leave nothing behind."""
     prepared = run_folders.runs_folder()
     prepared.mkdir()

@@ -237,7 +237,7 @@ def test_a_server_may_be_started_again(temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_errors_before_the_start_and_after_close():
+def test_calls_before_the_start_and_after_close_raise():
     """Errors before the start and after close name the remedy."""
     server = KafkaServer()
 

@@ -119,7 +119,7 @@ def never_ready(monkeypatch) -> None:
     monkeypatch.setattr(embedded.BrokerNode, "is_listening", False)
 
 
-async def test_a_canceled_start_leaves_nothing(never_ready, temporary, eventually):
+async def test_a_canceled_start_stops_the_broker(never_ready, temporary, eventually):
     """Canceling `async with` during the start stops the broker and raises CancelledError."""
     server = KafkaServer()
 

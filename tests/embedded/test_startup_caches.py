@@ -99,7 +99,7 @@ def test_the_second_start_writes_the_class_archive(empty_cache, java, tmp_path, 
     assert classes.to_read() == []
 
 
-def test_a_java_that_cannot_write_the_archive_is_not_tried_again(empty_cache, java, tmp_path):
+def test_java_that_failed_to_write_the_class_archive_is_not_used_for_it_again(empty_cache, java, tmp_path):
     """A reduced JRE may lack the feature, and starts as usual."""
     classes, new = ClassDataArchive(java("17.0.1"), [], []), tmp_path / "new"
     classes.to_write(new)

@@ -103,7 +103,7 @@ def test_names_are_those_of_the_conventions():
 # ---- handlers ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_handler_goes_on_with_the_trace_of_its_record(recorded):
+async def test_a_handler_continues_the_trace_of_its_record(recorded):
     """The span of a call is a child of the span in the record's headers, and the active span in the handler."""
     app, active = App(group_id="billing", hooks=[recorded.hook]), []
 
@@ -176,7 +176,7 @@ def publishing_handlers(app: App, kind: str) -> None:
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 @pytest.mark.parametrize("kind", ["record", "thread", "batch"])
-async def test_what_a_handler_publishes_carries_its_span(recorded, kind, delivery):
+async def test_published_records_carry_the_span_of_their_handler(recorded, kind, delivery):
     """Results and published records carry a ``send`` span, which is a child of the handler's span."""
     app = App(group_id="billing", hooks=[recorded.hook], delivery=delivery)
     publishing_handlers(app, kind)
@@ -467,7 +467,7 @@ async def test_a_consumer_has_spans_of_polls_and_commits(recorded, kafka_server,
     assert (consumed.value, consumed.attributes["messaging.destination.name"]) == (5, name)
 
 
-async def test_one_trace_leads_through_apps_and_topics(recorded, kafka_server, new_topic, group, witness):
+async def test_one_trace_continues_through_apps_and_topics(recorded, kafka_server, new_topic, group, witness):
     """From the producer through a handler, its result, and the next app's dead letter: one trace on a broker."""
     orders, invoices = new_topic(), new_topic()
     recorder = EventRecorder()

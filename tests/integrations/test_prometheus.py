@@ -157,7 +157,7 @@ async def test_the_collector_works_in_the_clients_own_endpoints(new_app, new_top
         assert (("client_id", "reader"), ("group", "")) in found["tailrace_consumer_assigned_partitions"]
 
 
-async def test_a_blocked_loop_leaves_out_the_app_and_nothing_else(new_app, new_topic):
+async def test_a_blocked_event_loop_omits_only_the_apps_metrics(new_app, new_topic):
     """A scrape from another thread answers in time, without the metrics of the app."""
     registry = CollectorRegistry()
     app = new_app()
@@ -180,7 +180,7 @@ async def test_a_blocked_loop_leaves_out_the_app_and_nothing_else(new_app, new_t
 # ---- the server of its own -----------------------------------------------------------------------------------------
 
 
-async def test_a_plain_worker_serves_probes_lag_and_metrics(new_app, new_topic, witness):
+async def test_a_worker_serves_probes_lag_and_metrics(new_app, new_topic, witness):
     """The server answers from before the start until after the stop, and frees its port."""
     topic, let_go = new_topic(), asyncio.Event()
     witness.produce(topic, (b"%d" % n for n in range(10)))
@@ -223,7 +223,7 @@ async def test_a_port_in_use_is_a_clear_error(new_app):
                 pass
 
 
-async def test_a_broken_collector_stops_and_slows_nothing(new_app, new_topic, witness, monkeypatch):
+async def test_a_broken_collector_neither_stops_nor_delays_records(new_app, new_topic, witness, monkeypatch):
     """Its scrape fails; a slow one is rendered in a thread, so that records are handled meanwhile."""
     registry = CollectorRegistry()
     monkeypatch.setattr("tailrace.integrations.prometheus.REGISTRY", registry)

@@ -45,7 +45,7 @@ def commit(group, topic, offset=1):
 # ---- which broker --------------------------------------------------------------------------------------------------
 
 
-async def test_a_broker_knows_who_and_where_it_is(kafka, direct):
+async def test_a_broker_has_id_host_port_and_rack_of_the_metadata(kafka, direct):
     """Id, host, port and rack are those of the metadata; its repr lists the open connections."""
     config = configured(direct)
     broker = Broker.from_metadata(BrokerMetadata(7, "127.0.0.1", kafka.node.ports.client, "rack-a"), config)
@@ -96,7 +96,7 @@ async def test_offsets_have_a_connection_of_their_own(kafka, address, name, new_
     assert connections(OffsetFetchRequest).isdisjoint(main | own)  # before it was reconnected
 
 
-async def test_the_offsets_channel_opens_with_its_first_use(direct, name):
+async def test_the_connection_for_offsets_opens_with_its_first_use(direct, name):
     """``offsets_channel_connected`` is False before the first commit or fetch of offsets and True after it."""
     async with broker_at(direct) as broker:
         await broker.connect()
@@ -105,7 +105,7 @@ async def test_the_offsets_channel_opens_with_its_first_use(direct, name):
         assert broker.offsets_channel_connected
 
 
-async def test_a_long_fetch_delays_nobody(kafka, direct, name, new_topic):
+async def test_a_long_fetch_delays_no_other_consumer(kafka, direct, name, new_topic):
     """While a fetch waits for data, commits and other requests are answered."""
     topic = new_topic()
     async with broker_at(direct) as broker:
@@ -165,7 +165,7 @@ async def test_every_connection_comes_from_the_local_address(kafka, direct, name
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the whole of 127.0.0.0/8")
 @pytest.mark.parametrize("own_buffer", [{}, {"receive_buffer_bytes": 65_536}], ids=["plain", "own buffer"])
-async def test_a_local_port_is_for_one_connection(kafka, direct, own_buffer):
+async def test_a_local_port_is_used_by_one_connection(kafka, direct, own_buffer):
     """A fixed local port allows one connection; the error of the second one names the option."""
     from socket import create_server  # noqa: PLC0415 - to find a free port
 
@@ -184,7 +184,7 @@ async def test_a_local_port_is_for_one_connection(kafka, direct, own_buffer):
 # ---- coming and going ----------------------------------------------------------------------------------------------
 
 
-async def test_who_is_not_connected_says_so_at_once(direct):
+async def test_requests_without_a_connection_fail_at_once(direct):
     """Before ``connect`` and after ``close``, a request fails immediately and opens no connection."""
     async with broker_at(direct) as broker:
         with pytest.raises(NodeNotConnectedError, match=r"is not connected - await connect\(\) first"):
@@ -200,7 +200,7 @@ async def test_who_is_not_connected_says_so_at_once(direct):
         assert await broker.send(NOTHING)
 
 
-async def test_a_connection_that_broke_is_seen_without_a_request(kafka, address):
+async def test_a_broken_connection_is_noticed_without_a_request(kafka, address):
     """``connected`` is False as soon as the peer has closed; the next request reopens the connection."""
     events = EventRecorder()
     async with broker_at(address, events=events) as broker:
@@ -264,7 +264,7 @@ async def test_requests_during_the_backoff_fail_at_once():
 
         assert {NodeNotConnectedError} == {type(error) for error in errors}
         assert all("1 attempts, next in " in str(error) for error in errors)
-        assert peer.taken == 1
+        assert peer.accepted == 1
 
 
 async def test_the_backoff_grows():
@@ -274,7 +274,7 @@ async def test_the_backoff_grows():
         began = time.monotonic()
         with pytest.raises(BrokerConnectionError):
             await broker.connect()
-        while peer.taken < 3:
+        while peer.accepted < 3:
             with pytest.raises(BrokerConnectionError):
                 await broker.send(NOTHING)
             await asyncio.sleep(0.02)
@@ -293,7 +293,7 @@ async def test_concurrent_requests_open_one_connection():
         (await broker.connection_for(MAIN)).close()
         await asyncio.gather(*(broker.send(NOTHING) for _ in range(100)))
 
-        assert peer.taken == 2
+        assert peer.accepted == 2
 
 
 async def test_an_idle_connection_is_reopened():
@@ -305,19 +305,19 @@ async def test_an_idle_connection_is_reopened():
         await broker.connect()
         first = await broker.connection_for(MAIN)
         await broker.send(NOTHING)
-        assert peer.taken == 1
+        assert peer.accepted == 1
         first._used_at -= 61  # as if this time had passed
         assert first.idle_s > 60
         await broker.send(NOTHING)
 
-        assert peer.taken == 2
+        assert peer.accepted == 2
         assert not first.is_open
 
 
 # ---- timeouts ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_has_a_time_of_its_own(kafka, address, name):
+async def test_a_request_has_its_own_timeout(kafka, address, name):
     """A commit without response fails after its own timeout and closes only its own connection."""
     async with broker_at(address) as broker:
         await broker.connect()
@@ -333,7 +333,7 @@ async def test_a_request_has_a_time_of_its_own(kafka, address, name):
         assert not (await broker.send(OffsetFetchRequest(name, None))).error_code
 
 
-async def test_request_timeout_ms_is_for_all_that_say_nothing(kafka, address):
+async def test_requests_without_a_timeout_use_request_timeout_ms(kafka, address):
     """Requests without a timeout use ``request_timeout_ms``; their connection is replaced afterwards."""
     events = EventRecorder()
     async with broker_at(address, events=events, request_timeout_ms=300, fetch_max_wait_ms=100) as broker:
@@ -390,7 +390,7 @@ async def test_connection_refused():
 # ---- memory --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_closed_broker_is_let_go(direct):
+async def test_a_closed_broker_is_garbage_collected(direct):
     """A closed broker is garbage collected: neither its connections nor the loop refer to it."""
     broker = Broker.from_metadata(BrokerMetadata(1, *_host_port(direct)), configured(direct), Observer())
     await broker.connect()

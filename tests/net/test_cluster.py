@@ -36,7 +36,7 @@ from tailrace.records import TopicPartition
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import cluster_at
 from tests.support.net.open_sockets import Sockets
-from tests.support.net.peers import Peer, black_hole, hangs_up, nobody, opens_then, says
+from tests.support.net.peers import Peer, black_hole, hangs_up, nobody, opens_then, sends
 
 # ---- finding the cluster -------------------------------------------------------------------------------------------
 
@@ -68,19 +68,19 @@ async def test_an_address_that_drops_packets_first(address):
             assert await found_by(cluster) < 20
 
 
-@pytest.mark.parametrize("behave", [opens_then(lambda *_: None), hangs_up, says(b"HTTP/1.1 400 Bad Request\r\n")])
+@pytest.mark.parametrize("behave", [opens_then(lambda *_: None), hangs_up, sends(b"HTTP/1.1 400 Bad Request\r\n")])
 async def test_an_address_without_metadata_first(address, behave):
     """An address that accepts connections but does not return metadata does not count."""
     async with Peer(behave) as peer, cluster_at(f"{peer.address},{address}", **PATIENT) as cluster:
         assert await found_by(cluster) < 20
-        assert peer.taken == 1
+        assert peer.accepted == 1
 
 
 async def test_no_address_answers():
     """The error lists each address with its reason."""
     with nobody() as dead:
         async with (
-            Peer(says(b"HTTP/1.1 400 Bad Request\r\n")) as peer,
+            Peer(sends(b"HTTP/1.1 400 Bad Request\r\n")) as peer,
             cluster_at(f"{dead},{peer.address},kafka..example:1") as cluster,
         ):
             with pytest.raises(BrokerConnectionError) as caught:
@@ -142,7 +142,7 @@ async def test_concurrent_refreshes_share_a_failure():
     async with Peer(hangs_up) as peer, cluster_at(peer.address) as cluster:
         errors = await asyncio.gather(*(cluster.refresh() for _ in range(20)), return_exceptions=True)
 
-        assert peer.taken == 1
+        assert peer.accepted == 1
     assert {BrokerConnectionError} == {type(error) for error in errors}
     assert len(set(map(id, errors))) == 20  # no traceback continues in another caller's error
     assert {str(error).split(":")[0] for error in errors} == {"no broker answers"}
@@ -334,7 +334,7 @@ async def test_a_coordinator_lookup_bootstraps_again(kafka, address, name):
     assert found.address == address
 
 
-async def test_a_coordinator_that_cannot_be_had_is_no_coordinator(kafka, address, name):
+async def test_a_failed_coordinator_lookup_stores_no_coordinator(kafka, address, name):
     """The broker's error is raised, and no coordinator is stored."""
 
     def refused(answer):

@@ -105,7 +105,7 @@ def test_an_impossible_length_is_refused(size):
     assert str(size) in str(reason)
 
 
-def test_answers_may_be_large_once_the_connection_is_open():
+def test_large_responses_are_accepted_after_the_connection_is_open():
     """After the opening, responses of up to a gigabyte are accepted."""
     reading = Reading()
     reading.protocol.limit = LIMIT

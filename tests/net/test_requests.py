@@ -60,7 +60,7 @@ async def test_metadata_of_all_some_and_none(direct, new_topic, witness):
     assert [one.node_id for one in none.brokers] == list(seen.brokers)
 
 
-async def test_to_look_at_a_topic_does_not_make_it(direct, name):
+async def test_a_metadata_request_creates_no_topic(direct, name):
     """A metadata request for a missing topic does not create it, even with automatic creation."""
     async with broker_at(direct) as broker:
         await broker.connect()

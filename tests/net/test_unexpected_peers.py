@@ -25,8 +25,8 @@ from tests.support.net.peers import (
     offer,
     opens_then,
     resets,
-    says,
     scripted,
+    sends,
     silent,
 )
 
@@ -47,15 +47,18 @@ async def refusal(address: str, **options: object) -> BrokerConnectionError:
 @pytest.mark.parametrize(
     ("behave", "told"),
     [
-        (says(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"), "a web server answered - this is not a Kafka"),
-        (says(b"SSH-2.0-OpenSSH_9.6\r\n"), "an SSH server answered - this is not a Kafka"),
-        (says(b"220 mail.example.org ESMTP\r\n"), "is this a Kafka broker?"),
-        (says(struct.pack(">i", -5)), "claims -5 bytes - is this a Kafka broker?"),
-        (says(struct.pack(">i", 0x7FFFFFFF)), "claims 2147483647 bytes - is this a Kafka broker?"),
-        (says(struct.pack(">ii", 4, 999)), "unexpected correlation id 999 - is there a Kafka broker"),
-        (says(struct.pack(">ii", 4, 1)), "the peer is no Kafka broker"),
-        (says(struct.pack(">iih", 11, 1, 0) + b"\xff\xff\xff\xff\x07"), "an array claims 2147483646 elements"),
-        (says(b"\x15\x03\x03\x00\x02\x02\x0a"), "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL')"),
+        (
+            sends(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
+            "a web server answered - this is not a Kafka",
+        ),
+        (sends(b"SSH-2.0-OpenSSH_9.6\r\n"), "an SSH server answered - this is not a Kafka"),
+        (sends(b"220 mail.example.org ESMTP\r\n"), "is this a Kafka broker?"),
+        (sends(struct.pack(">i", -5)), "claims -5 bytes - is this a Kafka broker?"),
+        (sends(struct.pack(">i", 0x7FFFFFFF)), "claims 2147483647 bytes - is this a Kafka broker?"),
+        (sends(struct.pack(">ii", 4, 999)), "unexpected correlation id 999 - is there a Kafka broker"),
+        (sends(struct.pack(">ii", 4, 1)), "the peer is no Kafka broker"),
+        (sends(struct.pack(">iih", 11, 1, 0) + b"\xff\xff\xff\xff\x07"), "an array claims 2147483646 elements"),
+        (sends(b"\x15\x03\x03\x00\x02\x02\x0a"), "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL')"),
         (hangs_up, "the broker closed the connection - is there a Kafka broker, and is this a listener without TLS?"),
         (resets, "is there a Kafka broker, and is this a listener without TLS?"),
     ],
@@ -92,7 +95,7 @@ async def test_a_silent_server_times_out(security):
 
 async def test_an_unfinished_frame_times_out():
     """A frame that never ends costs no more than one that never starts."""
-    async with Peer(says(struct.pack(">ii", 400, 1))) as peer:
+    async with Peer(sends(struct.pack(">ii", 400, 1))) as peer:
         error = await refusal(peer.address, socket_connection_setup_timeout_ms=300)
 
     assert isinstance(error, RequestTimedOutError)
@@ -185,7 +188,7 @@ def resolve_as(monkeypatch: pytest.MonkeyPatch, *found: int | OSError) -> None:
 
 
 @pytest.mark.parametrize(
-    "behave", [says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), hangs_up, resets], ids=["web server", "hangs up", "resets"]
+    "behave", [sends(b"HTTP/1.1 400 Bad Request\r\n\r\n"), hangs_up, resets], ids=["web server", "hangs up", "resets"]
 )
 async def test_tls_to_a_plain_server(behave):
     """The error says that the listener does not use TLS, and names the options."""
@@ -201,7 +204,7 @@ async def test_a_web_server_behind_tls(tmp_path):
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    async with Peer(says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), tls=context) as peer:
+    async with Peer(sends(b"HTTP/1.1 400 Bad Request\r\n\r\n"), tls=context) as peer:
         options = {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "authority.pem")}
         assert "a web server answered" in str(await refusal(peer.address, **options))
 

@@ -72,7 +72,7 @@ async def test_a_lost_answer_loses_and_repeats_nothing(proxied, proxied_topic, f
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ],
 )
-async def test_an_error_that_passes_repeats_nothing(proxied, proxied_topic, code):
+async def test_a_batch_answered_with_a_retriable_error_is_stored_once(proxied, proxied_topic, code):
     """A batch that the leader stored but answered with a retriable error is sent again, and stored once."""
     async with producer_of(proxied) as producer, asyncio.timeout(30):
         with proxied.proxy.edit_answer(ProduceRequest, with_code(code), times=2):
@@ -94,7 +94,7 @@ async def test_a_connection_that_breaks_again_and_again_loses_nothing(proxied, p
     assert await numbers(proxied, proxied_topic, count) == list(range(count))
 
 
-async def test_a_canceled_call_holds_nobody_up(proxied, proxied_topic):
+async def test_a_canceled_publish_delays_no_other_record(proxied, proxied_topic):
     """A record whose publish() is canceled in flight is stored once, and later records follow."""
     async with producer_of(proxied) as producer, asyncio.timeout(30):
         await producer.publish(proxied_topic, b"0", partition=0)
@@ -110,7 +110,7 @@ async def test_a_canceled_call_holds_nobody_up(proxied, proxied_topic):
     assert await numbers(proxied, proxied_topic, 3) == [0, 1, 2]
 
 
-async def test_undelivered_records_take_bounded_memory(proxied, proxied_topic):
+async def test_unacknowledged_published_records_take_bounded_memory(proxied, proxied_topic):
     """publish() waits while ``max_buffered_bytes`` are undelivered; a canceled wait publishes nothing."""
     config = resolve({"bootstrap_servers": proxied.bootstrap_servers}, {})
     async with Producer(config, max_buffered_bytes=5_000) as producer, asyncio.timeout(30):
@@ -185,7 +185,7 @@ async def test_leaders_that_move_lose_and_repeat_nothing(kafka_cluster, name):
         assert mine == expected
 
 
-async def test_a_producer_that_fails_says_so(proxied, proxied_topic):
+async def test_a_defect_in_the_sender_raises_in_every_call(proxied, proxied_topic):
     """A defect in the sender raises PublishError in pending and later calls, and calls the loop's exception handler."""
     reported: list[dict] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))

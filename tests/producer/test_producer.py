@@ -47,7 +47,7 @@ async def read_all(server: KafkaServer, topic: str, count: int) -> list:
         return [await consumer.getone() for _ in range(count)]
 
 
-async def test_a_record_is_where_it_is_said_to_be(kafka_server, new_producer, topic):
+async def test_publish_returns_partition_and_offset_of_the_record(kafka_server, new_producer, topic):
     """publish() returns partition and offset of the record, which has the given key, value, headers and timestamp."""
     async with new_producer() as producer:
         places = [
@@ -122,7 +122,7 @@ async def test_many_records_arrive_once_and_in_order(kafka_server, new_producer,
         ({"cleanup.policy": "compact"}, b"no key", "cannot accept message without key"),
     ],
 )
-async def test_a_refused_record_is_an_error_and_no_more(kafka_server, new_producer, topic, config, value, said):  # noqa: PLR0917
+async def test_a_refused_record_raises_in_its_own_publish_only(kafka_server, new_producer, topic, config, value, said):  # noqa: PLR0917
     """A record that the broker refuses raises PublishError in its own publish(); later records are written."""
     kafka_server.create_topic(strict := f"{topic}-strict", config=config)
 
@@ -155,7 +155,7 @@ async def test_a_refused_record_fails_alone(kafka_server, new_producer, topic):
     assert {one.offset: one.value for one in records} == {0: b"first", **placed, 295: b"last"}
 
 
-async def test_what_is_under_way_outlives_refusals(kafka_server, new_producer, topic):
+async def test_refused_records_do_not_affect_records_of_other_tasks(kafka_server, new_producer, topic):
     """Refused records neither lose, repeat nor reorder those of concurrent tasks."""
     kafka_server.create_topic(strict := f"{topic}-strict", 2, config={"max.message.bytes": 1_000})
     refused = 0
@@ -176,7 +176,7 @@ async def test_what_is_under_way_outlives_refusals(kafka_server, new_producer, t
     assert values == {key: list(range(150)) for key in range(20)}
 
 
-async def test_what_cannot_be_published_is_an_error(new_producer, topic):
+async def test_publish_to_a_missing_partition_raises(new_producer, topic):
     """A missing partition raises PublishError in publish() and publish_many()."""
     async with new_producer() as producer:
         with pytest.raises(PublishError, match=topic):
@@ -185,14 +185,14 @@ async def test_what_cannot_be_published_is_an_error(new_producer, topic):
             await producer.publish_many(topic, 7, [(None, b"x")])
 
 
-async def test_a_topic_that_is_not_there_is_asked_about(new_producer, topic):
+async def test_publish_to_a_missing_topic_raises_after_the_timeout(new_producer, topic):
     """publish() to a missing topic raises after ``default_api_timeout_ms``, with the name of the topic."""
     async with new_producer(default_api_timeout_ms=500) as producer:
         with pytest.raises(PublishError, match=r"finding topic '.*-gone' \(UNKNOWN_TOPIC_OR_PARTITION"):
             await producer.publish(f"{topic}-gone", b"x")
 
 
-async def test_a_refused_batch_is_an_error_when_all_have_to_be_there(kafka_server, new_producer, topic):
+async def test_flush_raises_if_records_of_publish_many_were_refused(kafka_server, new_producer, topic):
     """flush() and leaving the context raise if records of publish_many() were refused; later records are written."""
     small = f"{topic}-small"
     kafka_server.create_topic(small, config={"max.message.bytes": 1_000})
@@ -212,7 +212,7 @@ async def test_a_refused_batch_is_an_error_when_all_have_to_be_there(kafka_serve
     assert [place.offset for place in places] == [0, 1]
 
 
-async def test_it_gets_in_with_a_consumers_options():
+async def test_a_producer_takes_the_security_options_of_a_consumer():
     """TLS and SASL options are those of a consumer, in Producer and TransactionalProducer."""
     with KafkaServer(security="SCRAM-SHA-512", tls=True) as server:
         server.create_topic("t")
@@ -248,7 +248,7 @@ class Tokens:
         return {"tenant": "a"}
 
 
-async def test_without_a_token_it_goes_on_later():
+async def test_a_failed_token_provider_is_called_again():
     """A failing token provider is retried; an error in its extensions fails pending records only."""
     with KafkaServer(security="OAUTHBEARER", tls=True) as server:
         server.create_topic("t")
@@ -276,7 +276,7 @@ async def test_without_a_token_it_goes_on_later():
             await producer.publish("t", b"x")
 
 
-async def test_no_broker_is_told_in_time():
+async def test_start_without_a_broker_raises_in_time():
     """start() raises BrokerConnectionError with the address, or ConfigurationError without any."""
     with pytest.raises(BrokerConnectionError, match=r"127\.0\.0\.1:1"):
         await Producer(resolve({"bootstrap_servers": "127.0.0.1:1", "start_timeout_ms": 200}, {})).start()
@@ -284,7 +284,7 @@ async def test_no_broker_is_told_in_time():
         await Producer(resolve({}, {})).start()
 
 
-async def test_a_broker_that_hangs_holds_nobody_up():
+async def test_calls_to_a_frozen_broker_end_at_their_timeouts():
     """With a frozen broker publish() and close() end by their own timeouts, and leave no task."""
     with KafkaServer() as server:
         server.create_topic("t")
@@ -306,7 +306,7 @@ async def test_a_broker_that_hangs_holds_nobody_up():
         server.resume()
 
 
-async def test_a_producer_that_is_not_started_says_so(new_producer):
+async def test_publish_before_the_start_raises(new_producer):
     """publish() outside of ``async with`` raises ConsumerStateError."""
     with pytest.raises(ConsumerStateError, match="async with"):
         await new_producer().publish("t", b"x")

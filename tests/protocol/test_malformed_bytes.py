@@ -97,7 +97,7 @@ def test_noise_is_a_message_or_malformed(api):
 
 
 @given(st.binary(max_size=20))
-def test_random_request_headers(data):
+def test_random_request_headers_are_decoded_or_malformed(data):
     """Only a frame that is too short for a header is malformed."""
     try:
         header = read_request_header(memoryview(data))
@@ -119,7 +119,7 @@ HUGE = 0x7FFFFFFF
     ],
     ids=lambda one: getattr(one, "name", ""),
 )
-def test_a_length_is_not_trusted(api, version, before):
+def test_a_wrong_length_allocates_no_memory(api, version, before):
     """An array of two billion elements in a frame of a hundred bytes is refused without allocating memory."""
     frame = bytes(4) + before + HUGE.to_bytes(4, "big") + bytes(100)
 

@@ -35,7 +35,7 @@ def test_subscriptions_round_trip(version):
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_an_assignment_comes_back(version):
+def test_assignments_round_trip(version):
     """Assignments round-trip in all versions."""
 
     @given(messages(MemberAssignment, version))
@@ -161,7 +161,7 @@ def test_sticky_data_of_an_old_client_has_no_generation():
 
 
 @pytest.mark.parametrize("data", [None, b""])
-def test_no_user_data_is_no_generation(data):
+def test_owned_partitions_without_user_data_have_no_generation(data):
     """A new member has no user data and owned no partitions."""
     assert decode_sticky_data(data) == ((), -1)
     assert decode_cooperative_data(data) == -1

@@ -78,7 +78,7 @@ def recorded() -> tuple[Recorded, ...]:
     )
 
 
-def said(kind: type, direction: str, *versions: int) -> list[Any]:
+def messages_of(kind: type, direction: str, *versions: int) -> list[Any]:
     """Return the recorded messages of an API, of some or all versions."""
     return [
         one.message
@@ -138,7 +138,7 @@ ALL = (0, 1, 2)
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_heartbeat_brings_an_assignment_once(version):
     """The assignment is null in responses unless it has changed (KIP-848)."""
-    answers = said(ConsumerGroupHeartbeatRequest, "answer", version)
+    answers = messages_of(ConsumerGroupHeartbeatRequest, "answer", version)
 
     given = [one for one in answers if one.assignment]
 
@@ -149,12 +149,12 @@ def test_a_heartbeat_brings_an_assignment_once(version):
 
 def test_an_assignment_may_be_empty():
     """A member that joins a group without free partitions gets an empty assignment, which is not null."""
-    assert () in {one.assignment for one in said(ConsumerGroupHeartbeatRequest, "answer")}
+    assert () in {one.assignment for one in messages_of(ConsumerGroupHeartbeatRequest, "answer")}
 
 
 def test_a_fenced_heartbeat_has_an_error_message():
     """A heartbeat with a wrong epoch gets error 110 and a message."""
-    (fenced,) = (one for one in said(ConsumerGroupHeartbeatRequest, "answer", 1) if one.error_code == 110)
+    (fenced,) = (one for one in messages_of(ConsumerGroupHeartbeatRequest, "answer", 1) if one.error_code == 110)
 
     assert "must abandon all its partitions and rejoin" in fenced.error_message
     assert (fenced.member_id, fenced.member_epoch, fenced.assignment) == (None, 0, None)
@@ -162,7 +162,7 @@ def test_a_fenced_heartbeat_has_an_error_message():
 
 def test_a_heartbeat_has_only_changes():
     """All fields when joining, none without a change, owned partitions after taking them over."""
-    beats = said(ConsumerGroupHeartbeatRequest, "request")
+    beats = messages_of(ConsumerGroupHeartbeatRequest, "request")
 
     joining = [one for one in beats if one.member_epoch == 0]
     quiet = [one for one in beats if one.member_epoch > 0 and one.topic_partitions is None]
@@ -178,7 +178,7 @@ def test_a_heartbeat_has_only_changes():
 
 def test_a_described_group_of_the_consumer_protocol():
     """Epochs, assignor, and members with current and target assignments; a missing group has error 69."""
-    (answer,) = said(ConsumerGroupDescribeRequest, "answer", 1)
+    (answer,) = messages_of(ConsumerGroupDescribeRequest, "answer", 1)
 
     there, missing = answer.groups
     (member,) = there.members
@@ -194,7 +194,9 @@ def test_a_described_group_of_the_consumer_protocol():
 @pytest.mark.parametrize("version", range(7))
 def test_a_described_classic_group(version):
     """State, assignor, and the subscriptions and assignments of the members."""
-    stable = [one for answer in said(DescribeGroupsRequest, "answer", version) for one in answer.groups if one.members]
+    stable = [
+        one for answer in messages_of(DescribeGroupsRequest, "answer", version) for one in answer.groups if one.members
+    ]
 
     ranged = next(one for one in stable if one.protocol_data == "range")
     (member,) = ranged.members
@@ -208,7 +210,7 @@ def test_librdkafkas_user_data_for_cooperative_sticky():
     """The data has the format of the sticky assignor, which both decoders accept."""
     subscriptions = [
         decode_subscription(protocol.metadata)
-        for one in said(JoinGroupRequest, "request")
+        for one in messages_of(JoinGroupRequest, "request")
         for protocol in one.protocols
         if protocol.name == "cooperative-sticky"
     ]
@@ -225,9 +227,13 @@ def test_librdkafkas_user_data_for_cooperative_sticky():
 @pytest.mark.parametrize("version", [12, 13])
 def test_topics_are_found_by_their_ids(version):
     """A known id has name and partitions, an unknown one error 100 and no name."""
-    by_name = {one.topic_id for answer in said(MetadataRequest, "answer", version) for one in answer.topics if one.name}
+    by_name = {
+        one.topic_id for answer in messages_of(MetadataRequest, "answer", version) for one in answer.topics if one.name
+    }
     (answer,) = (
-        one for one in said(MetadataRequest, "answer", version) if any(topic.name is None for topic in one.topics)
+        one
+        for one in messages_of(MetadataRequest, "answer", version)
+        if any(topic.name is None for topic in one.topics)
     )
 
     found, missing = sorted(answer.topics, key=lambda topic: topic.error_code)
@@ -240,7 +246,7 @@ def test_topics_are_found_by_their_ids(version):
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_the_end_offset_of_an_epoch(version):
     """An unknown epoch has error 75."""
-    (answer,) = said(OffsetForLeaderEpochRequest, "answer", version)
+    (answer,) = messages_of(OffsetForLeaderEpochRequest, "answer", version)
 
     assert [(one.partition, one.error_code, one.leader_epoch, one.end_offset) for one in answer.partitions] == [
         (0, 0, 0, 0),
@@ -249,11 +255,11 @@ def test_the_end_offset_of_an_epoch(version):
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
-def test_a_groups_configuration(version):
+def test_values_of_a_groups_configuration_have_sources(version):
     """Values with their sources: the group, the broker or a default."""
     group = next(
         result
-        for answer in said(DescribeConfigsRequest, "answer", version)
+        for answer in messages_of(DescribeConfigsRequest, "answer", version)
         for result in answer.results
         if result.resource_type == 32
     )
@@ -265,7 +271,7 @@ def test_a_groups_configuration(version):
 
 def test_librdkafkas_transactional_batches():
     """Batches have the producer of the transactional id and acks=-1, and are decoded as sent."""
-    requests = said(ProduceRequest, "request")
+    requests = messages_of(ProduceRequest, "request")
 
     batches = [split(one.records) for request in requests for one in request.partitions]
 
@@ -281,19 +287,19 @@ def test_librdkafkas_transactional_batches():
 
 def test_librdkafkas_transactional_commits():
     """Commits have group metadata as tailrace's (KIP-447); every second transaction is aborted."""
-    commits = said(TxnOffsetCommitRequest, "request")
+    commits = messages_of(TxnOffsetCommitRequest, "request")
 
     assert {(one.generation_id > 0, bool(one.member_id)) for one in commits} == {(True, True)}
     assert {one.group_instance_id for one in commits} == {"first"}
     # librdkafka sends the end of the C string too.
     assert {(entry.offset, entry.metadata[:1]) for one in commits for entry in one.partitions} == {(0, "m")}
-    assert {one.committed for one in said(EndTxnRequest, "request")} == {True, False}
+    assert {one.committed for one in messages_of(EndTxnRequest, "request")} == {True, False}
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
-def test_a_producer_id_is_given_or_refused(version):
+def test_init_producer_id_returns_an_id_or_an_error(version):
     """A refused request has an error (not yet, or an old epoch) and no producer id."""
-    answers = said(InitProducerIdRequest, "answer", version)
+    answers = messages_of(InitProducerIdRequest, "answer", version)
 
     assert {True, False} == {one.producer_id >= 0 for one in answers}
     assert all((one.producer_id >= 0) is (one.error_code == 0) for one in answers)
@@ -303,6 +309,6 @@ def test_a_producer_id_is_given_or_refused(version):
 @pytest.mark.parametrize("version", [8, 9, 10, 11])
 def test_a_batch_is_written_or_refused(version):
     """A written batch has an offset, one out of sequence error 45."""
-    answers = [part for one in said(ProduceRequest, "answer", version) for part in one.partitions]
+    answers = [part for one in messages_of(ProduceRequest, "answer", version) for part in one.partitions]
 
     assert {(one.error_code, one.base_offset >= 0) for one in answers} >= {(0, True), (45, False)}

@@ -51,16 +51,16 @@ class Service:
         """Return the status of a response."""
         return (await self.http.get(path)).status_code
 
-    async def comes_to(self, path: str, status: int) -> None:
+    async def wait_for_status(self, path: str, status: int) -> None:
         """Wait until the response has the given status."""
         await self._asking(path, lambda answer: answer.status_code == status)
 
-    async def finds(self, check: str, status: str) -> dict[str, str]:
+    async def wait_for_check(self, check: str, status: str) -> dict[str, str]:
         """Wait until one health check has the given status; return the check."""
         answer = await self._asking("/livez", lambda answer: _checks(answer)[check]["status"] == status)
         return _checks(answer)[check]
 
-    async def is_well(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Wait until it is ready, and all health checks are ok."""
         await self._asking("/readyz", lambda answer: {one["status"] for one in _checks(answer).values()} == {"ok"})
 
@@ -75,7 +75,7 @@ class Service:
                     pass  # the server does not listen yet
                 await asyncio.sleep(0.02)
 
-    async def says(self, words: str) -> str:
+    async def wait_for_log(self, words: str) -> str:
         """Wait for a line of its log."""
         await until(lambda: words in self.log, PATIENCE_S)
         return next(line for line in self.log.splitlines() if words in line)

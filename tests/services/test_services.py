@@ -39,20 +39,20 @@ async def test_orders_are_handled_before_and_after_an_outage(home):
     with server.proxy.hold_answer(JoinGroupRequest, times=None) as held:
         service = home.start(**{f"TAILRACE_{name}": value for name, value in quick.items()})
         await asyncio.wait_for(held.wait_applied(), 90)
-        await service.comes_to("/livez", 200)
+        await service.wait_for_status("/livez", 200)
         before = await service.http.get("/readyz")
-    await service.comes_to("/readyz", 200)
+    await service.wait_for_status("/readyz", 200)
 
     assert before.status_code == 503
     assert {one["name"]: one["status"] for one in before.json()["checks"]}["group"] == "starting"
     assert (await service.http.post("/orders", content=b"{")).status_code in {400, 422}
     await place(service, 5)
     await until(lambda: 5 in home.charged())
-    await service.is_well()
+    await service.wait_until_ready()
 
     await asyncio.to_thread(begin)
     try:
-        await service.finds("brokers", "degraded")
+        await service.wait_for_check("brokers", "degraded")
 
         assert [await service.status(path) for path in ("/livez", "/readyz")] == [200, 200]
         assert await service.order("ann", 1) == 503
@@ -60,7 +60,7 @@ async def test_orders_are_handled_before_and_after_an_outage(home):
         await asyncio.to_thread(end)
     await place(service, 6)
     await until(lambda: 6 in home.charged())
-    await service.finds("brokers", "ok")
+    await service.wait_for_check("brokers", "ok")
 
 
 async def test_the_liveness_probe_fails_if_a_restart_helps(home, tmp_path):
@@ -70,24 +70,24 @@ async def test_the_liveness_probe_fails_if_a_restart_helps(home, tmp_path):
     """
     free = tmp_path / "free"
     service = home.start(is_spoiled=True, **LONG_TO_STOP)
-    await service.comes_to("/readyz", 200)
+    await service.wait_for_status("/readyz", 200)
     home.witness.produce("blocks", [str(free).encode()])
     # Its loop may be blocked while it starts on a busy machine, too.
-    told = await service.says("handler=block")
+    told = await service.wait_for_log("handler=block")
     with pytest.raises(httpx.TimeoutException):
         await service.http.get("/livez", timeout=0.5)
     was_blocked_all_along = "loop unblocked" not in service.log.partition(told)[2]
     free.touch()
-    await service.comes_to("/livez", 200)
+    await service.wait_for_status("/livez", 200)
     await until(lambda: "loop unblocked" in service.log.partition(told)[2])
 
     assert was_blocked_all_along
     assert "loop blocked" in told
     assert "where=spoils.py:" in told
-    await service.is_well()
+    await service.wait_until_ready()
 
     home.witness.produce("fatal", [b"customer bob"])
-    failed = await service.finds("app", "failed")
+    failed = await service.wait_for_check("app", "failed")
 
     assert "there is no customer bob" in failed["detail"]
     assert [await service.status(path) for path in ("/livez", "/readyz")] == [503, 503]

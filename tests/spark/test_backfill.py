@@ -15,17 +15,17 @@ from tailrace.observe.events import OffsetReset
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 
-def told():
+def event_recorder():
     """Return a hook that keeps the events of the driver; workers get copies, as its class is pickled."""
 
-    class Told:
+    class EventRecorder:
         def __init__(self) -> None:
             self.events = []
 
         def on_event(self, event) -> None:
             self.events.append(event)
 
-    return Told()
+    return EventRecorder()
 
 
 def test_each_record_is_handled_once_with_a_commit_after_each_batch(world):
@@ -109,7 +109,7 @@ def test_deleted_offsets_are_counted(world):
     world.commit(4)
     deleted = world.admin.delete_records([ConfluentTopicPartition(world.topic, 0, 15)])
     next(iter(deleted.values())).result(20)
-    hook = told()
+    hook = event_recorder()
 
     with pytest.raises(OffsetOutOfRangeError):
         world.pipeline(world.entering(auto_offset_reset="none")).backfill("enter")

@@ -380,7 +380,7 @@ def test_start_is_committed_offset_then_since_then_policy(committed, since, poli
     assert (begun.offset, begun.lost) == (offset, lost)
 
 
-def test_no_start_offset_is_an_error():
+def test_a_partition_without_a_start_offset_raises():
     """Without a policy there is no guess."""
     with pytest.raises(OffsetOutOfRangeError):
         partition_start(A, committed=None, done=None, since=None, policy=None, begin=0, end=1)

@@ -28,7 +28,7 @@ from tailrace.spark.session.kafka_options import check_source
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 
-class Told:
+class EventRecorder:
     """Hook that keeps events; it stays with the driver."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def test_deleted_offsets_end_a_stream_and_are_counted_by_the_next(world):
     world.make_topic()
     for _ in range(4):
         world.produce([b"a"] * 5)
-    begun, go_on, told = world.folder / "begun", world.folder / "go-on", Told()
+    begun, go_on, recorder = world.folder / "begun", world.folder / "go-on", EventRecorder()
 
     async def wait(_record: Record) -> None:
         begun.touch()
@@ -86,10 +86,10 @@ def test_deleted_offsets_end_a_stream_and_are_counted_by_the_next(world):
     ):
         query.await_termination(120)
     at = world.committed[0]
-    world.run_to_the_end(hooks=(told,))
-    world.run_to_the_end(hooks=(told,))
+    world.run_to_the_end(hooks=(recorder,))
+    world.run_to_the_end(hooks=(recorder,))
 
-    assert [(one.before, one.after, one.lost) for one in told.of(OffsetReset)] == [(at, 17, 17 - at)]
+    assert [(one.before, one.after, one.lost) for one in recorder.of(OffsetReset)] == [(at, 17, 17 - at)]
     assert at in {5, 10}
     assert world.ledger.counts() == {(0, n): 1 for n in (*range(at), *range(17, 20))}
     assert world.committed == {0: 20}
@@ -155,7 +155,7 @@ def test_the_next_start_commits_what_a_query_could_not(world, monkeypatch):
     """A query whose last commit failed raises an error at its end."""
     world.make_topic()
     world.produce([b"a"] * 20)
-    told, commit = Told(), SparkOffsetStore.commit
+    recorder, commit = EventRecorder(), SparkOffsetStore.commit
 
     async def hang(record: Record) -> None:
         if record.offset >= 15:
@@ -167,9 +167,9 @@ def test_the_next_start_commits_what_a_query_could_not(world, monkeypatch):
         commit(store, offsets, said, **more)
 
     monkeypatch.setattr(SparkOffsetStore, "commit", only_begins)
-    app = world.entering(first=hang, hooks=(told,))
+    app = world.entering(first=hang, hooks=(recorder,))
     query = world.pipeline(app).start("enter", options={"maxOffsetsPerTrigger": "5"})
-    world.until(lambda: len(told.of(CommitFailed)) == 3)
+    world.until(lambda: len(recorder.of(CommitFailed)) == 3)
     with pytest.raises(BrokerConnectionError, match="nobody answers"):
         query.stop(grace_s=0)
     monkeypatch.setattr(SparkOffsetStore, "commit", commit)
@@ -177,7 +177,7 @@ def test_the_next_start_commits_what_a_query_could_not(world, monkeypatch):
 
     world.run_to_the_end()
 
-    assert told.of(CommitFailed)[-1].will_retry is False
+    assert recorder.of(CommitFailed)[-1].will_retry is False
     assert committed == {0: 0}
     assert world.committed == {0: 20}
     assert world.ledger.counts() == {(0, n): 1 for n in range(20)}
@@ -239,18 +239,18 @@ def test_a_backfill_continues_after_deleted_offsets(world):
     """A running backfill continues by auto_offset_reset, reports the loss, and handles no record twice."""
     world.make_topic()
     world.produce([b"a"] * 30)
-    told = Told()
+    recorder = EventRecorder()
 
     def remove(progress) -> None:
         if progress.done == 10:
             remove_before(world, 25)
 
-    report = world.pipeline(world.entering(hooks=(told,))).backfill(
+    report = world.pipeline(world.entering(hooks=(recorder,))).backfill(
         "enter", max_records_per_batch=10, on_progress=remove
     )
 
     assert (report.records, report.lost, report.batches) == (15, 15, 2)
-    assert [(one.before, one.after, one.lost) for one in told.of(OffsetReset)] == [(10, 25, 15)]
+    assert [(one.before, one.after, one.lost) for one in recorder.of(OffsetReset)] == [(10, 25, 15)]
     assert world.ledger.counts() == {(0, n): 1 for n in (*range(10), *range(25, 30))}
     assert world.committed == {0: 30}
 

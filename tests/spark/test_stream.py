@@ -218,7 +218,7 @@ def test_a_deleted_checkpoint_loses_and_repeats_nothing(world):
     assert world.committed == {0: 15}
 
 
-def test_a_reset_group_is_followed(world):
+def test_a_reset_group_starts_a_new_generation(world):
     """Offsets reset backward or forward start a new generation of the checkpoint."""
     world.make_topic()
     world.produce([b"a"] * 10)

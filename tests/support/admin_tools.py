@@ -46,7 +46,7 @@ class KafkaTool:
         main = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
         self._command = [str(find_java()), *_OPTIONS, "-cp", class_path, main, "--bootstrap-server", bootstrap_servers]
 
-    def say(self, *arguments: str) -> str:
+    def output(self, *arguments: str) -> str:
         """Return the output of the tool."""
         return subprocess.run(
             [*self._command, *arguments], capture_output=True, text=True, timeout=60, check=False
@@ -54,7 +54,7 @@ class KafkaTool:
 
     def rows(self, *arguments: str) -> list[dict[str, str]]:
         """Return the printed table by its headings."""
-        lines = [line.split() for line in self.say(*arguments).splitlines() if line.strip()]
+        lines = [line.split() for line in self.output(*arguments).splitlines() if line.strip()]
         header = next(n for n, line in enumerate(lines) if line[0] == "GROUP")
         return [dict(zip(lines[header], line, strict=False)) for line in lines[header + 1 :]]
 
@@ -62,8 +62,10 @@ class KafkaTool:
 def commit_to(bootstrap_servers: str, group: str, topic: str, offsets: dict[int, int], text: str = "") -> None:
     """Commit by librdkafka without membership, with metadata for each offset."""
     with closing(ConfluentConsumer({"bootstrap.servers": bootstrap_servers, "group.id": group})) as consumer:
-        said = [text] if text else []
-        entries = [ConfluentTopicPartition(topic, partition, offset, *said) for partition, offset in offsets.items()]
+        metadata = [text] if text else []
+        entries = [
+            ConfluentTopicPartition(topic, partition, offset, *metadata) for partition, offset in offsets.items()
+        ]
         consumer.commit(offsets=entries, asynchronous=False)
 
 
@@ -146,5 +148,5 @@ class Kafka:
                 code = thread.submit(main, arguments).result()
             except SystemExit as ended:
                 code = int(str(ended.code))
-        said = self._capsys.readouterr()
-        return Done(code, said.out, said.err)
+        metadata = self._capsys.readouterr()
+        return Done(code, metadata.out, metadata.err)

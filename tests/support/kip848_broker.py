@@ -15,7 +15,7 @@ from tailrace.testing import FaultProxy
 from tests.support.consumer_group import ConsumerGroup
 from tests.support.proxied_broker import ProxiedBroker
 
-__all__ = ["QUICK", "Kip848Broker", "is_full", "says_nothing"]
+__all__ = ["QUICK", "Kip848Broker", "has_no_changes", "is_full"]
 
 QUICK: Mapping[str, object] = {
     "group.consumer.min.heartbeat.interval.ms": 100,
@@ -41,11 +41,11 @@ class Kip848Broker(ProxiedBroker):
     def consumer(self, *topics: str, **options: object) -> Consumer:
         return super().consumer(*topics, **{"group_protocol": "consumer", **options})
 
-    def said(self, client_id: str) -> list[ConsumerGroupHeartbeatRequest]:
-        """The heartbeats of one client, in order."""
-        return said(self.proxy, client_id)
+    def heartbeats(self, client_id: str) -> list[ConsumerGroupHeartbeatRequest]:
+        """Return the heartbeats of a client, in order."""
+        return heartbeats(self.proxy, client_id)
 
-    def heard(self, client_id: str) -> list[ConsumerGroupHeartbeatResponse]:
+    def responses(self, client_id: str) -> list[ConsumerGroupHeartbeatResponse]:
         """Return the responses to heartbeats of a client."""
         return [f.message for f in self.proxy.answers(ConsumerGroupHeartbeatRequest, client_id=client_id)]
 
@@ -53,7 +53,7 @@ class Kip848Broker(ProxiedBroker):
         """Return the commits of a client, in order."""
         return [frame.message for frame in self.proxy.requests(OffsetCommitRequest, client_id=client_id)]
 
-    async def confirms(self, group: str, crew: ConsumerGroup) -> None:
+    async def wait_until_agreed(self, group: str, crew: ConsumerGroup) -> None:
         """Wait until the broker's assignments equal those of all members."""
         async with asyncio.timeout(20):
             theirs = await self.members(group)
@@ -74,12 +74,12 @@ class Kip848Broker(ProxiedBroker):
         assert [one.error_code for one in answer.responses] == [0], answer
 
 
-def said(proxy: FaultProxy, client_id: str) -> list[ConsumerGroupHeartbeatRequest]:
-    """The heartbeats of one client, in order."""
+def heartbeats(proxy: FaultProxy, client_id: str) -> list[ConsumerGroupHeartbeatRequest]:
+    """Return the heartbeats of a client, in order."""
     return [frame.message for frame in proxy.requests(ConsumerGroupHeartbeatRequest, client_id=client_id)]
 
 
-def says_nothing(beat: ConsumerGroupHeartbeatRequest) -> bool:
+def has_no_changes(beat: ConsumerGroupHeartbeatRequest) -> bool:
     """Return True if a heartbeat contains no changes."""
     return beat == ConsumerGroupHeartbeatRequest(beat.group_id, beat.member_id, beat.member_epoch, beat.instance_id)
 

@@ -343,7 +343,7 @@ async def test_an_app_without_a_required_broker_is_started():
     assert seen == ["begun", 1]
 
 
-async def test_real_time():
+async def test_virtual_time_can_be_switched_off():
     """With virtual_time=False, the clock is unchanged, for handlers that wait for a real server."""
     app, seen = App(group_id="g"), []
 

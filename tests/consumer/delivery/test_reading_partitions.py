@@ -100,7 +100,7 @@ async def test_records_of_a_batch_before_are_not_repeated(new_topic, new_consume
     assert await witness.committed(group, topic, 2) == {0: 20, 1: 20}
 
 
-async def test_partitions_that_are_not_assigned_are_an_error(new_topic, new_consumer, witness):
+async def test_partitions_that_are_not_assigned_raise(new_topic, new_consumer, witness):
     """Both calls raise at once; a value that is no partition is refused."""
     topic = new_topic()
     witness.fill(topic, 1, 3)

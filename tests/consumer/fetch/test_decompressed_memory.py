@@ -78,7 +78,7 @@ async def test_batches_of_many_partitions_are_not_decompressed_at_once(kafka, bo
     assert most < 320 * MIB
 
 
-async def test_a_paused_partition_yields_its_decompressed_memory(kafka, bombs):
+async def test_a_paused_partition_frees_its_decompressed_memory(kafka, bombs):
     """Partitions paused in the middle of a batch are not waited for; when resumed, they continue at their positions."""
     records = []
     async with kafka.consumer(bombs, **OPTIONS) as consumer, asyncio.timeout(60):

@@ -118,7 +118,7 @@ async def test_a_fetch_in_flight_is_within_the_budget(witness_of, group):
     assert max(asked) <= bound
 
 
-async def test_a_paused_partition_yields_its_buffer_to_a_new_one(witness_of, group):
+async def test_a_paused_partition_frees_its_buffer_for_a_new_partition(witness_of, group):
     """One partition fills the whole budget and is paused: another topic is read, and then the rest of the first."""
     first, second = witness_of.topic(), witness_of.topic()
     witness_of.produce(first, (b"x" * 1_000 for _ in range(1_000)), batch_bytes=16_384)
@@ -146,7 +146,7 @@ async def test_a_paused_partition_yields_its_buffer_to_a_new_one(witness_of, gro
     assert [(one.topic, one.offset) for one in rest] == [(first, n) for n in range(1, 1_000)]
 
 
-async def test_a_paused_partition_yields_even_a_single_batch(witness_of, group):
+async def test_a_paused_partition_drops_even_a_single_batch_for_another(witness_of, group):
     """Two paused partitions hold a batch larger than a share, one of them half read: others are read.
 
     When they are resumed they continue at their positions, without a gap and without a repeat.
@@ -178,7 +178,7 @@ def place(record):
     return record.topic, record.partition, record.offset
 
 
-async def test_a_finished_fetch_yields_its_reserved_room(witness_of, group):
+async def test_a_finished_fetch_releases_its_reserved_space(witness_of, group):
     """A fetch held for an idle partition has reserved all room; records that arrive meanwhile wait no longer."""
     idle = witness_of.topic_with(1)
     lane = slot_of(TopicPartition(idle, 0), 2)

@@ -92,7 +92,7 @@ async def test_a_loading_or_moved_coordinator_is_retried(witness_of, group, kind
         assert any(name_of(code) in event.error for event in events.of(GroupRequestFailed))
 
 
-async def test_a_takeover_without_committed_offsets_is_repeated(witness_of, group):
+async def test_a_takeover_that_fetched_no_committed_offsets_is_repeated(witness_of, group):
     """A hanging transaction holds the committed offsets back (KIP-447) for longer than one takeover waits."""
     topic, events, proxy = witness_of.topic_with(3), EventRecorder(), witness_of.proxy
     options = {**QUICK, "max_poll_interval_ms": 1_000, "group_id": group, "hooks": [events]}

@@ -50,7 +50,7 @@ async def test_a_session_timeout_that_the_broker_refuses_is_the_cause(kafka, gro
         await expect_from_each_call(consumer, BrokerError, "INVALID_SESSION_TIMEOUT", recorder)
 
 
-async def test_a_member_that_took_its_place_is_the_cause(kafka, group, recorder):
+async def test_a_fenced_member_fails_with_the_fencing_as_its_cause(kafka, group, recorder):
     """Two members with one group_instance_id: the older one is fenced."""
     topic = kafka.topic_with(1)
     options = {"group_id": group, "group_instance_id": "only", "heartbeat_interval_ms": 100}

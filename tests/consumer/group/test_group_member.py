@@ -116,7 +116,7 @@ async def test_the_leader_assigns_from_all_members_data(kafka, group):
     assert (leader in said, protocol) == (True, "plain")
 
 
-async def test_the_protocol_is_one_that_all_members_offer(kafka, group):
+async def test_the_chosen_protocol_is_offered_by_all_members(kafka, group):
     """The preferred one of two; the second if a member offers only that; without a common one, an error."""
     both, latter, neither = Election(protocols=("a", "b")), Election(protocols=("b",)), Election(protocols=("c",))
 

@@ -79,7 +79,7 @@ async def test_commits_follow_the_seek(new_topic, new_consumer, witness, group):
     assert await witness.committed(group, topic, 1) == {0: 6}
 
 
-async def test_it_needs_a_group_and_an_assigned_partition(new_topic, new_consumer, group):
+async def test_seek_to_committed_needs_a_group_and_an_assigned_partition(new_topic, new_consumer, group):
     """Without either it raises before anything is changed."""
     topic = new_topic()
     async with new_consumer(topic) as consumer:

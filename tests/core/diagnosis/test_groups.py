@@ -110,12 +110,12 @@ def test_only_the_stalled_member_is_named():
     ],
     ids=["new owner", "no owner", "nothing to read at the first look"],
 )
-def test_other_partitions_are_no_stall(facts):
+def test_a_new_or_empty_partition_is_not_reported_as_stalled(facts):
     """A member that was just assigned a partition, or had nothing to read, is not judged."""
     assert "group.stalled" not in {one.check for one in bad(group(facts))}
 
 
-def test_a_first_look_alone_is_no_stall():
+def test_a_member_seen_once_is_not_reported_as_stalled():
     """Without a second look, progress is unknown."""
     assert bad(group(partition(committed=4, later=None, later_end=None), interval_ms=0, later_state="")) == []
 

@@ -117,7 +117,7 @@ def test_replicas_and_their_settings(change, check, level, text):
     assert text in one.text
 
 
-def test_a_single_broker_is_no_fault_of_each_topic():
+def test_replication_factor_1_is_no_fault_of_a_single_broker_cluster():
     """With one broker, a replication factor of 1 is the only one."""
     one = topic(replication_factor=1, smallest_isr=1, settings={"min_insync_replicas": 1})
 

@@ -66,7 +66,7 @@ def test_batch_is_due_when_its_first_record_has_waited(leases):
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_hurried_records_are_due_at_once(order_by, leases):
+def test_hurried_records_wait_only_for_running_batches(order_by, leases):
     """Hurried records are due at the latest after the running batch before them; later ones wait as usual."""
     pool = batching(order_by)
     pool.add(leases.of([record(A, 0, b"a")]), 0.0)

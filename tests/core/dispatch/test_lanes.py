@@ -260,7 +260,7 @@ def test_window_is_shared_by_partitions(by_key, leases):
     assert not any(map(by_key.room_of, partitions))
 
 
-def test_lagging_partition_is_not_crowded_out(leases):
+def test_partitions_read_at_one_rate_get_equal_shares(leases):
     """Partitions read at the same rate end up with equal shares, whichever was first."""
     lanes, most = Lanes("key", 90), 0
     names = [TopicPartition("t", number) for number in range(3)]
@@ -390,7 +390,7 @@ def test_without_order_no_record_waits(leases):
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_free_yields_the_rest_of_the_slice(order_by, leases):
+def test_the_rest_of_the_slice_may_start_while_no_record_suspends(order_by, leases):
     """The rest is yielded as long as no record suspends."""
     lanes = Lanes(order_by, 8)
     lanes.add(leases.of(records(P, "aba")))
@@ -401,7 +401,7 @@ def test_free_yields_the_rest_of_the_slice(order_by, leases):
     assert lanes.take() is None
 
 
-def test_free_is_empty_after_a_suspension(by_key, leases):
+def test_no_record_of_the_slice_may_start_after_a_suspension(by_key, leases):
     """Records may have to wait until all started ones are finished."""
     by_key.add(leases.of(records(P, "aabca")))
     by_key.take()
@@ -416,7 +416,7 @@ def test_free_is_empty_after_a_suspension(by_key, leases):
     assert [record.offset for record in by_key.free] == [3, 4]
 
 
-def test_ready_records_come_before_free_ones(by_key, leases):
+def test_parked_records_whose_turn_has_come_run_first(by_key, leases):
     """A parked record whose turn has come does not wait for a whole slice."""
     by_key.add(leases.of(records(P, "aa")))
     by_key.add(leases.of(records(Q, "abc")))

@@ -108,7 +108,7 @@ def test_records_leave_when_due():
     assert (shelf.due(2.0), shelf.next_at(2.0), lease.unstarted) == ([], 5.0, 8)
 
 
-def test_first_record_holds_up_only_its_partition():
+def test_a_record_that_is_not_due_delays_only_its_partition():
     """A record that is not due holds up later ones of its partition only, even if those are due."""
     shelf = DelayedRecords()
     put(shelf, T0, (0, 9.0), (1, 1.0))

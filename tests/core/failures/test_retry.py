@@ -62,7 +62,7 @@ def test_invalid_policies_are_refused(options, words):
         Retry(**options)
 
 
-def test_the_edges_are_allowed():
+def test_boundary_values_of_retry_are_valid():
     """Boundary values are valid: a single attempt, no pause, a constant pause."""
     assert Retry(attempts=1, backoff_ms=0, max_backoff_ms=1).pause_s(1, EVEN) is None
     assert Retry(backoff_ms=500, max_backoff_ms=500).pause_s(2, EVEN) == 0.5
@@ -79,7 +79,7 @@ def test_exceptions_are_one_or_several():
     assert not Retry(on=()).is_retriable(ValueError())
 
 
-def test_what_is_never_tried_again_is_not():
+def test_errors_in_never_are_not_retried():
     """Exceptions in ``never`` are not retried whatever ``on`` contains, nor is a KeyboardInterrupt."""
     assert Retry().is_retriable(Rejected())
     assert not Retry().is_retriable(Rejected(), NEVER)
@@ -91,7 +91,7 @@ def of_group(*errors: Exception) -> ExceptionGroup:
     return ExceptionGroup("unhandled errors in a TaskGroup", errors)
 
 
-def test_a_group_of_errors_is_what_it_holds():
+def test_an_exception_group_is_retried_if_each_of_its_errors_is():
     """An exception group is retried only if each error in it, at any depth, is retriable."""
     network, reset, bug = Retry(on=OSError, not_on=PermissionError), ConnectionResetError(), ValueError()
 
@@ -174,7 +174,7 @@ NO_DEAD_LETTERS = {"dead_letter": False}
         (REJECTED, 1, {"retry": DELAYED} | NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
     ],
 )
-def test_what_becomes_of_a_failure(error, failures, situation, decision):
+def test_failures_lead_to_the_documented_decisions(error, failures, situation, decision):
     """after_failure() returns the decision for each row of the table."""
     options = {"retry": RETRY, "dead_letter": True, "on_failure": "pause", "chance": EVEN, "never": NEVER} | situation
     options["outages"] = (ConnectionError,)
@@ -183,7 +183,7 @@ def test_what_becomes_of_a_failure(error, failures, situation, decision):
 
 
 @pytest.mark.parametrize(("on_failure", "step"), [("stop", FailureAction.STOP), ("skip", FailureAction.SKIP)])
-def test_the_user_says_what_happens_without_dead_letters(on_failure, step):
+def test_on_failure_decides_without_a_dead_letter_topic(on_failure, step):
     """Without a dead-letter topic on_failure decides; with one the record is dead-lettered."""
     with_none, with_some = (
         after_failure(RETRY, 3, FAILED, dead_letter=there_are, on_failure=on_failure, chance=EVEN)
@@ -201,7 +201,7 @@ def test_the_user_says_what_happens_without_dead_letters(on_failure, step):
     st.sampled_from(["pause", "stop", "skip"]),
     st.floats(0, 1, exclude_max=True),
 )
-def test_every_record_comes_to_an_end(attempts, delays_ms, dead_letter, on_failure, chance):
+def test_every_failing_record_comes_to_a_final_decision(attempts, delays_ms, dead_letter, on_failure, chance):
     """A record that always fails has ``attempts`` attempts in its topic and each retry topic, then a final decision."""
     retry = Retry(attempts=attempts, topic_delays_ms=delays_ms)
     tried, topics, came_by, failures = 0, [], None, 0

@@ -102,7 +102,7 @@ def test_partition_uses_only_its_share(buffer):
     assert buffer.share_of(0) == 90
 
 
-def test_chunk_that_is_put_back_comes_first(buffer):
+def test_a_batch_that_is_put_back_comes_first(buffer):
     """Its bytes were counted when it was taken."""
     buffer.put(A, "two", 10)
 

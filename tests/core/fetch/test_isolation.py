@@ -69,7 +69,7 @@ def test_transaction_that_began_before_the_fetch():
     assert offsets(TAKEN_BACK[2:], [AbortedTransaction(7, 0)]) == [5, 7]
 
 
-def test_producer_that_aborts_twice():
+def test_records_between_two_aborts_of_a_producer_are_visible():
     """Records committed in between are visible; the broker's list may be in any order."""
     batches = [
         Header(0, producer_id=7),

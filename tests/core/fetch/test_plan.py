@@ -207,7 +207,7 @@ def test_preferred_read_replica_is_used_until_it_expires():
     assert source_of(position, topology(1), NOW) == 1, "it has no copy any more"
 
 
-def test_sources_change_at_the_first_expiry():
+def test_the_fetch_source_changes_at_the_first_expiry():
     """Partitions without a preferred replica have none."""
     positions = ready(A, B, C)
     a, b, c = positions
@@ -384,7 +384,7 @@ def test_fetch_of_all_partitions_is_held_for_the_full_wait():
     assert [wait.wait_s(lacks_room=False, taken_bytes=0) for _ in range(3)] == [0.5, 0.5, 0.5]
 
 
-def test_hold_grows_while_the_buffer_is_full():
+def test_the_broker_holds_fetches_longer_while_the_buffer_is_full():
     """A fetch that leaves partitions out is held for a short time, which doubles."""
     wait = FetchWait(0.5)
 
@@ -393,7 +393,7 @@ def test_hold_grows_while_the_buffer_is_full():
     assert waits == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5])
 
 
-def test_hold_is_short_again_after_a_chunk_is_taken():
+def test_the_broker_holds_fetches_briefly_again_after_a_batch_is_taken():
     """The hold is also short after a fetch of all partitions."""
     wait = FetchWait(0.5)
     wait.wait_s(lacks_room=True, taken_bytes=10)
@@ -405,7 +405,7 @@ def test_hold_is_short_again_after_a_chunk_is_taken():
     assert wait.wait_s(lacks_room=True, taken_bytes=11) == 0.02
 
 
-def test_hold_never_exceeds_the_option():
+def test_the_broker_holds_fetches_no_longer_than_fetch_max_wait_ms():
     """The option applies even if it is below the shortest hold."""
     assert FetchWait(0.005).wait_s(lacks_room=True, taken_bytes=0) == 0.005
 

@@ -44,7 +44,7 @@ def test_reader_without_records_is_not_stuck(clock):
     assert clock.is_stuck
 
 
-def test_only_progress_ends_being_stuck(clock):
+def test_a_stuck_member_recovers_only_by_progress(clock):
     """A reader stays stuck when its records are removed."""
     clock.look("first", 10, is_owed=True)
 

@@ -53,7 +53,7 @@ def test_finished_offsets_are_committed(positions):
     assert snapshot
 
 
-def test_nothing_new_is_an_empty_snapshot(positions):
+def test_a_snapshot_without_changes_is_empty(positions):
     """An empty snapshot is false, so no request is sent."""
     assert not Commits(positions).snapshot([TWO])
     assert not CommitSnapshot({}, {}, {})
@@ -128,7 +128,7 @@ def test_seek_backwards_is_committed(positions):
     assert commits.snapshot().offsets[ONE].offset == 3
 
 
-def test_offset_chosen_by_the_user_is_not_taken_back(positions):
+def test_no_commit_goes_below_an_offset_chosen_by_the_user(positions):
     """No lower offset, and no map for one, is committed, also if the record at the offset is in flight."""
     commits, one = Commits(positions), positions.get(ONE)
     one.begin(13)

@@ -100,7 +100,7 @@ def test_record_of_an_ended_lease_is_not_in_flight():
     assert readers.intake.acknowledge(record_in_flight) is False
 
 
-def test_halted_lease_delivers_no_records():
+def test_a_halted_lease_delivers_no_records():
     """The process learns from which offset on; records in flight can still be finished."""
     readers = Readers()
     readers.put(0, 0, 3)

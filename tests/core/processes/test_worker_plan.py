@@ -54,7 +54,7 @@ def test_pause_after_a_long_run_is_the_first():
     assert restarts.died(90, 0.5) == 1
 
 
-def test_single_death_is_not_unwell():
+def test_a_single_early_death_is_not_unhealthy():
     """Only repeated early deaths are."""
     restarts = Restarts()
     restarts.started(0)

@@ -80,7 +80,7 @@ def test_five_batches_of_a_partition_are_in_flight_at_most():
     assert numbers(bench.take()) == [(0, 11, 2)]
 
 
-def test_a_broker_gets_no_more_requests_than_it_may_have():
+def test_requests_in_flight_to_a_broker_are_limited():
     """Batches of one leader share its requests, whose number is limited."""
     bench = Bench(requests=1)
     places = [TopicPartition("t", n) for n in range(3)]
@@ -133,7 +133,7 @@ def test_an_outcome_names_offset_and_tickets():
     assert list(bench.accumulator.batches()) == []
 
 
-def test_what_overtook_a_failed_batch_is_sent_behind_it_again():
+def test_batches_after_a_failed_batch_are_sent_again_in_order():
     """After a retriable error the batches are sent again one by one, in order, with their sequence numbers."""
     bench = Bench().confirmed()
     bench.append(*range(6))
@@ -177,7 +177,7 @@ def test_a_log_that_lost_the_producer_gets_another_epoch(code):
     assert numbers(bench.take()) == [(1, 2, 2)]
 
 
-def test_another_producer_id_is_taken_when_the_epochs_are_used_up():
+def test_a_new_producer_id_replaces_one_without_epochs_left():
     """A new producer id is requested after epoch 32767, the last one."""
     bench = Bench()
     bench.accumulator.producer = ProducerId(7, 32_767)
@@ -241,7 +241,7 @@ def test_a_batch_expires_in_flight_and_leaves_when_it_is_answered():
     assert bench.accumulator.buffered_bytes == 0
 
 
-def test_what_the_broker_may_have_is_settled_before_the_epoch_is_raised():
+def test_unanswered_batches_are_settled_before_the_epoch_is_raised():
     """After an unanswered batch expired, later ones are settled under the old epoch, so that none is stored twice."""
     bench = Bench().confirmed()
     bench.append(1, 2)

@@ -179,7 +179,7 @@ def test_each_event_has_a_transition_where_it_occurs(asked):
     ] == []
 
 
-def test_a_member_that_the_group_left_behind_gets_a_typed_error():
+def test_a_member_of_an_old_generation_gets_a_typed_error():
     """CommitFailedError is raised after a rebalance, FencedMemberError if another member has the instance id."""
     left_behind = error_of(ErrorCode.ILLEGAL_GENERATION, TransactionRequestKind.COMMIT_OFFSETS)
     replaced = error_of(ErrorCode.FENCED_INSTANCE_ID, TransactionRequestKind.COMMIT_OFFSETS)
@@ -190,7 +190,7 @@ def test_a_member_that_the_group_left_behind_gets_a_typed_error():
     assert "(FENCED_INSTANCE_ID, code 82)" in str(replaced)
 
 
-def test_a_refusal_says_what_follows():
+def test_a_refusal_names_its_consequences():
     """An error names partition, request and code, and if the producer can continue."""
     aborted = error_of(ErrorCode.MESSAGE_TOO_LARGE, TransactionRequestKind.PRODUCE, "orders[0]")
     over = error_of(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TransactionRequestKind.INIT)
@@ -202,7 +202,7 @@ def test_a_refusal_says_what_follows():
     assert str(over).endswith("- this producer cannot go on")
 
 
-def test_the_worst_trouble_decides():
+def test_the_gravest_event_decides():
     """worst_of() returns the gravest of several events, and None without any."""
     error = PublishError("no")
     in_order = (

@@ -54,7 +54,7 @@ def test_a_key_has_one_partition(key, number):
     assert 0 <= one.choose("t", key, partitions(number)) < number
 
 
-def test_a_key_stays_where_it_is_while_its_partition_has_no_leader():
+def test_a_key_keeps_its_partition_while_the_partition_has_no_leader():
     """A key keeps its partition while that has no leader."""
     chosen = counting().choose("t", b"k", partitions(3))
 
@@ -88,7 +88,7 @@ def test_records_without_a_key_go_where_a_leader_is():
     assert chooser.choose("u", None, partitions(2, without_leader=(0, 1))) in {0, 1}
 
 
-def test_a_partition_that_is_gone_is_not_stuck_to():
+def test_the_sticky_partition_changes_if_the_topic_shrinks():
     """A topic recreated with fewer partitions gets its records in one that exists."""
     chooser = Partitioner(lambda: 0.99)
     assert chooser.choose("t", None, partitions(8)) == 7

@@ -52,7 +52,7 @@ def test_retriable_codes_are_retried():
 
 
 @pytest.mark.parametrize("code", [code for code in (*ErrorCode, 999) if reaction_to(code) not in HEALING])
-def test_in_a_transaction_other_codes_end_it(code):
+def test_other_error_codes_end_the_transaction(code):
     """In a transaction each code that forbids sending the batch again has an event."""
     assert isinstance(event_of(code, TransactionRequestKind.PRODUCE), MustAbort | Fenced | TransactionFailed)
 

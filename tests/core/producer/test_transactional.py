@@ -48,7 +48,7 @@ from tailrace.core.producer.states import ASKING, OVER, ProducerState
 from tailrace.core.producer.transactional import TABLE, TransactionMachine
 from tailrace.errors import CommitFailedError, ProducerFencedError, PublishError
 from tailrace.protocol.committed_offsets import CommitOffset
-from tests.support.simulation.driven_machine import check_events, told
+from tests.support.simulation.driven_machine import check_events, effects_after
 from tests.support.simulation.transactional_member import FIRST, NOW, SECOND, member
 
 WHO = ProducerId(7, 3)
@@ -115,7 +115,7 @@ def member_in(state: ProducerState) -> TransactionMachine:
 def aborting() -> TransactionMachine:
     """Return a machine that has sent its abort."""
     one = member_in(ProducerState.ABORTING)
-    told(one, DISCARDED)
+    effects_after(one, DISCARDED)
     return one
 
 
@@ -142,7 +142,7 @@ def test_every_event_in_every_state(state, event):
     assert one.allows(type(event)) is (rule is not None or state in OVER)
 
     if state in OVER:
-        assert told(one, event) == []
+        assert effects_after(one, event) == []
         assert one.state is state
     elif rule is None:
         with pytest.raises(ValueError, match=f"{type(event).__name__} cannot happen while {state}"):
@@ -168,16 +168,16 @@ def test_every_state_is_reached_and_left():
 def test_a_transaction_from_begin_to_end():
     """Partitions are added, records delivered, offsets added and stored, then the commit is sent; one by one."""
     one = member()
-    assert told(one, Settle(30.0)) == [SendInit(ProducerId(), 20.0)]
-    assert told(one, ProducerIdGiven(WHO), BeginTransaction()) == []
+    assert effects_after(one, Settle(30.0)) == [SendInit(ProducerId(), 20.0)]
+    assert effects_after(one, ProducerIdGiven(WHO), BeginTransaction()) == []
 
-    assert told(one, AddPartitions((FIRST, SECOND), 60.0)) == [SendAddPartitions(WHO, (FIRST, SECOND), 20.0)]
-    assert told(one, PartitionsAdded()) == []
-    assert told(one, CommitTransaction(OFFSETS, 60.0)) == [DeliverRecords(20.0)]
-    assert told(one, DELIVERED) == [SendAddOffsets(WHO, "g", 20.0)]
-    assert told(one, OffsetsAdded()) == [SendOffsets(WHO, OFFSETS, 20.0)]
-    assert told(one, OffsetsStored()) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
-    assert told(one, Ended()) == []
+    assert effects_after(one, AddPartitions((FIRST, SECOND), 60.0)) == [SendAddPartitions(WHO, (FIRST, SECOND), 20.0)]
+    assert effects_after(one, PartitionsAdded()) == []
+    assert effects_after(one, CommitTransaction(OFFSETS, 60.0)) == [DeliverRecords(20.0)]
+    assert effects_after(one, DELIVERED) == [SendAddOffsets(WHO, "g", 20.0)]
+    assert effects_after(one, OffsetsAdded()) == [SendOffsets(WHO, OFFSETS, 20.0)]
+    assert effects_after(one, OffsetsStored()) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
+    assert effects_after(one, Ended()) == []
     assert (one.state, one.next_deadline(), one.error, one.aborted_by) == (ProducerState.READY, None, None, None)
 
 
@@ -185,8 +185,8 @@ def test_partitions_may_be_added_during_the_commit():
     """The last records may be the first of their partition: it is added, then the delivery goes on."""
     one = member_in(ProducerState.COMMITTING)
 
-    assert told(one, AddPartitions((SECOND,), 60.0)) == [SendAddPartitions(WHO, (SECOND,), 20.0)]
-    assert told(one, PartitionsAdded()) == [DeliverRecords(20.0)]
+    assert effects_after(one, AddPartitions((SECOND,), 60.0)) == [SendAddPartitions(WHO, (SECOND,), 20.0)]
+    assert effects_after(one, PartitionsAdded()) == [DeliverRecords(20.0)]
 
 
 @pytest.mark.parametrize(
@@ -196,19 +196,19 @@ def test_an_empty_transaction_sends_nothing(ending, over):
     """Neither commit nor abort sends EndTxn for a transaction without partitions and offsets."""
     one = member_in(ProducerState.READY)
 
-    (effect,) = told(one, BeginTransaction(), ending)
+    (effect,) = effects_after(one, BeginTransaction(), ending)
 
     assert isinstance(effect, DeliverRecords | DiscardRecords)
-    assert told(one, over) == []
+    assert effects_after(one, over) == []
     assert one.state is ProducerState.READY
 
 
 def test_offsets_alone_are_a_transaction():
     """A transaction may store offsets without records."""
     one = member_in(ProducerState.READY)
-    told(one, BeginTransaction(), CommitTransaction(OFFSETS, 60.0))
+    effects_after(one, BeginTransaction(), CommitTransaction(OFFSETS, 60.0))
 
-    effects = told(one, DELIVERED, OffsetsAdded(), OffsetsStored(), Ended())
+    effects = effects_after(one, DELIVERED, OffsetsAdded(), OffsetsStored(), Ended())
 
     assert [type(effect) for effect in effects] == [SendAddOffsets, SendOffsets, SendEnd]
     assert one.state is ProducerState.READY
@@ -224,11 +224,11 @@ def test_a_failed_request_is_sent_again_unchanged(trouble):
     """A failed request is sent again after a growing pause (KIP-580), to the coordinator that is looked up again."""
     one = member_in(ProducerState.READY)
     question = SendAddPartitions(WHO, (FIRST,), 20.0)
-    assert told(one, BeginTransaction(), AddPartitions((FIRST,), 60.0)) == [question]
+    assert effects_after(one, BeginTransaction(), AddPartitions((FIRST,), 60.0)) == [question]
 
     now, pauses = NOW, []
     for _ in range(6):
-        effects = told(one, trouble, now=now)
+        effects = effects_after(one, trouble, now=now)
         assert effects == ([] if isinstance(trouble, TryAgain) else [LookUpAgain(question, trouble.reason)])
         pauses.append(one.next_deadline() - now)
         one.handle_timer(now)
@@ -244,7 +244,7 @@ def test_records_that_take_long_are_waited_for_again():
     """Records that take long are awaited again without a coordinator lookup."""
     one = member_in(ProducerState.COMMITTING)
 
-    assert told(one, TryAgain("records are not acknowledged")) == []
+    assert effects_after(one, TryAgain("records are not acknowledged")) == []
     one.handle_timer(one.next_deadline())
     assert list(one.effects()) == [DeliverRecords(20.0)]
 
@@ -252,7 +252,7 @@ def test_records_that_take_long_are_waited_for_again():
 def test_the_end_of_the_previous_transaction_is_awaited_briefly():
     """While the coordinator still writes markers, the next request follows within milliseconds."""
     one = member_in(ProducerState.READY)
-    told(one, BeginTransaction(), AddPartitions((FIRST,), 60.0), TryAgain("concurrent", is_soon=True))
+    effects_after(one, BeginTransaction(), AddPartitions((FIRST,), 60.0), TryAgain("concurrent", is_soon=True))
 
     assert one.next_deadline() == pytest.approx(NOW + 0.005)
 
@@ -269,17 +269,17 @@ def test_the_end_of_the_previous_transaction_is_awaited_briefly():
 def test_after_a_request_without_an_answer_the_epoch_is_new(ending):
     """A request that may still arrive must not get into the next transaction: a new epoch first (KIP-360)."""
     one = member_in(ProducerState.IN_TRANSACTION)
-    told(one, AddPartitions((SECOND,), 60.0), Unanswered("silence"))
+    effects_after(one, AddPartitions((SECOND,), 60.0), Unanswered("silence"))
     one.handle_timer(one.next_deadline())
-    told(one, PartitionsAdded())
+    effects_after(one, PartitionsAdded())
 
-    told(one, *ending)
+    effects_after(one, *ending)
 
     assert one.state is ProducerState.UNINITIALIZED
-    assert told(one, Settle(60.0)) == [SendInit(WHO, 20.0)]
-    told(one, ProducerIdGiven(ProducerId(7, 4)), BeginTransaction())
-    assert told(one, AddPartitions((FIRST,), 60.0)) == [SendAddPartitions(ProducerId(7, 4), (FIRST,), 20.0)]
-    told(one, PartitionsAdded(), CommitTransaction(None, 60.0), DELIVERED, Ended())
+    assert effects_after(one, Settle(60.0)) == [SendInit(WHO, 20.0)]
+    effects_after(one, ProducerIdGiven(ProducerId(7, 4)), BeginTransaction())
+    assert effects_after(one, AddPartitions((FIRST,), 60.0)) == [SendAddPartitions(ProducerId(7, 4), (FIRST,), 20.0)]
+    effects_after(one, PartitionsAdded(), CommitTransaction(None, 60.0), DELIVERED, Ended())
     assert one.state is ProducerState.READY
 
 
@@ -296,10 +296,10 @@ def test_sequences_that_cannot_continue_get_a_new_epoch(ending):
     """A gap in a sequence, a batch that may arrive once more, a log that lost count: the next epoch starts at zero."""
     one = member_in(ProducerState.IN_TRANSACTION)
 
-    told(one, *ending)
+    effects_after(one, *ending)
 
     assert one.state is ProducerState.UNINITIALIZED
-    assert told(one, Settle(60.0)) == [SendInit(WHO, 20.0)]
+    assert effects_after(one, Settle(60.0)) == [SendInit(WHO, 20.0)]
 
 
 @pytest.mark.parametrize("state", [ProducerState.IN_TRANSACTION, ProducerState.COMMITTING])
@@ -308,10 +308,10 @@ def test_a_transaction_that_cannot_be_committed_is_aborted(state):
     one = member_in(state)
     error = CommitFailedError("the group has gone on")
 
-    assert told(one, MustAbort(error)) == [DiscardRecords(2.5)]
+    assert effects_after(one, MustAbort(error)) == [DiscardRecords(2.5)]
     assert (one.state, one.aborted_by) == (ProducerState.ABORTING, error)
-    assert told(one, DISCARDED) == [SendEnd(WHO, is_commit=False, timeout_s=5.0)]
-    assert told(one, Ended()) == [ReportError(error)]
+    assert effects_after(one, DISCARDED) == [SendEnd(WHO, is_commit=False, timeout_s=5.0)]
+    assert effects_after(one, Ended()) == [ReportError(error)]
     assert one.state is ProducerState.READY
     one.receive(BeginTransaction(), NOW)
     assert one.aborted_by is None
@@ -320,32 +320,32 @@ def test_a_transaction_that_cannot_be_committed_is_aborted(state):
 def test_the_abort_of_a_transaction_that_the_coordinator_never_knew_succeeds():
     """An abort after AddPartitionsToTxn was refused or lost succeeds, as there may be nothing to abort."""
     one = member_in(ProducerState.READY)
-    told(one, BeginTransaction(), AddPartitions((FIRST,), 60.0))
+    effects_after(one, BeginTransaction(), AddPartitions((FIRST,), 60.0))
 
-    assert told(one, MustAbort(REFUSED), DISCARDED) == [
+    assert effects_after(one, MustAbort(REFUSED), DISCARDED) == [
         DiscardRecords(2.5),
         SendEnd(WHO, is_commit=False, timeout_s=5.0),
     ]
-    assert told(one, NoTransaction(PublishError("no such transaction"))) == [ReportError(REFUSED)]
+    assert effects_after(one, NoTransaction(PublishError("no such transaction"))) == [ReportError(REFUSED)]
     assert one.state is ProducerState.READY
 
 
-def test_a_transaction_that_was_acknowledged_must_be_known():
+def test_an_acknowledged_transaction_that_the_coordinator_lost_ends_the_producer():
     """A coordinator that acknowledged the partitions and knows of no transaction ends the producer."""
     one = aborting()
     error = PublishError("no such transaction")
 
-    assert told(one, NoTransaction(error)) == [ReportError(error)]
+    assert effects_after(one, NoTransaction(error)) == [ReportError(error)]
     assert one.state is ProducerState.FAILED
 
 
-def test_an_abort_that_is_refused_ends_in_a_new_epoch_or_not_at_all():
+def test_a_refused_abort_takes_a_new_epoch_or_fails_the_producer():
     """A producer that the coordinator has forgotten has no open transaction; one that may not abort fails."""
     forgotten, forbidden = aborting(), aborting()
 
-    assert told(forgotten, MustAbort(PublishError("who?"), needs_new_epoch=True)) == [ReportError(REFUSED)]
+    assert effects_after(forgotten, MustAbort(PublishError("who?"), needs_new_epoch=True)) == [ReportError(REFUSED)]
     assert forgotten.state is ProducerState.UNINITIALIZED
-    told(forbidden, MustAbort(PublishError("no")))
+    effects_after(forbidden, MustAbort(PublishError("no")))
     assert forbidden.state is ProducerState.FAILED
 
 
@@ -354,7 +354,7 @@ def test_a_fenced_producer_stops(state):
     """A fenced producer sends nothing more, reports the error once, and keeps it."""
     one = member_in(state)
 
-    (effect,) = told(one, Fenced("EndTxn: PRODUCER_FENCED"))
+    (effect,) = effects_after(one, Fenced("EndTxn: PRODUCER_FENCED"))
 
     assert isinstance(effect, ReportError)
     assert effect.error is one.error
@@ -364,11 +364,11 @@ def test_a_fenced_producer_stops(state):
     assert (one.state, one.is_over, one.next_deadline()) == (ProducerState.FENCED, True, None)
 
 
-def test_a_transaction_that_took_too_long_is_told_from_a_second_process():
+def test_a_transaction_timeout_is_distinguished_from_a_second_producer():
     """If the broker fences after a transaction timeout, the message names the timeout, not a second process."""
     one = member_in(ProducerState.IN_TRANSACTION)
 
-    told(one, Fenced("fenced"), now=NOW + 61.0)
+    effects_after(one, Fenced("fenced"), now=NOW + 61.0)
 
     assert "took 61.0 s" in str(one.error)
     assert "raise transaction_timeout_ms" in str(one.error)
@@ -377,7 +377,7 @@ def test_a_transaction_that_took_too_long_is_told_from_a_second_process():
 def storing() -> TransactionMachine:
     """Return a machine that has sent its offsets."""
     one = member_in(ProducerState.COMMITTING)
-    told(one, DELIVERED, OffsetsAdded())
+    effects_after(one, DELIVERED, OffsetsAdded())
     return one
 
 
@@ -386,8 +386,10 @@ def test_offsets_are_sent_again_under_a_newer_generation():
     one = storing()
     newer = Identity("m", 6, "i")
 
-    assert told(one, GenerationRefused(REFUSED, newer)) == [SendOffsets(WHO, replace(OFFSETS, identity=newer), 20.0)]
-    assert told(one, OffsetsStored()) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
+    assert effects_after(one, GenerationRefused(REFUSED, newer)) == [
+        SendOffsets(WHO, replace(OFFSETS, identity=newer), 20.0)
+    ]
+    assert effects_after(one, OffsetsStored()) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
 
 
 def test_offsets_are_sent_again_when_the_newer_generation_is_known():
@@ -395,28 +397,30 @@ def test_offsets_are_sent_again_when_the_newer_generation_is_known():
     one = storing()
     newer = Identity("m", 6, "i")
 
-    assert told(one, GenerationRefused(REFUSED, OFFSETS.identity)) == []
+    assert effects_after(one, GenerationRefused(REFUSED, OFFSETS.identity)) == []
     assert one.next_deadline() == pytest.approx(NOW + 0.005)
     one.handle_timer(NOW + 0.005)
     assert list(one.effects()) == [SendOffsets(WHO, OFFSETS, pytest.approx(20.0))]
-    assert told(one, GenerationRefused(REFUSED, newer)) == [SendOffsets(WHO, replace(OFFSETS, identity=newer), 20.0)]
+    assert effects_after(one, GenerationRefused(REFUSED, newer)) == [
+        SendOffsets(WHO, replace(OFFSETS, identity=newer), 20.0)
+    ]
 
 
 def test_offsets_of_partitions_that_are_no_longer_owned_abort():
     """A commit without owned partitions aborts, since their next owner handles the records again."""
     one = storing()
 
-    assert told(one, GenerationRefused(REFUSED, None), DISCARDED, Ended()) == [
+    assert effects_after(one, GenerationRefused(REFUSED, None), DISCARDED, Ended()) == [
         DiscardRecords(2.5),
         SendEnd(WHO, is_commit=False, timeout_s=5.0),
         ReportError(REFUSED),
     ]
 
 
-def test_a_generation_that_stays_refused_aborts_when_the_time_is_over():
+def test_offsets_refused_until_the_timeout_abort_the_transaction():
     """If the generation stays refused, the commit aborts after its time, with the refusal as the reason."""
     one = storing()
-    told(one, GenerationRefused(REFUSED, OFFSETS.identity), now=NOW + 59.999)
+    effects_after(one, GenerationRefused(REFUSED, OFFSETS.identity), now=NOW + 59.999)
 
     one.handle_timer(NOW + 60.0)
 
@@ -430,23 +434,23 @@ def test_a_generation_that_stays_refused_aborts_when_the_time_is_over():
 def test_a_commit_that_takes_too_long_is_aborted():
     """A commit that exceeds its time is aborted, and the reason is reported after the abort."""
     one = member_in(ProducerState.COMMITTING)
-    told(one, TryAgain("too few replicas"), now=NOW + 59.95)
+    effects_after(one, TryAgain("too few replicas"), now=NOW + 59.95)
     assert one.next_deadline() == NOW + 60.0
 
     one.handle_timer(NOW + 60.0)
 
     assert list(one.effects()) == [DiscardRecords(2.5)]
-    (end, effect) = told(one, DISCARDED, Ended(), now=NOW + 60.1)
+    (end, effect) = effects_after(one, DISCARDED, Ended(), now=NOW + 60.1)
     assert end == SendEnd(WHO, is_commit=False, timeout_s=pytest.approx(4.9))
     assert "not through in time; last: too few replicas" in str(effect.error)
 
 
-def test_no_request_outlives_the_call():
+def test_no_request_lasts_longer_than_its_call():
     """A late request gets the rest of the call's time; without any left it is not sent."""
     one = member_in(ProducerState.COMMITTING)
 
-    assert told(one, DELIVERED, now=NOW + 57.0) == [SendAddOffsets(WHO, "g", 3.0)]
-    assert told(one, OffsetsAdded(), now=NOW + 60.0) == []
+    assert effects_after(one, DELIVERED, now=NOW + 57.0) == [SendAddOffsets(WHO, "g", 3.0)]
+    assert effects_after(one, OffsetsAdded(), now=NOW + 60.0) == []
     one.handle_timer(one.next_deadline())
     assert list(one.effects()) == [DiscardRecords(2.5)]
 
@@ -454,8 +458,8 @@ def test_no_request_outlives_the_call():
 def in_doubt() -> TransactionMachine:
     """Return a machine whose commit was sent and not answered, and whose call is over."""
     one = member_in(ProducerState.COMMITTING)
-    told(one, DELIVERED, OffsetsAdded(), OffsetsStored())
-    told(one, Unanswered("silence"), now=NOW + 59.99)
+    effects_after(one, DELIVERED, OffsetsAdded(), OffsetsStored())
+    effects_after(one, Unanswered("silence"), now=NOW + 59.99)
     one.handle_timer(NOW + 60.0)
     (effect,) = one.effects()
     assert "not known whether it has succeeded" in str(effect.error)
@@ -463,7 +467,7 @@ def in_doubt() -> TransactionMachine:
     return one
 
 
-def test_a_commit_in_doubt_stays_a_commit():
+def test_a_commit_in_doubt_cannot_be_aborted():
     """Sent and not answered, it may have succeeded: it cannot be aborted, and every next call repeats it."""
     for event in (CommitTransaction(None, 60.0), Settle(60.0)):
         one = in_doubt()
@@ -471,8 +475,8 @@ def test_a_commit_in_doubt_stays_a_commit():
         assert not one.allows(AbortTransaction)
         assert not one.allows(BeginTransaction)
 
-        assert told(one, event, now=NOW + 70.0) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
-        assert told(one, Ended(), now=NOW + 70.0) == []
+        assert effects_after(one, event, now=NOW + 70.0) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
+        assert effects_after(one, Ended(), now=NOW + 70.0) == []
         assert not one.is_in_doubt
         assert one.state is ProducerState.UNINITIALIZED
 
@@ -480,11 +484,11 @@ def test_a_commit_in_doubt_stays_a_commit():
 @pytest.mark.parametrize(
     "event", [Fenced("fenced"), TransactionFailed(REFUSED), NoTransaction(REFUSED)], ids=lambda e: type(e).__name__
 )
-def test_a_doubt_that_stays_is_reported(event):
+def test_an_error_with_a_commit_in_doubt_says_that_it_may_have_succeeded(event):
     """If a producer ends with a commit in doubt, its error says that the commit may have succeeded."""
     one = in_doubt()
 
-    told(one, CommitTransaction(None, 60.0), event)
+    effects_after(one, CommitTransaction(None, 60.0), event)
 
     assert "it is not known whether the commit that was sent before has succeeded" in str(one.error)
 
@@ -492,29 +496,29 @@ def test_a_doubt_that_stays_is_reported(event):
 def test_an_abort_that_takes_too_long_is_left_to_the_next_call():
     """An abort that times out reports its cause, if any, and continues with the next transaction or abort."""
     asked_for, forced = member_in(ProducerState.IN_TRANSACTION), aborting()
-    told(asked_for, AbortTransaction(5.0), DISCARDED)
+    effects_after(asked_for, AbortTransaction(5.0), DISCARDED)
 
     for one, words in ((asked_for, "the abort was not acknowledged in time; last: silence"), (forced, "refused")):
-        told(one, Unanswered("silence"), now=NOW + 4.99)
+        effects_after(one, Unanswered("silence"), now=NOW + 4.99)
         one.handle_timer(NOW + 5.0)
         (effect,) = one.effects()
 
         assert str(effect.error) == words
         assert one.state is ProducerState.ABORTING
-        assert told(one, Settle(60.0), now=NOW + 9.0) == [SendEnd(WHO, is_commit=False, timeout_s=20.0)]
-        assert told(one, Ended()) == []
+        assert effects_after(one, Settle(60.0), now=NOW + 9.0) == [SendEnd(WHO, is_commit=False, timeout_s=20.0)]
+        assert effects_after(one, Ended()) == []
 
 
-def test_a_producer_id_that_is_not_given_is_reported():
+def test_a_refused_producer_id_raises():
     """The start ends in time, and another attempt may follow."""
     one = member()
-    told(one, Settle(1.0), TryAgain("loading"))
+    effects_after(one, Settle(1.0), TryAgain("loading"))
     one.handle_timer(NOW + 1.0)
 
     (effect,) = one.effects()
 
     assert str(effect.error) == "the brokers gave no producer id in time; last: loading"
-    assert told(one, Settle(1.0), now=NOW + 2.0) == [SendInit(ProducerId(), 1.0)]
+    assert effects_after(one, Settle(1.0), now=NOW + 2.0) == [SendInit(ProducerId(), 1.0)]
 
 
 # ---- canceled calls --------------------------------------------------------------------------------------------
@@ -523,12 +527,12 @@ def test_a_producer_id_that_is_not_given_is_reported():
 def test_partitions_whose_request_was_canceled_are_added_by_the_commit():
     """The request may have taken effect, so the next epoch is new."""
     one = member_in(ProducerState.IN_TRANSACTION)
-    told(one, AddPartitions((SECOND,), 60.0), Interrupted())
+    effects_after(one, AddPartitions((SECOND,), 60.0), Interrupted())
 
     assert one.state is ProducerState.IN_TRANSACTION
-    assert told(one, CommitTransaction(None, 60.0)) == [SendAddPartitions(WHO, (SECOND,), 20.0)]
-    assert told(one, PartitionsAdded()) == [DeliverRecords(20.0)]
-    told(one, DELIVERED, Ended())
+    assert effects_after(one, CommitTransaction(None, 60.0)) == [SendAddPartitions(WHO, (SECOND,), 20.0)]
+    assert effects_after(one, PartitionsAdded()) == [DeliverRecords(20.0)]
+    effects_after(one, DELIVERED, Ended())
     assert one.state is ProducerState.UNINITIALIZED
 
 
@@ -536,20 +540,20 @@ def test_partitions_whose_request_was_canceled_are_added_by_the_commit():
 def test_a_commit_that_was_canceled_before_end_txn_is_an_abort(done):
     """A commit canceled before EndTxn was sent is aborted by the next call."""
     one = member_in(ProducerState.COMMITTING)
-    told(one, *done)
+    effects_after(one, *done)
 
-    assert told(one, Interrupted()) == []
+    assert effects_after(one, Interrupted()) == []
     assert one.state is ProducerState.ABORTING
     assert "its commit was canceled" in str(one.aborted_by)
-    assert told(one, Settle(60.0)) == [DiscardRecords(10.0)]
-    assert told(one, DISCARDED) == [SendEnd(WHO, is_commit=False, timeout_s=20.0)]
-    assert told(one, Ended()) == []
+    assert effects_after(one, Settle(60.0)) == [DiscardRecords(10.0)]
+    assert effects_after(one, DISCARDED) == [SendEnd(WHO, is_commit=False, timeout_s=20.0)]
+    assert effects_after(one, Ended()) == []
 
 
 def test_a_commit_that_was_canceled_after_end_txn_is_in_doubt():
     """A commit cannot be undone after EndTxn was sent."""
     one = member_in(ProducerState.COMMITTING)
-    told(one, DELIVERED, OffsetsAdded(), OffsetsStored(), Interrupted())
+    effects_after(one, DELIVERED, OffsetsAdded(), OffsetsStored(), Interrupted())
 
     assert one.is_in_doubt
-    assert told(one, Settle(60.0)) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
+    assert effects_after(one, Settle(60.0)) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]

@@ -158,7 +158,7 @@ def test_the_worst_failure_counts():
     assert isinstance(bench.records.failure, Fenced)
 
 
-def test_an_error_that_no_attempt_heals_ends_the_producer():
+def test_an_error_that_no_retry_resolves_ends_the_producer():
     """An error that no retry resolves, such as refused credentials, ends the producer."""
     bench = Bench(PLACE)
     bench.append(1)

@@ -354,7 +354,7 @@ class Life:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1 << 64), st.integers(1, 6))
-def test_all_or_nothing_whatever_gets_lost(seed, transactions):
+def test_transactions_are_atomic_under_lost_and_late_answers(seed, transactions):
     """Committed records appear once and in order, and no others, under lost, late, refused and canceled requests."""
     life = Life(Random(seed).choice)
 

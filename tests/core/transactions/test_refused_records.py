@@ -12,7 +12,7 @@ HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
 TOO_LARGE, STILL = PublishTooLargeError("too large"), PublishTooLargeError("still too large")
 
 
-def test_it_is_known_whether_the_output_or_a_letter_was_too_large():
+def test_refused_outputs_and_refused_dead_letters_are_kept_apart():
     """Refused outputs and refused dead letters of a record are kept apart."""
     refusals = RefusedRecords()
     refusals.blame(HERE, 3, TOO_LARGE, is_letter=True)
@@ -36,7 +36,7 @@ def test_it_is_known_whether_the_output_or_a_letter_was_too_large():
         (lambda refusals: refusals.lift(HERE, 4), 2),
     ],
 )
-def test_it_is_remembered_until_its_record_is_done_with(end, left):
+def test_an_entry_is_removed_with_its_own_record(end, left):
     """An entry is removed with its own record, not when others are committed."""
     refusals = RefusedRecords()
     for partition in (HERE, THERE):

@@ -24,7 +24,7 @@ def opened(count: int = 1) -> Window:
     return window
 
 
-def test_it_opens_with_its_first_record():
+def test_a_window_opens_with_its_first_record():
     """A window opens with its first record, and its interval begins then."""
     window = Window(SETTINGS)
 
@@ -34,7 +34,7 @@ def test_it_opens_with_its_first_record():
     assert window.next_deadline(1_000) == 1_000.1
 
 
-def test_it_gathers_for_its_interval_and_is_committed_when_all_is_finished():
+def test_a_window_is_committed_after_its_interval_once_all_records_are_finished():
     """A window is committed after its interval, once all of its records are finished."""
     window = opened()
 
@@ -44,7 +44,7 @@ def test_it_gathers_for_its_interval_and_is_committed_when_all_is_finished():
     assert window.step(0.3, is_done=True) is WindowStep.FEED
 
 
-def test_it_is_cut_by_time_however_much_was_handed_out():
+def test_a_window_is_cut_after_its_interval_whatever_was_delivered():
     """A window is cut after its interval; records that have not started are carried into the next one."""
     window = opened(10)
 
@@ -58,7 +58,7 @@ def test_it_is_cut_by_time_however_much_was_handed_out():
     assert not window.is_open
 
 
-def test_it_starts_records_for_a_few_times_as_long_as_the_last_end_took():
+def test_a_window_stops_starting_records_in_time_to_drain():
     """The drain takes a fifth of the time at most, and the cut follows within a fifth of the timeout."""
     window, cuts, now = Window(SETTINGS), [], 0.0
     for end_s in (0.1, 0.3, 1, 0.0):
@@ -73,7 +73,7 @@ def test_it_starts_records_for_a_few_times_as_long_as_the_last_end_took():
     assert cuts == [0.1, 0.4, 1.2, 2]
 
 
-def test_a_record_that_starts_last_has_its_time_before_the_window_is_given_up():
+def test_the_last_record_of_a_window_has_time_for_its_attempt():
     """A handler without timeout_ms gets half of the transaction timeout, or the part that batches leave."""
     bare, half = SETTINGS, WindowSettings(interval_s=0.1, max_records=10, timeout_s=10, works_s=7)
     long = WindowSettings(interval_s=4, max_records=10, timeout_s=10, works_s=5)
@@ -82,7 +82,7 @@ def test_a_record_that_starts_last_has_its_time_before_the_window_is_given_up():
     assert [bare.work_share_s(), bare.work_share_s(4), bare.work_share_s(7.5), long.work_share_s()] == [5, 4, 1, 4]
 
 
-def test_a_partition_that_has_to_go_does_not_wait_for_what_has_not_started():
+def test_a_cut_window_starts_no_more_records():
     """A cut window starts no more records and is committed once running ones are finished."""
     window = opened()
     window.cut()
@@ -92,7 +92,7 @@ def test_a_partition_that_has_to_go_does_not_wait_for_what_has_not_started():
     assert window.step(0.02, is_done=False, is_idle=True) is WindowStep.COMMIT
 
 
-def test_it_stays_open_for_a_batch_that_may_still_be_filled():
+def test_a_window_stays_open_for_a_batch_that_is_filling():
     """A window stays open past its interval while a batch gathers records, for gathers_s at most."""
     window = Window(WindowSettings(interval_s=0.1, max_records=10, timeout_s=10, gathers_s=2))
     window.took(1, 0.0)
@@ -105,7 +105,7 @@ def test_it_stays_open_for_a_batch_that_may_still_be_filled():
     assert window.step(2, is_done=False, is_gathering=True) is WindowStep.CUT
 
 
-def test_it_is_closed_sooner_when_it_is_full_or_somebody_asks():
+def test_a_full_or_closed_window_is_committed_early():
     """A full or closed window is committed before its interval is over."""
     full, asked = opened(10), opened()
     asked.close()
@@ -114,7 +114,7 @@ def test_it_is_closed_sooner_when_it_is_full_or_somebody_asks():
     assert full.step(0.01, is_done=True) is asked.step(0.01, is_done=True) is WindowStep.COMMIT
 
 
-def test_what_is_asked_for_while_none_is_open_is_not_remembered():
+def test_close_and_doom_without_an_open_window_have_no_effect():
     """close() and doom() of a window that is not open have no effect on the next one."""
     window = Window(SETTINGS)
     window.close()
@@ -125,7 +125,7 @@ def test_what_is_asked_for_while_none_is_open_is_not_remembered():
     assert window.step(0.01, is_done=True) is WindowStep.FEED
 
 
-def test_it_is_given_up_before_the_broker_does():
+def test_a_window_is_aborted_before_the_brokers_transaction_timeout():
     """A window that exceeds its time is aborted before the broker's timeout, which would fence the producer."""
     late, in_time = opened(), opened()
 
@@ -137,7 +137,7 @@ def test_it_is_given_up_before_the_broker_does():
     assert in_time.step(8, is_done=True) is WindowStep.COMMIT
 
 
-def test_it_has_time_for_what_ends_before_it_is_given_up():
+def test_an_attempt_has_time_if_it_ends_before_the_window_is_aborted():
     """An attempt has time if it ends before the window is given up; in a doomed window none has."""
     window = opened()
 
@@ -148,7 +148,7 @@ def test_it_has_time_for_what_ends_before_it_is_given_up():
     assert Window(SETTINGS).has_time(1_000, 0.0)
 
 
-def test_what_is_doomed_is_aborted_whatever_else_happens():
+def test_a_doomed_window_is_aborted():
     """A doomed window is aborted, and keeps its first reason."""
     window = opened()
     window.doom(BROKEN)
@@ -161,7 +161,7 @@ def test_what_is_doomed_is_aborted_whatever_else_happens():
     assert window.doomed_by is None
 
 
-def test_what_was_too_much_is_looked_for_in_halves():
+def test_windows_are_halved_until_the_refused_record_is_found():
     """An abort with shrink=True halves the room of the next window; commits double it again."""
     window, rooms = Window(SETTINGS), []
     for _ in range(4):
@@ -176,7 +176,7 @@ def test_what_was_too_much_is_looked_for_in_halves():
     assert rooms == [10, 5, 2, 1, 1, 2, 4, 8, 10]
 
 
-def test_while_it_is_looked_for_transactions_do_not_grow():
+def test_windows_do_not_grow_while_a_refused_record_is_searched():
     """The window does not grow on commits while a refused record is being searched."""
     window = Window(SETTINGS)
     window.took(2, 0.0)
@@ -188,7 +188,7 @@ def test_while_it_is_looked_for_transactions_do_not_grow():
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 5), st.booleans()), max_size=30))
-def test_no_window_takes_more_than_it_may_nor_lasts_longer(moments):
+def test_windows_keep_their_limits_of_records_and_time(moments):
     """A window takes records within its interval and its room only, and never drains past its timeout."""
     window, now = Window(SETTINGS), 0.0
     for pause, count, is_done in moments:
@@ -212,9 +212,7 @@ MOMENTS = st.integers(0, 10**9).map(lambda ms: ms / 1000) | st.floats(0, 1e6)
 
 
 @given(MOMENTS, st.integers(1, 500), st.integers(0, 999), st.booleans(), st.booleans())
-def test_at_a_deadline_its_time_is_over_whatever_the_clock_is_rounded_to(
-    opened_at, interval_ms, gathers_ms, is_gathering, is_full
-):
+def test_a_step_at_a_deadline_advances_whatever_the_rounding(opened_at, interval_ms, gathers_ms, is_gathering, is_full):
     """A step at a deadline always advances, whatever the clock's rounding."""
     settings = WindowSettings(
         interval_s=interval_ms / 1000, max_records=1 + (not is_full), timeout_s=1.25, gathers_s=gathers_ms / 1000
@@ -237,7 +235,7 @@ def test_at_a_deadline_its_time_is_over_whatever_the_clock_is_rounded_to(
     ("now", "is_gathering"), [(0, False), (0.09, False), (0.1, False), (0.3, True), (0.5, True), (9, True)]
 )
 @pytest.mark.parametrize("what", ["shut", "open", "closing", "doomed", "full"])
-def test_while_it_takes_more_nobody_has_to_know_what_is_finished(what, now, is_gathering):
+def test_the_step_of_a_filling_window_does_not_depend_on_finished_records(what, now, is_gathering):
     """A window that still takes records gives the same step whether or not its records are finished."""
 
     def step(*, is_done: bool) -> tuple[bool, WindowStep]:
@@ -258,7 +256,7 @@ def test_while_it_takes_more_nobody_has_to_know_what_is_finished(what, now, is_g
 # ---- deferred records ------------------------------------------------------------------------------------------
 
 
-def test_what_comes_before_a_record_that_waits_goes_on():
+def test_records_before_a_deferred_record_are_delivered():
     """Records before a deferred offset are delivered; other partitions are not affected."""
     aside = DeferredOffsets()
     aside.put(HERE, 10, due_at=5)
@@ -269,7 +267,7 @@ def test_what_comes_before_a_record_that_waits_goes_on():
     assert [one.offset for one in aside.before(HERE, [record(8), record(9), record(11)])] == [8, 9]
 
 
-def test_it_is_tried_again_when_it_is_due_alone():
+def test_a_deferred_record_is_retried_in_its_own_transaction():
     """A deferred record is retried alone, in a transaction of its own."""
     aside = DeferredOffsets()
     aside.put(HERE, 10, due_at=5)
@@ -283,7 +281,7 @@ def test_it_is_tried_again_when_it_is_due_alone():
     assert aside.room(HERE, 10, 100, 5, is_open=True) == 100
 
 
-def test_of_several_in_a_partition_the_first_stops_it():
+def test_the_first_deferred_record_of_a_partition_stops_it():
     """Only the first deferred offset of a partition is kept; a later entry for it replaces its due time."""
     aside = DeferredOffsets()
     for offset, due_at in ((12, 5), (10, 6), (11, 7), (10, 8)):

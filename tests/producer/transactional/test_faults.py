@@ -76,7 +76,7 @@ async def test_a_lost_answer_loses_and_repeats_nothing(ledger, proxy, group, fau
 
 @pytest.mark.parametrize("fault", ["drop_answer", "reset_on_answer"])
 @pytest.mark.parametrize("request_", [InitProducerIdRequest, FindCoordinatorRequest])
-async def test_a_start_gets_over_a_lost_answer(ledger, proxy, group, request_, fault):
+async def test_start_retries_after_a_lost_answer(ledger, proxy, group, request_, fault):
     """start() retries after a lost answer, and the previous producer of the transactional id is fenced."""
     topic, name = ledger.topic(2), f"x-{uuid.uuid4().hex[:12]}"
 
@@ -122,7 +122,7 @@ async def test_after_a_lost_answer_the_epoch_is_new(ledger, proxy, group):
         (EndTxnRequest, ErrorCode.COORDINATOR_NOT_AVAILABLE),
     ],
 )
-async def test_what_may_heal_is_asked_again(ledger, proxy, group, request_, code):
+async def test_a_retriable_refusal_is_repeated_and_takes_effect_once(ledger, proxy, group, request_, code):
     """A request refused with a retriable error is repeated, and takes effect once."""
     topic = ledger.topic(2)
 
@@ -144,7 +144,7 @@ async def test_what_may_heal_is_asked_again(ledger, proxy, group, request_, code
         (TxnOffsetCommitRequest, ErrorCode.OFFSET_METADATA_TOO_LARGE),
     ],
 )
-async def test_what_does_not_heal_aborts(ledger, proxy, group, request_, code):
+async def test_an_error_that_is_not_retriable_aborts_the_transaction(ledger, proxy, group, request_, code):
     """commit() raises an error that is not retriable, the transaction is aborted, and the next one is committed."""
     topic = ledger.topic(2)
 
@@ -162,7 +162,7 @@ async def test_what_does_not_heal_aborts(ledger, proxy, group, request_, code):
     assert await ledger.group_offsets(group, topic) == {0: 2}
 
 
-async def test_an_abort_of_what_never_began_is_no_trouble(ledger, proxy, group):
+async def test_the_abort_of_an_unknown_transaction_succeeds(ledger, proxy, group):
     """The abort of a transaction that the coordinator never knew succeeds, and the next one is committed."""
     topic = ledger.topic(2)
 
@@ -182,7 +182,7 @@ async def test_an_abort_of_what_never_began_is_no_trouble(ledger, proxy, group):
 # ---- commits ---------------------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_seen_before_the_end(ledger, proxy, group):
+async def test_no_record_is_visible_before_the_transaction_ends(ledger, proxy, group):
     """Before EndTxn reaches the coordinator, read_committed consumers see no record and the group has no offset."""
     topic = ledger.topic(2)
 
@@ -199,7 +199,7 @@ async def test_nothing_is_seen_before_the_end(ledger, proxy, group):
     assert await ledger.group_offsets(group, topic) == {0: 1}
 
 
-async def test_a_commit_in_doubt_is_found_out(ledger, proxy, group):
+async def test_a_commit_in_doubt_is_completed_by_the_next_call(ledger, proxy, group):
     """A commit without an answer is in doubt: abort() raises, and the next call completes the commit."""
     topics = {way_on: ledger.topic(2) for way_on in ("commit", "begin", "close")}
 
@@ -249,7 +249,7 @@ async def test_a_cancelled_commit_is_all_or_nothing(ledger, proxy, group, reques
 
 
 @pytest.mark.slow
-async def test_a_coordinator_that_is_killed_ends_transactions_as_it_is_told(mortal_server, group):
+async def test_transactions_complete_after_the_coordinator_is_killed(mortal_server, group):
     """After SIGKILL and restart of the broker, pending commits and aborts complete."""
     ledger = CommittedRecords(mortal_server)
     topic = ledger.topic(2)
@@ -270,7 +270,7 @@ async def test_a_coordinator_that_is_killed_ends_transactions_as_it_is_told(mort
     assert await ledger.group_offsets(group, topic) == {0: 8}
 
 
-async def test_a_broker_that_hangs_holds_nobody_up(ledger, proxy):
+async def test_calls_to_a_frozen_broker_end_at_their_timeouts(ledger, proxy):
     """Without answers each call and the exit end by their own timeouts, and leave no task."""
     topic, before = ledger.topic(2), asyncio.all_tasks()
     options = {"default_api_timeout_ms": 700, "stop_timeout_ms": 500, "request_timeout_ms": 60_000}
@@ -290,7 +290,7 @@ async def test_a_broker_that_hangs_holds_nobody_up(ledger, proxy):
     assert await ledger.values(topic) == []
 
 
-async def test_a_transaction_that_takes_too_long_is_told_as_such(ledger):
+async def test_a_transaction_timeout_raises_with_advice(ledger):
     """After a transaction timeout commit() raises ProducerFencedError with advice; a new producer works."""
     topic, name = ledger.topic(), f"x-{uuid.uuid4().hex[:12]}"
 

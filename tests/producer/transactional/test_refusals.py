@@ -25,7 +25,7 @@ def ledger(kafka_server) -> CommittedRecords:
     return CommittedRecords(kafka_server)
 
 
-async def test_a_refused_record_takes_its_transaction_with_it(ledger):
+async def test_a_refused_record_aborts_its_transaction(ledger):
     """A refused record aborts its transaction; commit() raises the reason, and the next transaction is committed."""
     topic, small = ledger.topic(), ledger.topic(max_message_bytes=1_000)
 
@@ -47,7 +47,7 @@ async def test_a_refused_record_takes_its_transaction_with_it(ledger):
     assert await ledger.values(small) == [b"x"]
 
 
-async def test_what_cannot_be_sent_leaves_the_transaction_as_it_is(ledger, monkeypatch):
+async def test_an_invalid_record_leaves_the_transaction_open(ledger, monkeypatch):
     """An unknown topic or partition, or an invalid record, raises PublishError; the transaction can be committed."""
     topic = ledger.topic()
 
@@ -66,7 +66,7 @@ async def test_what_cannot_be_sent_leaves_the_transaction_as_it_is(ledger, monke
     assert await ledger.values(topic) == [b"good"]
 
 
-async def test_a_call_out_of_turn_says_what_to_do(ledger):
+async def test_a_call_in_the_wrong_state_raises_with_advice(ledger):
     """Calls in the wrong state raise ConsumerStateError that names the call to make first."""
     topic, producer = ledger.topic(), ledger.producer()
     with pytest.raises(ConsumerStateError, match="async with"):
@@ -99,13 +99,13 @@ async def test_a_call_out_of_turn_says_what_to_do(ledger):
         ({"max_batch_bytes": 0}, "max_batch_bytes must be at least 1, not 0"),
     ],
 )
-async def test_an_option_that_will_not_do_is_refused(options, words):
+async def test_an_invalid_option_raises_in_the_constructor(options, words):
     """The constructor raises ConfigurationError before it connects."""
     with pytest.raises(ConfigurationError, match=words):
         TransactionalProducer(resolve({"bootstrap_servers": "127.0.0.1:1"}, {}), **{"transactional_id": "x", **options})
 
 
-async def test_a_timeout_that_the_broker_does_not_grant_is_told(ledger):
+async def test_a_transaction_timeout_above_the_brokers_maximum_raises_at_start(ledger):
     """start() raises if transaction_timeout_ms exceeds the broker's maximum."""
     with pytest.raises(PublishError, match="INVALID_TRANSACTION_TIMEOUT"):
         await ledger.producer(transaction_timeout_ms=2_000_000_000).start()
@@ -128,7 +128,7 @@ async def test_a_partition_that_was_added_since_is_found(kafka_server, ledger):
     assert await ledger.values(topic) == [b"0", b"1"]
 
 
-async def test_a_transaction_that_was_aborted_is_not_taken_for_a_new_one(ledger):
+async def test_after_an_abort_the_next_call_raises_the_reason_once(ledger):
     """After an abort the next call, ``begin`` included, raises the reason once."""
     topic, small = ledger.topic(), ledger.topic(max_message_bytes=1_000)
 

@@ -40,7 +40,7 @@ def offsets_of(topic: str, *numbers: int) -> dict[TopicPartition, OffsetAndMetad
 # ---- all or nothing --------------------------------------------------------------------------------------------
 
 
-async def test_what_is_committed_is_there_once_and_what_is_aborted_never(ledger):
+async def test_committed_records_are_read_once_and_aborted_ones_never(ledger):
     """read_committed consumers see the records of committed transactions in order, and none of aborted ones."""
     topic, expected = ledger.topic(), []
 
@@ -59,7 +59,7 @@ async def test_what_is_committed_is_there_once_and_what_is_aborted_never(ledger)
     assert expected == await ledger.values(topic)
 
 
-async def test_a_record_is_as_it_was_sent(ledger):
+async def test_a_record_has_the_content_that_was_sent(ledger):
     """Key, value, headers, timestamp and partition are unchanged, null and empty differ, and futures have offsets."""
     topic = ledger.topic(3)
 
@@ -79,7 +79,7 @@ async def test_a_record_is_as_it_was_sent(ledger):
     assert (second.key(), second.value(), second.headers()) == (b"", None, None)
 
 
-async def test_a_key_goes_where_other_clients_put_it(ledger):
+async def test_a_key_has_the_same_partition_as_with_librdkafka(ledger):
     """A key has the same partition as with librdkafka's murmur2 partitioner."""
     topic, keys = ledger.topic(7), [b"%d" % number * (number % 5 + 1) for number in range(100)]
     theirs = Producer({"bootstrap.servers": ledger.server.bootstrap_servers, "partitioner": "murmur2"})
@@ -113,7 +113,7 @@ async def test_batches_may_be_compressed(ledger, compression):
     assert values == await ledger.values(topic)
 
 
-async def test_a_transaction_may_be_larger_than_memory_should_be(ledger):
+async def test_a_transaction_may_be_larger_than_the_producers_memory(ledger):
     """Full batches are written during the transaction, which bounds memory, and become visible at its commit."""
     topic, value = ledger.topic(2), b"x" * 1_000
 
@@ -165,7 +165,7 @@ async def test_offsets_alone_can_be_committed(ledger, group):
         }
 
 
-async def test_a_transaction_of_nothing_costs_nothing(ledger):
+async def test_empty_transactions_can_be_committed_and_aborted(ledger):
     """Empty transactions can be committed and aborted any number of times."""
     async with ledger.producer() as producer:
         for end in (producer.commit, producer.abort) * 3:
@@ -229,7 +229,7 @@ async def go_on(zombie: TransactionalProducer, topic: str) -> None:
     await zombie.commit()
 
 
-async def test_a_member_of_the_group_commits_and_one_left_behind_does_not(ledger, group):
+async def test_a_member_of_an_old_generation_cannot_commit_in_a_transaction(ledger, group):
     """Offsets of an old generation or unknown member abort their transaction; the next one is committed."""
     source, out = ledger.topic(), ledger.topic()
 
@@ -288,7 +288,7 @@ async def test_a_consumer_hands_its_offsets_over(ledger, group, protocol):
 
 
 @pytest.mark.parametrize("failure", [None, ValueError])
-async def test_leaving_aborts_what_is_open(ledger, failure):
+async def test_leaving_the_context_aborts_an_open_transaction(ledger, failure):
     """Leaving the context aborts an open transaction, with or without an error."""
     topic = ledger.topic()
 
@@ -323,7 +323,7 @@ async def test_closing_leaves_no_task(ledger):
     assert asyncio.all_tasks() == before
 
 
-async def test_no_broker_is_told_in_time():
+async def test_start_without_a_broker_raises_in_time():
     """start() without a broker raises BrokerConnectionError with the address."""
     config = resolve({"bootstrap_servers": "127.0.0.1:1", "start_timeout_ms": 300}, {})
 

@@ -272,7 +272,7 @@ def test_each_start_resumes_at_the_right_offset(steps):
 # ---- places ----------------------------------------------------------------------------------------------------
 
 
-class Told:
+class EventRecorder:
     def __init__(self) -> None:
         self.events: list[Any] = []
 
@@ -287,18 +287,18 @@ NOBODY = cast("SparkOffsetStore", None)
 """Nothing is asked where nothing is to be found by time."""
 
 
-def placed(now: ClusterState, policy: str = "earliest", **more: Any) -> tuple[StartOffsets, Told]:
-    told = Told()
+def placed(now: ClusterState, policy: str = "earliest", **more: Any) -> tuple[StartOffsets, EventRecorder]:
+    recorder = EventRecorder()
     config = resolve({"bootstrap_servers": "b:1", "group_id": "g", "auto_offset_reset": policy})
-    return start_offsets_of(NOBODY, now, config, Observer((told,)), **more), told
+    return start_offsets_of(NOBODY, now, config, Observer((recorder,)), **more), recorder
 
 
 def test_a_new_group_loses_nothing():
     """Without committed offsets auto_offset_reset decides, and no loss is reported."""
-    places, told = placed(seen({}, begin=30))
+    places, recorder = placed(seen({}, begin=30))
     late, _ = placed(seen({}, begin=30), "latest")
 
-    assert (places.at, places.lost, told.resets()) == ({A: 30, B: 30}, 0, [])
+    assert (places.at, places.lost, recorder.resets()) == ({A: 30, B: 30}, 0, [])
     assert (late.at, late.lost) == ({A: 100, B: 100}, 0)
 
 
@@ -306,19 +306,19 @@ def test_a_new_group_loses_nothing():
 def test_an_added_partition_is_read_from_its_beginning(stands):
     """An added partition starts at its beginning also with "latest", as in a member; a new topic starts at its end."""
     other = TopicPartition("u", 0)
-    places, told = placed(
+    places, recorder = placed(
         and_new(seen({A: 40} if stands is None else {}, begin=30), other, 7), "latest", overrides=stands
     )
 
-    assert (places.at, places.lost, told.resets()) == ({A: 40, B: 30, other: 100}, 0, [])
+    assert (places.at, places.lost, recorder.resets()) == ({A: 40, B: 30, other: 100}, 0, [])
 
 
 def test_lost_offsets_are_counted_and_reported():
     """Committed offsets that were deleted from the log are counted for each partition."""
-    places, told = placed(seen({A: 4, B: 40}, begin=30))
+    places, recorder = placed(seen({A: 4, B: 40}, begin=30))
 
     assert (places.at, places.lost) == ({A: 30, B: 40}, 26)
-    assert told.resets() == [(A, 4, 30, 26)]
+    assert recorder.resets() == [(A, 4, 30, 26)]
     with pytest.raises(OffsetOutOfRangeError):
         placed(seen({A: 4, B: 40}, begin=30), "none")
 
@@ -331,11 +331,11 @@ def test_offsets_of_the_checkpoint_override_commits():
         "c", {"t": "id"}, {A: LogBounds(0, 100), B: LogBounds(0, 100)}, {A: GroupOffset(A, 10, None, text)}
     )
 
-    places, told = placed(now, "none", overrides={A: 30, B: 8})
+    places, recorder = placed(now, "none", overrides={A: 30, B: 8})
 
     assert (places.at, places.lost) == ({A: 30, B: 8}, 0)
     assert places.done == {A: OffsetMap(30, 40, (35,))}
-    assert [type(one) for one in told.events] == [OffsetMapFound]
+    assert [type(one) for one in recorder.events] == [OffsetMapFound]
     assert places.commits({A: 36})[A] == PartitionCommit(36, OffsetMap(36, 40))
 
 
@@ -345,10 +345,10 @@ def test_a_map_of_another_log_is_ignored(wrong):
     text = encode_metadata(wrong, "", 4_096).text
     now = ClusterState("c", {"t": str(UUID(int=8))}, {A: LogBounds(0, 100)}, {A: GroupOffset(A, 10, None, text)})
 
-    places, told = placed(now)
+    places, recorder = placed(now)
 
     assert (places.at, places.done, places.commits({A: 20})[A]) == ({A: 10}, {}, PartitionCommit(20))
-    assert [type(one) for one in told.events] == [OffsetMapIgnored]
+    assert [type(one) for one in recorder.events] == [OffsetMapIgnored]
 
 
 @pytest.mark.parametrize(("end", "is_kept"), [(100, True), (40, True), (39, False), (-1, False), (None, True)])
@@ -358,15 +358,15 @@ def test_a_map_of_a_truncated_epoch_is_ignored(end, is_kept):
     ends = {} if end is None else {A: end}
     now = ClusterState("c", {"t": ""}, {A: LogBounds(0, 100)}, {A: GroupOffset(A, 10, None, text)}, ends)
 
-    places, told = placed(now)
+    places, recorder = placed(now)
 
     assert (places.at, A in places.done) == ({A: 10}, is_kept)
-    assert [type(one) for one in told.events] == [OffsetMapFound if is_kept else OffsetMapIgnored]
+    assert [type(one) for one in recorder.events] == [OffsetMapFound if is_kept else OffsetMapIgnored]
 
 
 def test_offsets_deleted_during_a_run_are_reset_by_policy():
     """Nothing changes while the log has the next offsets; otherwise all lost offsets are counted."""
-    before, told = placed(seen({A: 4, B: 40}, begin=10))
+    before, recorder = placed(seen({A: 4, B: 40}, begin=10))
     config = resolve({"bootstrap_servers": "b:1", "group_id": "g"})
 
     class FakeStore:
@@ -380,15 +380,15 @@ def test_offsets_deleted_during_a_run_are_reset_by_policy():
 
     store = cast("SparkOffsetStore", FakeStore())
     at = {A: 20, B: 60}
-    same = start_offsets_after(store, before, at, config, Observer((told,)))
+    same = start_offsets_after(store, before, at, config, Observer((recorder,)))
     FakeStore.begin = 50
-    after = start_offsets_after(store, before, at, config, Observer((told,)))
+    after = start_offsets_after(store, before, at, config, Observer((recorder,)))
 
     assert before.lost == 6
     assert same is None
     assert after is not None
     assert (after.at, after.lost) == ({A: 50, B: 60}, 36)
-    assert told.resets()[1:] == [(A, 20, 50, 30)]
+    assert recorder.resets()[1:] == [(A, 20, 50, 30)]
     with pytest.raises(OffsetOutOfRangeError):
         start_offsets_after(
             store,

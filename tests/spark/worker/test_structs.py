@@ -144,16 +144,16 @@ def test_structs_of_a_script_are_restored_completely(tmp_path, future):
     there = tmp_path / "there"
     there.mkdir()
 
-    here = said_by(script, "../shipped", folder=there)
+    here = output_of(script, "../shipped", folder=there)
     (there / "worker.py").write_text(_WORKER)
-    arrived = said_by(there / "worker.py", "../shipped", folder=there)
+    arrived = output_of(there / "worker.py", "../shipped", folder=there)
 
     assert "'base': True" in here
     assert "'refused': ['negative order_id', 'too much', 'Expected `int` >= 0']" in here
     assert arrived == here
 
 
-def said_by(script: Path, *arguments: str, folder: Path) -> str:
+def output_of(script: Path, *arguments: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, str(script), *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )

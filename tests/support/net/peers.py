@@ -29,14 +29,14 @@ class Peer:
 
     Attributes:
         port: port of the listener.
-        taken: number of accepted connections.
+        accepted: number of accepted connections.
     """
 
     def __init__(self, behave: Behaviour, *, tls: ssl.SSLContext | None = None) -> None:
         self._behave, self._tls = behave, tls
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
-        self.taken = 0
+        self.accepted = 0
 
     @property
     def address(self) -> str:
@@ -55,7 +55,7 @@ class Peer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.taken += 1
+        self.accepted += 1
         task = asyncio.ensure_future(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -84,7 +84,7 @@ async def resets(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def says(data: bytes) -> Behaviour:
+def sends(data: bytes) -> Behaviour:
     """Send ``data`` and wait."""
 
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

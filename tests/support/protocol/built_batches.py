@@ -17,7 +17,7 @@ COMMIT, ABORT = 1, 0
 _CRC_AT, _ATTRIBUTES_AT, _CONTROL = 17, 21, 0x20
 
 
-class Said(NamedTuple):
+class SentRecord(NamedTuple):
     """Record as sent by a producer."""
 
     key: bytes | None
@@ -27,7 +27,7 @@ class Said(NamedTuple):
 
 
 def batch(
-    *records: Said,
+    *records: SentRecord,
     base_offset: int = 0,
     codec: int = NONE,
     producer_id: int = -1,
@@ -43,12 +43,14 @@ def batch(
 
 def marker(kind: int, *, base_offset: int, producer_id: int) -> bytes:
     """Return the control batch that ends a transaction."""
-    made = bytearray(batch(Said(struct.pack(">hh", 0, kind), bytes(6)), producer_id=producer_id, is_transactional=True))
+    made = bytearray(
+        batch(SentRecord(struct.pack(">hh", 0, kind), bytes(6)), producer_id=producer_id, is_transactional=True)
+    )
     made[_ATTRIBUTES_AT + 1] |= _CONTROL
     return placed(resealed(made), base_offset)
 
 
-def old_batch(*records: Said, magic: int, base_offset: int = 0, codec: int = NONE) -> bytes:
+def old_batch(*records: SentRecord, magic: int, base_offset: int = 0, codec: int = NONE) -> bytes:
     """Return messages of format 0 or 1; compressed ones are inside one message with the offset of the last."""
     builder = LegacyRecordBatchBuilder(magic, codec, 1 << 30)
     for at, one in enumerate(records):
@@ -75,9 +77,9 @@ def resealed(made: bytearray) -> bytearray:
     return made
 
 
-def any_records(at_most: int) -> st.SearchStrategy[tuple[Said, ...]]:
+def any_records(at_most: int) -> st.SearchStrategy[tuple[SentRecord, ...]]:
     """Return a Hypothesis strategy for one to ``at_most`` records with keys, values and headers of any bytes."""
     some_bytes = st.none() | st.binary(max_size=300)
     headers = st.lists(st.tuples(st.text(max_size=3), some_bytes), max_size=3).map(tuple)
-    one = st.builds(Said, some_bytes, some_bytes, st.integers(0, 1 << 42), headers)
+    one = st.builds(SentRecord, some_bytes, some_bytes, st.integers(0, 1 << 42), headers)
     return st.lists(one, min_size=1, max_size=at_most).map(tuple)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["NOW", "Pick", "RandomSteps", "check_events", "effects_of", "state_of", "told"]
+__all__ = ["NOW", "Pick", "RandomSteps", "check_events", "effects_after", "effects_of", "state_of"]
 
 NOW = 1_000.0
 """Time of an event for which a test names none."""
@@ -30,7 +30,7 @@ def effects_of(machine: Machine) -> list[Any]:
     return list(machine.effects())
 
 
-def told(machine: Machine, *events: object, now: float = NOW) -> list[Any]:
+def effects_after(machine: Machine, *events: object, now: float = NOW) -> list[Any]:
     """Pass ``events`` to the machine and return the resulting effects."""
     for event in events:
         machine.receive(event, now)

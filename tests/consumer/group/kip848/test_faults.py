@@ -43,7 +43,7 @@ def nobody_coordinates(code):
 
 def joins(quick, group):
     """Return the group's heartbeats that join."""
-    return [beat for beat in quick.said(group) if beat.member_epoch == 0]
+    return [beat for beat in quick.heartbeats(group) if beat.member_epoch == 0]
 
 
 @pytest.mark.parametrize("code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
@@ -67,7 +67,7 @@ async def test_a_fenced_or_unknown_member_joins_again_with_its_id(quick, group, 
     assert len(lost.partitions) == 2
     assert len(joins(quick, group)) == first + 1
     assert all(map(is_full, joins(quick, group)))
-    assert len({beat.member_id for beat in quick.said(group)}) == 1
+    assert len({beat.member_id for beat in quick.heartbeats(group)}) == 1
 
 
 async def test_a_removed_member_joins_again(quick, group):
@@ -103,13 +103,13 @@ async def test_a_commit_with_a_stale_epoch_is_repeated_after_a_heartbeat(quick, 
     async with quick.consumer(topic, group_id=group, client_id=group, hooks=[events]) as consumer:
         for _ in range(10):
             await consumer.getone()
-        beats = len(quick.said(group))
+        beats = len(quick.heartbeats(group))
         with quick.proxy.edit_answer(OffsetCommitRequest, each_refused(ErrorCode.STALE_MEMBER_EPOCH), times=2):
             began = time.monotonic()
             await consumer.commit()
             took = time.monotonic() - began
         assert len(quick.commits(group)) == 3
-        assert len(quick.said(group)) > beats
+        assert len(quick.heartbeats(group)) > beats
 
     assert took < 10
     assert await quick.committed(group, topic, 1) == {0: 10}
@@ -133,8 +133,8 @@ async def test_a_coordinator_that_cannot_answer_now_is_retried(quick, group, cod
         async with quick.consumer(topic, group_id=group, client_id=group, hooks=[events]) as consumer:
             got = [await consumer.getone() for _ in range(19)]
             await consumer.commit()
-            beats = len(quick.said(group))
-            await until(lambda: len(quick.said(group)) > beats)
+            beats = len(quick.heartbeats(group))
+            await until(lambda: len(quick.heartbeats(group)) > beats)
 
     assert [record.offset for record in got] == list(range(1, 20))
     assert len(events.of(GroupJoined)) == 1

@@ -30,16 +30,16 @@ async def test_members_join_and_leave_and_every_record_is_handled_once(quick, gr
         first = await crew.join()
         await crew.join()
         await crew.shares(3, 3)
-        await quick.confirms(group, crew)
+        await quick.wait_until_agreed(group, crew)
         producing = asyncio.create_task(produce_until(done, quick, topic))
         await crew.handle(1_000)
         await crew.join()
         await crew.shares(2, 2, 2)
-        await quick.confirms(group, crew)
+        await quick.wait_until_agreed(group, crew)
         await crew.handle(2_000)
         await crew.leave(first)
         await crew.shares(3, 3)
-        await quick.confirms(group, crew)
+        await quick.wait_until_agreed(group, crew)
         done.set()
         await crew.handle(await producing)
         assert len(await quick.members(group)) == 2
@@ -64,8 +64,8 @@ async def test_commits_carry_the_epoch_of_the_member(quick, group):
 
     epochs = set()
     for client in (f"{group}-1", f"{group}-2"):
-        given = {answer.member_epoch for answer in quick.heard(client) if answer.member_epoch > 0}
-        (member_id,) = {beat.member_id for beat in quick.said(client)}
+        given = {answer.member_epoch for answer in quick.responses(client) if answer.member_epoch > 0}
+        (member_id,) = {beat.member_id for beat in quick.heartbeats(client)}
         frames = quick.proxy.requests(OffsetCommitRequest, client_id=client)
         assert {10} == {frame.version for frame in frames}
         assert {member_id} == {frame.message.member_id for frame in frames}

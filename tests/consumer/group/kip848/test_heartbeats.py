@@ -12,7 +12,7 @@ from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.fetch import FetchRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
-from tests.support.kip848_broker import is_full, says_nothing
+from tests.support.kip848_broker import has_no_changes, is_full
 
 
 async def test_heartbeats_contain_only_changes(quick, group):
@@ -23,19 +23,19 @@ async def test_heartbeats_contain_only_changes(quick, group):
         await until(lambda: len(first.assignment()) == 4)
         async with quick.consumer(topic, group_id=group) as second:
             await until(lambda: len(second.assignment()) == 2)
-            await until(lambda: any(map(says_nothing, quick.said(group)[-2:])))
+            await until(lambda: any(map(has_no_changes, quick.heartbeats(group)[-2:])))
         await until(lambda: len(first.assignment()) == 4)
-        await until(lambda: len(quick.said(group)) > 8 and says_nothing(quick.said(group)[-1]))
+        await until(lambda: len(quick.heartbeats(group)) > 8 and has_no_changes(quick.heartbeats(group)[-1]))
 
-    join, *others, farewell = quick.said(group)
+    join, *others, leave = quick.heartbeats(group)
     owned = [beat.topic_partitions for beat in (join, *others) if beat.topic_partitions is not None]
     assert is_full(join)
     assert join.member_epoch == 0
     assert join.subscribed_topic_names == (topic,)
-    assert all(says_nothing(replace(beat, topic_partitions=None)) for beat in others)
-    assert [sum(len(one.partitions) for one in said) for said in owned] == [0, 4, 2, 4]
-    assert says_nothing(farewell)
-    assert farewell.member_epoch == -1
+    assert all(has_no_changes(replace(beat, topic_partitions=None)) for beat in others)
+    assert [sum(len(one.partitions) for one in topics) for topics in owned] == [0, 4, 2, 4]
+    assert has_no_changes(leave)
+    assert leave.member_epoch == -1
 
 
 async def test_heartbeats_continue_during_a_long_callback(quick, group):
@@ -44,9 +44,9 @@ async def test_heartbeats_continue_during_a_long_callback(quick, group):
     await quick.configure(group, consumer_heartbeat_interval_ms=100, consumer_session_timeout_ms=3_000)
 
     async def choose(_consumer, old, new):
-        beats = len(quick.said(group))
+        beats = len(quick.heartbeats(group))
         await asyncio.sleep(3.4)
-        seen["beats"] = len(quick.said(group)) - beats
+        seen["beats"] = len(quick.heartbeats(group)) - beats
         seen["fetches"], seen["old"] = len(proxy.requests(FetchRequest, client_id=group)), dict(old)
         return dict.fromkeys(new, 7)
 
@@ -69,10 +69,12 @@ async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group
     pauses = {}
 
     async with quick.consumer(topic, group_id=group, client_id=group):
-        await until(lambda: any(map(says_nothing, quick.said(group))))
+        await until(lambda: any(map(has_no_changes, quick.heartbeats(group))))
         for interval_ms in (100, 500):
             await quick.configure(group, consumer_heartbeat_interval_ms=interval_ms)
-            await until(lambda ms=interval_ms: [a.heartbeat_interval_ms for a in quick.heard(group)[-5:]] == [ms] * 5)
+            await until(
+                lambda ms=interval_ms: [a.heartbeat_interval_ms for a in quick.responses(group)[-5:]] == [ms] * 5
+            )
             answers = quick.proxy.answers(ConsumerGroupHeartbeatRequest, client_id=group)
             beats = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)[: len(answers)]
             pauses[interval_ms] = [beat.at - before.at for before, beat in zip(answers[-5:], beats[-4:], strict=False)]
@@ -93,8 +95,8 @@ async def test_the_session_timeout_is_the_groups_configuration(quick, group):
         await until(lambda: "3000" in sessions_told(quick.proxy, group))
         with quick.proxy.drop_answer(ConsumerGroupHeartbeatRequest) as dropped:
             await dropped.wait_applied()
-            beats = len(quick.said(group))
-            await until(lambda: len(quick.said(group)) > beats)
+            beats = len(quick.heartbeats(group))
+            await until(lambda: len(quick.heartbeats(group)) > beats)
         last, again = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)[beats - 1 : beats + 1]
 
     assert 0.9 <= again.at - last.at < 15

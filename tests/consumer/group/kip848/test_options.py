@@ -29,7 +29,7 @@ async def test_a_topic_created_later_matches_a_pattern(quick, group):
         assert consumer.subscription() == {first, second}
         assert {one.topic for one in consumer.assignment()} == {first, second}
 
-    join = quick.said(group)[0]
+    join = quick.heartbeats(group)[0]
     assert [record.value for record in got] == [b"1", b"2"]
     assert join.subscribed_topic_regex == rf"{group}-(first|\pL+nd)"
     assert join.subscribed_topic_names == ()
@@ -66,7 +66,7 @@ async def test_group_remote_assignor_selects_the_brokers_assignor(quick, group, 
 
     assert described.partition_assignor == assignor
     assert described.type.name == "CONSUMER"
-    assert quick.said(group)[0].server_assignor == assignor
+    assert quick.heartbeats(group)[0].server_assignor == assignor
     assert shares == {"range": [2, 4], "uniform": [3, 3]}[assignor]
 
 
@@ -115,7 +115,7 @@ async def test_a_broker_without_the_protocol_raises(quick, group):
             with pytest.raises(UnsupportedVersionError, match="group_protocol='classic'"):
                 await consumer.getone(timeout_ms=10_000)
 
-    assert not quick.said(group)
+    assert not quick.heartbeats(group)
 
 
 def test_a_verbose_pattern_raises():

@@ -38,9 +38,9 @@ async def test_a_restart_within_the_session_moves_no_partition(quick, group):
 
     assert {1} == set(crew.handled.values())
     assert before in while_away.values()
-    assert quick.said(f"{group}-first")[-1].member_epoch == -2
-    assert {beat.instance_id for beat in quick.said(f"{group}-first")} == {"one"}
-    assert quick.said(f"{group}-second")[0].member_id != quick.said(f"{group}-first")[0].member_id
+    assert quick.heartbeats(f"{group}-first")[-1].member_epoch == -2
+    assert {beat.instance_id for beat in quick.heartbeats(f"{group}-first")} == {"one"}
+    assert quick.heartbeats(f"{group}-second")[0].member_id != quick.heartbeats(f"{group}-first")[0].member_id
 
 
 async def test_a_second_holder_of_an_instance_id_is_refused(quick, group):
@@ -58,14 +58,14 @@ async def test_a_second_holder_of_an_instance_id_is_refused(quick, group):
             with pytest.raises(FencedMemberError):
                 await newcomer.commit({TopicPartition(topic, 0): 1})
             assert not newcomer.assignment()
-        beats = len(quick.said(f"{group}-first"))
-        await until(lambda: len(quick.said(f"{group}-first")) > beats + 1)
+        beats = len(quick.heartbeats(f"{group}-first"))
+        await until(lambda: len(quick.heartbeats(f"{group}-first")) > beats + 1)
         quick.produce(topic, (b"%d" % n for n in range(100)))
         await crew.handle(100)
         assert await quick.members(group) == {member_id: member.consumer.assignment()}
 
-    assert {111} == {answer.error_code for answer in quick.heard(f"{group}-second")}
-    assert len(quick.said(f"{group}-second")) == 1
+    assert {111} == {answer.error_code for answer in quick.responses(f"{group}-second")}
+    assert len(quick.heartbeats(f"{group}-second")) == 1
     assert not quick.commits(f"{group}-second")
     assert len(events.of(PartitionsAssigned)) <= 2
     assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
@@ -81,8 +81,8 @@ async def test_a_join_whose_response_is_lost_is_repeated(quick, group):
             assert set((await quick.members(group)).values()) == {consumer.assignment()}
 
     assert [record.offset for record in got] == list(range(10))
-    assert [beat.member_epoch for beat in quick.said(group)][:3] == [0, -2, 0]
-    assert {0} == {answer.error_code for answer in quick.heard(group)}
+    assert [beat.member_epoch for beat in quick.heartbeats(group)][:3] == [0, -2, 0]
+    assert {0} == {answer.error_code for answer in quick.responses(group)}
 
 
 async def test_a_second_holder_is_refused_again_if_the_refusal_is_lost(quick, group):
@@ -102,7 +102,7 @@ async def test_a_second_holder_is_refused_again_if_the_refusal_is_lost(quick, gr
         await crew.handle(100)
         assert await quick.members(group) == before == dict.fromkeys(before, member.consumer.assignment())
 
-    assert [beat.member_epoch for beat in quick.said(group)] == [0, -2, 0]
+    assert [beat.member_epoch for beat in quick.heartbeats(group)] == [0, -2, 0]
     assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
 
 
@@ -125,7 +125,7 @@ async def test_a_fenced_member_gets_its_partitions_back(quick, group):
         assert sum(len(other_events.of(kind)) for kind in STAYS) == seen
 
     assert not events.of(ConsumerFailed)
-    assert [beat.member_epoch for beat in quick.said(group)].count(0) == 2
+    assert [beat.member_epoch for beat in quick.heartbeats(group)].count(0) == 2
 
 
 async def test_leave_on_stop_releases_the_instance_id(quick, group):
@@ -140,7 +140,7 @@ async def test_leave_on_stop_releases_the_instance_id(quick, group):
         await crew.shares(4)
         assert len(await quick.members(group)) == 1
 
-    assert quick.said(group)[-1].member_epoch == -1
+    assert quick.heartbeats(group)[-1].member_epoch == -1
 
 
 async def test_an_absent_static_member_is_removed_after_the_session(quick, group):

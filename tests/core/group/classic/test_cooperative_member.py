@@ -57,7 +57,7 @@ from tests.support.simulation.classic_member import (
     SESSION_S,
     member,
 )
-from tests.support.simulation.driven_machine import NOW, effects_of, state_of, told
+from tests.support.simulation.driven_machine import NOW, effects_after, effects_of, state_of
 
 COOPERATIVE = "cooperative-sticky"
 NEXT = Identity("me", 8)
@@ -106,7 +106,7 @@ def beginner(*strategies: str, assigned: MemberAssignment = ASSIGNMENT, **change
     one = member(*strategies or (COOPERATIVE,), **changes)
     one.receive(StartMembership(), NOW)
     one.handle_timer(NOW)
-    take_over = told(one, JoinedAsFollower("me", 7, COOPERATIVE), Synced(assigned))[-1]
+    take_over = effects_after(one, JoinedAsFollower("me", 7, COOPERATIVE), Synced(assigned))[-1]
     return one, take_over
 
 
@@ -182,7 +182,7 @@ def check_event(state, event, is_ready):
     rule = TABLE.get((state, type(event)))
 
     if isinstance(event, HeartbeatOutcome) or state in OVER:
-        assert told(one, event) == []
+        assert effects_after(one, event) == []
         assert one.state is state
     elif isinstance(event, TakenOver) and state in REJOINING and is_ready:
         # Nothing is being taken over.
@@ -209,13 +209,13 @@ def test_every_state_can_be_left(state, is_ready):
     """From each state, a stop and the outcomes of the effects in flight lead to a final state, and nothing is owned."""
     one = owner_in(state, is_ready=is_ready)
 
-    told(one, StopMembership())
+    effects_after(one, StopMembership())
     if one.state in MOVING:
         one.handle_timer(NOW + PATIENCE_S)
     if one.state is ClassicState.CLOSING:
-        told(one, Released())
+        effects_after(one, Released())
     if one.state is ClassicState.LEAVING:
-        told(one, LeaveAnswered())
+        effects_after(one, LeaveAnswered())
 
     assert one.state in OVER
     assert one.owned == frozenset()
@@ -230,10 +230,10 @@ def test_join_releases_nothing(is_ready):
     """Owned partitions are claimed by the join, with their generation."""
     one = owner(is_ready=is_ready)
 
-    assert told(one, RebalanceCalled()) == []
+    assert effects_after(one, RebalanceCalled()) == []
 
     assert claimed(join_of(one)) == (MINE, 7)
-    told(one, JoinedAsFollower("me", 8, COOPERATIVE))
+    effects_after(one, JoinedAsFollower("me", 8, COOPERATIVE))
     assert one.owned == MINE
     assert one.identity == NEXT
 
@@ -247,10 +247,10 @@ def test_kept_partitions_are_not_taken_over_again(synced, added):
     """Only new partitions are taken over; the callbacks are called for every generation."""
     one = owner_in(ClassicState.SYNCING)
 
-    assert told(one, synced) == [TakeOver(added, MINE, NEXT, COOPERATIVE, is_leader=False)]
+    assert effects_after(one, synced) == [TakeOver(added, MINE, NEXT, COOPERATIVE, is_leader=False)]
 
     assert one.owned == MINE | added
-    assert told(one, TakenOver()) == []
+    assert effects_after(one, TakenOver()) == []
     assert one.state is ClassicState.STABLE
 
 
@@ -258,18 +258,18 @@ def test_revoked_partitions_are_released_before_the_next_join():
     """Revoked partitions are owned until the release is complete; the next join does not claim them."""
     one = owner_in(ClassicState.SYNCING)
 
-    (release,) = told(one, given(0))
+    (release,) = effects_after(one, given(0))
     assert release == Release(of(1), is_lost=False, is_last=False, reason="partitions were revoked")
     assert one.owned == MINE
     assert one.is_member
 
-    assert told(one, Released()) == []
+    assert effects_after(one, Released()) == []
     assert one.owned == of(0)
     join = join_of(one)
     assert claimed(join) == (of(0), 8)
     assert join.reason == "partitions were revoked"
 
-    (take_over,) = told(one, JoinedAsFollower("me", 9, COOPERATIVE), given(0))[1:]
+    (take_over,) = effects_after(one, JoinedAsFollower("me", 9, COOPERATIVE), given(0))[1:]
     assert (take_over.added, take_over.kept) == (of(), of(0))
 
 
@@ -277,13 +277,13 @@ def test_partitions_added_beside_a_revocation_are_taken_over_in_the_next_generat
     """The next join claims them, so no other member gets them."""
     one = owner_in(ClassicState.SYNCING)
 
-    (release,) = told(one, given(0, 2))
+    (release,) = effects_after(one, given(0, 2))
     assert release.partitions == of(1)
     assert one.owned == of(0, 1, 2)
 
-    told(one, Released())
+    effects_after(one, Released())
     assert claimed(join_of(one)) == (of(0, 2), 8)
-    (take_over,) = told(one, JoinedAsFollower("me", 9, COOPERATIVE), given(0, 2))[1:]
+    (take_over,) = effects_after(one, JoinedAsFollower("me", 9, COOPERATIVE), given(0, 2))[1:]
     assert (take_over.added, take_over.kept) == (of(2), of(0))
 
 
@@ -291,10 +291,10 @@ def test_member_without_partitions_has_no_session_while_joining():
     """After all its partitions are revoked, it joins as any member that owns nothing."""
     one = owner_in(ClassicState.SYNCING)
 
-    (release,) = told(one, Synced(MemberAssignment(())))
+    (release,) = effects_after(one, Synced(MemberAssignment(())))
     assert release.partitions == MINE
 
-    told(one, Released())
+    effects_after(one, Released())
     assert claimed(join_of(one)) == (frozenset(), 8)
     assert one.next_deadline() is None
 
@@ -303,7 +303,7 @@ def test_rebalance_during_a_rebalance_releases_nothing():
     """The member joins again at once with the same claim and generation."""
     one = owner_in(ClassicState.SYNCING)
 
-    assert told(one, RebalanceCalled()) == []
+    assert effects_after(one, RebalanceCalled()) == []
 
     assert claimed(join_of(one)) == (MINE, 8)
 
@@ -315,7 +315,7 @@ def test_failed_join_releases_nothing(state, event):
     one = owner_in(state)
     generation = one.identity.generation
 
-    told(one, event)
+    effects_after(one, event)
 
     assert one.state is ClassicState.WAITING
     assert claimed(join_of(one, NOW + 0.1)) == (MINE, generation)
@@ -327,27 +327,27 @@ def test_leader_leaves_moving_partitions_unassigned():
     mine = MemberSubscription(("t",), owned_partitions=(OwnedPartitions("t", (0, 1)),), generation_id=7)
     news = MemberSubscription(("t",))
 
-    told(one, JoinedAsLeader("me", 8, COOPERATIVE, {"me": mine, "you": news}, {}))
-    (sync,) = told(one, PartitionsFound({"t": 2}))
+    effects_after(one, JoinedAsLeader("me", 8, COOPERATIVE, {"me": mine, "you": news}, {}))
+    (sync,) = effects_after(one, PartitionsFound({"t": 2}))
     assert sync.assignments == {
         "me": MemberAssignment((OwnedPartitions("t", (0,)),)),
         "you": MemberAssignment(()),
     }
 
-    told(one, given(0), Released())
+    effects_after(one, given(0), Released())
     left = MemberSubscription(("t",), owned_partitions=(OwnedPartitions("t", (0,)),), generation_id=8)
     join_of(one)
-    told(one, JoinedAsLeader("me", 9, COOPERATIVE, {"me": left, "you": news}, {}))
-    (sync,) = told(one, PartitionsFound({"t": 2}))
+    effects_after(one, JoinedAsLeader("me", 9, COOPERATIVE, {"me": left, "you": news}, {}))
+    (sync,) = effects_after(one, PartitionsFound({"t": 2}))
     assert sync.assignments["you"] == MemberAssignment((OwnedPartitions("t", (1,)),))
 
 
 def test_leader_that_rebalances_for_a_topic_releases_nothing():
     """The leader joins the next generation and keeps its partitions."""
     one = owner_in(ClassicState.DEALING)
-    told(one, PartitionsFound({"t": 2}), Synced(ASSIGNMENT), TakenOver())
+    effects_after(one, PartitionsFound({"t": 2}), Synced(ASSIGNMENT), TakenOver())
 
-    assert told(one, PartitionsChanged({"t": 3})) == []
+    assert effects_after(one, PartitionsChanged({"t": 3})) == []
 
     join = join_of(one)
     assert claimed(join) == (MINE, 8)
@@ -357,12 +357,12 @@ def test_leader_that_rebalances_for_a_topic_releases_nothing():
 def test_one_eager_strategy_makes_the_member_eager():
     """The group's choice is unknown before the join, so everything is released."""
     one, _ = beginner(COOPERATIVE, "range")
-    told(one, TakenOver())
+    effects_after(one, TakenOver())
 
-    (release,) = told(one, RebalanceCalled())
+    (release,) = effects_after(one, RebalanceCalled())
     assert release.partitions == MINE
 
-    told(one, Released())
+    effects_after(one, Released())
     join = join_of(one)
     assert [(name, subscription.owned_partitions) for name, subscription in join.subscriptions] == [
         (COOPERATIVE, ()),
@@ -380,16 +380,16 @@ def test_takeover_continues_during_a_join(state):
     lead_to(one, state)
     assert one.awaits(take_over)
 
-    assert told(one, TakenOver()) == []
+    assert effects_after(one, TakenOver()) == []
 
     assert one.state is state
     assert not one.awaits(take_over)
     one.handle_timer(NOW)
     if one.state is ClassicState.JOINING:
-        told(one, FOLLOWS)
+        effects_after(one, FOLLOWS)
     if one.state is ClassicState.DEALING:
-        told(one, PartitionsFound({"t": 2}))
-    (again,) = told(one, given(0, 1))
+        effects_after(one, PartitionsFound({"t": 2}))
+    (again,) = effects_after(one, given(0, 1))
     assert (again.added, again.kept) == (of(), MINE)
 
 
@@ -398,7 +398,7 @@ def test_incomplete_takeover_is_repeated_in_the_next_generation():
     one, first = beginner()
     lead_to(one, ClassicState.SYNCING)
 
-    (second,) = told(one, given(0, 1, 2))
+    (second,) = effects_after(one, given(0, 1, 2))
 
     assert (second.added, second.kept) == (of(0, 1, 2), of())
     assert (one.awaits(first), one.awaits(second)) == (False, True)
@@ -419,7 +419,7 @@ def test_release_or_loss_ends_a_takeover(state, event, is_lost):
     one, take_over = beginner()
     lead_to(one, state)
 
-    (release,) = told(one, event)
+    (release,) = effects_after(one, event)
 
     assert release.is_lost == is_lost
     assert (one.awaits(take_over), one.awaits(release)) == (False, True)
@@ -441,12 +441,12 @@ def test_unsubscribed_topics_are_released_before_the_join(is_ready):
     """The join claims only partitions of subscribed topics."""
     one = with_two_topics(is_ready=is_ready)
 
-    told(one, Resubscribed(frozenset("t")))
+    effects_after(one, Resubscribed(frozenset("t")))
     one.handle_timer(NOW)
     (release,) = effects_of(one)
     assert release == Release(of(0, topic="u"), is_lost=False, is_last=False, reason="the subscription changed")
 
-    told(one, Released())
+    effects_after(one, Released())
     join = join_of(one)
     assert claimed(join) == (MINE, 7)
     assert join.subscriptions[0][1].topics == ("t",)
@@ -455,30 +455,30 @@ def test_unsubscribed_topics_are_released_before_the_join(is_ready):
 def test_topics_unsubscribed_during_a_pause_are_released_before_the_join():
     """A join that is repeated after a pause does not claim them."""
     one = lead_to(with_two_topics(), ClassicState.JOINING)
-    told(one, RetryLater("loading"))
+    effects_after(one, RetryLater("loading"))
 
-    told(one, Resubscribed(frozenset("t")))
+    effects_after(one, Resubscribed(frozenset("t")))
     assert one.next_deadline() == pytest.approx(NOW + 0.1)
     one.handle_timer(NOW + 0.1)
 
     (release,) = [effect for effect in effects_of(one) if isinstance(effect, Release)]
     assert release.partitions == of(0, topic="u")
-    told(one, Released(), now=NOW + 1)
+    effects_after(one, Released(), now=NOW + 1)
     assert claimed(join_of(one, NOW + 1)) == (MINE, 7)
 
 
 def test_topics_unsubscribed_during_a_release_are_released_after_it():
     """One release follows the other, then the join."""
     one = lead_to(with_two_topics(), ClassicState.SYNCING)
-    (release,) = told(one, Synced(MemberAssignment((OwnedPartitions("t", (0,)), OwnedPartitions("u", (0,))))))
+    (release,) = effects_after(one, Synced(MemberAssignment((OwnedPartitions("t", (0,)), OwnedPartitions("u", (0,))))))
     assert release.partitions == of(1)
 
-    told(one, Resubscribed(frozenset("t")), Released())
+    effects_after(one, Resubscribed(frozenset("t")), Released())
     one.handle_timer(NOW)
     (release,) = effects_of(one)
     assert release.partitions == of(0, topic="u")
 
-    told(one, Released())
+    effects_after(one, Released())
     assert claimed(join_of(one)) == (of(0), 8)
 
 
@@ -486,16 +486,16 @@ def test_topics_unsubscribed_during_a_release_are_released_after_it():
 def test_topics_unsubscribed_during_a_join_are_released_after_it(state):
     """The assignment for the old subscription is not taken over; the member joins again."""
     one = lead_to(with_two_topics(), state)
-    assert told(one, Resubscribed(frozenset("t"))) == []
+    assert effects_after(one, Resubscribed(frozenset("t"))) == []
     if state is ClassicState.JOINING:
-        told(one, FOLLOWS)
+        effects_after(one, FOLLOWS)
 
-    told(one, Synced(MemberAssignment((OwnedPartitions("t", (0, 1)), OwnedPartitions("u", (0, 1))))))
+    effects_after(one, Synced(MemberAssignment((OwnedPartitions("t", (0, 1)), OwnedPartitions("u", (0, 1))))))
     one.handle_timer(NOW)
     (release,) = effects_of(one)
     assert release.partitions == of(0, 1, topic="u")
 
-    told(one, Released())
+    effects_after(one, Released())
     assert claimed(join_of(one)) == (MINE, 8)
 
 
@@ -503,7 +503,7 @@ def test_additional_topics_release_nothing():
     """The join carries the new subscription and claims the owned partitions."""
     one = owner()
 
-    assert told(one, Resubscribed(frozenset("tu"))) == []
+    assert effects_after(one, Resubscribed(frozenset("tu"))) == []
 
     join = join_of(one)
     assert claimed(join) == (MINE, 7)
@@ -542,7 +542,7 @@ def test_heartbeat_failed_during_a_join_is_repeated_soon(state, outcome):
     """The join is not affected, and the session goes on counting."""
     one = owner_in(state)
 
-    effects = told(one, HeartbeatOutcome(one.identity, outcome), now=NOW + 1)
+    effects = effects_after(one, HeartbeatOutcome(one.identity, outcome), now=NOW + 1)
 
     assert effects == ([ForgetCoordinator("moved")] if isinstance(outcome, CoordinatorGone) else [])
     assert one.state is state
@@ -558,7 +558,7 @@ def test_rebalance_answer_during_a_join_extends_the_session(outcome):
     one.handle_timer(NOW + 3)
     effects_of(one)
 
-    assert told(one, HeartbeatOutcome(ME, outcome), now=NOW + 4) == []
+    assert effects_after(one, HeartbeatOutcome(ME, outcome), now=NOW + 4) == []
 
     assert one.state is ClassicState.JOINING
     assert one.heartbeat_age_s(NOW + 5) == 2
@@ -573,7 +573,7 @@ def test_membership_errors_of_a_heartbeat_are_left_to_the_join(outcome):
     one.handle_timer(NOW + 3)
     effects_of(one)
 
-    assert told(one, HeartbeatOutcome(ME, outcome), now=NOW + 4) == []
+    assert effects_after(one, HeartbeatOutcome(ME, outcome), now=NOW + 4) == []
 
     assert one.state is ClassicState.JOINING
     assert one.owned == MINE
@@ -587,9 +587,9 @@ def test_late_answer_to_a_join_does_not_extend_the_session():
     """The group counts the session from sending the answer, and may have reassigned the partitions."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
-    told(one, HeartbeatOutcome(ME, RebalanceCalled()), now=NOW + 4)
+    effects_after(one, HeartbeatOutcome(ME, RebalanceCalled()), now=NOW + 4)
 
-    told(one, JoinedAsFollower("me", 8, COOPERATIVE), now=NOW + 12)
+    effects_after(one, JoinedAsFollower("me", 8, COOPERATIVE), now=NOW + 12)
     assert one.heartbeat_age_s(NOW + 12) == 9
     one.handle_timer(NOW + 12)
     assert effects_of(one) == [SendHeartbeat(NEXT, SESSION_S / 3)]
@@ -604,11 +604,11 @@ def test_heartbeat_of_the_previous_generation_is_ignored():
     """Its answer comes after that of the join."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
-    told(one, JoinedAsFollower("me", 8, COOPERATIVE), now=NOW + 3.5)
+    effects_after(one, JoinedAsFollower("me", 8, COOPERATIVE), now=NOW + 3.5)
     before = state_of(one)
 
     for outcome in (HeartbeatAnswered(), *LOST, FENCED, CoordinatorGone("moved")):
-        assert told(one, HeartbeatOutcome(ME, outcome), now=NOW + 4) == []
+        assert effects_after(one, HeartbeatOutcome(ME, outcome), now=NOW + 4) == []
 
     assert state_of(one) == before
 
@@ -626,7 +626,7 @@ def test_session_expired_during_a_join_loses_the_partitions(state):
     assert one.owned == frozenset()
     assert not one.is_member
     assert one.next_deadline() is None
-    told(one, Released(), now=NOW + 11)
+    effects_after(one, Released(), now=NOW + 11)
     assert claimed(join_of(one, NOW + 11)) == (frozenset(), -1)
 
 
@@ -637,12 +637,12 @@ def test_membership_lost_during_a_join_is_reported_once(state, lost):
     one = owner_in(state)
     me, owned = one.identity, one.owned
 
-    (release,) = told(one, lost)
+    (release,) = effects_after(one, lost)
     assert release == Release(owned, is_lost=True, is_last=False, reason="late")
     assert not one.is_current(me)
-    assert told(one, HeartbeatOutcome(me, lost)) == []
+    assert effects_after(one, HeartbeatOutcome(me, lost)) == []
 
-    told(one, Released())
+    effects_after(one, Released())
     join = join_of(one)
     assert claimed(join) == (frozenset(), -1)
     assert join.member_id == ("" if isinstance(lost, MemberLost) else "me")
@@ -670,13 +670,13 @@ def test_stop_releases_then_leaves(state, stop):
     one = owner_in(state)
     me, owned = one.identity, one.owned
 
-    assert told(one, stop) == [Release(owned, is_lost=False, is_last=True, reason="the consumer stops")]
+    assert effects_after(one, stop) == [Release(owned, is_lost=False, is_last=True, reason="the consumer stops")]
     assert one.owned == owned
     assert one.is_member
 
-    assert told(one, Released()) == [SendLeave(me, "the consumer stops")]
+    assert effects_after(one, Released()) == [SendLeave(me, "the consumer stops")]
     assert one.owned == frozenset()
-    assert told(one, LeaveAnswered()) == []
+    assert effects_after(one, LeaveAnswered()) == []
     assert one.state is ClassicState.LEFT
 
 
@@ -684,15 +684,15 @@ def test_join_answered_after_a_stop_is_left():
     """The group would wait for the member in a generation that it does not take part in."""
     one = owner_in(ClassicState.WAITING)
     join = join_of(one)
-    told(one, PAID)
+    effects_after(one, PAID)
     assert not one.awaits(join)
 
     one.handle_timer(NOW + 3)
     assert effects_of(one) == [SendHeartbeat(ME, SESSION_S / 3)]
-    (release,) = told(one, HeartbeatOutcome(ME, GenerationLost("late")), now=NOW + 3)
+    (release,) = effects_after(one, HeartbeatOutcome(ME, GenerationLost("late")), now=NOW + 3)
     assert release == Release(MINE, is_lost=True, is_last=True, reason="the membership was lost")
 
-    assert told(one, Released()) == [SendLeave(Identity("me", -1), "the consumer stops")]
+    assert effects_after(one, Released()) == [SendLeave(Identity("me", -1), "the consumer stops")]
 
 
 LAST = Release(MINE, is_lost=False, is_last=True, reason="the consumer stops")
@@ -701,7 +701,7 @@ LAST = Release(MINE, is_lost=False, is_last=True, reason="the consumer stops")
 def stopping_in(state: ClassicState, **changes) -> ClassicMember:
     """Return a member that stops in the middle of a rebalance and has offsets to commit."""
     one = owner_in(state, **changes)
-    assert told(one, StopMembership()) == []
+    assert effects_after(one, StopMembership()) == []
     assert one.state is state
     return one
 
@@ -714,16 +714,16 @@ def test_stop_during_a_rebalance_commits_in_the_next_generation(leads, is_ready,
     one = stopping_in(ClassicState.JOINING, is_ready=is_ready)
 
     if leads:
-        assert isinstance(told(one, LEADS)[0], FindPartitions)
-        (sync,) = told(one, PartitionsFound({"t": 2}))
+        assert isinstance(effects_after(one, LEADS)[0], FindPartitions)
+        (sync,) = effects_after(one, PartitionsFound({"t": 2}))
     else:
-        (sync,) = told(one, FOLLOWS)
+        (sync,) = effects_after(one, FOLLOWS)
     assert isinstance(sync, SendSync)
-    assert told(one, given_now) == [LAST]
+    assert effects_after(one, given_now) == [LAST]
 
     assert (one.identity, one.is_member, one.owned) == (NEXT, True, MINE)
     one.handle_timer(NOW + PATIENCE_S)
-    assert told(one, Released()) == [SendHeartbeat(NEXT, SESSION_S / 3), SendLeave(NEXT, "the consumer stops")]
+    assert effects_after(one, Released()) == [SendHeartbeat(NEXT, SESSION_S / 3), SendLeave(NEXT, "the consumer stops")]
 
 
 @pytest.mark.parametrize("state", MOVING)
@@ -735,7 +735,7 @@ def test_stop_waits_for_a_rebalance_only_until_the_limit(state):
 
     one.handle_timer(NOW + INTERVAL_S)
     assert effects_of(one) == [SendHeartbeat(me, SESSION_S / 3)]
-    assert told(one, HeartbeatOutcome(me, HeartbeatAnswered()), now=NOW + INTERVAL_S) == []
+    assert effects_after(one, HeartbeatOutcome(me, HeartbeatAnswered()), now=NOW + INTERVAL_S) == []
     assert one.next_deadline() == NOW + PATIENCE_S
     one.handle_timer(NOW + PATIENCE_S)
 
@@ -750,7 +750,7 @@ def test_stopping_member_does_not_join_again(state, event):
     """If the rebalance fails or starts again, the group may accept commits, so the member releases."""
     one = stopping_in(state)
 
-    effects = told(one, event)
+    effects = effects_after(one, event)
 
     assert effects == [*([ForgetCoordinator("moved")] if isinstance(event, CoordinatorGone) else []), LAST]
     assert one.state is ClassicState.CLOSING
@@ -762,12 +762,14 @@ def test_membership_lost_while_a_stop_waits_ends(state, lost):
     """The loss is reported; there is nothing to commit or to join."""
     one = stopping_in(state)
 
-    (release,) = told(one, lost)
+    (release,) = effects_after(one, lost)
 
     assert release == Release(MINE, is_lost=True, is_last=True, reason="late")
     assert not one.is_member
     assert one.next_deadline() is None
-    told(one, Released(), LeaveAnswered()) if not isinstance(lost, MemberLost) else told(one, Released())
+    effects_after(one, Released(), LeaveAnswered()) if not isinstance(lost, MemberLost) else effects_after(
+        one, Released()
+    )
     assert one.state is ClassicState.LEFT
 
 
@@ -778,7 +780,7 @@ def test_static_member_that_stops_during_a_rebalance_commits(state):
     one.handle_timer(NOW + PATIENCE_S)
     assert [effect for effect in effects_of(one) if isinstance(effect, Release)] == [LAST]
 
-    assert told(one, Released()) == []
+    assert effects_after(one, Released()) == []
     assert one.state is ClassicState.LEFT
 
 
@@ -787,10 +789,10 @@ def test_failure_while_a_stop_waits_ends_the_wait(state):
     """No timer is left."""
     one = stopping_in(state)
 
-    told(one, FAULT)
+    effects_after(one, FAULT)
 
     one.handle_timer(NOW + PATIENCE_S)
-    told(one, LeaveAnswered())
+    effects_after(one, LeaveAnswered())
     assert one.is_over
 
 
@@ -801,7 +803,7 @@ def test_stop_does_not_wait_for_an_empty_takeover(state):
     lead_to(one, state)
     assert one.awaits(take_over)
 
-    (leave,) = told(one, StopMembership())
+    (leave,) = effects_after(one, StopMembership())
 
     assert isinstance(leave, SendLeave)
     assert not one.awaits(take_over)
@@ -820,18 +822,18 @@ def test_failing_assignor_fails_only_its_member(is_cooperative, monkeypatch):
     """The error is raised to the application, and the member leaves: the others need not wait for its session."""
     monkeypatch.setattr(failing_assignor, "is_cooperative", is_cooperative, raising=False)
     one = member(failing_assignor)
-    told(one, StartMembership())
+    effects_after(one, StartMembership())
     one.handle_timer(NOW)
-    told(one, JoinedAsLeader("me", 7, "failing_assignor", {"me": MemberSubscription(("t",))}, {}))
+    effects_after(one, JoinedAsLeader("me", 7, "failing_assignor", {"me": MemberSubscription(("t",))}, {}))
 
-    release, fail, leave = told(one, PartitionsFound({"t": 2}))
+    release, fail, leave = effects_after(one, PartitionsFound({"t": 2}))
 
     assert (release.is_lost, release.is_last) == (True, True)
     assert isinstance(fail, FailMembership)
     assert isinstance(fail.error, RebalanceError)
     assert "failing_assignor" in str(fail.error)
     assert leave == SendLeave(Identity("me", 7), "the consumer failed")
-    assert told(one, LeaveAnswered()) == []
+    assert effects_after(one, LeaveAnswered()) == []
     assert one.is_over
 
 
@@ -841,7 +843,7 @@ def test_failing_callback_fails_only_its_member(state):
     one = owner_in(state)
     me, owned = one.identity, one.owned
 
-    assert told(one, FAULT) == [
+    assert effects_after(one, FAULT) == [
         Release(owned, is_lost=True, is_last=True, reason="the callback raised"),
         FailMembership(FAULT.error),
         SendLeave(me, "the consumer failed"),
@@ -850,7 +852,7 @@ def test_failing_callback_fails_only_its_member(state):
     assert one.owned == frozenset()
     assert not one.is_member
     assert one.state is ClassicState.LEAVING
-    told(one, LeaveAnswered())
+    effects_after(one, LeaveAnswered())
     assert one.state is ClassicState.LEFT
 
 
@@ -858,7 +860,7 @@ def test_failing_static_member_keeps_its_place():
     """Its partitions wait for it until its session expires."""
     one = owner(instance_id="i", leaves_on_stop=False)
 
-    release, fail = told(one, FAULT)
+    release, fail = effects_after(one, FAULT)
 
     assert release.is_lost
     assert isinstance(fail, FailMembership)

@@ -61,7 +61,7 @@ from tests.support.simulation.classic_member import (
     UNREAD,
     member,
 )
-from tests.support.simulation.driven_machine import NOW, check_events, effects_of, state_of, told
+from tests.support.simulation.driven_machine import NOW, check_events, effects_after, effects_of, state_of
 
 WAY: list[tuple[ClassicState, tuple[GroupEvent, ...]]] = [
     (ClassicState.IDLE, ()),
@@ -124,7 +124,7 @@ def check_event(state, event):
     before = state_of(one)
 
     if isinstance(event, HeartbeatOutcome) or state in OVER:
-        assert told(one, event) == []
+        assert effects_after(one, event) == []
         assert one.state is state
     elif isinstance(event, TakenOver) and state in REJOINING:
         # An eager member has released the partitions of the takeover, so none can be complete.
@@ -148,14 +148,14 @@ def test_every_state_can_be_left(state):
     """From each state, a stop and the outcomes of the effects in flight lead to a final state."""
     one = member_in(state)
 
-    effects = told(one, StopMembership())
+    effects = effects_after(one, StopMembership())
     for _ in range(3):
         if any(isinstance(effect, Release) for effect in effects) or one.state is ClassicState.CLOSING:
-            effects = told(one, Released())
+            effects = effects_after(one, Released())
         elif one.state is ClassicState.LEAVING:
-            effects = told(one, LeaveAnswered())
+            effects = effects_after(one, LeaveAnswered())
         elif one.state is ClassicState.JOINING:
-            effects = told(one, MemberIdAssigned("late"))
+            effects = effects_after(one, MemberIdAssigned("late"))
 
     assert one.state in OVER
     assert one.is_over
@@ -168,20 +168,20 @@ def test_fatal_error_ends_the_membership_in_every_state(state):
     one = member_in(state)
     owned = one.owned
 
-    effects = told(one, FENCED)
+    effects = effects_after(one, FENCED)
 
     if state in OVER:
         assert effects == []
     elif state is ClassicState.LEAVING:
         assert effects == [FailMembership(FENCED.error)]
-        told(one, LeaveAnswered())
+        effects_after(one, LeaveAnswered())
     else:
         assert effects == [Release(owned, is_lost=True, is_last=True, reason="fenced"), FailMembership(FENCED.error)]
         assert one.state is ClassicState.FAILED
     assert one.is_over
     assert one.owned == frozenset()
     one.handle_timer(NOW + 1_000)
-    assert told(one, StopMembership(), now=NOW + 1_000) == []
+    assert effects_after(one, StopMembership(), now=NOW + 1_000) == []
 
 
 # ---- joining ---------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_first_join_offers_all_strategies():
     """One join offers every assignor, most preferred first, without a member id; it may last a whole rebalance."""
     one = member(topics=frozenset("tu"), rack="r")
 
-    assert told(one, StartMembership()) == []
+    assert effects_after(one, StartMembership()) == []
     assert one.next_deadline() == NOW
     one.handle_timer(NOW)
 
@@ -217,7 +217,7 @@ def test_member_joins_at_once_with_the_id_it_was_given():
     """KIP-394: the coordinator assigns the id for the next join."""
     one = member_in(ClassicState.JOINING)
 
-    (join,) = told(one, MemberIdAssigned("me"))
+    (join,) = effects_after(one, MemberIdAssigned("me"))
 
     assert join.member_id == "me"
     assert one.state is ClassicState.JOINING
@@ -228,14 +228,14 @@ def test_follower_takes_over_its_assignment():
     """A follower computes no assignment, and is stable after the takeover."""
     one = member_in(ClassicState.JOINING, instance_id="i")
 
-    (sync,) = told(one, JoinedAsFollower("me", 7, "range"))
+    (sync,) = effects_after(one, JoinedAsFollower("me", 7, "range"))
     assert sync == SendSync(Identity("me", 7, "i"), "range", {}, timeout_s=65.0)
 
-    (take_over,) = told(one, Synced(ASSIGNMENT))
+    (take_over,) = effects_after(one, Synced(ASSIGNMENT))
     assert take_over == TakeOver(MINE, frozenset(), Identity("me", 7, "i"), "range", is_leader=False)
     assert one.owned == MINE
 
-    assert told(one, TakenOver()) == []
+    assert effects_after(one, TakenOver()) == []
     assert one.state is ClassicState.STABLE
 
 
@@ -246,8 +246,8 @@ def test_leader_assigns_to_all_members():
     """The leader requests partition counts of all members' topics and assigns to each member, itself included."""
     one = member_in(ClassicState.JOINING)
 
-    assert told(one, JoinedAsLeader("me", 7, "range", TWO, {})) == [FindPartitions(frozenset("tu"))]
-    (sync,) = told(one, PartitionsFound({"t": 3, "u": 1}))
+    assert effects_after(one, JoinedAsLeader("me", 7, "range", TWO, {})) == [FindPartitions(frozenset("tu"))]
+    (sync,) = effects_after(one, PartitionsFound({"t": 3, "u": 1}))
 
     assert sync.assignments == {
         "me": MemberAssignment((OwnedPartitions("t", (0, 1)),)),
@@ -258,9 +258,9 @@ def test_leader_assigns_to_all_members():
 def test_leader_takes_over_the_assignment_in_the_answer():
     """Its own computation does not count, only the answer to its sync."""
     one = member_in(ClassicState.DEALING)
-    told(one, PartitionsFound({"t": 5}))
+    effects_after(one, PartitionsFound({"t": 5}))
 
-    (take_over,) = told(one, Synced(ASSIGNMENT))
+    (take_over,) = effects_after(one, Synced(ASSIGNMENT))
 
     assert take_over.added == MINE
     assert take_over.is_leader
@@ -269,9 +269,9 @@ def test_leader_takes_over_the_assignment_in_the_answer():
 def test_instance_ids_reach_the_assignor():
     """Static members come first."""
     one = member_in(ClassicState.JOINING)
-    told(one, JoinedAsLeader("a", 7, "range", {"a": TWO["me"], "z": TWO["me"]}, {"z": "i"}))
+    effects_after(one, JoinedAsLeader("a", 7, "range", {"a": TWO["me"], "z": TWO["me"]}, {"z": "i"}))
 
-    (sync,) = told(one, PartitionsFound({"t": 1}))
+    (sync,) = effects_after(one, PartitionsFound({"t": 1}))
 
     assert sync.assignments["z"].assigned_partitions == (OwnedPartitions("t", (0,)),)
     assert sync.assignments["a"].assigned_partitions == ()
@@ -280,9 +280,9 @@ def test_instance_ids_reach_the_assignor():
 def test_strategy_chosen_by_the_coordinator_is_used():
     """The coordinator chooses one that all members offer."""
     one = member_in(ClassicState.JOINING)
-    told(one, JoinedAsLeader("me", 7, "roundrobin", TWO, {}))
+    effects_after(one, JoinedAsLeader("me", 7, "roundrobin", TWO, {}))
 
-    (sync,) = told(one, PartitionsFound({"t": 3}))
+    (sync,) = effects_after(one, PartitionsFound({"t": 3}))
 
     assert sync.protocol == "roundrobin"
     assert sync.assignments["me"].assigned_partitions == (OwnedPartitions("t", (0, 2)),)
@@ -291,22 +291,22 @@ def test_strategy_chosen_by_the_coordinator_is_used():
 def test_leader_told_to_skip_the_assignment_assigns_nothing():
     """A static leader that returns keeps the assignment and goes on watching partition counts (KIP-814)."""
     one = member_in(ClassicState.JOINING)
-    told(one, JoinedAsLeader("me", 7, "range", TWO, {}, skip_assignment=True))
+    effects_after(one, JoinedAsLeader("me", 7, "range", TWO, {}, skip_assignment=True))
 
-    (sync,) = told(one, PartitionsFound({"t": 3}))
+    (sync,) = effects_after(one, PartitionsFound({"t": 3}))
 
     assert sync.assignments == {}
-    told(one, Synced(ASSIGNMENT), TakenOver())
+    effects_after(one, Synced(ASSIGNMENT), TakenOver())
     assert one.state is ClassicState.STABLE
-    told(one, PartitionsChanged({"t": 4}))
+    effects_after(one, PartitionsChanged({"t": 4}))
     assert one.state is ClassicState.RELEASING
 
 
 def assigned_by_leader(counts, **instances):
     """Return the assignments that a leader sends with its sync."""
     one = member_in(ClassicState.JOINING)
-    told(one, JoinedAsLeader("me", 7, "range", TWO, instances))
-    (sync,) = told(one, PartitionsFound(counts))
+    effects_after(one, JoinedAsLeader("me", 7, "range", TWO, instances))
+    (sync,) = effects_after(one, PartitionsFound(counts))
     return sync.assignments
 
 
@@ -315,9 +315,11 @@ def test_returning_leader_detects_changes_since_its_assignment(before, state):
     """Partitions added while it was away are assigned as soon as metadata show them."""
     digest = assigned_by_leader({"t": before}, me="one")["me"]
     one = member_in(ClassicState.JOINING)
-    told(one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3}))
+    effects_after(
+        one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3})
+    )
 
-    told(one, Synced(digest), TakenOver(), PartitionsChanged({"t": 3}))
+    effects_after(one, Synced(digest), TakenOver(), PartitionsChanged({"t": 3}))
 
     assert one.state is state
 
@@ -326,9 +328,11 @@ def test_returning_leader_detects_changes_since_its_assignment(before, state):
 def test_returning_leader_ignores_user_data_of_other_clients(digest):
     """Without its own digest, the current counts count as assigned."""
     one = member_in(ClassicState.JOINING)
-    told(one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3}))
+    effects_after(
+        one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3})
+    )
 
-    told(one, Synced(replace(ASSIGNMENT, user_data=digest)), TakenOver(), PartitionsChanged({"t": 3}))
+    effects_after(one, Synced(replace(ASSIGNMENT, user_data=digest)), TakenOver(), PartitionsChanged({"t": 3}))
 
     assert one.state is ClassicState.STABLE
 
@@ -352,7 +356,7 @@ def test_pauses_between_joins_grow(state):
     pauses = []
 
     for _ in range(6):
-        assert told(one, RetryLater("loading")) == []
+        assert effects_after(one, RetryLater("loading")) == []
         assert one.state is ClassicState.WAITING
         pauses.append(one.next_deadline() - NOW)
         one.handle_timer(one.next_deadline())
@@ -364,7 +368,7 @@ def test_pauses_between_joins_grow(state):
 def test_early_timer_call_sends_no_join():
     """The pause before a join is kept."""
     one = member_in(ClassicState.JOINING)
-    told(one, RetryLater("loading"))
+    effects_after(one, RetryLater("loading"))
 
     one.handle_timer(NOW + 0.09)
 
@@ -376,14 +380,16 @@ def test_successful_join_resets_the_backoff():
     """The next pause is the first one again."""
     one = member_in(ClassicState.JOINING)
     for _ in range(3):
-        told(one, RetryLater("loading"))
+        effects_after(one, RetryLater("loading"))
         one.handle_timer(NOW + 100)
         effects_of(one)
-    told(one, JoinedAsFollower("me", 7, "range"), Synced(ASSIGNMENT), TakenOver(), RebalanceCalled(), Released())
+    effects_after(
+        one, JoinedAsFollower("me", 7, "range"), Synced(ASSIGNMENT), TakenOver(), RebalanceCalled(), Released()
+    )
     one.handle_timer(NOW)
     effects_of(one)
 
-    told(one, RetryLater("loading"))
+    effects_after(one, RetryLater("loading"))
 
     assert one.next_deadline() == pytest.approx(NOW + 0.1)
 
@@ -393,7 +399,7 @@ def test_moved_coordinator_is_found_again(state):
     """The join is then repeated after a pause."""
     one = member_in(state)
 
-    assert told(one, CoordinatorGone("moved")) == [ForgetCoordinator("moved")]
+    assert effects_after(one, CoordinatorGone("moved")) == [ForgetCoordinator("moved")]
 
     assert one.state is ClassicState.WAITING
     assert one.next_deadline() > NOW
@@ -406,7 +412,7 @@ def test_loss_without_partitions_releases_nothing(event, member_id):
     """The next join follows at once, with the member id if it is still known."""
     one = member_in(ClassicState.SYNCING)
 
-    assert told(one, event) == []
+    assert effects_after(one, event) == []
 
     assert one.next_deadline() == NOW
     one.handle_timer(NOW)
@@ -420,7 +426,7 @@ def test_a_rebalance_during_a_rebalance(state):
     """The member joins again at once under the same id."""
     one = member_in(state)
 
-    assert told(one, RebalanceCalled()) == []
+    assert effects_after(one, RebalanceCalled()) == []
 
     assert one.next_deadline() == NOW
     one.handle_timer(NOW)
@@ -479,7 +485,7 @@ def test_failed_heartbeat_is_repeated_soon(state, event):
     one.handle_timer(NOW + 3)
     effects_of(one)
 
-    effects = told(one, HeartbeatOutcome(ME, event), now=NOW + 4)
+    effects = effects_after(one, HeartbeatOutcome(ME, event), now=NOW + 4)
 
     assert effects == ([ForgetCoordinator("moved")] if isinstance(event, CoordinatorGone) else [])
     assert one.state is state
@@ -505,7 +511,7 @@ def test_expired_session_is_reported_once(state):
     assert effects_of(one) == []
     assert one.awaits(release)
 
-    assert told(one, Released(), now=NOW + 100) == []
+    assert effects_after(one, Released(), now=NOW + 100) == []
     one.handle_timer(NOW + 100)
     assert effects_of(one)[0].member_id == "me"
 
@@ -543,13 +549,13 @@ def test_lost_membership_is_reported_once(state, event, member_id):
     one = member_in(state)
     me = one.identity
 
-    (release,) = told(one, event)
+    (release,) = effects_after(one, event)
 
     assert release == Release(MINE, is_lost=True, is_last=False, reason="late")
     assert not one.is_current(me)
     assert not one.is_current(one.identity)
     assert one.next_deadline() is None
-    told(one, Released())
+    effects_after(one, Released())
     one.handle_timer(NOW)
     assert effects_of(one)[0].member_id == member_id
 
@@ -562,14 +568,14 @@ def test_partitions_are_released_before_the_next_join(state):
     """Drain, commit and callbacks come first; until then the partitions are owned."""
     one = member_in(state)
 
-    (release,) = told(one, RebalanceCalled())
+    (release,) = effects_after(one, RebalanceCalled())
     assert release == Release(MINE, is_lost=False, is_last=False, reason="the group rebalances")
     assert one.owned == MINE
     one.handle_timer(NOW + 1)
     assert effects_of(one) == []
     assert one.is_current(one.identity)
 
-    assert told(one, Released()) == []
+    assert effects_after(one, Released()) == []
     assert one.owned == frozenset()
     one.handle_timer(NOW)
     (join,) = effects_of(one)
@@ -589,17 +595,17 @@ def test_partitions_are_released_before_the_next_join(state):
 def test_several_reasons_cause_one_rebalance(triggers, offered):
     """There is at most one release and one join."""
     one, wanted = member(*offered), []
-    told(one, StartMembership())
+    effects_after(one, StartMembership())
     one.handle_timer(NOW)
-    told(one, JoinedAsFollower("me", 7, offered[0]), Synced(ASSIGNMENT), TakenOver())
+    effects_after(one, JoinedAsFollower("me", 7, offered[0]), Synced(ASSIGNMENT), TakenOver())
 
     for trigger in (*triggers, RebalanceCalled()):
-        wanted += told(one, trigger)
+        wanted += effects_after(one, trigger)
     if one.state is ClassicState.RELEASING:
-        wanted += told(one, Released())
+        wanted += effects_after(one, Released())
     for _ in range(2):
         one.handle_timer(NOW)
-        wanted += told(one, *(trigger for trigger in triggers if not isinstance(trigger, RebalanceCalled)))
+        wanted += effects_after(one, *(trigger for trigger in triggers if not isinstance(trigger, RebalanceCalled)))
 
     assert [type(effect) for effect in wanted] == [Release, SendJoin] if offered == ("range",) else [SendJoin]
     assert one.state is ClassicState.JOINING
@@ -608,7 +614,9 @@ def test_several_reasons_cause_one_rebalance(triggers, offered):
 def leader(*, counts: dict[str, int]) -> ClassicMember:
     """Return the leader of two members, of which the other subscribes to ``u`` as well."""
     one = member_in(ClassicState.JOINING)
-    told(one, JoinedAsLeader("me", 7, "range", TWO, {}), PartitionsFound(counts), Synced(ASSIGNMENT), TakenOver())
+    effects_after(
+        one, JoinedAsLeader("me", 7, "range", TWO, {}), PartitionsFound(counts), Synced(ASSIGNMENT), TakenOver()
+    )
     return one
 
 
@@ -628,7 +636,7 @@ def test_leader_watches_the_topics_of_all_members(counts, is_changed):
     """Added partitions and deleted topics cause a rebalance; topics without a subscriber do not."""
     one = leader(counts={"t": 2, "u": 1})
 
-    effects = told(one, PartitionsChanged(counts))
+    effects = effects_after(one, PartitionsChanged(counts))
 
     assert bool(effects) == is_changed
     assert one.state is (ClassicState.RELEASING if is_changed else ClassicState.STABLE)
@@ -638,8 +646,8 @@ def test_created_topic_is_assigned():
     """A subscribed topic that did not exist at the last assignment causes a rebalance."""
     one = leader(counts={"t": 2})
 
-    assert told(one, PartitionsChanged({"t": 2, "u": 0})) == []
-    (release,) = told(one, PartitionsChanged({"t": 2, "u": 4}))
+    assert effects_after(one, PartitionsChanged({"t": 2, "u": 0})) == []
+    (release,) = effects_after(one, PartitionsChanged({"t": 2, "u": 4}))
 
     assert release.reason == "partitions or topics were added or removed"
 
@@ -647,20 +655,20 @@ def test_created_topic_is_assigned():
 def test_follower_does_not_watch_topics():
     """A follower does not watch topics even if it was a leader before."""
     one = leader(counts={"t": 2, "u": 1})
-    told(one, RebalanceCalled(), Released())
+    effects_after(one, RebalanceCalled(), Released())
     one.handle_timer(NOW)
-    told(one, JoinedAsFollower("me", 8, "range"), Synced(ASSIGNMENT), TakenOver())
+    effects_after(one, JoinedAsFollower("me", 8, "range"), Synced(ASSIGNMENT), TakenOver())
 
-    assert told(one, PartitionsChanged({"t": 9, "u": 9})) == []
+    assert effects_after(one, PartitionsChanged({"t": 9, "u": 9})) == []
 
 
 def test_new_subscription_causes_a_join():
     """Partitions are released, and the join carries the new subscription."""
     one = member_in(ClassicState.STABLE)
 
-    (release,) = told(one, Resubscribed(frozenset("uv")))
+    (release,) = effects_after(one, Resubscribed(frozenset("uv")))
     assert not release.is_lost
-    told(one, Released())
+    effects_after(one, Released())
     one.handle_timer(NOW)
 
     (join,) = effects_of(one)
@@ -672,29 +680,31 @@ def test_new_subscription_causes_a_join():
 def test_subscription_changed_during_a_join_causes_another(state):
     """The assignment for the old subscription is not taken over."""
     one = member_in(state)
-    told(one, Resubscribed(frozenset("u")))
+    effects_after(one, Resubscribed(frozenset("u")))
     if state is ClassicState.JOINING:
-        told(one, JoinedAsFollower("me", 7, "range"))
+        effects_after(one, JoinedAsFollower("me", 7, "range"))
     if state is ClassicState.DEALING:
-        told(one, PartitionsFound({"t": 2}))
+        effects_after(one, PartitionsFound({"t": 2}))
 
-    assert told(one, Synced(ASSIGNMENT)) == []
+    assert effects_after(one, Synced(ASSIGNMENT)) == []
 
     assert one.owned == frozenset()
     one.handle_timer(NOW)
     (join,) = effects_of(one)
     assert join.subscriptions[0][1].topics == ("u",)
-    told(one, JoinedAsFollower("me", 8, "range"))
-    assert isinstance(told(one, Synced(ASSIGNMENT))[0], TakeOver)
+    effects_after(one, JoinedAsFollower("me", 8, "range"))
+    assert isinstance(effects_after(one, Synced(ASSIGNMENT))[0], TakeOver)
 
 
 def test_join_carries_the_last_assignment():
     """Eager sticky assignors read it with its generation, although everything was released."""
     one = member("sticky")
-    told(one, StartMembership())
+    effects_after(one, StartMembership())
     one.handle_timer(NOW)
     (first,) = effects_of(one)
-    told(one, JoinedAsFollower("me", 7, "sticky"), Synced(ASSIGNMENT), TakenOver(), RebalanceCalled(), Released())
+    effects_after(
+        one, JoinedAsFollower("me", 7, "sticky"), Synced(ASSIGNMENT), TakenOver(), RebalanceCalled(), Released()
+    )
     one.handle_timer(NOW)
     (second,) = effects_of(one)
 
@@ -713,32 +723,32 @@ def test_only_current_effects_are_awaited():
     (first,) = effects_of(one)
     assert one.awaits(first)
 
-    (second,) = told(one, MemberIdAssigned("me"))
+    (second,) = effects_after(one, MemberIdAssigned("me"))
     assert one.awaits(second)
     assert not one.awaits(first)
 
-    told(one, RetryLater("loading"))
+    effects_after(one, RetryLater("loading"))
     assert not one.awaits(second)
 
 
 def test_interrupted_takeover_or_release_is_not_awaited():
     """A rebalance makes the takeover moot, a loss the release."""
     one = member_in(ClassicState.SYNCING)
-    (take_over,) = told(one, Synced(ASSIGNMENT))
+    (take_over,) = effects_after(one, Synced(ASSIGNMENT))
 
-    (release,) = told(one, RebalanceCalled())
+    (release,) = effects_after(one, RebalanceCalled())
     assert (one.awaits(take_over), one.awaits(release)) == (False, True)
 
-    (loss,) = told(one, MemberLost("late"))
+    (loss,) = effects_after(one, MemberLost("late"))
     assert (one.awaits(release), one.awaits(loss)) == (False, True)
 
 
 def test_heartbeat_does_not_end_the_wait_for_a_callback():
     """Its outcome is not that of the awaited effect."""
     one = member_in(ClassicState.SYNCING)
-    (take_over,) = told(one, Synced(ASSIGNMENT))
+    (take_over,) = effects_after(one, Synced(ASSIGNMENT))
     one.handle_timer(NOW + 3)
-    told(
+    effects_after(
         one,
         *(
             HeartbeatOutcome(ME, outcome)
@@ -786,30 +796,30 @@ def test_stop_releases_and_leaves_as_the_state_requires(state, effects, then):
     """Owned partitions are released, a known member leaves; another ends when nothing is pending."""
     one = member_in(state)
 
-    assert told(one, StopMembership()) == effects
+    assert effects_after(one, StopMembership()) == effects
     assert one.state is then
 
 
 def test_member_id_that_arrives_after_a_stop_is_left_with():
     """KIP-394: the coordinator waits for the member it gave an id to, so the member leaves."""
     one = member_in(ClassicState.JOINING)
-    told(one, StopMembership())
+    effects_after(one, StopMembership())
 
-    assert told(one, MemberIdAssigned("late")) == [SendLeave(Identity("late", -1), "the consumer stops")]
-    assert told(one, LeaveAnswered()) == []
+    assert effects_after(one, MemberIdAssigned("late")) == [SendLeave(Identity("late", -1), "the consumer stops")]
+    assert effects_after(one, LeaveAnswered()) == []
     assert one.state is ClassicState.LEFT
 
 
 def test_stop_does_not_wait_for_an_unresponsive_coordinator():
     """The member ends without an id."""
     one = member_in(ClassicState.JOINING)
-    told(one, StopMembership())
+    effects_after(one, StopMembership())
 
     one.handle_timer(one.next_deadline())
     (effect,) = effects_of(one)
 
     assert effect == Release(frozenset(), is_lost=False, is_last=True, reason="the consumer stops")
-    assert told(one, Released()) == []
+    assert effects_after(one, Released()) == []
     assert one.state is ClassicState.LEFT
 
 
@@ -818,11 +828,11 @@ def test_stop_releases_then_leaves(state):
     """The member keeps its identity until the leave is sent."""
     one = member_in(state)
 
-    told(one, StopMembership())
+    effects_after(one, StopMembership())
     assert one.owned == MINE
-    assert told(one, Released()) == LEAVES
+    assert effects_after(one, Released()) == LEAVES
     assert one.owned == frozenset()
-    assert told(one, LeaveAnswered()) == []
+    assert effects_after(one, LeaveAnswered()) == []
 
     assert one.state is ClassicState.LEFT
     assert one.identity == Identity()
@@ -831,19 +841,19 @@ def test_stop_releases_then_leaves(state):
 def test_rejoining_member_leaves_under_its_id():
     """The coordinator knows it while its join is in flight."""
     one = member_in(ClassicState.RELEASING)
-    told(one, Released())
+    effects_after(one, Released())
     one.handle_timer(NOW)
     effects_of(one)
 
-    assert told(one, StopMembership()) == LEAVES
+    assert effects_after(one, StopMembership()) == LEAVES
 
 
 def test_static_member_releases_and_does_not_leave():
     """A static member keeps its place until its session expires."""
     one = member_in(ClassicState.STABLE, leaves_on_stop=False, instance_id="i")
 
-    assert told(one, StopMembership()) == GIVES_BACK
-    assert told(one, Released()) == []
+    assert effects_after(one, StopMembership()) == GIVES_BACK
+    assert effects_after(one, Released()) == []
 
     assert one.state is ClassicState.LEFT
 
@@ -853,11 +863,11 @@ def test_member_lost_while_closing_sends_no_leave():
     for event in (MemberLost("late"), SessionOver("late")):
         one = member_in(ClassicState.CLOSING)
 
-        (release,) = told(one, event)
+        (release,) = effects_after(one, event)
 
         assert release == Release(MINE, is_lost=True, is_last=True, reason="the membership was lost")
         assert one.next_deadline() is None
-        assert told(one, Released()) == []
+        assert effects_after(one, Released()) == []
         assert one.state is ClassicState.LEFT
 
 
@@ -865,12 +875,12 @@ def test_member_of_an_old_generation_leaves_while_closing():
     """Nothing is committed, but the group knows the member and would wait for it."""
     one = member_in(ClassicState.CLOSING)
 
-    (release,) = told(one, GenerationLost("late"))
+    (release,) = effects_after(one, GenerationLost("late"))
     assert release == Release(MINE, is_lost=True, is_last=True, reason="the membership was lost")
     assert one.next_deadline() is None
 
-    assert told(one, Released()) == [SendLeave(Identity("me", -1), "the consumer stops")]
-    assert told(one, LeaveAnswered()) == []
+    assert effects_after(one, Released()) == [SendLeave(Identity("me", -1), "the consumer stops")]
+    assert effects_after(one, LeaveAnswered()) == []
     assert one.state is ClassicState.LEFT
 
 
@@ -880,7 +890,7 @@ def test_heartbeats_continue_while_closing():
 
     one.handle_timer(NOW + 3)
     assert isinstance(effects_of(one)[0], SendHeartbeat)
-    assert told(one, RebalanceCalled(), Resubscribed(frozenset("u")), StopMembership()) == []
+    assert effects_after(one, RebalanceCalled(), Resubscribed(frozenset("u")), StopMembership()) == []
     assert one.state is ClassicState.CLOSING
 
 
@@ -897,13 +907,13 @@ def test_member_whose_application_does_not_poll_leaves():
     """The member leaves, loses its partitions, stops heartbeats, and joins as a new member at the next poll."""
     one = member_in(ClassicState.STABLE)
 
-    *telling, release = told(one, PollingStalled(UNREAD))
+    *telling, release = effects_after(one, PollingStalled(UNREAD))
 
     assert telling == [EmitGroupEvent(UNREAD), SendLeave(Identity("me", 7), "the application does not poll")]
     assert release == Release(MINE, is_lost=True, is_last=False, reason="the application does not poll")
-    assert told(one, Released()) == []
+    assert effects_after(one, Released()) == []
     assert one.next_deadline() is None
-    told(one, PollingResumed())
+    effects_after(one, PollingResumed())
     one.handle_timer(NOW)
     assert effects_of(one)[0].member_id == ""
 
@@ -912,10 +922,10 @@ def test_static_member_whose_application_does_not_poll_sends_no_leave():
     """Its session expires unless the application polls before."""
     one = member_in(ClassicState.STABLE, instance_id="i", leaves_on_stop=False)
 
-    _, release = told(one, PollingStalled(UNREAD))
+    _, release = effects_after(one, PollingStalled(UNREAD))
 
     assert release.is_lost
-    told(one, Released(), PollingResumed())
+    effects_after(one, Released(), PollingResumed())
     one.handle_timer(NOW)
     assert effects_of(one)[0].member_id == "me"
 
@@ -924,6 +934,6 @@ def test_application_that_polls_during_the_loss_is_joined_at_once():
     """A poll while the loss is being reported is remembered."""
     one = member_in(ClassicState.STEPPING_AWAY)
 
-    told(one, PollingResumed(), Released())
+    effects_after(one, PollingResumed(), Released())
 
     assert one.state is ClassicState.WAITING

@@ -59,7 +59,7 @@ from tailrace.core.group.membership import MemberSettings
 from tailrace.errors import FencedMemberError, RebalanceError
 from tailrace.protocol.member_metadata import MemberAssignment
 from tailrace.records import TopicPartition
-from tests.support.simulation.driven_machine import NOW, check_events, effects_of, state_of, told
+from tests.support.simulation.driven_machine import NOW, check_events, effects_after, effects_of, state_of
 
 SESSION_S, INTERVAL_S = 45.0, 5.0
 T, U, V = (UUID(int=n) for n in (1, 2, 3))
@@ -146,7 +146,7 @@ def beat(one: Kip848Member, now: float = NOW) -> SendGroupHeartbeat:
 def joining(**changes) -> Kip848Member:
     """Return a member whose first heartbeat is in flight."""
     one = member(**changes)
-    told(one, StartMembership())
+    effects_after(one, StartMembership())
     beat(one)
     return one
 
@@ -155,11 +155,11 @@ def owning(*names: str, now: float = NOW, **changes) -> Kip848Member:
     """Return a stable member that owns these partitions and has reported them."""
     one = joining(**changes)
     assign(one, *names, epoch=7)
-    told(one, TopicNamesFound(NAMES))
-    told(one, TakenOver(), now=now)
+    effects_after(one, TopicNamesFound(NAMES))
+    effects_after(one, TakenOver(), now=now)
     if names:
         beat(one, now)
-        told(one, answer(), now=now)
+        effects_after(one, answer(), now=now)
     assert one.state is Kip848State.STABLE
     return one
 
@@ -170,7 +170,7 @@ def assign(one: Kip848Member, *names: str, epoch: int = 8, now: float = NOW) -> 
     assigned: dict[UUID, tuple[int, ...]] = {}
     for topic, n in sorted(parts(*names)):
         assigned[ids[topic]] = (*assigned.get(ids[topic], ()), n)
-    return told(one, answer(epoch, assigned), now=now)
+    return effects_after(one, answer(epoch, assigned), now=now)
 
 
 def asking(one: Kip848Member, now: float = NOW) -> Kip848Member:
@@ -194,7 +194,7 @@ THEN: dict[Kip848State, list[GroupEvent]] = {
 def not_read_from(*then: GroupEvent, **changes) -> Kip848Member:
     """Return a member that leaves, or has left, because the application does not poll."""
     one = owning("t0", "t1", **changes)
-    told(one, PollingStalled(UNREAD), *then)
+    effects_after(one, PollingStalled(UNREAD), *then)
     return one
 
 
@@ -209,7 +209,7 @@ def member_in(state: Kip848State, **changes) -> Kip848Member:
     if state is Kip848State.TAKING_OVER:
         one = joining(**changes)
         assign(one, "t0", "t1", "v0", epoch=7)
-        told(one, TopicNamesFound(NAMES))
+        effects_after(one, TopicNamesFound(NAMES))
         one.handle_timer(NOW + 0.1)
         effects_of(one)
     else:
@@ -217,7 +217,7 @@ def member_in(state: Kip848State, **changes) -> Kip848Member:
         assign(one, *(("t0", "v0") if state is Kip848State.RELEASING else ("t0", "t1", "v0")), epoch=7)
     if one.state in RECONCILING:
         asking(one)
-    told(one, *THEN.get(state, ()))
+    effects_after(one, *THEN.get(state, ()))
     assert one.state is state
     return one
 
@@ -242,7 +242,7 @@ def check_event(state, event):
     before = state_of(one)
 
     if state in OVER:
-        assert told(one, event) == []
+        assert effects_after(one, event) == []
         assert one.state is state
     elif (rule := TABLE.get((state, type(event)))) is None:
         with pytest.raises(ValueError, match=f"{type(event).__name__} cannot happen while {state}"):
@@ -250,7 +250,7 @@ def check_event(state, event):
         assert state_of(one) == before
         assert effects_of(one) == []
     else:
-        told(one, event)
+        effects_after(one, event)
         assert one.state in {rule.then, *rule.exceptions}
 
 
@@ -260,7 +260,7 @@ def test_events_in_any_order_keep_the_invariants(sequence):
     change.
     """
     one, now = member(), NOW
-    told(one, StartMembership())
+    effects_after(one, StartMembership())
     for kind, later in sequence:
         now += later
         one.handle_timer(now)
@@ -294,11 +294,11 @@ def test_every_state_can_be_left(state):
     """From each state, a stop and the outcomes of the effects in flight lead to a final state."""
     one = member_in(state)
 
-    told(one, StopMembership())
+    effects_after(one, StopMembership())
     if one.state is Kip848State.CLOSING:
-        told(one, Released())
+        effects_after(one, Released())
     if one.state is Kip848State.LEAVING:
-        told(one, LeaveAnswered())
+        effects_after(one, LeaveAnswered())
 
     assert one.state in OVER
     assert one.is_over
@@ -311,7 +311,7 @@ def test_fatal_error_ends_the_membership_in_every_state(state):
     one = member_in(state)
     owned = one.owned
 
-    effects = told(one, FENCED)
+    effects = effects_after(one, FENCED)
 
     if state in OVER:
         assert effects == []
@@ -323,27 +323,27 @@ def test_fatal_error_ends_the_membership_in_every_state(state):
     assert one.owned == frozenset()
     assert not one.is_member
     one.handle_timer(NOW + 1_000)
-    assert told(one, StopMembership(), now=NOW + 1_000) == []
+    assert effects_after(one, StopMembership(), now=NOW + 1_000) == []
 
 
 def test_member_whose_application_does_not_poll_leaves():
     """The member leaves, loses its partitions, and joins again under its id when the application polls."""
     one = owning("t0", "t1")
 
-    *telling, release = told(one, PollingStalled(UNREAD))
+    *telling, release = effects_after(one, PollingStalled(UNREAD))
 
     assert telling == [SendLeave(Identity("me", -1), "the application does not poll"), EmitGroupEvent(UNREAD)]
     assert release == Release(parts("t0", "t1"), is_lost=True, is_last=False, reason="the application does not poll")
-    assert told(one, Released()) == []
+    assert effects_after(one, Released()) == []
     assert one.next_deadline() is None
-    told(one, PollingResumed())
+    effects_after(one, PollingResumed())
     assert beat(one).identity == Identity("me", 0)
 
 
 def test_application_that_polls_during_the_loss_is_joined_at_once():
     """A poll while the loss is being reported is remembered."""
     one = owning("t0")
-    told(one, PollingStalled(UNREAD), PollingResumed(), Released())
+    effects_after(one, PollingStalled(UNREAD), PollingResumed(), Released())
 
     assert beat(one).identity == Identity("me", 0)
 
@@ -354,21 +354,21 @@ def test_member_that_fails_by_its_own_fault_leaves():
     """
     one, error = member_in(Kip848State.TAKING_OVER), RebalanceError("the callback raised")
 
-    release, fail, leave = told(one, MembershipFailed(error))
+    release, fail, leave = effects_after(one, MembershipFailed(error))
 
     assert (release.partitions, release.is_lost, fail.error) == (parts("t0", "t1"), True, error)
     assert leave == SendLeave(Identity("me", -1), "the consumer failed")
     assert one.awaits(leave)
     assert not one.awaits(release)
-    assert told(one, MembershipFailed(error)) == [fail]
-    told(one, LeaveAnswered())
+    assert effects_after(one, MembershipFailed(error)) == [fail]
+    effects_after(one, LeaveAnswered())
     assert one.state is Kip848State.LEFT
 
 
 def test_member_that_fails_may_end_without_a_leave():
     """A member unknown to the group, or a static one that keeps its place, sends no leave."""
     for one in (member(), member_in(Kip848State.STABLE, leaves_on_stop=False, instance_id="i")):
-        told(one, MembershipFailed(RebalanceError("the callback raised")))
+        effects_after(one, MembershipFailed(RebalanceError("the callback raised")))
 
         assert one.state is Kip848State.FAILED
 
@@ -380,7 +380,7 @@ def test_first_heartbeat_carries_every_field():
     """Epoch 0 joins, with the subscription, the rebalance timeout and no owned partitions."""
     one = member(topics=frozenset("tu"), rack="r", remote_assignor="range", instance_id="i")
 
-    assert told(one, StartMembership()) == []
+    assert effects_after(one, StartMembership()) == []
     assert one.next_deadline() == NOW
 
     assert beat(one) == SendGroupHeartbeat(
@@ -399,14 +399,14 @@ def test_first_heartbeat_carries_every_field():
 def test_pattern_is_sent_for_the_broker_to_resolve():
     """The pattern is sent instead of topics, and a change of the matching topics sends nothing."""
     one = member(pattern="t.*", topics=frozenset())
-    told(one, StartMembership())
+    effects_after(one, StartMembership())
 
     sent = beat(one)
-    told(one, answer(1, {}))
-    told(one, TakenOver())
+    effects_after(one, answer(1, {}))
+    effects_after(one, TakenOver())
 
     assert (sent.pattern, sent.topics) == ("t.*", frozenset())
-    assert told(one, Resubscribed(frozenset("tu"))) == []
+    assert effects_after(one, Resubscribed(frozenset("tu"))) == []
     assert one.next_deadline() == NOW + INTERVAL_S
 
 
@@ -421,14 +421,14 @@ def test_first_assignment_is_taken_over():
     assert one.is_current(me)
 
     mine = parts("t0", "t1", "u0")
-    assert told(one, TopicNamesFound(NAMES)) == [
+    assert effects_after(one, TopicNamesFound(NAMES)) == [
         TakeOver(mine, frozenset(), me, "the broker's choice", is_leader=False)
     ]
     assert one.state is Kip848State.TAKING_OVER
     assert one.owned == mine
     assert one.next_deadline() == NOW + INTERVAL_S
 
-    assert told(one, TakenOver(), now=NOW + 1) == []
+    assert effects_after(one, TakenOver(), now=NOW + 1) == []
     assert one.state is Kip848State.STABLE
     assert beat(one, NOW + 1) == SendGroupHeartbeat(me, SESSION_S / 3, owned={T: (0, 1), U: (0,)})
 
@@ -448,7 +448,7 @@ def test_empty_assignment_is_taken_over_once():
 
     (take_over,) = assign(one, epoch=1)
     assert (take_over.added, take_over.kept) == (frozenset(), frozenset())
-    assert told(one, TakenOver()) == []
+    assert effects_after(one, TakenOver()) == []
 
     beat(one, NOW + INTERVAL_S)
     assert assign(one, epoch=1, now=NOW + INTERVAL_S) == []
@@ -476,7 +476,7 @@ def test_pauses_between_joins_grow(event):
     one, pauses, now = joining(), [], NOW
 
     for _ in range(6):
-        effects = told(one, event, now=now)
+        effects = effects_after(one, event, now=now)
         assert effects == ([ForgetCoordinator("moved")] if isinstance(event, CoordinatorGone) else [])
         pauses.append(one.next_deadline() - now)
         now = one.next_deadline()
@@ -489,7 +489,7 @@ def test_pauses_between_joins_grow(event):
 def test_nothing_shortens_the_pause_before_a_join():
     """Neither an early timer call nor a new subscription sends a heartbeat."""
     one = joining()
-    told(one, RetryLater("loading"), Resubscribed(frozenset("u")))
+    effects_after(one, RetryLater("loading"), Resubscribed(frozenset("u")))
 
     one.handle_timer(NOW + 0.09)
 
@@ -502,7 +502,7 @@ def test_refused_join_is_repeated_after_a_pause(event):
     """The broker refuses until it has expired the former membership; the member keeps its id."""
     one = joining()
 
-    assert told(one, event) == []
+    assert effects_after(one, event) == []
 
     assert one.state is Kip848State.JOINING
     assert one.next_deadline() == pytest.approx(NOW + 0.1)
@@ -517,10 +517,10 @@ BACK = Identity("me", -2, "i")
 def test_static_member_joins_first_without_a_release():
     """A new member releases no instance id, not even after a refused join."""
     one = member(instance_id="i")
-    told(one, StartMembership())
+    effects_after(one, StartMembership())
 
     assert beat(one).identity == Identity("me", 0, "i")
-    told(one, GenerationLost("UNRELEASED_INSTANCE_ID, which the user wants to be tried again"))
+    effects_after(one, GenerationLost("UNRELEASED_INSTANCE_ID, which the user wants to be tried again"))
     assert beat(one, NOW + 1).identity == Identity("me", 0, "i")
 
 
@@ -528,12 +528,12 @@ def test_static_member_joins_first_without_a_release():
 def test_static_member_releases_its_instance_id_after_an_unanswered_join(event):
     """After the pause it sends epoch -2 until the group has released the instance id; then it joins at once."""
     one = joining(instance_id="i")
-    told(one, event)
+    effects_after(one, event)
 
     assert beat(one, NOW + 0.1) == SendGroupHeartbeat(BACK, SESSION_S / 3)
-    told(one, CoordinatorGone("cut"))
+    effects_after(one, CoordinatorGone("cut"))
     assert beat(one, NOW + 1).identity == BACK
-    assert told(one, InstanceReleased(), now=NOW + 1) == []
+    assert effects_after(one, InstanceReleased(), now=NOW + 1) == []
     again = beat(one, NOW + 1)
     assert (again.identity, again.topics, again.owned) == (Identity("me", 0, "i"), frozenset("t"), {})
 
@@ -544,7 +544,7 @@ def test_static_member_releases_its_instance_id_after_an_unanswered_join(event):
 def test_lost_static_member_releases_its_instance_id_unless_unknown(event, epoch):
     """The session may be over for the member but not for a new coordinator."""
     one = owning("t0", instance_id="i")
-    told(one, event, Released())
+    effects_after(one, event, Released())
 
     assert beat(one).identity == Identity("me", epoch, "i")
 
@@ -552,7 +552,7 @@ def test_lost_static_member_releases_its_instance_id_unless_unknown(event, epoch
 def test_late_answer_to_a_static_join_still_counts():
     """An answer that comes before the next heartbeat is accepted, so no release is sent."""
     one = joining(instance_id="i")
-    told(one, RetryLater("a commit was refused"), answer(3, {}), TakenOver())
+    effects_after(one, RetryLater("a commit was refused"), answer(3, {}), TakenOver())
 
     assert beat(one, NOW + INTERVAL_S).identity == Identity("me", 3, "i")
 
@@ -561,10 +561,10 @@ def test_late_answer_to_a_static_join_still_counts():
 def test_static_member_leaves_after_releasing_its_instance_id(then):
     """The group keeps its place until a leave, as ``leave_on_stop`` promises."""
     one = joining(instance_id="i")
-    told(one, CoordinatorGone("cut"))
+    effects_after(one, CoordinatorGone("cut"))
     beat(one, NOW + 1)
 
-    left = told(one, *then, StopMembership())
+    left = effects_after(one, *then, StopMembership())
 
     assert left == [SendLeave(Identity("me", -1, "i"), "the consumer stops")]
 
@@ -573,12 +573,12 @@ def test_answer_resets_the_backoff():
     """After an answer, the next pause is the first one again."""
     one = joining()
     for _ in range(3):
-        told(one, RetryLater("loading"))
+        effects_after(one, RetryLater("loading"))
         beat(one, NOW + 100)
-    told(one, answer(1, {}), TakenOver(), now=NOW + 100)
+    effects_after(one, answer(1, {}), TakenOver(), now=NOW + 100)
     beat(one, NOW + 105)
 
-    told(one, RetryLater("loading"), now=NOW + 105)
+    effects_after(one, RetryLater("loading"), now=NOW + 105)
 
     assert one.next_deadline() == pytest.approx(NOW + 105.1)
 
@@ -592,7 +592,7 @@ def test_heartbeats_are_sent_while_the_group_counts_the_member(state):
     one = member_in(state)
     speaks = state in ALIVE or state is Kip848State.JOINING
     if speaks:
-        told(one, RetryLater("loading"))
+        effects_after(one, RetryLater("loading"))
 
     one.handle_timer(NOW + INTERVAL_S + 1)
 
@@ -609,7 +609,7 @@ def test_heartbeats_follow_the_brokers_interval():
         now = one.next_deadline()
         times.append(now - NOW)
         assert beat(one, now) == SendGroupHeartbeat(Identity("me", 7), SESSION_S / 3)
-        told(one, answer(interval_s=interval_s), now=now + 0.5)
+        effects_after(one, answer(interval_s=interval_s), now=now + 0.5)
 
     assert times == [5.0, 10.5, 16.0, 17.5, 19.0]
 
@@ -619,12 +619,12 @@ def test_only_one_heartbeat_is_in_flight():
     one = owning("t0")
     beat(one, NOW + 5)
 
-    told(one, Resubscribed(frozenset("u")), now=NOW + 6)
+    effects_after(one, Resubscribed(frozenset("u")), now=NOW + 6)
     one.handle_timer(NOW + 20)
 
     assert effects_of(one) == []
     assert one.next_deadline() == NOW + SESSION_S
-    told(one, answer(), now=NOW + 21)
+    effects_after(one, answer(), now=NOW + 21)
     assert beat(one, NOW + 21).topics == frozenset("u")
 
 
@@ -635,7 +635,7 @@ def test_heartbeat_after_a_failure_carries_every_field(state, event):
     one = member_in(state)
     age_s = one.heartbeat_age_s(NOW + 5)
 
-    effects = told(one, event, now=NOW + 5)
+    effects = effects_after(one, event, now=NOW + 5)
 
     assert effects == ([ForgetCoordinator("moved")] if isinstance(event, CoordinatorGone) else [])
     assert one.state is state
@@ -652,7 +652,7 @@ def test_commit_of_a_stale_epoch_hastens_the_heartbeat():
     """The next heartbeat brings the new epoch, and repeats no field."""
     one = owning("t0")
 
-    assert told(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH")) == []
+    assert effects_after(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH")) == []
 
     assert one.next_deadline() == pytest.approx(NOW + 0.1)
     assert beat(one, NOW + 0.1) == SendGroupHeartbeat(Identity("me", 7), SESSION_S / 3)
@@ -662,10 +662,10 @@ def test_answer_after_a_failed_commit_still_counts():
     """The failure may have been a commit's: an answer before the next heartbeat is accepted."""
     one = owning("t0")
     sent = beat(one, NOW + 5)
-    told(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 5)
+    effects_after(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 5)
 
     assert one.awaits(sent)
-    told(one, answer(8), now=NOW + 5.05)
+    effects_after(one, answer(8), now=NOW + 5.05)
 
     assert one.identity == Identity("me", 8)
     assert beat(one, NOW + 10.05) == SendGroupHeartbeat(Identity("me", 8), SESSION_S / 3)
@@ -675,17 +675,17 @@ def test_new_subscription_is_reported_at_once():
     """Nothing is released before the group answers with a new assignment."""
     one = owning("t0")
 
-    assert told(one, Resubscribed(frozenset("uv"))) == []
+    assert effects_after(one, Resubscribed(frozenset("uv"))) == []
 
     assert beat(one) == SendGroupHeartbeat(Identity("me", 7), SESSION_S / 3, topics=frozenset("uv"))
-    told(one, answer(), Resubscribed(frozenset("uv")))
+    effects_after(one, answer(), Resubscribed(frozenset("uv")))
     assert one.next_deadline() == NOW + INTERVAL_S
 
 
 def test_subscription_changed_during_a_join_is_reported_after_it():
     """The next heartbeat is sent as soon as the join is answered."""
     one = joining()
-    told(one, Resubscribed(frozenset("u")))
+    effects_after(one, Resubscribed(frozenset("u")))
 
     assign(one, epoch=1)
 
@@ -699,10 +699,10 @@ def test_session_timeout_is_the_brokers():
     beat(one, NOW + 5)
     assert one.next_deadline() == NOW + SESSION_S
 
-    told(one, SessionKnown(12.0))
+    effects_after(one, SessionKnown(12.0))
 
     assert one.next_deadline() == NOW + 12
-    told(one, RetryLater("loading"), now=NOW + 6)
+    effects_after(one, RetryLater("loading"), now=NOW + 6)
     assert beat(one, NOW + 6.1).timeout_s == 4.0
 
 
@@ -710,7 +710,7 @@ def test_session_counts_from_sending_the_last_acknowledged_heartbeat():
     """The broker received it later, so the member's session ends no later than the broker's."""
     one = owning("t0")
     beat(one, NOW + 5)
-    told(one, answer(), now=NOW + 9)
+    effects_after(one, answer(), now=NOW + 9)
     beat(one, NOW + 14)
 
     assert one.heartbeat_age_s(NOW + 14) == 9
@@ -728,11 +728,11 @@ def test_partitions_without_a_topic_name_are_taken_over_later():
     one = joining()
     assign(one, "t0", "v0", epoch=1)
 
-    (take_over,) = told(one, TopicNamesFound({T: "t"}))
+    (take_over,) = effects_after(one, TopicNamesFound({T: "t"}))
     assert take_over.added == parts("t0")
-    told(one, TakenOver())
+    effects_after(one, TakenOver())
     beat(one)
-    told(one, answer())
+    effects_after(one, answer())
 
     pauses, now = [], NOW
     for _ in range(5):
@@ -740,7 +740,7 @@ def test_partitions_without_a_topic_name_are_taken_over_later():
         now = one.next_deadline()
         one.handle_timer(now)
         assert effects_of(one) == [FindTopicNames(frozenset({V}))]
-        assert told(one, TopicNamesFound({}), now=now) == []
+        assert effects_after(one, TopicNamesFound({}), now=now) == []
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0])
 
 
@@ -749,14 +749,14 @@ def test_refreshed_metadata_hasten_the_request_for_names():
     one = owning("t0")
     beat(one, NOW + 5)
     assert assign(one, "t0", "v0") == [FindTopicNames(frozenset({V}))]
-    assert told(one, TopicNamesFound({})) == []
+    assert effects_after(one, TopicNamesFound({})) == []
 
-    assert told(one, PartitionsChanged({"t": 1, "v": 1})) == [FindTopicNames(frozenset({V}))]
-    assert told(one, PartitionsChanged({"t": 1, "v": 1})) == []
-    (take_over,) = told(one, TopicNamesFound({V: "v"}))
+    assert effects_after(one, PartitionsChanged({"t": 1, "v": 1})) == [FindTopicNames(frozenset({V}))]
+    assert effects_after(one, PartitionsChanged({"t": 1, "v": 1})) == []
+    (take_over,) = effects_after(one, TopicNamesFound({V: "v"}))
 
     assert (take_over.added, take_over.kept) == (parts("v0"), parts("t0"))
-    assert told(one, PartitionsChanged({"t": 1, "v": 1})) == []
+    assert effects_after(one, PartitionsChanged({"t": 1, "v": 1})) == []
 
 
 def test_known_name_is_not_requested_again():
@@ -764,7 +764,7 @@ def test_known_name_is_not_requested_again():
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one)
-    told(one, Released(), TakenOver())
+    effects_after(one, Released(), TakenOver())
     beat(one, NOW + 6)
 
     (take_over,) = assign(one, "t1")
@@ -776,10 +776,10 @@ def test_newly_assigned_unknown_topics_are_requested_at_once():
     """The pause applies only to names that were requested in vain."""
     one = joining()
     assign(one, "v0", epoch=1)
-    told(one, TopicNamesFound({}), TakenOver())
+    effects_after(one, TopicNamesFound({}), TakenOver())
     one.handle_timer(NOW + 5)
     effects_of(one)
-    told(one, TopicNamesFound({}), now=NOW + 5)
+    effects_after(one, TopicNamesFound({}), now=NOW + 5)
 
     assert assign(one, "v0", "u0", now=NOW + 5.05) == [FindTopicNames(frozenset({U, V}))]
 
@@ -790,7 +790,7 @@ def test_first_assignment_waits_for_names():
 
     assert assign(one, "v0", epoch=1) == [FindTopicNames(frozenset({V}))]
 
-    (take_over,) = told(one, TopicNamesFound({}))
+    (take_over,) = effects_after(one, TopicNamesFound({}))
     assert take_over.added == frozenset()
 
 
@@ -799,7 +799,7 @@ def test_failed_request_for_names_is_repeated():
     one = joining()
     (question,) = assign(one, "t0", epoch=1)
 
-    told(one, CoordinatorGone("the connection broke"))
+    effects_after(one, CoordinatorGone("the connection broke"))
 
     assert not one.awaits(question)
     one.handle_timer(NOW + 0.1)
@@ -811,10 +811,12 @@ def test_recreated_topic_is_another_topic():
     one = owning("t0")
     beat(one, NOW + 5)
 
-    release, question = sorted(told(one, answer(8, {V: (0,)})), key=lambda effect: isinstance(effect, FindTopicNames))
+    release, question = sorted(
+        effects_after(one, answer(8, {V: (0,)})), key=lambda effect: isinstance(effect, FindTopicNames)
+    )
     assert (release.partitions, question) == (parts("t0"), FindTopicNames(frozenset({V})))
-    told(one, TopicNamesFound({V: "t"}))
-    (take_over,) = told(one, Released())
+    effects_after(one, TopicNamesFound({V: "t"}))
+    (take_over,) = effects_after(one, Released())
 
     assert (take_over.added, take_over.kept) == (parts("t0"), frozenset())
     assert beat(one).owned == {V: (0,)}
@@ -832,7 +834,7 @@ def test_added_partitions_are_taken_over_at_once():
 
     assert take_over == TakeOver(parts("t1"), parts("t0"), Identity("me", 8), "the broker's choice", is_leader=False)
     assert one.next_deadline() == NOW + 5 + INTERVAL_S
-    told(one, TakenOver(), now=NOW + 6)
+    effects_after(one, TakenOver(), now=NOW + 6)
     assert beat(one, NOW + 6) == SendGroupHeartbeat(Identity("me", 8), SESSION_S / 3, owned={T: (0, 1)})
 
 
@@ -849,7 +851,7 @@ def test_revoked_partitions_are_released_before_others_are_taken_over():
     assert one.owned == parts("t0", "t1")
     assert one.is_current(one.identity)
 
-    (take_over,) = told(one, Released(), now=NOW + 7)
+    (take_over,) = effects_after(one, Released(), now=NOW + 7)
     assert (take_over.added, take_over.kept) == (parts("u0"), parts("t0"))
     assert one.owned == parts("t0", "u0")
     assert beat(one, NOW + 7).owned == {T: (0,), U: (0,)}
@@ -861,11 +863,11 @@ def test_release_is_followed_by_a_takeover_of_the_rest():
     beat(one, NOW + 5)
     assign(one, "t0", now=NOW + 5)
 
-    (take_over,) = told(one, Released(), now=NOW + 6)
+    (take_over,) = effects_after(one, Released(), now=NOW + 6)
 
     assert (take_over.added, take_over.kept) == (parts(), parts("t0"))
     assert beat(one, NOW + 6).owned == {T: (0,)}
-    assert told(one, TakenOver(), answer(), now=NOW + 7) == []
+    assert effects_after(one, TakenOver(), answer(), now=NOW + 7) == []
     assert one.state is Kip848State.STABLE
 
 
@@ -873,7 +875,7 @@ def test_heartbeats_continue_during_releases_and_takeovers():
     """Heartbeats keep their interval, and report owned partitions only after these have changed."""
     for state in (Kip848State.RELEASING, Kip848State.TAKING_OVER):
         one = member_in(state)
-        told(one, answer(), now=NOW + 6)
+        effects_after(one, answer(), now=NOW + 6)
 
         assert one.next_deadline() == NOW + 6 + INTERVAL_S
         assert beat(one, NOW + 11) == SendGroupHeartbeat(Identity("me", 7), SESSION_S / 3)
@@ -890,10 +892,10 @@ def test_new_target_during_a_release_is_reconciled_after_it():
     assert assign(one, "t0", "u0", epoch=9, now=NOW + 10) == []
     assert one.state is Kip848State.RELEASING
 
-    (release,) = told(one, Released(), now=NOW + 11)
+    (release,) = effects_after(one, Released(), now=NOW + 11)
     assert release.partitions == parts("t1")
     assert one.owned == parts("t0", "t1")
-    (take_over,) = told(one, Released(), now=NOW + 11)
+    (take_over,) = effects_after(one, Released(), now=NOW + 11)
     assert (take_over.added, take_over.kept) == (parts("u0"), parts("t0"))
 
 
@@ -905,7 +907,7 @@ def test_partition_reassigned_during_its_release_is_taken_over_again():
     beat(one, NOW + 10)
 
     assert assign(one, "t0", "t1", now=NOW + 10) == []
-    (take_over,) = told(one, Released(), now=NOW + 11)
+    (take_over,) = effects_after(one, Released(), now=NOW + 11)
 
     assert (take_over.added, take_over.kept) == (parts("t1"), parts("t0"))
 
@@ -914,9 +916,9 @@ def test_added_partitions_wait_for_the_takeover_in_progress():
     """A takeover in progress is not disturbed."""
     one = member_in(Kip848State.TAKING_OVER)
 
-    assert told(one, answer(8, {T: (0, 1, 2)}), now=NOW + 5) == []
+    assert effects_after(one, answer(8, {T: (0, 1, 2)}), now=NOW + 5) == []
 
-    (take_over,) = told(one, TakenOver(), now=NOW + 6)
+    (take_over,) = effects_after(one, TakenOver(), now=NOW + 6)
     assert (take_over.added, take_over.kept) == (parts("t2"), parts("t0", "t1"))
     assert one.state is Kip848State.TAKING_OVER
 
@@ -933,7 +935,7 @@ def test_revocation_ends_the_takeover_in_progress():
     assert (one.awaits(first), one.awaits(release)) == (False, True)
     assert one.owned == parts("u0", "t0", "t1")
 
-    (again,) = told(one, Released(), now=NOW + 11)
+    (again,) = effects_after(one, Released(), now=NOW + 11)
     assert (again.added, again.kept) == (parts("t0"), parts("u0"))
     assert beat(one, NOW + 11).owned == {T: (0,), U: (0,)}
 
@@ -946,7 +948,7 @@ def test_ready_partition_is_released_during_a_takeover():
     beat(one, NOW + 10)
 
     (release,) = assign(one, "t0", epoch=9, now=NOW + 10)
-    (again,) = told(one, Released(), now=NOW + 11)
+    (again,) = effects_after(one, Released(), now=NOW + 11)
 
     assert release.partitions == parts("u0")
     assert (again.added, again.kept) == (parts("t0"), frozenset())
@@ -957,7 +959,7 @@ def test_partition_revoked_before_its_takeover_is_reported():
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one, "t0", "v0", now=NOW + 5)
-    told(one, TopicNamesFound({}), now=NOW + 5)
+    effects_after(one, TopicNamesFound({}), now=NOW + 5)
     one.handle_timer(NOW + 10)
     effects_of(one)
 
@@ -973,7 +975,7 @@ def test_partitions_being_taken_over_are_reported_as_owned():
     assign(one, "t0", "t1", now=NOW + 5)
     beat(one, NOW + 10)
 
-    told(one, RetryLater("loading"), now=NOW + 10)
+    effects_after(one, RetryLater("loading"), now=NOW + 10)
 
     assert beat(one, NOW + 10.1).owned == {T: (0, 1)}
 
@@ -984,15 +986,15 @@ def test_no_takeover_of_partitions_missing_in_an_unanswered_report():
     beat(one, NOW + 5)
     assign(one, "t0", "v0", now=NOW + 5)
     beat(one, NOW + 10)
-    told(one, RetryLater("loading"), now=NOW + 10)
+    effects_after(one, RetryLater("loading"), now=NOW + 10)
     one.handle_timer(NOW + 10.1)
     question, sent = effects_of(one)
     assert (question, sent.owned) == (FindTopicNames(frozenset({V})), {T: (0,)})
 
-    assert told(one, TopicNamesFound({V: "v"}), now=NOW + 10.2) == []
+    assert effects_after(one, TopicNamesFound({V: "v"}), now=NOW + 10.2) == []
     assert one.owned == parts("t0")
 
-    (take_over,) = told(one, answer(8, {T: (0,), V: (0,)}), now=NOW + 10.3)
+    (take_over,) = effects_after(one, answer(8, {T: (0,), V: (0,)}), now=NOW + 10.3)
     assert take_over.added == parts("v0")
 
 
@@ -1006,7 +1008,7 @@ def test_lost_membership_is_reported_once(state, event):
     one = member_in(state)
     me = one.identity
 
-    assert told(one, event) == [Release(parts("t0", "t1"), is_lost=True, is_last=False, reason="late")]
+    assert effects_after(one, event) == [Release(parts("t0", "t1"), is_lost=True, is_last=False, reason="late")]
 
     assert one.state is Kip848State.LOSING
     assert one.owned == frozenset()
@@ -1017,7 +1019,7 @@ def test_lost_membership_is_reported_once(state, event):
     assert effects_of(one) == []
     assert one.next_deadline() is None
 
-    assert told(one, Released(), now=NOW + 100) == []
+    assert effects_after(one, Released(), now=NOW + 100) == []
     sent = beat(one, NOW + 100)
     assert (sent.identity, sent.topics, sent.owned) == (Identity("me", 0), frozenset("t"), {})
 
@@ -1033,7 +1035,7 @@ def test_expired_session_is_reported_once(state):
     release = next(effect for effect in effects_of(one) if isinstance(effect, Release))
     assert (release.partitions, release.is_lost, release.is_last) == (parts("t0", "t1"), True, False)
     assert release.reason.startswith("no heartbeat was acknowledged for ")
-    told(one, Released(), now=at + 1)
+    effects_after(one, Released(), now=at + 1)
     assert beat(one, at + 1).identity == Identity("me", 0)
 
 
@@ -1041,9 +1043,9 @@ def test_lost_member_without_partitions_joins_at_once():
     """There is nothing to report to the application."""
     one = joining()
     assign(one, epoch=1)
-    told(one, TakenOver())
+    effects_after(one, TakenOver())
 
-    assert told(one, MemberLost("late")) == []
+    assert effects_after(one, MemberLost("late")) == []
 
     assert one.state is Kip848State.JOINING
     assert beat(one).identity == Identity("me", 0)
@@ -1052,7 +1054,7 @@ def test_lost_member_without_partitions_joins_at_once():
 def test_first_assignment_after_every_join_is_reported():
     """The first assignment is reported even if it is empty."""
     one = owning("t0")
-    told(one, MemberLost("late"), Released())
+    effects_after(one, MemberLost("late"), Released())
     beat(one)
 
     (take_over,) = assign(one)
@@ -1070,11 +1072,11 @@ def test_only_the_last_heartbeat_is_awaited():
     assert one.awaits(first)
     assert not one.awaits(copy.copy(first))
 
-    told(one, CoordinatorGone("moved"), now=NOW + 6)
+    effects_after(one, CoordinatorGone("moved"), now=NOW + 6)
     second = beat(one, NOW + 7)
     assert (one.awaits(first), one.awaits(second)) == (False, True)
 
-    told(one, MemberLost("late"))
+    effects_after(one, MemberLost("late"))
     assert not one.awaits(second)
 
 
@@ -1082,15 +1084,15 @@ def test_heartbeats_names_and_partitions_are_awaited_independently():
     """An outcome of one does not end the wait for another."""
     one = joining()
     (question,) = assign(one, "t0", "v0", epoch=1)
-    (take_over,) = told(one, TopicNamesFound({T: "t"}))
+    (take_over,) = effects_after(one, TopicNamesFound({T: "t"}))
     one.handle_timer(NOW + 0.1)
     (again,) = effects_of(one)
     sent = beat(one, NOW + 5)
 
     assert [one.awaits(effect) for effect in (question, take_over, again, sent)] == [False, True, True, True]
-    told(one, answer(), now=NOW + 5)
+    effects_after(one, answer(), now=NOW + 5)
     assert [one.awaits(effect) for effect in (take_over, again, sent)] == [True, True, False]
-    told(one, TakenOver(), now=NOW + 5)
+    effects_after(one, TakenOver(), now=NOW + 5)
     assert [one.awaits(effect) for effect in (take_over, again)] == [False, True]
 
 
@@ -1113,18 +1115,18 @@ def test_stop_releases_then_leaves(state):
     """The member keeps its identity and its heartbeats until the end of the release."""
     one = member_in(state)
 
-    assert told(one, StopMembership()) == [
+    assert effects_after(one, StopMembership()) == [
         Release(parts("t0", "t1"), is_lost=False, is_last=True, reason="the consumer stops")
     ]
     assert one.is_current(Identity("me", 7))
-    assert told(one, answer(8, {T: (5,)}), now=NOW + 5) == []
+    assert effects_after(one, answer(8, {T: (5,)}), now=NOW + 5) == []
     assert one.identity == Identity("me", 8)
     assert isinstance(beat(one, NOW + 10), SendGroupHeartbeat)
 
-    assert told(one, Released()) == [SendLeave(Identity("me", -1), "the consumer stops")]
+    assert effects_after(one, Released()) == [SendLeave(Identity("me", -1), "the consumer stops")]
     assert one.owned == frozenset()
     assert not one.is_member
-    assert told(one, LeaveAnswered()) == []
+    assert effects_after(one, LeaveAnswered()) == []
     assert one.state is Kip848State.LEFT
 
 
@@ -1132,10 +1134,10 @@ def test_last_commit_refused_as_stale_hastens_the_heartbeat():
     """While closing, the next heartbeat follows soon and brings the new epoch."""
     one = member_in(Kip848State.CLOSING)
 
-    assert told(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 1) == []
+    assert effects_after(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 1) == []
     assert one.next_deadline() == pytest.approx(NOW + 1.1)
     assert isinstance(beat(one, NOW + 1.1), SendGroupHeartbeat)
-    assert told(one, answer(8, {T: (5,)}), now=NOW + 1.2) == []
+    assert effects_after(one, answer(8, {T: (5,)}), now=NOW + 1.2) == []
 
     assert one.identity == Identity("me", 8)
     assert one.is_current(one.identity)
@@ -1152,9 +1154,9 @@ def test_leave_epoch_tells_whether_the_place_is_kept(state, leaves_on_stop, inst
     """-1 leaves for good, -2 keeps a static member's place; a dynamic member may also leave silently."""
     one = member_in(state, leaves_on_stop=leaves_on_stop, instance_id=instance_id)
 
-    effects = told(one, StopMembership())
+    effects = effects_after(one, StopMembership())
     if state is not Kip848State.JOINING:
-        effects = told(one, Released())
+        effects = effects_after(one, Released())
 
     if epoch is None:
         assert (effects, one.state) == ([], Kip848State.LEFT)
@@ -1166,13 +1168,13 @@ def test_leave_epoch_tells_whether_the_place_is_kept(state, leaves_on_stop, inst
 def test_unknown_member_sends_no_leave():
     """No leave is sent before the first heartbeat, and after the group answered that it does not know the member."""
     one = member()
-    told(one, StartMembership())
-    assert told(one, StopMembership()) == []
+    effects_after(one, StartMembership())
+    assert effects_after(one, StopMembership()) == []
     assert one.state is Kip848State.LEFT
 
     one = joining()
-    told(one, MemberLost("unknown"))
-    assert told(one, StopMembership()) == []
+    effects_after(one, MemberLost("unknown"))
+    assert effects_after(one, StopMembership()) == []
     assert one.state is Kip848State.LEFT
 
 
@@ -1183,11 +1185,11 @@ def test_member_lost_while_closing_reports_the_loss(event, leaves):
     """The partitions may have another owner; a group that may still know the member is sent a leave."""
     one = member_in(Kip848State.CLOSING)
 
-    (release,) = told(one, event)
+    (release,) = effects_after(one, event)
 
     assert release == Release(parts("t0", "t1"), is_lost=True, is_last=True, reason="the membership was lost")
     assert one.next_deadline() is None
-    assert bool(told(one, Released())) == leaves
+    assert bool(effects_after(one, Released())) == leaves
     assert one.state is (Kip848State.LEAVING if leaves else Kip848State.LEFT)
 
 
@@ -1195,11 +1197,11 @@ def test_stop_waits_until_the_loss_is_reported():
     """There is nothing more to release."""
     one = member_in(Kip848State.LOSING)
 
-    assert told(one, StopMembership()) == []
+    assert effects_after(one, StopMembership()) == []
     assert one.state is Kip848State.CLOSING
     one.handle_timer(NOW + 100)
     assert effects_of(one) == []
-    told(one, Released())
+    effects_after(one, Released())
 
     assert one.state is Kip848State.LEFT
 
@@ -1207,9 +1209,9 @@ def test_stop_waits_until_the_loss_is_reported():
 def test_loss_is_reported_once_while_stopping():
     """Late errors of a lost membership change nothing."""
     one = member_in(Kip848State.LOSING)
-    told(one, StopMembership())
+    effects_after(one, StopMembership())
 
-    assert told(one, GenerationLost("late"), SessionOver("late")) == []
+    assert effects_after(one, GenerationLost("late"), SessionOver("late")) == []
 
     assert one.state is Kip848State.CLOSING
 
