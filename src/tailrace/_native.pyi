@@ -17,7 +17,7 @@ class Columns:
 class BatchDecoder:
     def __init__(
         self,
-        content: memoryview | bytearray,
+        content: memoryview | bytes | bytearray,
         topic: str,
         partition: int,
         lowest: int,

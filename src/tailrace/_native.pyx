@@ -16,8 +16,14 @@ DEF SHORTEST = 7  # bytes of a record without key, value and headers
 
 cdef struct Cursor:
     const uint8_t* at
-    const uint8_t* end
+    const uint8_t* end  # of the record
     bint is_broken
+    # Of the batch; the decoder takes them over when all records were read without an error.
+    const uint8_t* batch_end
+    int32_t left  # records not read yet
+    int64_t lowest  # records below this offset are skipped
+    # Of the record that ``BatchDecoder.enter_record`` entered.
+    int64_t offset, timestamp
 
 
 cdef inline int64_t varint(Cursor* cursor) noexcept nogil:
@@ -269,6 +275,13 @@ cdef inline int append_headers(Cursor* cursor, int64_t count, Columns columns) e
     return 0
 
 
+cdef inline int leave_record(Cursor* cursor, int64_t header_count) except -1:
+    """Check that the cursor stands at the end of the record, behind ``header_count`` headers."""
+    if cursor.is_broken or header_count < 0 or cursor.at != cursor.end:
+        raise ValueError("a record that is not as long as it claims")
+    return 0
+
+
 cdef class BatchDecoder:
     """Decoder of the records of one batch from an offset on, a slice at a time.
 
@@ -296,52 +309,72 @@ cdef class BatchDecoder:
         self._lowest = lowest if lowest > self._base_offset else INT64_MIN
         self._topic, self._partition, self._record = topic, partition, record
 
+    cdef inline Cursor cursor(self) noexcept:
+        """Return a cursor at the first record that was not taken yet."""
+        cdef Cursor cursor
+        cdef const uint8_t* start = &self._content[0]
+        cursor.at = start + self._at
+        cursor.end = cursor.batch_end = start + self._content.shape[0]
+        cursor.is_broken = False
+        cursor.left, cursor.lowest = self._left, self._lowest
+        cursor.offset = cursor.timestamp = 0
+        return cursor
+
+    cdef inline int enter_record(self, Cursor* cursor) except -1:
+        """Move the cursor to the key of the next record that is not skipped; return 0 at the end of the batch."""
+        cdef int64_t length
+        while cursor.left > 0:
+            cursor.end = cursor.batch_end
+            length = varint(cursor)
+            if cursor.is_broken or length < 1 or length > cursor.batch_end - cursor.at:
+                raise ValueError("a record that does not end within its batch")
+            cursor.end = cursor.at + length
+            cursor.at += 1  # attributes, unused
+            cursor.timestamp = varint(cursor)
+            cursor.offset = plus(self._base_offset, varint(cursor))
+            cursor.left -= 1
+            if cursor.offset >= cursor.lowest or cursor.is_broken:
+                cursor.lowest = INT64_MIN  # records are skipped at the beginning only
+                if self._has_append_time:
+                    cursor.timestamp = self._append_time
+                else:
+                    cursor.timestamp = plus(self._base_timestamp, cursor.timestamp)
+                return 1
+            cursor.at = cursor.end
+        return 0
+
+    cdef inline void advance(self, Cursor* cursor) noexcept:
+        """Continue at the cursor next time."""
+        self._at = cursor.at - &self._content[0]
+        self._left, self._lowest = cursor.left, cursor.lowest
+
     def take(self, Py_ssize_t most):
         """Return the next ``most`` records, or fewer at the end of the batch.
 
         Raises:
             ValueError: the bytes are not records.
         """
-        cdef const uint8_t* start = &self._content[0]
-        cdef const uint8_t* end = start + self._content.shape[0]
-        cdef Cursor cursor
-        cdef int64_t length, timestamp, offset, count, lowest = self._lowest
-        cdef int32_t left = self._left
+        cdef Cursor cursor = self.cursor()
+        cdef int64_t count
         cdef list records = []
-        cursor.is_broken = False
-        cursor.at = start + self._at
-        while left > 0 and most > 0:
-            cursor.end = end
-            length = varint(&cursor)
-            if cursor.is_broken or length < 1 or length > end - cursor.at:
-                raise ValueError("a record that does not end within its batch")
-            cursor.end = cursor.at + length
-            cursor.at += 1  # attributes, unused
-            timestamp = varint(&cursor)
-            offset = plus(self._base_offset, varint(&cursor))
-            if offset < lowest and not cursor.is_broken:
-                cursor.at = cursor.end
-                left -= 1
-                continue
-            lowest = INT64_MIN  # records are skipped at the beginning only
+        while most > 0 and self.enter_record(&cursor):
             key = nullable_bytes(&cursor)
             value = nullable_bytes(&cursor)
             count = varint(&cursor)
             # The empty tuple is not allocated. A list for each record would keep the garbage collector busy.
             headers = headers_of(&cursor, count) if count else ()
-            if cursor.is_broken or count < 0 or cursor.at != cursor.end:
-                raise ValueError("a record that is not as long as it claims")
+            leave_record(&cursor, count)
             if self._has_append_time:
                 record = self._record(
-                    self._topic, self._partition, offset, key, value, self._append_time, headers, "LogAppendTime"
+                    self._topic, self._partition, cursor.offset, key, value, cursor.timestamp, headers, "LogAppendTime"
                 )
             else:
-                timestamp = plus(self._base_timestamp, timestamp)
-                record = self._record(self._topic, self._partition, offset, key, value, timestamp, headers)
+                record = self._record(
+                    self._topic, self._partition, cursor.offset, key, value, cursor.timestamp, headers
+                )
             records.append(record)
-            left -= 1
             most -= 1
-        self._at, self._left, self._lowest = cursor.at - start, left, lowest
+        self.advance(&cursor)
         return records
 
     def take_into(self, Columns columns not None, Py_ssize_t most):
@@ -354,45 +387,25 @@ cdef class BatchDecoder:
         """
         cdef Py_ssize_t before = columns.count
         try:
-            self._take_into(columns, most)
+            self._append_to(columns, most)
         except BaseException:
             columns.cut(before)
             raise
         return columns.count - before
 
-    cdef int _take_into(self, Columns columns, Py_ssize_t most) except -1:
-        cdef const uint8_t* start = &self._content[0]
-        cdef const uint8_t* end = start + self._content.shape[0]
-        cdef Cursor cursor
-        cdef int64_t length, timestamp, offset, count, lowest = self._lowest
-        cdef int32_t left = self._left, partition = self._partition
-        cursor.is_broken = False
-        cursor.at = start + self._at
+    cdef int _append_to(self, Columns columns, Py_ssize_t most) except -1:
+        cdef Cursor cursor = self.cursor()
+        cdef int64_t count
+        cdef int32_t partition = self._partition
         # The batch claims ``left`` records; its bytes may hold fewer. No shorter record becomes a row.
-        columns.reserve(max(0, min(most, left, (end - cursor.at) // SHORTEST + 1)))
-        while left > 0 and most > 0:
-            cursor.end = end
-            length = varint(&cursor)
-            if cursor.is_broken or length < 1 or length > end - cursor.at:
-                raise ValueError("a record that does not end within its batch")
-            cursor.end = cursor.at + length
-            cursor.at += 1  # attributes, unused
-            timestamp = varint(&cursor)
-            offset = plus(self._base_offset, varint(&cursor))
-            if offset < lowest and not cursor.is_broken:
-                cursor.at = cursor.end
-                left -= 1
-                continue
-            lowest = INT64_MIN  # records are skipped at the beginning only
+        columns.reserve(max(0, min(most, cursor.left, (cursor.batch_end - cursor.at) // SHORTEST + 1)))
+        while most > 0 and self.enter_record(&cursor):
             append_bytes(&cursor, columns._keys)
             append_bytes(&cursor, columns._values)
             count = varint(&cursor)
             append_headers(&cursor, count, columns)
-            if cursor.is_broken or count < 0 or cursor.at != cursor.end:
-                raise ValueError("a record that is not as long as it claims")
-            timestamp = self._append_time if self._has_append_time else plus(self._base_timestamp, timestamp)
-            columns.end_row(partition, offset, timestamp)
-            left -= 1
+            leave_record(&cursor, count)
+            columns.end_row(partition, cursor.offset, cursor.timestamp)
             most -= 1
-        self._at, self._left, self._lowest = cursor.at - start, left, lowest
+        self.advance(&cursor)
         return 0
