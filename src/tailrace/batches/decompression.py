@@ -6,6 +6,7 @@ stops at the end of the buffer.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import cramjam
@@ -24,14 +25,28 @@ _STREAMS: dict[int, Callable[[memoryview, memoryview], int]] = {
 _FILLS = 0xA5, 0x5A
 """Values of the last byte of the buffer, set before the codec writes; see ``_written``."""
 
-_USUAL_RATIO = 8
-_SMALLEST_BUFFER = 65_536
+_FIRST_BUFFER = 1 << 20
 _GROWTH = 4
+_LARGEST_KEPT = 5 << 20
 _XERIAL = b"\x82SNAPPY\0"
 _XERIAL_HEAD = 16
 
 
-def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytearray = b"") -> bytearray | None:
+class _Buffers(threading.local):
+    """Buffer of each thread, used for one batch after the other.
+
+    A result of unknown size would need a buffer much larger than itself, which takes longer to allocate and clear than
+    many a batch to decompress.
+    """
+
+    def __init__(self) -> None:
+        self.kept = bytearray(_FIRST_BUFFER)
+
+
+_BUFFERS = _Buffers()
+
+
+def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytearray = b"") -> bytes | bytearray | None:
     """Return ``head`` followed by the decompressed bytes; None if these are more than ``limit``.
 
     Raises:
@@ -43,18 +58,20 @@ def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytea
     decompress_into = _STREAMS.get(codec)
     if decompress_into is None:
         raise MalformedMessageError(f"unknown codec {codec}")
-    size = min(limit, max(_SMALLEST_BUFFER, _USUAL_RATIO * len(packed)))
+    buffer = _BUFFERS.kept
     while True:
-        output = bytearray(len(head) + size)
-        output[: len(head)] = head
-        with memoryview(output) as view, view[len(head) :] as room:
-            written = _written(decompress_into, packed, room)
-        if written is not None:
-            del output[len(head) + written :]
-            return output
+        buffer[: len(head)] = head
+        size = min(limit, len(buffer) - len(head))
+        with memoryview(buffer) as view:
+            with view[len(head) : len(head) + size] as room:
+                written = _written(decompress_into, packed, room)
+            if written is not None:
+                return bytes(view[: len(head) + written])
         if size == limit:
             return None
-        size = min(limit, size * _GROWTH)
+        buffer = bytearray(len(head) + min(limit, size * _GROWTH))
+        if len(buffer) <= _LARGEST_KEPT:
+            _BUFFERS.kept = buffer
 
 
 def _written(

@@ -127,7 +127,7 @@ class RecordBatch:
         self._view = view
         self._is_abort_marker: bool | None = None
         self.base_offset, self.size, self.plain_bytes = base_offset, len(view), 0
-        self.plain: memoryview | bytearray | None = None
+        self.plain: memoryview | bytes | bytearray | None = None
         self._legacy = LegacyBatch(view) if magic < 2 else None
         if self._legacy is not None:
             self.is_compressed = self._legacy.codec != 0
@@ -282,7 +282,7 @@ class RecordDecoder:
         return lambda count: list(islice(records, count))
 
 
-def _raw_records(plain: memoryview | bytearray | None) -> Iterator[object]:
+def _raw_records(plain: memoryview | bytes | bytearray | None) -> Iterator[object]:
     """Return the records of a batch of format 2, decoded by aiokafka."""
     # Imported here because this imports aiokafka's clients, which takes 0.1 s; the compiled module needs none of it.
     from aiokafka.record.default_records import DefaultRecordBatch  # noqa: PLC0415
