@@ -356,3 +356,43 @@ async def test_deserializers_and_a_missing_pyarrow_are_refused(new_topic, new_co
     async with new_consumer(topic) as consumer:
         with pytest.raises(ConfigurationError, match=r"pip install .*\[arrow\]"):
             consumer.arrow_batches()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_rebalance_loses_and_repeats_no_row(new_topic, new_consumer, witness, group, protocol):
+    """Two members that read Arrow batches while one of them joins receive each record once, and commit all of them."""
+    topic, options = new_topic(4), {"group_id": group, "auto_offset_reset": "earliest", "group_protocol": protocol}
+    for partition in range(4):
+        witness.produce(topic, (b"%d" % n for n in range(500)), partition=partition)
+    rows: dict[str, list[tuple[int, int]]] = {"first": [], "second": []}
+    third_batch, all_read = asyncio.Event(), asyncio.Event()
+
+    async def read(name: str, consumer) -> None:
+        async for table in consumer.arrow_batches(max_records=30, max_wait_ms=50):
+            columns = table.column("partition").to_pylist(), table.column("offset").to_pylist()
+            rows[name] += zip(*columns, strict=True)
+            if len(rows["first"]) >= 90:
+                third_batch.set()
+            if not rows["second"]:
+                # Leave records for the second member.
+                await asyncio.sleep(0.1)
+            if len(rows["first"]) + len(rows["second"]) >= 2_000:
+                all_read.set()
+
+    async with new_consumer(topic, **options) as first:
+        reading = [asyncio.create_task(read("first", first))]
+        await asyncio.wait_for(third_batch.wait(), 30)
+        async with new_consumer(topic, **options) as second:
+            reading.append(asyncio.create_task(read("second", second)))
+            await asyncio.wait_for(all_read.wait(), 60)
+            await first.commit()
+            await second.commit()
+    await asyncio.gather(*reading)
+
+    assert rows["second"], "the second member received no records"
+    assert sorted(rows["first"] + rows["second"]) == [(p, n) for p in range(4) for n in range(500)]
+    for name, own in rows.items():
+        for partition in range(4):
+            read_offsets = [offset for one, offset in own if one == partition]
+            assert read_offsets == sorted(read_offsets), name
+    assert await witness.committed(group, topic, 4) == dict.fromkeys(range(4), 500)
