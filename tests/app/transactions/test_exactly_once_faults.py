@@ -145,7 +145,7 @@ async def test_a_transaction_that_the_broker_aborted_is_repeated(  # noqa: PLR09
 ):
     """A transaction that the broker aborted by timeout is repeated with a new producer."""
     source, target = ledger.topic(), ledger.topic()
-    app = new_app(transaction_timeout_ms=1_000, request_timeout_ms=300)
+    app = new_app(transaction_timeout_ms=4_000, request_timeout_ms=1_000)
     seen = passing_on(app, source, target)
 
     async with app:
