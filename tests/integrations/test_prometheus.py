@@ -157,10 +157,10 @@ async def test_the_collector_works_in_the_clients_own_endpoints(new_app, new_top
         assert (("client_id", "reader"), ("group", "")) in found["tailrace_consumer_assigned_partitions"]
 
 
-async def test_a_blocked_event_loop_omits_only_the_apps_metrics(new_app, new_topic):
-    """A scrape from another thread answers in time, without the metrics of the app."""
+async def test_a_collector_reports_a_blocked_loop(new_app, new_topic):
+    """A scrape from another thread answers in time, and tells for how long the loop has been blocked."""
     registry = CollectorRegistry()
-    app = new_app()
+    app = new_app(heartbeat_interval_ms=200, session_timeout_ms=6_000)
     registry.register(TailraceCollector(app))
 
     @app.handler(new_topic())
@@ -170,11 +170,14 @@ async def test_a_blocked_event_loop_omits_only_the_apps_metrics(new_app, new_top
     found = []
     async with app:
         await app.wait_ready()
+        began_at = time.monotonic()
         thread = threading.Thread(target=lambda: found.append(generate_latest(registry)))
         thread.start()
         thread.join(10)  # blocks the loop
+        blocked_s = time.monotonic() - began_at
 
-    assert "tailrace_app_ready" not in values_of(found[0])
+    assert 1.0 < only(values_of(found[0])["tailrace_app_loop_blocked_seconds"]) <= blocked_s + 0.2
+    assert only(values_of(found[0])["tailrace_app_live"]) == 0
 
 
 # ---- the server of its own -----------------------------------------------------------------------------------------
@@ -254,7 +257,7 @@ async def test_a_broken_collector_neither_stops_nor_delays_records(new_app, new_
 
 
 async def test_probes_answer_while_the_loop_is_blocked(new_app, new_topic):
-    """The thread of the server reports what the watchdog has found."""
+    """The thread of the server reports what the watchdog has found, and the metrics with it."""
     app = new_app(heartbeat_interval_ms=200, session_timeout_ms=6_000)
 
     @app.handler(new_topic())
@@ -263,7 +266,7 @@ async def test_probes_answer_while_the_loop_is_blocked(new_app, new_topic):
 
     found = []
     async with serve(app, port=0, host="127.0.0.1") as server, app:
-        await app.wait_ready()
+        await until(lambda: [one.position for one in app.statistics().consumers[0].partitions] == [0])
         thread = threading.Thread(
             target=lambda: found.extend(
                 httpx.get(f"http://127.0.0.1:{server.port}{path}", timeout=10) for path in ("/livez", "/metrics")
@@ -273,8 +276,10 @@ async def test_probes_answer_while_the_loop_is_blocked(new_app, new_topic):
         thread.join(15)  # blocks the loop
         healed = await scraped(f"http://127.0.0.1:{server.port}/metrics")
 
-    assert [one.status_code for one in found] == [503, 503]
+    assert [one.status_code for one in found] == [503, 200]
     assert "blocked for" in found[0].text
+    assert only(values_of(found[1].text)["tailrace_app_loop_blocked_seconds"]) > 2
+    assert only(values_of(found[1].text)["tailrace_partition_position"]) == 0
     assert healed.status_code == 200
 
 

@@ -43,7 +43,7 @@ def _metrics_route(source: App | WorkerPool) -> Route:
         async def refuse(_accept: str) -> Render:
             return lambda: missing
 
-        return refuse
+        return Route(refuse)
     from tailrace.integrations.prometheus import encoded, snapshots  # noqa: PLC0415 - an extra
 
     async def collect(accept: str) -> Render:
@@ -54,4 +54,10 @@ def _metrics_route(source: App | WorkerPool) -> Route:
 
         return render
 
-    return collect
+    if isinstance(source, WorkerPool):
+        return Route(collect)
+
+    def render_without_loop(accept: str) -> HttpAnswer:
+        return HttpAnswer(200, *encoded([source.statistics()], accept))
+
+    return Route(collect, render_without_loop)

@@ -58,8 +58,8 @@ class TailraceCollector(Collector):
     """Collector of the metrics of apps and consumers: ``REGISTRY.register(TailraceCollector(app))``.
 
     A collector may be registered before the start. In another thread than that of the event loop, such as that of
-    ``prometheus_client.start_http_server``, it asks the event loop, and leaves out a source whose loop does not answer
-    within two seconds.
+    ``prometheus_client.start_http_server``, it asks the event loop; after two seconds without an answer, it reads the
+    statistics in its own thread, so that a blocked event loop is visible.
 
     Args:
         sources: the apps and consumers.
@@ -169,14 +169,25 @@ class _MetricsApp:
 
 
 def _snapshot(source: Source) -> Statistics | None:
-    """Return the statistics of a source in whichever thread this runs; None if its event loop does not answer."""
+    """Return the statistics of a source in whichever thread this runs; None if its event loop has just ended."""
     loop = _loop_of(source)
     if loop is None or not loop.is_running() or loop is _running_loop():
         return _statistics(source)
     try:
         return _call_in(loop, _as_coroutine(source))
-    except (TimeoutError, asyncio.CancelledError, RuntimeError):
+    except TimeoutError:
+        return _statistics_of_blocked(source)
+    except (asyncio.CancelledError, RuntimeError):
         _log.warning("no metrics of %r: its event loop does not answer", source)
+        return None
+
+
+def _statistics_of_blocked(source: Source) -> Statistics | None:
+    """Return the statistics of a source whose event loop is blocked, and so changes nothing; None if it runs again."""
+    try:
+        return _statistics(source)
+    except RuntimeError:
+        _log.warning("no metrics of %r: its event loop answers late", source)
         return None
 
 

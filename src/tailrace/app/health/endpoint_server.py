@@ -1,7 +1,7 @@
 """HTTP server for probes and metrics, in a thread of its own.
 
-Requests are answered by the app's event loop. A blocked loop does not answer; the thread then reports health itself, so
-that ``/livez`` tells why.
+Requests are answered by the app's event loop. A blocked loop does not answer; the thread then reports health and
+metrics itself, so that ``/livez`` tells why.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from tailrace.app.health.endpoints import HealthEndpoints, HttpAnswer
 from tailrace.errors import ConfigurationError
@@ -22,8 +22,19 @@ __all__ = ["EndpointServer", "Render", "Route"]
 
 Render: TypeAlias = Callable[[], HttpAnswer]
 """Returns the response; called in the thread of the request."""
-Route: TypeAlias = Callable[[str], Awaitable[Render]]
-"""Collects what a response needs; called in the event loop with the request's Accept header."""
+
+
+class Route(NamedTuple):
+    """Answers to the requests for one path."""
+
+    collect: Callable[[str], Awaitable[Render]]
+    """Collects what a response needs; called in the event loop with the request's Accept header."""
+    without_loop: Callable[[str], HttpAnswer] | None = None
+    """Returns the response while the loop is blocked; called in the thread of the request.
+
+    It may raise RuntimeError if the state changes meanwhile.
+    """
+
 
 _ANSWER_S = 2.0
 """Maximum time to wait for the event loop."""
@@ -92,7 +103,7 @@ class EndpointServer:
 
         async def collect() -> Render:
             if path in self._routes and method in {"GET", "HEAD"}:
-                return await self._routes[path](accept)
+                return await self._routes[path].collect(accept)
             answer = await self._endpoints.answer(path, method)
             return lambda: answer
 
@@ -106,15 +117,16 @@ class EndpointServer:
             render = future.result(_ANSWER_S)
         except (TimeoutError, asyncio.CancelledError):
             future.cancel()
-            return self._without_loop(path)
+            return self._without_loop(path, accept)
         return render()
 
-    def _without_loop(self, path: str) -> HttpAnswer:
-        """Return the health as far as another thread can tell while the loop is blocked."""
-        if path not in {"/livez", "/readyz"}:
-            return _UNANSWERED
+    def _without_loop(self, path: str, accept: str) -> HttpAnswer:
+        """Return health or metrics as far as another thread can tell while the loop is blocked."""
+        route = self._routes.get(path)
         try:
-            return self._endpoints.health(path)
+            if path in {"/livez", "/readyz"}:
+                return self._endpoints.health(path)
+            return _UNANSWERED if route is None or route.without_loop is None else route.without_loop(accept)
         except RuntimeError:  # the state was changed meanwhile, so the loop runs again
             return _UNANSWERED
 
