@@ -44,12 +44,16 @@ def quantile(share: float, metric: str, by: str, selector: str = '{group=~"$grou
 
 
 GROUP = '{group=~"$group"}'
+HANDLER = "{{group}} {{handler}}"
+"""Legend of a handler: apps of several groups may have handlers of the same name."""
+PROCESS = "{{group}} {{instance}} {{worker}}"
+"""Legend of a group's consumer in one process; all processes of an app have the same client id."""
 
 ROWS: dict[str, list[Panel]] = {
     "Is it well?": [
         Panel(
             "Live and ready processes",
-            "A process that is not live is to be restarted; one that is not ready has no assignment yet.",
+            "Of all groups. A process that is not live needs a restart; one that is not ready has no assignment yet.",
             {"live": "sum(tailrace_app_live)", "ready": "sum(tailrace_app_ready)"},
             kind="stat",
         ),
@@ -78,26 +82,32 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Partitions of each consumer",
             "Steps are rebalances. An owner without partitions has nothing to do.",
-            {"{{client_id}}": f"tailrace_consumer_assigned_partitions{GROUP}"},
+            {PROCESS: f"tailrace_consumer_assigned_partitions{GROUP}"},
         ),
         Panel(
             "Slowest partitions, in records",
             "The ten partitions with the most unfinished records.",
-            {"{{topic}}[{{partition}}]": f"topk(10, tailrace_partition_work_lag{GROUP})"},
+            {
+                "{{group}} {{topic}}[{{partition}}]": "topk(10, max by (group, topic, partition) "
+                f"(tailrace_partition_work_lag{GROUP}))"
+            },
         ),
     ],
     "Handlers": [
         Panel(
             "Records per second",
             "Records handled successfully.",
-            {"{{handler}}": rate("tailrace_handler_records_total", "handler")},
+            {HANDLER: rate("tailrace_handler_records_total", "group, handler")},
         ),
         Panel(
             "Duration of calls",
-            "Median and 99th percentile.",
+            "Median and 99th percentile, interpolated in buckets, and the exact mean. None while there are no calls.",
             {
-                "p50 {{handler}}": quantile(0.5, "tailrace_handler_duration_seconds", "handler"),
-                "p99 {{handler}}": quantile(0.99, "tailrace_handler_duration_seconds", "handler"),
+                f"p50 {HANDLER}": quantile(0.5, "tailrace_handler_duration_seconds", "group, handler"),
+                f"p99 {HANDLER}": quantile(0.99, "tailrace_handler_duration_seconds", "group, handler"),
+                f"mean {HANDLER}": rate("tailrace_handler_duration_seconds_sum", "group, handler")
+                + " / "
+                + rate("tailrace_handler_duration_seconds_count", "group, handler"),
             },
             unit="s",
         ),
@@ -105,30 +115,31 @@ ROWS: dict[str, list[Panel]] = {
             "In flight and waiting",
             "In flight at the handler's concurrency, with many waiting, means that the handlers are the bottleneck.",
             {
-                "in flight {{handler}}": f"sum by (handler) (tailrace_handler_in_flight{GROUP})",
-                "waiting {{handler}}": f"sum by (handler) (tailrace_handler_waiting{GROUP})",
+                f"in flight {HANDLER}": f"sum by (group, handler) (tailrace_handler_in_flight{GROUP})",
+                f"waiting {HANDLER}": f"sum by (group, handler) (tailrace_handler_waiting{GROUP})",
             },
         ),
         Panel(
             "Failures per second",
             "Failed attempts, and what became of the records.",
             {
-                "failures {{handler}}": rate("tailrace_handler_failures_total", "handler"),
-                "retries {{handler}}": rate("tailrace_handler_retries_total", "handler"),
-                "to retry topics {{handler}}": rate("tailrace_handler_delayed_total", "handler"),
-                "dead letters {{handler}}": rate("tailrace_handler_dead_letters_total", "handler"),
-                "skipped {{handler}}": rate("tailrace_handler_skipped_total", "handler"),
+                f"failures {HANDLER}": rate("tailrace_handler_failures_total", "group, handler"),
+                f"retries {HANDLER}": rate("tailrace_handler_retries_total", "group, handler"),
+                f"to retry topics {HANDLER}": rate("tailrace_handler_delayed_total", "group, handler"),
+                f"dead letters {HANDLER}": rate("tailrace_handler_dead_letters_total", "group, handler"),
+                f"skipped {HANDLER}": rate("tailrace_handler_skipped_total", "group, handler"),
             },
         ),
     ],
     "Broker and event loop": [
         Panel(
             "Rebalances",
-            "Number within the interval, and the time of the slowest tenth.",
+            "Number of rebalances, and seconds spent in them, of all members together.",
             {
                 "count {{group}}": "sum by (group) "
                 f"(increase(tailrace_consumer_rebalance_seconds_count{GROUP}[$__rate_interval]))",
-                "p90 {{group}} (s)": quantile(0.9, "tailrace_consumer_rebalance_seconds", "group"),
+                "seconds {{group}}": "sum by (group) "
+                f"(increase(tailrace_consumer_rebalance_seconds_sum{GROUP}[$__rate_interval]))",
             },
         ),
         Panel(
@@ -143,13 +154,17 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Buffered bytes",
             "Bytes fetched and not decoded, up to max_buffered_bytes.",
-            {"{{client_id}}": f"tailrace_consumer_buffered_bytes{GROUP}"},
+            {PROCESS: f"tailrace_consumer_buffered_bytes{GROUP}"},
             unit="bytes",
         ),
         Panel(
             "Event loop delay, 99th percentile",
             "Above 0.1 s, a handler blocks the loop: make it a plain def, which runs in a thread.",
-            {"p99": quantile(0.99, "tailrace_app_loop_lag_seconds", "", selector="")},
+            {
+                "{{instance}} {{worker}}": quantile(
+                    0.99, "tailrace_app_loop_lag_seconds", "instance, worker", selector=""
+                )
+            },
             unit="s",
         ),
     ],
@@ -199,6 +214,7 @@ def written() -> str:
         "datasource": DATASOURCE,
         "query": "label_values(tailrace_consumer_assigned_partitions, group)",
         "includeAll": True,
+        "allValue": ".*",
         "multi": True,
         "refresh": 2,
     }
