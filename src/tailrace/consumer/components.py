@@ -10,6 +10,7 @@ from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.offset_gaps import OffsetGaps
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
 from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.fetch.end_offsets import EndOffsetRefresher
 from tailrace.consumer.fetch.fetcher import Fetcher, connection_name
 from tailrace.consumer.offsets.queries import OffsetQueries
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
@@ -81,6 +82,9 @@ class Components:
             self.offset_resetter.wake,
             self._name if self.is_shared else "",
         )
+        self.end_offsets = EndOffsetRefresher(
+            config, self.cluster, self.positions, self.metadata_refresher, self.fetcher.in_flight
+        )
         timeout_s = config.default_api_timeout_ms / 1000
         self.offset_queries = OffsetQueries(
             self.cluster, timeout_s, lambda: int(self.config.isolation_level == "read_committed"), now_ms
@@ -108,6 +112,7 @@ class Components:
         self.reader.max_queued_records = config.max_queued_records
         self.reader.max_unacknowledged_records = config.max_unacknowledged_records
         self.fetcher.reconfigure(config)
+        self.end_offsets.reconfigure(config)
         self.offset_resetter.reconfigure(config)
         self.positions_changed()
 

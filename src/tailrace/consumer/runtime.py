@@ -127,6 +127,7 @@ class ConsumerRuntime:
             components.metadata_refresher.run_refreshes,
             components.fetcher.run_fetches,
             components.offset_resetter.run_resets,
+            components.end_offsets.run_refreshes,
         ]
         if self.committer is not None:
             background.append(self.committer.run_commits)
@@ -208,10 +209,12 @@ class ConsumerRuntime:
 
     def metrics(self) -> dict[MetricName, float]:
         """Return the current value of each metric."""
+        self._components.end_offsets.note_reading()
         return self._metrics.snapshot(self.positions)
 
     def statistics(self, started: Iterable[AnyRecord] = ()) -> ConsumerStatistics:
         """Return the statistics; ``started`` are unfinished records that a sink holds."""
+        self._components.end_offsets.note_reading()
         reader, buffer, metrics, coordinator = self.reader, self._components.buffer, self._metrics, self.coordinator
 
         def next_timestamp(partition: TopicPartition) -> int | None:

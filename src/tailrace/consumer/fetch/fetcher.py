@@ -123,6 +123,11 @@ class Fetcher:
         """Plan fetches again: a position or a leader has changed."""
         self._news.set()
 
+    def in_flight(self) -> list[FetchPlan]:
+        """Return the plans of the fetches in flight, except for short ones of added partitions."""
+        plans = [plan for loop in self._loops.values() for plan in (loop.under_way, loop.held_added)]
+        return [plan for plan in plans if plan is not None]
+
     def room_made(self) -> None:
         """Wake the loops that wait for room in the buffer, and no others."""
         for waiting in self._waiting_for_room:

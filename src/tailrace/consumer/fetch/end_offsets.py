@@ -1,0 +1,86 @@
+"""Refresh of the end offsets of partitions that are not fetched, as long as statistics are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import anyio
+
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.offsets.requests import by_leader, list_offsets
+from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.fetch.end_offsets import without_fetch
+from tailrace.core.fetch.plan import FetchPlan
+from tailrace.core.positions.start_point import LATEST
+from tailrace.errors import BrokerConnectionError, MalformedMessageError
+from tailrace.net.cluster import Cluster
+from tailrace.net.metadata_refresher import MetadataRefresher
+from tailrace.records import TopicPartition
+
+__all__ = ["EndOffsetRefresher"]
+
+_INTERVAL_S = 5.0
+"""Time within which end offsets are requested after the statistics were read."""
+
+
+class EndOffsetRefresher:
+    """Requests the end offsets of partitions that are not fetched, such as those of a handler that does not return.
+
+    Fetches bring the end offsets of all others. Nothing is requested unless the statistics were read since the last
+    request. A reading has the end offsets as of at most five seconds after the reading before.
+
+    Args:
+        in_flight: returns the plans of the fetches in flight.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        positions: Positions,
+        metadata_refresher: MetadataRefresher,
+        in_flight: Callable[[], Iterable[FetchPlan]],
+    ) -> None:
+        self._cluster, self._positions, self._metadata_refresher = cluster, positions, metadata_refresher
+        self._in_flight = in_flight
+        self._is_read = False
+        self.reconfigure(config)
+
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        """Apply changed options."""
+        self._isolation_level = int(config.isolation_level == "read_committed")
+
+    def note_reading(self) -> None:
+        """Note that the statistics are read. Thread-safe."""
+        self._is_read = True
+
+    async def run_refreshes(self) -> None:
+        """Request end offsets after each reading of the statistics, until canceled."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            if self._is_read:
+                self._is_read = False
+                await self._refresh(without_fetch(self._positions, self._in_flight()))
+
+    async def _refresh(self, positions: Iterable[Position]) -> None:
+        led, _ = by_leader(self._cluster, [one.partition for one in positions])
+        async with anyio.create_task_group() as tasks:
+            for leader_id, partitions in led.items():
+                tasks.start_soon(self._ask, leader_id, partitions)
+
+    async def _ask(self, leader_id: int, partitions: list[TopicPartition]) -> None:
+        before = {one.partition: (one.epoch, one.last_stable_offset) for one in self._positions.of(partitions)}
+        try:
+            found, refused = await list_offsets(
+                self._cluster, leader_id, dict.fromkeys(before, LATEST), isolation_level=self._isolation_level
+            )
+        except (BrokerConnectionError, MalformedMessageError):
+            self._metadata_refresher.ask()
+            return  # The next interval repeats the request, and fetches from this broker report the failure.
+        if refused:
+            self._metadata_refresher.ask()
+        for position in self._positions.of(found):
+            # The answer is outdated if a fetch was answered meanwhile, or the partition was assigned anew.
+            if before[position.partition] == (position.epoch, position.last_stable_offset):
+                position.last_stable_offset = found[position.partition].offset

@@ -1,0 +1,28 @@
+"""Choice of the partitions whose end offsets no fetch brings."""
+
+from __future__ import annotations
+
+from tailrace.core.cluster_metadata import ClusterMetadata
+from tailrace.core.delivery.positions import Positions
+from tailrace.core.fetch.buffer import FetchBuffer
+from tailrace.core.fetch.end_offsets import without_fetch
+from tailrace.core.fetch.plan import FetchLimits, make_plan
+from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
+from tailrace.records import TopicPartition
+
+PAUSED, READ, STARTING = (TopicPartition("t", n) for n in range(3))
+
+
+def test_paused_partitions_are_chosen_and_those_in_a_fetch_are_not():
+    """A partition that is not fetchable yet has no end offset that counts."""
+    positions = Positions()
+    for position in positions.add([PAUSED, READ, STARTING]):
+        position.begin(7)
+        position.is_fetchable = position.partition != STARTING
+        position.is_paused = position.partition == PAUSED
+    topic = TopicMetadata(0, "t", partitions=tuple(PartitionMetadata(0, n, 1, 5, (1,), (1,), ()) for n in range(3)))
+    topology = ClusterMetadata().updated(MetadataResponse((BrokerMetadata(1, "host", 9092),), (topic,)))
+    plan = make_plan(1, positions, topology, FetchBuffer(10_000), FetchLimits(10_000, 100, 0.5), 0.0)
+
+    assert [one.partition for one in without_fetch(positions, [plan])] == [PAUSED]
+    assert [one.partition for one in without_fetch(positions, [])] == [PAUSED, READ]
