@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from starlette.routing import Route
 
 from tailrace import App, PublishError
+from tailrace.integrations.opentelemetry import OpenTelemetry
 from tailrace.integrations.prometheus import metrics_app
 
 # tailrace uses standard logging; the program configures it.
@@ -34,7 +35,8 @@ class Order(BaseModel):
     total: int
 
 
-billing = App(group_id="billing")
+# The hook makes spans with the tracer provider of the program; examples/traced.py sets one.
+billing = App(group_id="billing", hooks=[OpenTelemetry()])
 
 
 @asynccontextmanager

@@ -1,9 +1,10 @@
-"""Worker without a web framework, with metrics and probes: what `tailrace run --http-port` does, as a program.
+"""Worker without a web framework, with metrics, probes and traces: `tailrace run --http-port` as a program.
 
 tailrace kafka --topic orders:6                       # in one terminal; prints a variable to export
-pip install 'tailrace[prometheus]'                    # in another, with that variable
+pip install 'tailrace[prometheus,opentelemetry]'      # in another, with that variable
 python examples/monitored_worker.py
 curl localhost:8080/metrics
+curl localhost:8080/readyz
 curl localhost:8080/lag
 """
 
@@ -14,8 +15,10 @@ import os
 
 from tailrace import App
 from tailrace.integrations.endpoints import serve
+from tailrace.integrations.opentelemetry import OpenTelemetry
 
-billing = App(group_id="billing")
+# The hook makes spans with the tracer provider of the program; examples/traced.py sets one.
+billing = App(group_id="billing", hooks=[OpenTelemetry()])
 
 
 @billing.handler("orders")

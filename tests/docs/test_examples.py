@@ -173,6 +173,72 @@ def shown_by(process: subprocess.Popen[str]) -> list[tuple[str, str, int]]:
     return [(start.split()[1], customer, int(cents)) for start, customer, cents in rows]
 
 
+TRACED = """
+import runpy, sys
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter()))
+trace.set_tracer_provider(provider)
+sys.argv = sys.argv[1:]
+sys.path.insert(0, "")
+run = runpy.run_module if sys.argv[0] == "uvicorn" else runpy.run_path
+run(sys.argv[0], run_name="__main__")
+"""
+"""Runs a program with a tracer provider that prints the spans."""
+
+
+@pytest.mark.parametrize(
+    ("example", "command"),
+    [
+        ("fastapi_service.py", ("uvicorn", "examples.fastapi_service:web", "--port")),
+        ("monitored_worker.py", ("examples/monitored_worker.py",)),
+    ],
+)
+def test_an_example_shows_up_everywhere(started, made, kafka_server, monkeypatch, tmp_path, example, command):  # noqa: PLR0917
+    """Metrics, probes and spans of the service and of the worker, with less than ten lines of their own."""
+    made(example)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("PORT", str(port))
+    monkeypatch.setenv("BILLING_DATABASE", str(tmp_path / "billing.db"))
+    program = started("-c", TRACED, *command, *([str(port)] if "uvicorn" in command else []))
+    threading.Thread(target=program.stderr.read, daemon=True).start()
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
+    producer.produce("orders", b'{"customer": "ann", "total": 5}')
+    assert producer.flush(20) == 0
+
+    printed = ""
+    while "process orders" not in {name for name, _ in printed_spans(printed)}:
+        line = program.stdout.readline()
+        assert line, printed
+        printed += line
+    threading.Thread(target=program.stdout.read, daemon=True).start()
+    found = {}
+    for path in ("livez", "readyz", "metrics"):
+        with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=20) as answer:
+            found[path] = answer.read().decode()
+    program.send_signal(signal.SIGTERM)
+    program.wait(timeout=60)
+
+    assert '"status"' in found["livez"]
+    assert '"status"' in found["readyz"]
+    (calls,) = re.findall(
+        r'^tailrace_handler_duration_seconds_count{group="billing",handler="charge"} (\S+)$',
+        found["metrics"],
+        re.MULTILINE,
+    )
+    assert float(calls) >= 1
+    own = re.findall(
+        r"^.*(?:OpenTelemetry|metrics_app|health_app|serve\().*$",
+        (ROOT / "examples" / example).read_text(),
+        re.MULTILINE,
+    )
+    assert 3 <= len(own) < 10
+
+
 def test_the_monitored_worker_serves_its_metrics(started, made, kafka_server, monkeypatch):
     """The metrics count an order that was charged, and SIGTERM ends the worker with exit code 0."""
     made("monitored_worker.py")

@@ -176,7 +176,8 @@ METRICS = (
         "gauge",
         "offsets",
         "end",
-        "End offset of the log as of the last fetch; with `read_committed`, the last stable offset",
+        "End offset of the log as of the last fetch; while the partition is not fetched, as of at most five seconds"
+        " after the scrape before; with `read_committed`, the last stable offset",
     ),
     MetricDefinition(
         "partition",
@@ -271,7 +272,7 @@ METRICS = (
         "histogram",
         "seconds",
         "commits",
-        "Durations of successful commit requests",
+        "Durations of commit requests until the broker's answer, refused ones included",
     ),
     MetricDefinition(
         "consumer",

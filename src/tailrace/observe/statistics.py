@@ -64,7 +64,8 @@ class Durations:
 class PartitionStatistics:
     """Offsets and lag of an assigned partition; None for unknown values.
 
-    End offset, and so lag, are as of the last fetch.
+    End offset, and so lag, are as of the last fetch. While the partition is not fetched, for example because it is
+    paused, they are as of at most five seconds after the statistics were read before.
     """
 
     topic: str
@@ -107,7 +108,7 @@ class ConsumerStatistics:
     fetches: Durations = field(default_factory=Durations)
     """Durations of fetches, including the broker's wait for records of up to ``fetch_max_wait_ms``."""
     commits: Durations = field(default_factory=Durations)
-    """Durations of successful commit requests."""
+    """Durations of commit requests until the broker's answer, refused ones included."""
     failed_commits: int = 0
     rebalances: Durations = field(default_factory=Durations)
     """Durations of rebalances, from the start of the member's join to its assignment."""

@@ -36,7 +36,7 @@ class ConsumerMetrics:
     Attributes:
         failed_commits: number of commits refused or not answered.
         fetch_durations: durations of fetches.
-        commit_durations: durations of successful commit requests.
+        commit_durations: durations of commit requests until the broker's answer, refused ones included.
         rebalance_durations: durations from the start of a rebalance to the assignment.
     """
 

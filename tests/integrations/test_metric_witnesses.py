@@ -1,0 +1,832 @@
+"""Each metric of a running worker against a witness: Kafka's tools, the broker's files, the wire, the clock, counts.
+
+The table of metrics decides what is tested: a metric without a witness here fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+import tailrace
+from tailrace.embedded.ports import free_ports
+from tailrace.error_codes import ErrorCode
+from tailrace.integrations.prometheus import exposition
+from tailrace.observe.metrics import METRICS
+from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest
+from tailrace.protocol.committed_offsets import OffsetCommitRequest
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.transactions import TxnOffsetCommitRequest
+from tailrace.testing import KafkaServer
+from tests.support.admin_tools import KafkaTool
+from tests.support.commands import COMMAND, environment
+from tests.support.transaction_faults import with_code
+
+MARKS = (pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("metric witnesses"))
+
+
+def runs_an_app(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a test that shares the running app with others."""
+    for mark in MARKS:
+        test = mark(test)
+    return test
+
+
+HOUR_S = 3_600
+RECORDS = {"charges": 200, "parcels": 100, "letters": 20, "clicks": 100, "parts": 40, "mail": 30, "hoards": 200}
+HANDLERS = {
+    "charges": "charge",
+    "parcels": "ship",
+    "letters": "answer",
+    "clicks": "count",
+    "parts": "wait",
+    "mail": "pick",
+    "claims": "refuse",
+    "leftovers": "halt",
+    "commands": "obey",
+}
+REQUEST_TIMEOUT_S = 3
+"""Time for which the app repeats a refused commit."""
+
+
+class Scrape:
+    """Samples of one scrape, and the time at which it was made."""
+
+    def __init__(self, url: str) -> None:
+        self.began_at = time.time()
+        self.text = httpx.get(f"{url}/metrics", timeout=20).raise_for_status().text
+        self.ended_at = time.time()
+        self.ready, self.live = (httpx.get(f"{url}{path}", timeout=20).status_code for path in ("/readyz", "/livez"))
+        self.samples = [one for family in text_string_to_metric_families(self.text) for one in family.samples]
+
+    def of(self, name: str, **labels: str) -> float:
+        """Return the value of the only sample with these labels."""
+        (value,) = self.all(name, **labels)
+        return value
+
+    def all(self, name: str, **labels: str) -> list[float]:
+        """Return the values of all samples with these labels."""
+        return [one.value for one in self.samples if one.name == name and labels.items() <= one.labels.items()]
+
+
+class Run:
+    """Running command with its endpoints, and the calls that its handlers have written down."""
+
+    def __init__(self, server: KafkaServer, folder: Path, name: str, *arguments: str) -> None:
+        (port,) = free_ports(1)
+        self.url, self._calls = f"http://127.0.0.1:{port}", folder / "calls.jsonl"
+        self.began_at = time.time()
+        self.past: list[str] | None = None
+        self.log = folder / f"{arguments[0].partition(':')[2]}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "run", *arguments, "--http-port", str(port), "--http-host", "127.0.0.1"],
+                cwd=Path(__file__).parent,
+                env=environment(
+                    TAILRACE_BOOTSTRAP_SERVERS=server.bootstrap_servers, WITNESS_FOLDER=str(folder), WITNESS_NAME=name
+                ),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def calls(self, handler: str, what: str) -> list[dict[str, Any]]:
+        """Return the beginnings or ends of a handler's calls."""
+        lines = self._lines() if self.past is None else self.past
+        return [one for one in map(json.loads, lines) if one["handler"] == handler and one["what"] == what]
+
+    def freeze(self) -> None:
+        """Ignore the calls from now on."""
+        self.past = self._lines()
+
+    def _lines(self) -> list[str]:
+        return self._calls.read_text().splitlines() if self._calls.exists() else []
+
+    def until(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
+        """Wait for a condition that no event announces."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()[-5_000:]
+            time.sleep(0.05)
+
+    def finds(self, condition: Callable[[Scrape], object]) -> bool:
+        """Return True if the server answers, and a scrape meets the condition."""
+        try:
+            return bool(condition(Scrape(self.url)))
+        except (httpx.ConnectError, httpx.HTTPStatusError):  # starts, or has no answer yet
+            return False
+
+    def kill(self) -> None:
+        """End the command and its worker processes at once."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Facts(NamedTuple):
+    """What witnesses have seen of the app that is scraped."""
+
+    name: str
+    run: Run
+    starting: Scrape
+    blocked: Scrape
+    """While the event loop is blocked."""
+    blocked_s: tuple[float, float]
+    """Least and greatest time for which the loop can have been blocked then."""
+    silent: Scrape
+    """While the broker does not answer heartbeats."""
+    silent_s: float
+    """Time since the broker last answered a heartbeat, at the beginning of the scrape."""
+    busy: Scrape
+    """Once all that can be handled is handled."""
+    rows: dict[tuple[str, str], dict[str, str]]
+    """Rows of Kafka's tool, by topic (without the prefix) and partition."""
+    fetches: tuple[int, int]
+    """Number of answers to fetches before and after the scrape."""
+    commits: dict[str, int]
+    """Number of commit requests, by group."""
+    joins: dict[str, int]
+    """Number of assignments, by group."""
+    log_bytes: dict[str, int]
+    """Size of each topic's log on the broker's disk."""
+    stalled: tuple[float, float, float]
+    """Metric of the transactions, and the least and greatest time for which none can have been committed."""
+    wire_bytes: int
+    """Size of the batches in the answers to fetches of the first group."""
+    last_fetches: list[Any]
+    """Last requests for records on the wire."""
+    refused_s: float
+    """Time for which the broker has refused commits."""
+
+    def records(self, topic: str) -> int:
+        """Return the number of records in a partition, by Kafka's tool."""
+        return int(self.rows[topic, "0"]["LOG-END-OFFSET"])
+
+    def handler(self, metric: str, handler: str) -> float:
+        """Return a metric of a handler."""
+        return self.busy.of(metric, handler=handler)
+
+    def partition(self, metric: str, topic: str) -> float:
+        """Return a metric of a topic's only partition."""
+        return self.busy.of(metric, topic=f"{self.name}-{topic}", partition="0")
+
+    def ended(self, handler: str) -> int:
+        """Return the number of calls that have ended."""
+        return len(self.run.calls(handler, "end"))
+
+    def begun_records(self, handler: str) -> int:
+        """Return the number of records whose calls have begun."""
+        return sum(one["records"] for one in self.run.calls(handler, "begin"))
+
+
+def produce(server: KafkaServer, topic: str, values: list[bytes], since: float | None = None, **more: Any) -> None:
+    """Produce to the only partition of a topic; with ``since``, that is the records' timestamp."""
+    producer = Producer({"bootstrap.servers": server.bootstrap_servers, "linger.ms": 5})
+    for value in values:
+        producer.produce(topic, value, timestamp=int((since or time.time()) * 1000), **more)
+    assert producer.flush(30) == 0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[KafkaServer]:
+    with KafkaServer(proxied=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("witnessed")
+
+
+@contextmanager
+def running(*arguments: Any) -> Iterator[Run]:
+    run = Run(*arguments)
+    try:
+        run.until(lambda: run.finds(lambda _: True))
+        yield run
+    finally:
+        run.kill()
+
+
+@pytest.fixture(scope="module")
+def facts(server, folder) -> Iterator[Facts]:
+    """Run the app through everything that its metrics tell: start, work, failures, refusals, silence and a block."""
+    name = f"w-{uuid.uuid4().hex[:8]}"
+    for topic in (*HANDLERS, "hoards", "payments", "receipts"):
+        server.create_topic(f"{name}-{topic}", 1)
+    fill(server, name)
+    stalled = stall(server, folder, name)
+    tool = KafkaTool(server.bootstrap_servers)
+    with (
+        server.proxy.hold_answer(JoinGroupRequest, times=None) as held,
+        running(server, folder, name, "witnessed_app:till") as run,
+    ):
+        starting = Scrape(run.url)
+        held.end()
+        run.until(lambda: finished(run))
+        refused_s = refuse_commits(server, run, name)
+        produce(server, f"{name}-leftovers", [b"1"] * 5)
+        silent, silent_s = silence(server, run)
+        blocked, blocked_s = block(server, run, folder, name)
+        rows = settled(tool, name)
+        before = len(server.proxy.answers(FetchRequest, client_id=name))
+        busy = Scrape(run.url)
+        fetches = (before, len(server.proxy.answers(FetchRequest, client_id=name)))
+        run.freeze()
+        yield Facts(
+            name,
+            run,
+            starting,
+            blocked,
+            blocked_s,
+            silent,
+            silent_s,
+            busy,
+            rows,
+            fetches,
+            commits_on_the_wire(server, name),
+            joins_on_the_wire(server, name),
+            {
+                log.parent.name.removeprefix(f"{name}-").rpartition("-")[0]: log.stat().st_size
+                for log in server.nodes[0].folder.rglob(f"{name}-*/*.log")
+            },
+            stalled,
+            small_batches_on_the_wire(server, name),
+            server.proxy.requests(FetchRequest, client_id=name)[-8:],
+            refused_s,
+        )
+
+
+def fill(server: KafkaServer, name: str) -> None:
+    """Produce everything that is there before the start, and commit with metadata of another client."""
+    for topic, count in RECORDS.items():
+        values = [b"%d" % n for n in range(count)]
+        match topic:
+            case "parts":
+                produce(server, f"{name}-{topic}", values, time.time() - HOUR_S)
+            case "hoards":
+                produce(server, f"{name}-{topic}", [os.urandom(70_000) for _ in values])
+            case "mail":
+                produce(server, f"{name}-{topic}", values[:10], key=b"ours")
+                produce(server, f"{name}-{topic}", values[10:], key=b"theirs")
+            case _:
+                produce(server, f"{name}-{topic}", values)
+    produce(server, f"{name}-claims", [b"1", b"2", b"3"])
+    produce(server, f"{name}-commands", [b"pause"])
+    other = Consumer({"bootstrap.servers": server.bootstrap_servers, "group.id": name})
+    other.commit(offsets=[TopicPartition(f"{name}-charges", 0, 0, metadata="theirs")], asynchronous=False)
+    other.close()
+
+
+def finished(run: Run) -> bool:
+    """Return True if the handlers have done what they can do without commands."""
+    done = {"charge": 205, "answer": 20, "count": 100, "pick": 10, "refuse": 1, "obey": 1}
+    return all(len(run.calls(handler, "end")) >= count for handler, count in done.items()) and (
+        sum(one["records"] for one in run.calls("ship", "end")) == RECORDS["parcels"]
+        and (len(run.calls("wait", "begin")), len(run.calls("hoard", "begin"))) == (2, 1)
+    )
+
+
+def refuse_commits(server: KafkaServer, run: Run, name: str) -> float:
+    """Have the broker refuse commits until one has failed; return for how long."""
+    code = with_code(ErrorCode.REBALANCE_IN_PROGRESS)
+    with server.proxy.edit_answer(OffsetCommitRequest, code, times=None) as refusal:
+        produce(server, f"{name}-mail", [b"99"], key=b"ours")
+        run.until(lambda: refusal.count > 0)
+        began_at = time.monotonic()
+        time.sleep(REQUEST_TIMEOUT_S + 0.5)
+        return time.monotonic() - began_at
+
+
+def silence(server: KafkaServer, run: Run) -> tuple[Scrape, float]:
+    """Hold the answers to heartbeats, and scrape after more than a second."""
+    with server.proxy.hold_answer(HeartbeatRequest, times=None) as held:
+        run.until(lambda: held.count >= 1)
+        since = time.time()
+        time.sleep(1.5)
+        silent_s = time.time() - since
+        return Scrape(run.url), silent_s
+
+
+def block(server: KafkaServer, run: Run, folder: Path, name: str) -> tuple[Scrape, tuple[float, float]]:
+    """Have a handler block the event loop, and scrape meanwhile."""
+    produce(server, f"{name}-commands", [b"block"])
+    run.until(lambda: len(run.calls("obey", "begin")) == 2)
+    began_at = run.calls("obey", "begin")[-1]["at"]
+    time.sleep(1)
+    scrape = Scrape(run.url)
+    (folder / "free").touch()
+    run.until(lambda: len(run.calls("obey", "end")) == 2)
+    return scrape, (scrape.began_at - began_at, scrape.ended_at - began_at)
+
+
+def stall(server: KafkaServer, folder: Path, name: str) -> tuple[float, float, float]:
+    """Run the transactional app while the broker refuses its offsets."""
+    with running(server, folder, name, "witnessed_app:bank") as run:
+        run.until(lambda: run.finds(lambda found: found.ready == 200))
+        refused = with_code(ErrorCode.UNKNOWN_MEMBER_ID)
+        with server.proxy.edit_answer(TxnOffsetCommitRequest, refused, times=None) as refusal:
+            began_at = time.time()
+            produce(server, f"{name}-payments", [b"1"])
+            run.until(lambda: refusal.count >= 1)
+            refused_at = time.time()
+            assert Scrape(run.url).of("tailrace_group_transactions_stalled_seconds") == 0
+            time.sleep(3.5)
+            scrape = Scrape(run.url)
+        value = scrape.of("tailrace_group_transactions_stalled_seconds")
+        run.until(lambda: run.finds(lambda found: found.of("tailrace_group_transactions_stalled_seconds") == 0))
+        return value, scrape.began_at - refused_at - 0.5, scrape.ended_at - began_at
+
+
+def settled(tool: KafkaTool, name: str) -> dict[tuple[str, str], dict[str, str]]:
+    """Return the rows of Kafka's tool for the groups of the app, once the last commit is in them."""
+    for _ in range(10):
+        found = [*tool.rows("--describe", "--group", name), *tool.rows("--describe", "--group", f"{name}-hoard")]
+        rows = {(row["TOPIC"].removeprefix(f"{name}-"), row["PARTITION"]): row for row in found}
+        if rows["commands", "0"]["LAG"] == "0":
+            break
+    return rows
+
+
+def commits_on_the_wire(server: KafkaServer, name: str) -> dict[str, int]:
+    """Return the number of commits that the app has sent, by group."""
+    sent = [one.message.group_id for one in server.proxy.requests(OffsetCommitRequest, client_id=name)]
+    return {group: sent.count(group) for group in (name, f"{name}-hoard")}
+
+
+def small_batches_on_the_wire(server: KafkaServer, name: str) -> int:
+    """Return the size of the batches in all answers to fetches; those of the hoard are too large to be recorded."""
+    answers = [one.message for one in server.proxy.answers(FetchRequest, client_id=name)]
+    return sum(len(one.records or b"") for answer in answers if answer is not None for one in answer.partitions)
+
+
+def joins_on_the_wire(server: KafkaServer, name: str) -> dict[str, int]:
+    """Return the number of generations that the broker has named to the app, by group."""
+    frames = server.proxy.answers(JoinGroupRequest, client_id=name)
+    accepted = {(one.connection, one.correlation_id) for one in frames if one.message.error_code == 0}
+    sent = [
+        one.message.group_id
+        for one in server.proxy.requests(JoinGroupRequest, client_id=name)
+        if (one.connection, one.correlation_id) in accepted
+    ]
+    return {group: sent.count(group) for group in (name, f"{name}-hoard")}
+
+
+# ---- witnesses -----------------------------------------------------------------------------------------------------
+
+WITNESSES: dict[str, Callable[[Facts], None]] = {}
+
+
+def witness(metric: str) -> Callable[[Callable[[Facts], None]], Callable[[Facts], None]]:
+    """Declare a function as the witness of a metric."""
+
+    def declare(function: Callable[[Facts], None]) -> Callable[[Facts], None]:
+        assert metric not in WITNESSES
+        WITNESSES[metric] = function
+        return function
+
+    return declare
+
+
+@witness("tailrace_handler_records_total")
+def records(facts: Facts) -> None:
+    """Produced records less those that the test lets fail."""
+    handled = {name: facts.handler("tailrace_handler_records_total", name) for name in HANDLERS.values()}
+    mail = facts.records("mail") - 20
+    assert handled == {
+        "charge": 198,
+        "ship": 100,
+        "answer": 17,
+        "count": 90,
+        "wait": 0,
+        "pick": mail,
+        "refuse": 0,
+        "halt": 0,
+        "obey": 2,
+    }
+
+
+@witness("tailrace_handler_batches_total")
+def batches(facts: Facts) -> None:
+    """The calls that the batch handler has written down; only the batch handler has the metric."""
+    assert facts.busy.all("tailrace_handler_batches_total") == [facts.ended("ship")]
+
+
+@witness("tailrace_handler_duration_seconds")
+def durations(facts: Facts) -> None:
+    """Calls and their durations, as the handlers have measured them."""
+    for handler in ("charge", "ship", "answer", "count", "pick", "refuse", "obey"):
+        calls = facts.run.calls(handler, "end")
+        measured_s = sum(one["took_s"] for one in calls)
+        total_s = facts.handler("tailrace_handler_duration_seconds_sum", handler)
+        assert facts.handler("tailrace_handler_duration_seconds_count", handler) == len(calls), handler
+        # Failures are logged between calls that are measured together.
+        most_s = calls[-1]["at"] - facts.run.calls(handler, "begin")[0]["at"] + 0.1
+        assert measured_s <= total_s * 1.001 <= max(most_s, measured_s * 1.5), handler
+    # The call that blocked the loop is not in the buckets of shorter durations.
+    short = facts.busy.of("tailrace_handler_duration_seconds_bucket", handler="obey", le="1.0")
+    assert short == sum(one["took_s"] <= 1 for one in facts.run.calls("obey", "end")) == 1
+
+
+@witness("tailrace_handler_in_flight")
+def in_flight(facts: Facts) -> None:
+    """Calls that have begun and not ended, as the handlers have written down."""
+    for handler in ("wait", "hoard", "charge", "ship"):
+        open_calls = facts.begun_records(handler) - sum(one["records"] for one in facts.run.calls(handler, "end"))
+        assert facts.handler("tailrace_handler_in_flight", handler) == open_calls
+
+
+@witness("tailrace_handler_waiting")
+def waiting(facts: Facts) -> None:
+    """Records of the topic that have not begun, except for those of a batch that is not decoded yet."""
+    left = facts.records("parts") - facts.begun_records("wait")
+    assert left / 2 < facts.handler("tailrace_handler_waiting", "wait") <= left
+    assert facts.handler("tailrace_handler_waiting", "charge") == facts.records("charges") - 200 == 0
+
+
+@witness("tailrace_handler_concurrency")
+def concurrency(facts: Facts) -> None:
+    """Calls that never return: as many have begun as may run at once."""
+    assert facts.handler("tailrace_handler_concurrency", "wait") == len(facts.run.calls("wait", "begin")) == 2
+    assert facts.handler("tailrace_handler_concurrency", "hoard") == len(facts.run.calls("hoard", "begin")) == 1
+
+
+@witness("tailrace_handler_paused")
+def paused(facts: Facts) -> None:
+    """The handler that was paused has written down no call, although its topic has records."""
+    found = {name: facts.handler("tailrace_handler_paused", name) for name in HANDLERS.values()}
+    assert found == {name: float(name == "halt") for name in HANDLERS.values()}
+    assert (facts.records("leftovers"), facts.run.calls("halt", "begin")) == (5, [])
+
+
+@witness("tailrace_handler_failures_total")
+def failures(facts: Facts) -> None:
+    """Two records fail three times and one fails once; three fail once; every tenth of a hundred fails."""
+    found = {name: facts.handler("tailrace_handler_failures_total", name) for name in HANDLERS.values()}
+    refused = len(facts.run.calls("refuse", "end"))
+    assert {name: count for name, count in found.items() if count} == {
+        "charge": 7,
+        "answer": 3,
+        "count": 10,
+        "refuse": refused,
+    }
+
+
+@witness("tailrace_handler_retries_total")
+def retries(facts: Facts) -> None:
+    """Calls that the handler has written down beyond the number of its records."""
+    assert facts.handler("tailrace_handler_retries_total", "charge") == facts.ended("charge") - facts.records("charges")
+    assert facts.handler("tailrace_handler_retries_total", "count") == 0
+
+
+@witness("tailrace_handler_delayed_total")
+def delayed(facts: Facts) -> None:
+    """End offset of the retry topic."""
+    (count,) = [int(row["LOG-END-OFFSET"]) for (topic, _), row in facts.rows.items() if topic.startswith("letters.")]
+    assert facts.handler("tailrace_handler_delayed_total", "answer") == count == 3
+
+
+@witness("tailrace_handler_dead_letters_total")
+def dead_letters(facts: Facts) -> None:
+    """Records in the dead-letter topic, read by librdkafka."""
+    reader = Consumer({"bootstrap.servers": os.environ["WITNESS_SERVER"], "group.id": "reader"})
+    _, count = reader.get_watermark_offsets(TopicPartition(f"{facts.name}-charges.dead", 0), 20)
+    reader.close()
+    assert facts.handler("tailrace_handler_dead_letters_total", "charge") == count == 2
+
+
+@witness("tailrace_handler_skipped_total")
+def skipped(facts: Facts) -> None:
+    """Every tenth of a hundred records; all are committed, by Kafka's tool."""
+    assert facts.handler("tailrace_handler_skipped_total", "count") == 10
+    assert facts.rows["clicks", "0"]["LAG"] == "0"
+
+
+@witness("tailrace_group_blocked_records")
+def blocked_records(facts: Facts) -> None:
+    """The first of three records, of which Kafka's tool knows no commit."""
+    assert facts.busy.of("tailrace_group_blocked_records", group=facts.name) == 1
+    assert facts.rows["claims", "0"]["CURRENT-OFFSET"] in {"-", "0"}
+
+
+@witness("tailrace_group_unmatched_total")
+def unmatched(facts: Facts) -> None:
+    """Records of the key that the handler does not take."""
+    assert facts.busy.of("tailrace_group_unmatched_total", group=facts.name) == RECORDS["mail"] - 10
+
+
+@witness("tailrace_group_transactions_stalled_seconds")
+def stalled(facts: Facts) -> None:
+    """The clock, since the broker has refused the first transaction; 0 before the limit and after a commit."""
+    value, least_s, most_s = facts.stalled
+    assert max(3, least_s) <= value <= most_s
+
+
+@witness("tailrace_partition_position")
+def position(facts: Facts) -> None:
+    """End offset where all records have begun, and the number of begun records where not all have."""
+    for topic in ("charges", "parcels", "letters", "clicks", "mail", "commands"):
+        assert facts.partition("tailrace_partition_position", topic) == facts.records(topic)
+    assert facts.partition("tailrace_partition_position", "leftovers") == 0
+
+
+@witness("tailrace_partition_committed")
+def committed(facts: Facts) -> None:
+    """CURRENT-OFFSET of Kafka's tool; absent where that is "-"."""
+    found = {one.labels["topic"]: one.value for one in facts.busy.samples if one.name == "tailrace_partition_committed"}
+    expected = {
+        f"{facts.name}-{topic}": float(row["CURRENT-OFFSET"])
+        for (topic, _), row in facts.rows.items()
+        if row["CURRENT-OFFSET"] != "-"
+    }
+    assert found == expected
+    assert len(found) >= 6
+
+
+@witness("tailrace_partition_end")
+def end(facts: Facts) -> None:
+    """LOG-END-OFFSET of Kafka's tool."""
+    for topic, _ in facts.rows:
+        assert facts.partition("tailrace_partition_end", topic) == facts.records(topic), topic
+
+
+@witness("tailrace_partition_lag")
+def lag(facts: Facts) -> None:
+    """LAG of Kafka's tool; without a commit, all records."""
+    for (topic, _), row in facts.rows.items():
+        expected = facts.records(topic) if row["LAG"] == "-" else int(row["LAG"])
+        assert facts.partition("tailrace_partition_lag", topic) == expected, topic
+
+
+@witness("tailrace_partition_work_lag")
+def work_lag(facts: Facts) -> None:
+    """Records of the topic less the calls that have ended well, as the handlers have written down."""
+    expected = {"charges": 0, "parts": 40, "claims": 3, "leftovers": 5, "hoards": 200, "commands": 0}
+    assert {topic: facts.partition("tailrace_partition_work_lag", topic) for topic in expected} == expected
+
+
+@witness("tailrace_partition_lag_seconds")
+def lag_seconds(facts: Facts) -> None:
+    """Clock less the timestamp of the oldest record, an hour before the start; 0 where all is handled."""
+    age_s = facts.partition("tailrace_partition_lag_seconds", "parts")
+    assert (
+        HOUR_S + facts.busy.began_at - facts.run.began_at - 1
+        <= age_s
+        <= HOUR_S + facts.busy.ended_at - facts.run.began_at + 120
+    )
+    assert facts.partition("tailrace_partition_lag_seconds", "charges") == 0
+
+
+@witness("tailrace_partition_paused")
+def partition_paused(facts: Facts) -> None:
+    """Nobody has paused a partition; a paused handler is another thing. See the test of a consumer for a paused one."""
+    assert set(facts.busy.all("tailrace_partition_paused")) == {0.0}
+
+
+@witness("tailrace_consumer_assigned_partitions")
+def assigned(facts: Facts) -> None:
+    """Rows of Kafka's tool with a member."""
+    for group in (facts.name, f"{facts.name}-hoard"):
+        rows = [row for row in facts.rows.values() if row["GROUP"] == group and row["CONSUMER-ID"] != "-"]
+        assert facts.busy.of("tailrace_consumer_assigned_partitions", group=group) == len(rows) > 0
+
+
+@witness("tailrace_consumer_queued_records")
+def queued(facts: Facts) -> None:
+    """Records that have not begun; an app decodes those that its handlers have room for."""
+    left = facts.records("parts") - facts.begun_records("wait") + facts.records("claims") - 1
+    assert 0 <= facts.busy.of("tailrace_consumer_queued_records", group=facts.name) <= left
+
+
+@witness("tailrace_consumer_buffered_bytes")
+def buffered(facts: Facts) -> None:
+    """The log on the broker's disk where a handler is stuck in the first of many records."""
+    size = facts.busy.of("tailrace_consumer_buffered_bytes", group=f"{facts.name}-hoard")
+    assert facts.log_bytes["hoards"] / 2 < size <= facts.log_bytes["hoards"]
+    assert facts.busy.of("tailrace_consumer_buffered_bytes", group=facts.name) <= facts.wire_bytes
+
+
+@witness("tailrace_consumer_reserved_bytes")
+def reserved(facts: Facts) -> None:
+    """The most that the fetch in flight may bring, by its request on the wire."""
+    limits = {float(one.message.max_bytes) for one in facts.last_fetches}
+    assert facts.busy.of("tailrace_consumer_reserved_bytes", group=facts.name) in limits
+
+
+@witness("tailrace_consumer_fetched_records_total")
+def fetched_records(facts: Facts) -> None:
+    """Sum of the end offsets of all topics of the group, by Kafka's tool."""
+    ends = sum(int(row["LOG-END-OFFSET"]) for row in facts.rows.values() if row["GROUP"] == facts.name)
+    assert facts.busy.of("tailrace_consumer_fetched_records_total", group=facts.name) == ends
+
+
+@witness("tailrace_consumer_fetched_bytes_total")
+def fetched_bytes(facts: Facts) -> None:
+    """Size of the batches on the wire, which is not less than that of the logs on the broker's disk."""
+    on_disk = sum(facts.log_bytes[topic] for (topic, _), row in facts.rows.items() if row["GROUP"] == facts.name)
+    assert on_disk <= facts.wire_bytes
+    assert facts.busy.of("tailrace_consumer_fetched_bytes_total", group=facts.name) == facts.wire_bytes
+
+
+@witness("tailrace_consumer_fetch_seconds")
+def fetches(facts: Facts) -> None:
+    """Answers to fetches on the wire, canceled ones aside; one consumer fetches for no longer than it runs."""
+    before, after = facts.fetches
+    assert before * 0.8 <= sum(facts.busy.all("tailrace_consumer_fetch_seconds_count")) <= after
+    lived_s = facts.busy.ended_at - facts.run.began_at
+    total_s = facts.busy.of("tailrace_consumer_fetch_seconds_sum", group=facts.name)
+    assert lived_s / 4 < total_s < lived_s
+
+
+@witness("tailrace_consumer_commit_seconds")
+def commits(facts: Facts) -> None:
+    """Commit requests on the wire."""
+    for group, count in facts.commits.items():
+        assert facts.busy.of("tailrace_consumer_commit_seconds_count", group=group) == count
+    total_s = facts.busy.of("tailrace_consumer_commit_seconds_sum", group=facts.name)
+    assert 0 < total_s < facts.busy.ended_at - facts.run.began_at
+
+
+@witness("tailrace_consumer_failed_commits_total")
+def failed_commits(facts: Facts) -> None:
+    """One commit for each timeout for which the test has the broker refuse."""
+    count = facts.busy.of("tailrace_consumer_failed_commits_total", group=facts.name)
+    assert 1 <= count <= facts.refused_s / REQUEST_TIMEOUT_S + 1
+    assert facts.busy.of("tailrace_consumer_failed_commits_total", group=f"{facts.name}-hoard") == 0
+
+
+@witness("tailrace_consumer_rebalance_seconds")
+def rebalances(facts: Facts) -> None:
+    """Accepted joins on the wire, and the clock while the test held their answers."""
+    for group, count in facts.joins.items():
+        assert facts.busy.of("tailrace_consumer_rebalance_seconds_count", group=group) == count
+    total_s = facts.busy.of("tailrace_consumer_rebalance_seconds_sum", group=facts.name)
+    assert 0 < total_s < facts.busy.ended_at - facts.run.began_at
+
+
+@witness("tailrace_consumer_heartbeat_age_seconds")
+def heartbeat_age(facts: Facts) -> None:
+    """The clock while the test holds the answers; at most a few intervals of 0.4 s otherwise."""
+    age_s = facts.silent.of("tailrace_consumer_heartbeat_age_seconds", group=facts.name)
+    assert facts.silent_s - 0.5 <= age_s <= facts.silent_s + 2
+    assert 0 <= facts.busy.of("tailrace_consumer_heartbeat_age_seconds", group=facts.name) < 2
+
+
+@witness("tailrace_consumer_ignored_maps_total")
+def ignored_maps(facts: Facts) -> None:
+    """The one commit with metadata of another client that was there before the start."""
+    assert facts.busy.of("tailrace_consumer_ignored_maps_total", group=facts.name) == 1
+    assert facts.busy.of("tailrace_consumer_ignored_maps_total", group=f"{facts.name}-hoard") == 0
+
+
+@witness("tailrace_consumer_info")
+def info(facts: Facts) -> None:
+    """The compiled module can be imported, or not."""
+    native = subprocess.run(
+        [sys.executable, "-c", "import tailrace._native"], env=environment(), capture_output=True, check=False
+    )
+    expected = "compiled" if native.returncode == 0 else "python"
+    assert facts.busy.all("tailrace_consumer_info", decoder=expected, client_id=facts.name) == [1, 1]
+
+
+@witness("tailrace_app_live")
+def live(facts: Facts) -> None:
+    """The liveness probe: passes from the start, and fails while the loop is blocked."""
+    for scrape in (facts.starting, facts.blocked, facts.silent, facts.busy):
+        assert scrape.of("tailrace_app_live") == (scrape.live == 200)
+    assert (facts.starting.live, facts.blocked.live, facts.busy.live) == (200, 503, 200)
+
+
+@witness("tailrace_app_ready")
+def ready(facts: Facts) -> None:
+    """The readiness probe: fails before the group has assigned partitions."""
+    for scrape in (facts.starting, facts.silent, facts.busy):
+        assert scrape.of("tailrace_app_ready") == (scrape.ready == 200)
+    assert (facts.starting.ready, facts.busy.ready) == (503, 200)
+
+
+@witness("tailrace_app_loop_lag_seconds")
+def loop_lag(facts: Facts) -> None:
+    """Samples every 0.1 s of the clock; one is as long as the test has blocked the loop."""
+    (blocked_s,) = [one["took_s"] for one in facts.run.calls("obey", "end") if one["took_s"] > 1]
+    lived_s = facts.busy.began_at - facts.run.began_at
+    assert facts.busy.of("tailrace_app_loop_lag_seconds_count") <= lived_s / 0.1
+    assert facts.busy.of("tailrace_app_loop_lag_seconds_count") > (lived_s - blocked_s) / 0.1 / 3
+    added_s = facts.busy.of("tailrace_app_loop_lag_seconds_sum") - facts.blocked.of("tailrace_app_loop_lag_seconds_sum")
+    assert blocked_s - 0.11 <= added_s <= lived_s
+
+
+@witness("tailrace_app_loop_blocked_seconds")
+def loop_blocked(facts: Facts) -> None:
+    """The clock since the handler blocks the loop; 0 before and after."""
+    least_s, most_s = facts.blocked_s
+    assert least_s - 0.11 <= facts.blocked.of("tailrace_app_loop_blocked_seconds") <= most_s + 0.11
+    assert [one.of("tailrace_app_loop_blocked_seconds") for one in (facts.starting, facts.busy)] == [0, 0]
+
+
+@runs_an_app
+async def test_a_consumer_tells_of_its_queue_and_its_pauses(server):
+    """Queued records are those that can be polled without a fetch; a partition is paused until it is resumed."""
+    topic = f"w-{uuid.uuid4().hex[:8]}"
+    server.create_topic(topic, 1)
+    produce(server, topic, [b"%d" % n for n in range(200)])
+
+    async with tailrace.Consumer(
+        topic, bootstrap_servers=server.bootstrap_servers, auto_offset_reset="earliest", max_queued_records=50
+    ) as consumer:
+        polled = 0
+        while consumer.statistics().queued_records == 0:  # the first slices are of a single record
+            await consumer.getone()
+            polled += 1
+        scrape = (await exposition(consumer, registry=CollectorRegistry()))[0].decode()
+        consumer.pause()
+        paused = (await exposition(consumer, registry=CollectorRegistry()))[0].decode()
+        consumer.resume()
+        rest = len(await consumer.getmany(max_records=200, timeout_ms=0))
+
+    found, while_paused = map(values_of, (scrape, paused))
+    assert 0 < found["tailrace_consumer_queued_records"] <= min(50, 200 - polled, rest)
+    assert (found["tailrace_partition_paused"], while_paused["tailrace_partition_paused"]) == (0, 1)
+
+
+def values_of(text: str) -> dict[str, float]:
+    """Return the values of metrics that have one sample each."""
+    return {one.name: one.value for family in text_string_to_metric_families(text) for one in family.samples}
+
+
+OF_WORKERS = {"tailrace_worker_up", "tailrace_worker_restarts_total"}
+"""Metrics that only a pool of worker processes has."""
+
+
+def test_each_metric_of_the_table_has_a_witness():
+    """A new metric fails here until it has one."""
+    assert WITNESSES.keys() | OF_WORKERS == {one.name for one in METRICS}
+
+
+@runs_an_app
+@pytest.mark.parametrize("metric", [one.name for one in METRICS if one.name not in OF_WORKERS])
+def test_a_metric_is_what_its_witness_has_seen(facts, server, metric, monkeypatch):
+    """Each metric of the table has a witness, which is not tailrace's own counter."""
+    monkeypatch.setenv("WITNESS_SERVER", server.bootstrap_servers)
+
+    WITNESSES[metric](facts)
+
+
+@runs_an_app
+def test_no_other_metrics_are_served(facts):
+    """All metrics of tailrace in a scrape are in the table."""
+    served = {re.sub(r"_(bucket|sum|count)$", "", one.name) for one in facts.busy.samples}
+    assert {name for name in served if name.startswith("tailrace_")} == {one.name for one in METRICS} - OF_WORKERS
+
+
+@runs_an_app
+def test_metrics_of_workers_are_what_the_processes_do(server, folder):
+    """A killed worker is restarted, and a stopped one is down until it continues, without its other metrics."""
+    name = f"w-{uuid.uuid4().hex[:8]}"
+    server.create_topic(f"{name}-jobs", 2)
+    with running(server, folder, name, "witnessed_app:pool", "--workers", "2") as run:
+        run.until(lambda: run.finds(lambda found: found.all("tailrace_app_ready") == [1, 1]))
+        before = Scrape(run.url)
+        killed = worker_process(run, server, name)
+        os.kill(killed, signal.SIGKILL)
+        run.until(lambda: run.finds(lambda found: found.all("tailrace_app_ready") == [1, 1]))
+        after = Scrape(run.url)
+        stopped = worker_process(run, server, name)
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            down = Scrape(run.url)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+    assert (before.all("tailrace_worker_up"), before.all("tailrace_worker_restarts_total")) == ([1, 1], [0, 0])
+    assert after.all("tailrace_worker_up") == [1, 1]
+    assert sorted(after.all("tailrace_worker_restarts_total")) == [0, 1]
+    assert sorted(down.all("tailrace_worker_up")) == [0, 1]
+    assert len(down.all("tailrace_app_ready")) == 1
+
+
+def worker_process(run: Run, server: KafkaServer, name: str) -> int:
+    """Return the process that handles a new record."""
+    count = len(run.calls("work", "end"))
+    produce(server, f"{name}-jobs", [b"1"])
+    run.until(lambda: len(run.calls("work", "end")) > count)
+    return int(run.calls("work", "end")[-1]["process"])
