@@ -143,7 +143,7 @@ class Run:
 
 
 class Facts(NamedTuple):
-    """What witnesses have seen of the app that is scraped."""
+    """Views of the scraped app by witnesses."""
 
     name: str
     run: Run
@@ -598,7 +598,7 @@ def lag_seconds(facts: Facts) -> None:
 
 @witness("tailrace_partition_paused")
 def partition_paused(facts: Facts) -> None:
-    """Nobody has paused a partition; a paused handler is another thing. See the test of a consumer for a paused one."""
+    """No partition is paused: a paused handler is another thing. The test of a consumer pauses one."""
     assert set(facts.busy.all("tailrace_partition_paused")) == {0.0}
 
 

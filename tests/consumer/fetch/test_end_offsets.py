@@ -38,7 +38,7 @@ async def test_the_lag_of_a_paused_partition_grows(new_topic, new_consumer, witn
 
 
 async def test_the_lag_of_a_full_buffer_grows(new_topic, new_consumer, witness, group):
-    """The same for a partition whose records nobody takes out of the buffer."""
+    """The same for a partition whose records stay in the buffer."""
     topic = new_topic()
     witness.produce(topic, (b"x" * 1_000 for _ in range(100)), batch_bytes=10_000)
 

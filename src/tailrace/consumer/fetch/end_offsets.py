@@ -81,6 +81,6 @@ class EndOffsetRefresher:
         if refused:
             self._metadata_refresher.ask()
         for position in self._positions.of(found):
-            # The answer is outdated if a fetch was answered meanwhile, or the partition was assigned anew.
+            # The answer is outdated if a fetch was answered meanwhile, or the partition was assigned again.
             if before[position.partition] == (position.epoch, position.last_stable_offset):
                 position.last_stable_offset = found[position.partition].offset
