@@ -108,7 +108,7 @@ class Event(Value):
 
     @property
     def exception(self) -> BaseException | None:
-        """Exception that caused the event; None if there is none. A field of the events that may have one."""
+        """Exception that caused the event; None if there is none. Events that may have one declare it as a field."""
         return None
 
     @property
@@ -314,7 +314,7 @@ class GroupRequestFailed(Event):
 
 
 class GroupLeft(Event):
-    """The member left the group with a LeaveGroup request."""
+    """The group acknowledged that the member leaves: by LeaveGroup (classic protocol) or a last heartbeat (KIP-848)."""
 
     group_id: str
     member_id: str
@@ -397,7 +397,7 @@ class OffsetReset(Event):
 
 
 class TopicRecreated(Event):
-    """A topic was deleted and recreated while a consumer read it; ``offset`` of the old topic was not committed.
+    """An offset was not committed, because its topic was deleted and recreated after the records were read.
 
     Fetched records of the old topic are dropped, and reading continues with the new topic's records.
     """
@@ -602,7 +602,7 @@ class CorruptBatchFetched(Event):
     level = logging.ERROR
     partition: TopicPartition
     offset: int
-    """Offset that was fetched."""
+    """Next offset to read, at or before the first offset of the batch."""
     reason: str
 
 

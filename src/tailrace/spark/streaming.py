@@ -60,7 +60,7 @@ def trigger_of(trigger: Trigger) -> dict[str, Any]:
     """Return the keyword arguments of Spark's ``trigger``.
 
     Raises:
-        ConfigurationError: the trigger has no batches, or unbounded ones.
+        ConfigurationError: the trigger has no batches (``continuous``), or one batch without a limit (``once``).
     """
     if trigger is None:
         return {}
@@ -82,7 +82,7 @@ def trigger_of(trigger: Trigger) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stage:
-    """Dependencies of a query."""
+    """Parts and state that a query starts with."""
 
     spark: SparkSession
     store: SparkOffsetStore
@@ -102,7 +102,7 @@ class SparkQuery:
 
     Attributes:
         query: Spark's ``StreamingQuery``.
-        counted: numbers of records since the start.
+        counted: numbers of records handled since the start, by outcome.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -121,7 +121,7 @@ class SparkQuery:
         self._is_wanted = True
         """False once the user has called ``stop``."""
         self._is_parked = threading.Event()
-        """Set when Spark's thread sleeps instead of starting a batch."""
+        """Set when Spark's thread sleeps instead of starting a batch, because a stop was requested."""
         self._listener: Any = None
         self.query_id = self.run_id = ""
         """Spark's ids; empty before the first start of the query, and before this start."""
@@ -250,14 +250,14 @@ class SparkQuery:
         self.query.stop()
 
     def progressed(self, number: int, ends: Offsets) -> None:
-        """Commit a batch that Spark's commit log has."""
+        """Commit the end offsets of a batch that Spark has written to its commit log."""
         with self._lock:
             if not self._has_ended and number > self._committed[0]:
                 self._reported = number, ends
                 self._commit(number, ends)
 
     def idle(self) -> None:
-        """Retry a failed commit, which no later batch may replace, or renew the last one."""
+        """Retry a failed commit, as no later batch may follow; otherwise renew the last commit before it expires."""
         with self._lock:
             is_pending = self._reported[0] > self._committed[0]
             if not self._has_ended and (is_pending or self._stage.store.now - self._committed_at > _RECOMMIT_S):
@@ -356,7 +356,7 @@ class SparkQuery:
         return None
 
     def _fail(self, error: Exception) -> None:
-        """Keep the first error, but prefer a TailraceError: Spark's errors may be consequences of it."""
+        """Store the first error; a TailraceError replaces another one, which may be Spark's consequence of it."""
         if self._failure is None or (isinstance(error, TailraceError) and not isinstance(self._failure, TailraceError)):
             self._failure = error
 

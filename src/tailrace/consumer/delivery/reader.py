@@ -37,8 +37,8 @@ Among: TypeAlias = frozenset[TopicPartition] | None
 """Partitions to read from; None for all assigned partitions."""
 
 TWO_READERS = (
-    "two tasks, or two styles, read from this consumer at once - let one read and hand records to the other,"
-    " or use streams() alone, one for each partition"
+    "two tasks, or two ways of reading, poll this consumer at once - let one task read and pass records to the others,"
+    " or use only streams(), which has a stream for each partition"
 )
 
 
@@ -99,7 +99,7 @@ class Reader:
 
     async def next_record(self, among: Among = None) -> AnyRecord:
         """Wait for the next record after the current slice and return it."""
-        await self._until_something_to_read(among)
+        await self._wait_for_slice(among)
         return self._first_of_slice()
 
     async def record_now(self, among: Among = None) -> AnyRecord | None:
@@ -164,7 +164,7 @@ class Reader:
         self.delivery.finish()
         self._put_back_others(among)
         if not self.delivery.polled.count_left:
-            await self._until_something_to_read(among)
+            await self._wait_for_slice(among)
         return self.take_now(count, among)
 
     def take_now(self, count: int, among: Among = None) -> list[AnyRecord]:
@@ -252,8 +252,8 @@ class Reader:
         self.delivery.note_finished()
         self._news.set()
 
-    async def _until_something_to_read(self, among: Among) -> None:
-        """Wait for a slice and make it the current one; nothing is awaited afterwards."""
+    async def _wait_for_slice(self, among: Among) -> None:
+        """Wait for a slice and make it the current one, without another ``await`` after it is taken from the buffer."""
         self._begin_poll()
         try:
             self.delivery.finish()

@@ -1,4 +1,4 @@
-"""Fetching from brokers: one loop for each broker to fetch from, reading ahead as far as the buffer has room.
+"""Fetching from brokers: one loop for each connection to a broker, reading ahead as far as the buffer has room.
 
 A broker answers the requests of a connection in order. If a partition is sought, resumed or assigned while the broker
 holds a fetch, it would have to wait for that response; instead it is fetched by a second connection, without a fetch
@@ -134,7 +134,7 @@ class Fetcher:
             waiting.set()
 
     async def run_fetches(self) -> None:
-        """Run one loop for each broker to fetch from, until canceled."""
+        """Run a loop for each connection to a broker that has partitions to fetch, until canceled."""
         async with anyio.create_task_group() as tasks:
             while True:
                 self._start_loops(tasks)
@@ -157,15 +157,14 @@ class Fetcher:
                 tasks.start_soon(self._run_added, connection, loop)
 
     async def _run_connection(self, connection: FetchConnection, loop: FetchLoop) -> None:
-        """Fetch from one broker by one connection, as long as there are partitions to fetch there."""
+        """Fetch on one connection to a broker until the broker has no partition to fetch."""
         session, fetch_wait, failures = FetchSession(), FetchWait(self._limits.max_wait_s), 0
         node_id = connection.node_id
         try:
             while True:
                 plan = self._plan(connection)
                 if plan.is_idle:
-                    # This broker's partitions may have another source now. Wake that broker's loop, which may have
-                    # ended or be waiting.
+                    # The partitions may be fetched from another broker now: start or wake the loop of that broker.
                     self.wake()
                     return
                 if not plan.partitions:
@@ -205,14 +204,15 @@ class Fetcher:
         The coroutine ends with the connection's loop.
         """
         name = connection_name(self._name, connection.slot.number, is_for_added=True)
-        hold = AddedWait()
+        added_wait = AddedWait()
         while self._loops.get(connection) is loop:
             plan, sent_at = self._added_plan(connection, loop), self._loop.time()
-            wait_s = hold.wait_s(plan, self._limits.max_wait_s, loop.held_until - sent_at) if plan.partitions else None
+            rest_s = loop.held_until - sent_at
+            wait_s = added_wait.wait_s(plan, self._limits.max_wait_s, rest_s) if plan.partitions else None
             if wait_s is None:
                 await loop.added.wait()
                 continue
-            loop.held_added = plan if hold.is_long(plan) else None
+            loop.held_added = plan if added_wait.is_long(plan) else None
             with anyio.CancelScope() as loop.added_scope:
                 try:
                     answer = await self._fetch(connection, plan, without_session(plan.partitions), wait_s, name)
@@ -228,7 +228,7 @@ class Fetcher:
                 # The broker reads no other request of this connection until it has answered the canceled fetch.
                 self._cluster.broker(connection.node_id).forget(name)
                 continue
-            hold.answered(plan, is_empty=not any(one.records for one in answer.partitions))
+            added_wait.answered(plan, is_empty=not any(one.records for one in answer.partitions))
             self._handle_response(connection.node_id, plan, FetchSession(), answer)
             self._measure(connection.node_id, answer, self._loop.time() - sent_at)
 
@@ -244,28 +244,32 @@ class Fetcher:
         )
 
     def _plan(self, connection: FetchConnection) -> FetchPlan:
+        """Return the next plan, after making room and resetting the positions of recreated topics."""
         plan = self._next_plan(connection)
-        has_room = self._cut(plan.overdrawn)
+        made_room = self._drop_excess_batches(plan.overdrawn)
         for position in self._positions.of(plan.recreated):
             self._reset_position(position, self._policy.of_added(position.partition))
-        if not has_room and not plan.recreated:
+        if not made_room and not plan.recreated:
             return plan
         return self._next_plan(connection)
 
-    def _cut(self, overdrawn: Iterable[TopicPartition]) -> bool:
-        """Drop batches beyond a partition's shrunken share, to fetch them later; return True if that made room."""
-        share, has_room = self._buffer.share_of(len(self._positions)), False
+    def _drop_excess_batches(self, overdrawn: Iterable[TopicPartition]) -> bool:
+        """Drop batches of partitions that hold more than their share of the buffer; return True if that made room.
+
+        The batches are fetched again when the partition has room.
+        """
+        share, made_room = self._buffer.share_of(len(self._positions)), False
         for position in self._positions.of(overdrawn):
             # An unpaused partition is not cut below its share, because it would be fetched again at once, and cut
             # again.
             last = self._buffer.cut(position.partition, share, 0 if position.is_paused else share)
             if last is not None:
                 position.fetched_to(last.next_offset, last.leader_epoch)
-                has_room = True
+                made_room = True
             if position.is_paused and self._buffer.bytes_of(position.partition) > share:
                 self._drop_buffered(position)
-                has_room = True
-        return has_room
+                made_room = True
+        return made_room
 
     def _drop_buffered(self, position: Position) -> None:
         """Drop all buffered batches of a paused partition; one alone may exceed the share.
@@ -276,6 +280,7 @@ class Fetcher:
         position.fetch_again()
 
     async def _wait(self, news: AutoResetEvent, plan: FetchPlan) -> None:
+        """Wait until the plan may have changed: for ``news``, room in the buffer, or the end of a backoff."""
         if plan.lacks_room:
             self._waiting_for_room.add(news)
         try:
@@ -406,7 +411,7 @@ class Fetcher:
         self._observer.emit(kind(f"broker {node_id}", partition, str(error), exception))
 
     def _reset_position(self, position: Position, at: StartPoint) -> None:
-        """Read from ``at`` on, because the position is out of range or the topic was recreated."""
+        """Look up the start point ``at``, because the position is out of range or the topic was recreated."""
         if self._buffer.holds(position.partition) or position.finished != position.delivered:
             # Records that are already fetched are valid; the position is reset when all of them are finished.
             self._back_off([position])

@@ -39,7 +39,9 @@ __all__ = [
 
 
 _SHORTEST_WAIT_S = 0.02
+"""First time for which a broker holds a fetch while the buffer lacks room."""
 _ADDED_WAIT_S = 0.1
+"""Time for which a broker holds a fetch of added partitions until one brings no record."""
 _INTERRUPTIONS = 2
 """Number of failures in a row that a change of leaders explains."""
 
@@ -196,14 +198,14 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     room: BufferRoom,
     limits: FetchLimits,
     now: float,
-    lane: FetcherSlot = FetcherSlot(),
+    slot: FetcherSlot = FetcherSlot(),
 ) -> FetchPlan:
-    """Return the fetch to send to the broker ``node_id`` now, on the connection ``lane``."""
-    mine = [one for one in positions if source_of(one, topology, now) == node_id and lane.has(one.partition)]
+    """Return the fetch to send to the broker ``node_id`` now, on the connection ``slot``."""
+    mine = [one for one in positions if source_of(one, topology, now) == node_id and slot.has(one.partition)]
     ready = [position for position in mine if _is_ready(position)]
     awake = [position for position in ready if position.retry_at <= now]
     due = [position for position in awake if not is_recreated(position, topology)]
-    # A smaller fetch is not worth a request: the broker would send one batch at a time.
+    # A broker would answer a smaller fetch with one batch at a time, for which a request costs too much.
     least = min(limits.max_bytes, limits.partition_max_bytes, max(1, room.share_of(len(positions)) // 2))
     chosen = {}
     for position in due:
@@ -255,9 +257,9 @@ def _fetch_of(position: Position, topology: ClusterMetadata, size: int) -> Fetch
 
 @dataclass(slots=True)
 class FetchWait:
-    """Longest time that a broker may hold a fetch from which partitions were left out for lack of room.
+    """Time that a broker may hold a fetch, which is short if partitions were left out for lack of room.
 
-    Room may become free at any moment, and a fetch in flight cannot be amended. So the hold is short, and doubles as
+    Room may become free at any moment, and a partition cannot be added to a fetch in flight. The short time doubles as
     long as nothing is taken out of the buffer.
     """
 
@@ -266,7 +268,7 @@ class FetchWait:
     _taken: int = -1
 
     def wait_s(self, *, lacks_room: bool, taken_bytes: int) -> float:
-        """Return the hold of the next fetch; ``taken_bytes`` is the number of bytes taken out of the buffer so far."""
+        """Return the time for the next fetch; ``taken_bytes`` is the number of bytes taken out of the buffer so far."""
         if not lacks_room:
             self._next_s = 0.0
             return self.longest_s
@@ -283,7 +285,7 @@ class AddedWait:
     """Time that a broker may hold a fetch of added partitions while it holds another fetch.
 
     The time is short until a fetch brings no record, so that seeks in quick succession need no new connection. After
-    that, the fetch is held as long as the other fetch.
+    that, the fetch is held almost as long as the other fetch.
     """
 
     _empty: FetchPlan | None = None
@@ -293,7 +295,7 @@ class AddedWait:
         return self._empty is not None and not plan.added_to(self._empty).partitions
 
     def wait_s(self, plan: FetchPlan, longest_s: float, rest_s: float) -> float | None:
-        """Return the hold of the next fetch; None to wait for the other fetch, which is held for ``rest_s`` more."""
+        """Return the time for the next fetch; None to send none, but wait for the other, held for ``rest_s`` more."""
         if not self.is_long(plan):
             return min(_ADDED_WAIT_S, longest_s)
         # This fetch must be answered before the other fetch, whose answer would cut this one short.

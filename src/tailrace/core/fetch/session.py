@@ -37,7 +37,7 @@ class SessionPart:
 
 
 def without_session(wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
-    """Return a request outside of any session; it changes no session."""
+    """Return the session fields of a request that uses no session."""
     return SessionPart(0, _NO_SESSION_EPOCH, tuple(wanted.values()), ())
 
 
@@ -61,7 +61,7 @@ class FetchSession:
         return partition in self._known
 
     def ask(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
-        """Return the next request, which fetches exactly ``wanted``, in that order."""
+        """Return the session fields of the next request, by which the broker fetches exactly ``wanted``."""
         if any(key in self._known and self._known[key].topic_id != one.topic_id for key, one in wanted.items()):
             # A topic was recreated. A broker that identifies topics by name would forget both topics.
             self.lost()
@@ -78,7 +78,7 @@ class FetchSession:
         return SessionPart(self._id, self._epoch, changed, forgotten)
 
     def answered(self, answer: FetchResponse) -> bool:
-        """Process an answer; return False if the session is over and the answer holds nothing."""
+        """Process an answer; return False if it only reports that the broker has ended the session."""
         if answer.error_code:
             self.lost()
             if answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:

@@ -220,7 +220,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         return self._thread.call(self._partitions(topics, patterns))
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
-        """Return the group's committed offsets, with which later checks compare those of the group."""
+        """Return the group's committed offsets, and store them for ``check_unchanged`` and ``commit``."""
         return self._thread.call(self._read_committed(partitions))
 
     def logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogBounds]:
@@ -340,7 +340,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         )
 
     def _check_known(self, found: Mapping[TopicPartition, GroupOffset]) -> None:
-        """Compare committed offsets with the known ones; a missing offset has expired and was not changed."""
+        """Raise if another client has committed; a missing offset has expired, which is no change."""
         for one, known in self._known.items():
             if one in found and (found[one].offset, found[one].metadata) not in known:
                 raise CommitFailedError(

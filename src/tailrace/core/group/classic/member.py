@@ -166,7 +166,7 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     yield Row(speaking, CoordinatorGone, do.find_coordinator)
     yield Row(speaking, RetryLater, do.retry_heartbeat)
     # The application does not poll.
-    yield Row((on.STABLE,), PollingStalled, do.step_away, on.STEPPING_AWAY)
+    yield Row((on.STABLE,), PollingStalled, do.leave_until_polled, on.STEPPING_AWAY)
     yield Row(not_stable, PollingStalled, do.ignore)
     yield Row((on.STEPPING_AWAY,), PollingResumed, do.note_polling)
     yield Row((on.STEPPING_AWAY,), Released, do.wait_for_polling, on.AWAY, (on.WAITING,))

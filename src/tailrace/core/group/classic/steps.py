@@ -95,8 +95,10 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._last_assignment: tuple[tuple[OwnedPartitions, ...], int] = ((), -1)
         """Last assignment and its generation; a sticky assignor reads both from an eager member's join."""
         self._lead: GroupLeader | None = None
+        """State of the leader; None if another member leads the generation."""
         self._failures = 0
-        self._comes_back = False
+        self._has_polled_again = False
+        """True if the application has polled while the loss of its partitions is being reported."""
         self._join_at = 0.0
         """Time of the next join while WAITING."""
         self._stop_at: float | None = None
@@ -212,27 +214,27 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         is_last = self._stop_at is not None
         if not (is_last or owned or self.state in OWNING):
             return self._wait_until(now)
-        self._give_up(owned, is_last=is_last)
+        self._release_lost(owned, is_last=is_last)
         return ClassicState.CLOSING if is_last else ClassicState.RELEASING
 
-    def step_away(self, event: PollingStalled, _now: float) -> None:
+    def leave_until_polled(self, event: PollingStalled, _now: float) -> None:
         """Leave the group because the application does not poll, and report the partitions as lost."""
-        self._reason, self._comes_back = str(event.error), False
+        self._reason, self._has_polled_again = str(event.error), False
         self._effects.append(EmitGroupEvent(event.error))
         if self._settings.leaves_on_stop:
             self._effects.append(SendLeave(self.identity, "the application does not poll"))
             self._member_id = ""
         self._generation = -1
-        self._give_up(self.owned, is_last=False)
+        self._release_lost(self.owned, is_last=False)
         self.owned = self._ready = frozenset()
 
     def note_polling(self, _event: GroupEvent, _now: float) -> None:
         """Remember that the application polls again, while the loss is still being reported."""
-        self._comes_back = True
+        self._has_polled_again = True
 
     def wait_for_polling(self, _event: GroupEvent, now: float) -> ClassicState | None:
         """Join again if the application has polled meanwhile; otherwise wait until the application polls."""
-        return self._wait_until(now) if self._comes_back else None
+        return self._wait_until(now) if self._has_polled_again else None
 
     def close(self, _event: GroupEvent, _now: float) -> ClassicState:
         """Release all partitions for the last time."""
@@ -255,7 +257,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
     def close_lost(self, event: GroupEvent, _now: float) -> None:
         """Report the loss while closing: nothing can be committed, and without a member id no leave is sent."""
         self._reason = "the membership was lost"
-        self._give_up(self.owned, is_last=True)
+        self._release_lost(self.owned, is_last=True)
         self.owned = frozenset()
         self._generation = -1
         if not isinstance(event, GenerationLost):
@@ -331,7 +333,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     def _fail(self, error: TailraceError) -> ClassicState:
         self._reason = str(error)
-        self._give_up(self.owned, is_last=True)
+        self._release_lost(self.owned, is_last=True)
         self._effects.append(FailMembership(error))
         self.owned = self._ready = frozenset()
         is_own_fault = isinstance(error, RebalanceError | ConfigurationError)
@@ -346,7 +348,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._do(Release(partitions, is_lost=False, is_last=False, reason=self._reason))
         return ClassicState.RELEASING
 
-    def _give_up(self, partitions: Partitions, *, is_last: bool) -> None:
+    def _release_lost(self, partitions: Partitions, *, is_last: bool) -> None:
         self._taking = self._stop_at = None
         self._do(Release(partitions, is_lost=True, is_last=is_last, reason=self._reason))
 

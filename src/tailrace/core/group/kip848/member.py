@@ -147,7 +147,7 @@ def _rows() -> Iterator[Row[Any, Kip848State, Any]]:
     yield Row(reconciling, lost, do.report_loss, on.LOSING, (on.JOINING,))
     yield Row((on.LOSING,), Released, do.schedule_join, on.JOINING)
     # The application does not poll.
-    yield Row((on.STABLE,), PollingStalled, do.step_away, on.STEPPING_AWAY)
+    yield Row((on.STABLE,), PollingStalled, do.leave_until_polled, on.STEPPING_AWAY)
     yield Row(all_but(on, on.STABLE), PollingStalled, do.ignore)
     yield Row((on.STEPPING_AWAY,), Released, do.ignore, on.AWAY)
     yield Row((on.STEPPING_AWAY,), PollingResumed, do.ignore, on.LOSING)

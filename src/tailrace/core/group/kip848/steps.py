@@ -74,6 +74,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._names = TopicNames(backoff, chance)
         self._epoch = JOIN_EPOCH
         self._target: TopicIdPartitions = NO_PARTITIONS
+        """Partitions that the group has last assigned to this member."""
         self._owned: TopicIdPartitions = NO_PARTITIONS
         self._ready: TopicIdPartitions = NO_PARTITIONS
         """Owned partitions whose takeover is complete."""
@@ -164,7 +165,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._begin(now)
         return Kip848State.JOINING
 
-    def step_away(self, event: PollingStalled, _now: float) -> None:
+    def leave_until_polled(self, event: PollingStalled, _now: float) -> None:
         """Leave the group because the application does not poll, and report the partitions as lost."""
         self._epoch = LEAVE_EPOCH if self._settings.instance_id is None else STATIC_LEAVE_EPOCH
         self._effects.append(SendLeave(self.identity, "the application does not poll"))
