@@ -62,7 +62,7 @@ async def test_a_function_has_the_context_and_its_errors_come_back():
 
 async def test_threads_that_rest_end(monkeypatch):
     """Idle threads end after a burst, and later calls still run."""
-    monkeypatch.setattr(threads, "_LONGEST_REST_S", 0.01)
+    monkeypatch.setattr(threads, "_MAX_IDLE_S", 0.01)
     others = set(threading.enumerate())
     for _ in range(50):
         pool, at_once = Threads(), threading.Barrier(3)
