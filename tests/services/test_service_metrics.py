@@ -33,7 +33,7 @@ async def test_the_metrics_of_a_service_are_what_witnesses_have_seen(home):
     """Orders that the service has charged, one that it cannot read, and another that waits for it."""
     began_at = time.time()
     service = home.start(TAILRACE_AUTO_COMMIT_INTERVAL_MS="200")
-    await service.comes_to("/readyz", 200)
+    await service.wait_for_status("/readyz", 200)
     tool = KafkaTool(home.server.bootstrap_servers)
     for n in range(ORDERS):
         assert await service.order("ann", n + 1) in {200, 202}
