@@ -4,41 +4,81 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.consume import consume
-from benchmarks.handlers import handlers
+from benchmarks.consume import compare
 from benchmarks.lanes import lanes
+from benchmarks.latency import latency
+from benchmarks.processes import BACKLOG_BYTES, idle, memory, start
 from benchmarks.publish import publish
 from benchmarks.rebalance import rebalance
+from benchmarks.rounds import ROOT
+from benchmarks.topics import CODECS, TopicSettings
 from tailrace import TailraceError
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = ROOT / "docs" / "performance"
 
 _CONSUME = """\
-Read the same records with tailrace, aiokafka, confluent-kafka and FastStream.
+Read the same records with tailrace, aiokafka, confluent-kafka, FastStream and
+Java's client.
 
-In each round, each client reads a topic of 4 partitions from the earliest
-offset, as a new group and in a separate process. Time is measured from its
-first record; CPU time includes all threads. Medians over the rounds are shown
-and written as JSON.
+In each round, each client reads the topic as a new group and in a separate
+process. It is measured after a warm-up of 2 s, for --seconds; CPU time includes
+all threads. At the end of the topic, clients seek to the beginning, except
+Java's tool, which is measured until there.
 
-Takes about two minutes on two cores. Fails (exit code 1) unless tailrace is at
-least 3 times as fast as aiokafka, both with `async for`.
+Takes 15 s per client and round. With the default records, fails (exit code 1)
+unless tailrace is at least 3 times as fast as aiokafka, both with `async for`.
 """
 
 _HANDLERS = """\
-Call handlers that do nothing with the same records, in tailrace and FastStream:
-with bytes, and with 100 B of JSON decoded to a msgspec Struct (tailrace) or a
-pydantic model (FastStream). FastStream runs twice: with its default, which
-commits fetched records whether they were handled or not, and at least once, as
-tailrace always does.
+Call handlers that do nothing with the same records of 100 B: with bytes, with
+JSON decoded to a msgspec Struct (tailrace) or a pydantic model (FastStream),
+and with lists of 500 values, next to getmany(500). FastStream runs twice: with
+its default, which commits fetched records whether they were handled or not, and
+at least once, as tailrace always does.
 
-Takes about a minute on two cores. Fails (exit code 1) unless tailrace is at
-least 40 times as fast with typed values and 60 times with bytes, both at least
-once.
+Takes 15 s per client and round. Fails (exit code 1) unless tailrace is at least
+40 times as fast with typed values and 60 times with bytes, both at least once.
+"""
+
+_PURE = """\
+Read the same records with tailrace with and without its compiled module, next
+to aiokafka.
+
+Takes 15 s per client and round. Fails (exit code 1) if tailrace without its
+module is slower than aiokafka, both with `async for`.
+"""
+
+_LATENCY = """\
+Measure the time from a producer in another process to the client, at 500 and
+5,000 records a second, with and without a busy loop in the client's process
+that takes half of a core.
+
+Takes 60 s per round with `--seconds 1`, and 20 s more for each second.
+"""
+
+_MEMORY = """\
+Measure the memory of clients that read a backlog of 2 GB and sleep 10 ms for
+each record.
+
+Takes a minute, and --seconds for each of five clients and each round.
+"""
+
+_IDLE = """\
+Measure CPU and memory of clients with 1,000 assigned partitions and no records.
+
+Takes 10 s per client and round, and --seconds.
+"""
+
+_START = """\
+Measure the time from the start of the process to its first record, with a new
+group.
+
+Takes about 2 s per client and round.
 """
 
 _LANES = """\
@@ -81,15 +121,45 @@ is below 0.8 of that of mapInArrow with the same columns.
 """
 
 
+class Option(NamedTuple):
+    """Option of a command."""
+
+    name: str
+    default: Any
+    text: str
+    metavar: str = "N"
+    choices: tuple[Any, ...] | None = None
+    repeats: bool = False
+
+
 class Benchmark(NamedTuple):
-    """Command with its default options."""
+    """Command with its options besides ``--json``."""
 
     summary: str
     description: str
-    rounds: int
     run: Callable[..., int]
-    records: int | None = None
-    size: int | None = None
+    options: tuple[Option, ...]
+
+    def file_name(self, name: str, given: Mapping[str, Any]) -> str:
+        """Return the name of the file for results, with the settings that differ from the defaults."""
+        different = (
+            f"{one.name}-{given[one.name]}"
+            for one in self.options
+            if one.name not in _NOT_IN_FILE_NAMES and given[one.name] != one.default
+        )
+        return "-".join([name, *different]) + ".json"
+
+
+def _rounds(default: int = 5) -> Option:
+    return Option("rounds", default, "default: %(default)s")
+
+
+def _seconds(default: int = 10) -> Option:
+    return Option("seconds", default, "time to measure in each run, after a warm-up (default: %(default)s)")
+
+
+def _records(default: int) -> Option:
+    return Option("records", default, "number of records (default: %(default)s)")
 
 
 def _spark(**options: Any) -> int:
@@ -98,19 +168,62 @@ def _spark(**options: Any) -> int:
     return spark(**options)
 
 
+_CLIENTS = Option("clients", [], "run only clients whose name contains WORD (repeatable)", "WORD", repeats=True)
+_NOT_IN_FILE_NAMES = {"rounds", "seconds", "clients", "records"}
+_TOPIC = TopicSettings()
+_SHAPE = (
+    Option("payload", _TOPIC.payload, "size of each value (default: %(default)s)", "BYTES"),
+    Option("codec", _TOPIC.codec, "compression of the batches (default: %(default)s)", "CODEC", CODECS),
+    Option("headers", _TOPIC.headers, "number of headers of each record (default: %(default)s)"),
+    Option("partitions", _TOPIC.partitions, "default: %(default)s"),
+    Option("brokers", 1, "1 or 3 (default: %(default)s)", choices=(1, 3)),
+)
+
 BENCHMARKS = {
-    "consume": Benchmark("compare the throughput of consumers", _CONSUME, 3, consume, 1_000_000, 100),
-    "handlers": Benchmark("compare the throughput of handlers", _HANDLERS, 3, handlers, 1_000_000),
-    "lanes": Benchmark("measure the cost of order by key", _LANES, 7, lanes, 38_400),
-    "publish": Benchmark("compare the throughput of producers", _PUBLISH, 5, publish),
-    "rebalance": Benchmark("measure gaps of kept partitions in rebalances", _REBALANCE, 5, rebalance),
-    "spark": Benchmark("compare handlers on Spark with mapInArrow", _SPARK, 3, _spark, 1_000_000),
+    "consume": Benchmark(
+        "compare the throughput of consumers",
+        _CONSUME,
+        partial(compare, "consume"),
+        (*_SHAPE, _rounds(), _seconds(), _CLIENTS),
+    ),
+    "handlers": Benchmark(
+        "compare the throughput of handlers", _HANDLERS, partial(compare, "handlers"), (_rounds(), _seconds(), _CLIENTS)
+    ),
+    "pure": Benchmark(
+        "measure tailrace without its compiled module",
+        _PURE,
+        partial(compare, "pure"),
+        (_rounds(), _seconds(), _CLIENTS),
+    ),
+    "latency": Benchmark("compare latencies", _LATENCY, latency, (_rounds(3), _seconds(5), _CLIENTS)),
+    "memory": Benchmark(
+        "compare the memory of slow clients with a backlog",
+        _MEMORY,
+        memory,
+        (
+            Option("backlog", BACKLOG_BYTES, "size of the backlog (default: %(default)s)", "BYTES"),
+            _rounds(1),
+            _seconds(30),
+            _CLIENTS,
+        ),
+    ),
+    "idle": Benchmark(
+        "compare clients without records",
+        _IDLE,
+        idle,
+        (Option("partitions", 1_000, "default: %(default)s"), _rounds(3), _seconds(), _CLIENTS),
+    ),
+    "start": Benchmark("compare the time to the first record", _START, start, (_rounds(), _CLIENTS)),
+    "lanes": Benchmark("measure the cost of order by key", _LANES, lanes, (_records(38_400), _rounds(7))),
+    "publish": Benchmark("compare the throughput of producers", _PUBLISH, publish, (_rounds(),)),
+    "rebalance": Benchmark("measure gaps of kept partitions in rebalances", _REBALANCE, rebalance, (_rounds(),)),
+    "spark": Benchmark("compare handlers on Spark with mapInArrow", _SPARK, _spark, (_records(1_000_000), _rounds(3))),
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench")
-    commands = parser.add_subparsers(dest="name", required=True, metavar="BENCHMARK")
+    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
     for name, one in BENCHMARKS.items():
         command = commands.add_parser(
             name,
@@ -118,26 +231,37 @@ def main() -> int:
             description=one.description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        counts = {
-            "records": (one.records, "N", "number of records (default: %(default)s)"),
-            "size": (one.size, "BYTES", "size of each value (default: %(default)s)"),
-            "rounds": (one.rounds, "N", "default: %(default)s"),
-        }
-        for option, (default, metavar, text) in counts.items():
-            if default is not None:
-                command.add_argument(f"--{option}", type=_count, default=default, metavar=metavar, help=text)
-        written = RESULTS / f"{name}.json"
+        for option in one.options:
+            numeric = isinstance(option.default, int)
+            command.add_argument(
+                f"--{option.name}",
+                type=(_number if option.name == "headers" else _count) if numeric else str,
+                default=option.default,
+                metavar=option.metavar,
+                choices=option.choices,
+                help=option.text,
+                **({"action": "append"} if option.repeats else {}),
+            )
         command.add_argument(
-            "--json", dest="path", type=Path, default=written, metavar="PATH", help="default: %(default)s"
+            "--json", dest="path", type=Path, metavar="PATH", help=f"default: docs/performance/{name}[-SETTINGS].json"
         )
     options = vars(parser.parse_args())
+    name = options.pop("benchmark")
+    benchmark = BENCHMARKS[name]
+    options["path"] = options["path"] or RESULTS / benchmark.file_name(name, options)
     try:
-        return BENCHMARKS[options.pop("name")].run(**options)
+        return benchmark.run(**options)
     except KeyboardInterrupt:
         return 130
     except TailraceError as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a non-negative integer, not {text!r}")
+    return int(text)
 
 
 def _count(text: str) -> int:
@@ -146,4 +270,5 @@ def _count(text: str) -> int:
     return int(text)
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

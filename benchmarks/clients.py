@@ -1,173 +1,165 @@
-"""Compared clients, each as its documentation shows, with its defaults and the same work per record.
+"""Consumers whose throughput is compared, each as its documentation shows, with its defaults and equal work per record.
 
 Each function runs in a separate process (``python -m benchmarks.clients``), so that imports, threads and memory are its
-own. It reads only the value of each record.
+own. It reads only the value of each record. At the end of the topic, it seeks to the beginning.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
+
+from benchmarks.java import consumer_performance
+from benchmarks.run import Run
 
 MANY = 5_000
 """Number of records per call of getmany() and consume()."""
 
+BATCH = 500
+"""Number of records per call of a batch handler."""
 
-@dataclass
-class Run:
-    """Topic to read, and the times of the first and the last record."""
-
-    bootstrap_servers: str
-    topic: str
-    group: str
-    records: int
-    read_bytes: int = 0
-    began: tuple[float, float] = field(default=(0.0, 0.0))
-    seconds: float = 0.0
-    cpu_s: float = 0.0
-
-    def begin(self) -> None:
-        self.began = time.perf_counter(), time.process_time()
-
-    def end(self) -> None:
-        self.seconds = time.perf_counter() - self.began[0]
-        self.cpu_s = time.process_time() - self.began[1]
+_STEP = 5_000
+"""Number of records between two looks at the clock, where records are read one by one."""
 
 
 async def tailrace_async_for(run: Run) -> None:
-    from tailrace import Consumer
-
-    async with Consumer(run.topic, bootstrap_servers=run.bootstrap_servers, group_id=run.group) as consumer:
-        await _async_for(consumer, run)
+    async with _tailrace(run) as consumer:
+        await _repeat(run, lambda most: _one_by_one(consumer, run, most), consumer.seek_to_beginning)
 
 
-async def tailrace_getmany(run: Run) -> None:
-    from tailrace import Consumer
+async def tailrace_getmany(run: Run, most: int = MANY) -> None:
+    async with _tailrace(run) as consumer:
 
-    async with Consumer(run.topic, bootstrap_servers=run.bootstrap_servers, group_id=run.group) as consumer:
-        seen = 0
-        while seen < run.records:
-            records = await consumer.getmany(max_records=MANY)
-            if not seen:
-                run.begin()
+        async def read(_most: int) -> int:
+            records = await consumer.getmany(max_records=most)
             for record in records:
                 run.read_bytes += len(record.value)
-            seen += len(records)
-        run.end()
+            return len(records)
+
+        await _repeat(run, read, consumer.seek_to_beginning)
+
+
+async def tailrace_getmany_few(run: Run) -> None:
+    await tailrace_getmany(run, BATCH)
 
 
 async def tailrace_arrow(run: Run) -> None:
     import pyarrow.compute as pc
 
-    from tailrace import Consumer
+    async with _tailrace(run) as consumer:
+        tables = aiter(consumer.arrow_batches(max_records=MANY))
 
-    async with Consumer(run.topic, bootstrap_servers=run.bootstrap_servers, group_id=run.group) as consumer:
-        seen = 0
-        async for table in consumer.arrow_batches(max_records=MANY):
-            if not seen:
-                run.begin()
+        async def read(_most: int) -> int:
+            table = await anext(tables)
             run.read_bytes += pc.sum(pc.binary_length(table.column("value"))).as_py()
-            seen += table.num_rows
-            if seen >= run.records:
-                break
-        run.end()
+            return table.num_rows
+
+        await _repeat(run, read, consumer.seek_to_beginning)
 
 
 async def tailrace_handler(run: Run) -> None:
-    from tailrace import App
-
-    app = App(bootstrap_servers=run.bootstrap_servers, group_id=run.group)
-    all_read = asyncio.Event()
-    seen = 0
+    app, handled = _app(run), _Handled(run)
 
     @app.handler(run.topic)
     async def handle(value: bytes) -> None:
-        nonlocal seen
-        if not seen:
-            run.begin()
-        seen += 1
+        handled.count += 1
         run.read_bytes += len(value)
-        if seen == run.records:
-            run.end()
-            all_read.set()
+        if handled.count == _STEP:
+            handled.look()
 
     async with app:
-        await all_read.wait()
+        await handled.enough.wait()
 
 
 async def tailrace_typed(run: Run) -> None:
     import msgspec
-
-    from tailrace import App
 
     class Order(msgspec.Struct):
         customer: str
         item: int
         total: float
 
-    app = App(bootstrap_servers=run.bootstrap_servers, group_id=run.group)
-    all_read = asyncio.Event()
-    seen = 0
+    app, handled = _app(run), _Handled(run)
 
     async def handle(_order) -> None:
-        nonlocal seen
-        if not seen:
-            run.begin()
-        seen += 1
-        if seen == run.records:
-            run.end()
-            all_read.set()
+        handled.count += 1
+        if handled.count == _STEP:
+            handled.look()
 
     # Set here because the name Order cannot be resolved in the module.
     handle.__annotations__["_order"] = Order
-    app.handler(run.topic, order_by="partition", concurrency=64)(handle)
+    app.handler(run.topic)(handle)
     async with app:
-        await all_read.wait()
+        await handled.enough.wait()
+
+
+async def tailrace_batch(run: Run) -> None:
+    app, handled = _app(run), _Handled(run)
+
+    @app.batch_handler(run.topic, max_records=BATCH)
+    async def handle(values: list[bytes]) -> None:
+        for value in values:
+            run.read_bytes += len(value)
+        handled.count += len(values)
+        if handled.count >= _STEP:
+            handled.look()
+
+    async with app:
+        await handled.enough.wait()
 
 
 async def aiokafka_async_for(run: Run) -> None:
     async with _aiokafka(run) as consumer:
-        await _async_for(consumer, run)
+        await _repeat(run, lambda most: _one_by_one(consumer, run, most), consumer.seek_to_beginning)
 
 
-async def aiokafka_getmany(run: Run) -> None:
+async def aiokafka_getmany(run: Run, most: int = MANY) -> None:
     async with _aiokafka(run) as consumer:
-        seen = 0
-        while seen < run.records:
-            batches = await consumer.getmany(timeout_ms=1_000, max_records=MANY)
-            if batches and not seen:
-                run.begin()
+
+        async def read(_most: int) -> int:
+            batches = await consumer.getmany(timeout_ms=1_000, max_records=most)
             for records in batches.values():
                 for record in records:
                     run.read_bytes += len(record.value)
-                seen += len(records)
-        run.end()
+            return sum(map(len, batches.values()))
+
+        await _repeat(run, read, consumer.seek_to_beginning)
 
 
-async def confluent_consume(run: Run) -> None:
-    from confluent_kafka import Consumer
+async def aiokafka_getmany_few(run: Run) -> None:
+    await aiokafka_getmany(run, BATCH)
 
-    consumer = Consumer(
-        {"bootstrap.servers": run.bootstrap_servers, "group.id": run.group, "auto.offset.reset": "earliest"}
-    )
+
+async def confluent_consume(run: Run, *, check_crcs: bool = False) -> None:
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+    options = {"bootstrap.servers": run.bootstrap_servers, "group.id": run.group, "auto.offset.reset": "earliest"}
+    consumer = Consumer(options | ({"check.crcs": True} if check_crcs else {}))
     consumer.subscribe([run.topic])
-    seen = 0
-    while seen < run.records:
+
+    async def read(_most: int) -> int:
         records = consumer.consume(MANY, timeout=1)
-        if records and not seen:
-            run.begin()
         for record in records:
             run.read_bytes += len(record.value())
-        seen += len(records)
-    run.end()
+        return len(records)
+
+    async def seek_to_beginning() -> None:
+        assigned = consumer.assignment()
+        consumer.assign([TopicPartition(one.topic, one.partition, OFFSET_BEGINNING) for one in assigned])
+
+    await _repeat(run, read, seek_to_beginning)
     consumer.close()
+
+
+async def confluent_checked(run: Run) -> None:
+    await confluent_consume(run, check_crcs=True)
+
+
+async def java(run: Run) -> None:
+    consumer_performance(run)
 
 
 async def faststream_handler(run: Run) -> None:
@@ -175,7 +167,7 @@ async def faststream_handler(run: Run) -> None:
 
 
 async def faststream_at_least_once(run: Run) -> None:
-    await _faststream(run, bytes, acknowledged=True)
+    await _faststream(run, bytes, is_acknowledged=True)
 
 
 async def faststream_typed(run: Run) -> None:
@@ -183,36 +175,53 @@ async def faststream_typed(run: Run) -> None:
 
 
 async def faststream_typed_at_least_once(run: Run) -> None:
-    await _faststream(run, _pydantic_order(), acknowledged=True)
+    await _faststream(run, _pydantic_order(), is_acknowledged=True)
 
 
-async def _faststream(run: Run, kind: type, *, acknowledged: bool = False) -> None:
+async def faststream_batch(run: Run) -> None:
+    await _faststream(run, list[bytes], batch=True, max_records=BATCH)
+
+
+async def _faststream(run: Run, kind: object, *, is_acknowledged: bool = False, **options) -> None:
     from faststream import AckPolicy
     from faststream.kafka import KafkaBroker
 
     # Its log line for each record would take most of its time.
     broker = KafkaBroker(run.bootstrap_servers, logger=None)
-    all_read = asyncio.Event()
-    seen = 0
+    handled = _Handled(run)
     # By default, it commits fetched records every few seconds, whether they were handled or not.
-    policy = AckPolicy.REJECT_ON_ERROR if acknowledged else AckPolicy.ACK_FIRST
+    options["ack_policy"] = AckPolicy.REJECT_ON_ERROR if is_acknowledged else AckPolicy.ACK_FIRST
 
     async def handle(value) -> None:
-        nonlocal seen
-        if not seen:
-            run.begin()
-        seen += 1
-        if kind is bytes:
-            run.read_bytes += len(value)
-        if seen == run.records:
-            run.end()
-            all_read.set()
+        if isinstance(value, list):
+            run.read_bytes += sum(map(len, value))
+            handled.count += len(value)
+        else:
+            handled.count += 1
+            if kind is bytes:
+                run.read_bytes += len(value)
+        # A slow client looks at the clock after each record.
+        handled.look()
 
     handle.__annotations__["value"] = kind
-    broker.subscriber(run.topic, group_id=run.group, auto_offset_reset="earliest", ack_policy=policy)(handle)
+    broker.subscriber(run.topic, group_id=run.group, auto_offset_reset="earliest", **options)(handle)
     async with broker:
         await broker.start()
-        await all_read.wait()
+        await handled.enough.wait()
+
+
+class _Handled:
+    """Number of records that a handler has handled since its last look at the clock."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self.count, self.enough = run, 0, asyncio.Event()
+
+    def look(self) -> None:
+        """Count the records, and set ``enough`` when the time is over or the topic is read."""
+        count, self.count = self.count, 0
+        if not self.enough.is_set() and (self._run.count(count) or self._run.left_in_topic < _STEP):
+            self._run.finish()
+            self.enough.set()
 
 
 def _pydantic_order() -> type:
@@ -226,6 +235,18 @@ def _pydantic_order() -> type:
     return Order
 
 
+def _tailrace(run: Run):
+    from tailrace import Consumer
+
+    return Consumer(run.topic, bootstrap_servers=run.bootstrap_servers, group_id=run.group)
+
+
+def _app(run: Run):
+    from tailrace import App
+
+    return App(bootstrap_servers=run.bootstrap_servers, group_id=run.group)
+
+
 def _aiokafka(run: Run):
     from aiokafka import AIOKafkaConsumer
 
@@ -234,16 +255,29 @@ def _aiokafka(run: Run):
     )
 
 
-async def _async_for(consumer, run: Run) -> None:
+async def _one_by_one(consumer, run: Run, most: int) -> int:
     seen = 0
     async for record in consumer:
-        if not seen:
-            run.begin()
         seen += 1
         run.read_bytes += len(record.value)
-        if seen == run.records:
+        if seen == most:
             break
-    run.end()
+    return seen
+
+
+async def _repeat(
+    run: Run, read: Callable[[int], Awaitable[int]], seek_to_beginning: Callable[[], Awaitable[object]]
+) -> None:
+    """Read until the time is over; ``read`` is called with a maximum and returns the number of records."""
+    while True:
+        left = run.records
+        while left > 0:
+            seen = await read(min(left, _STEP))
+            left -= seen
+            if run.count(seen):
+                run.finish()
+                return
+        await seek_to_beginning()
 
 
 class Client(NamedTuple):
@@ -251,18 +285,18 @@ class Client(NamedTuple):
 
     package: str
     how: str
-    read: Callable
-    most: int | None = None
-    """Limit of records for slow clients."""
-    reads: str = "bytes"
-    """Values that it reads: ``bytes`` or ``json``."""
+    read: Callable[[Run], Awaitable[None]]
+    values: str = "text"
+    """Values that it reads, as in ``TopicSettings``."""
+    environment: Mapping[str, str] = {}
+    """Environment variables of its process."""
 
     @property
     def name(self) -> str:
         return f"{self.package} {self.how}"
 
 
-CLIENTS = [
+CONSUME = [
     Client("tailrace", "async for", tailrace_async_for),
     Client("tailrace", f"getmany({MANY})", tailrace_getmany),
     Client("tailrace", f"arrow_batches({MANY})", tailrace_arrow),
@@ -270,45 +304,46 @@ CLIENTS = [
     Client("aiokafka", "async for", aiokafka_async_for),
     Client("aiokafka", f"getmany({MANY})", aiokafka_getmany),
     Client("confluent-kafka", f"consume({MANY})", confluent_consume),
-    Client("faststream", "handler", faststream_handler, most=50_000),
+    Client("confluent-kafka", f"consume({MANY}), check.crcs", confluent_checked),
+    Client("faststream", "handler", faststream_handler),
+    Client("java", "ConsumerPerformance", java),
 ]
-
 
 HANDLERS = [
-    Client("tailrace", "typed handler", tailrace_typed, reads="json"),
     Client("tailrace", "bytes handler", tailrace_handler),
-    Client("faststream", "typed handler", faststream_typed, most=50_000, reads="json"),
-    Client("faststream", "bytes handler", faststream_handler, most=50_000),
-    Client("faststream", "typed, acknowledged", faststream_typed_at_least_once, most=5_000, reads="json"),
-    Client("faststream", "bytes, acknowledged", faststream_at_least_once, most=5_000),
+    Client("tailrace", "typed handler", tailrace_typed, values="json"),
+    Client("tailrace", f"batch handler({BATCH})", tailrace_batch),
+    Client("tailrace", f"getmany({BATCH})", tailrace_getmany_few),
+    Client("aiokafka", f"getmany({BATCH})", aiokafka_getmany_few),
+    Client("faststream", "bytes handler", faststream_handler),
+    Client("faststream", "typed handler", faststream_typed, values="json"),
+    Client("faststream", "bytes, acknowledged", faststream_at_least_once),
+    Client("faststream", "typed, acknowledged", faststream_typed_at_least_once, values="json"),
+    Client("faststream", f"batch handler({BATCH})", faststream_batch),
 ]
-"""Clients with no-op handlers; those of tailrace have the defaults ``order_by="partition"`` and ``concurrency=64``."""
+"""Clients with handlers; those of tailrace have the defaults ``order_by="partition"`` and ``concurrency=64``."""
 
+_PURE = {"TAILRACE_PURE_PYTHON": "1"}
 
-def peak_memory() -> int:
-    """Return the peak memory of this process, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        # On Linux, ru_maxrss is inherited from the parent process.
-        peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(peak.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+PURE = [
+    Client("tailrace", "async for", tailrace_async_for),
+    Client("tailrace", "async for, pure Python", tailrace_async_for, environment=_PURE),
+    Client("tailrace", "handler", tailrace_handler),
+    Client("tailrace", "handler, pure Python", tailrace_handler, environment=_PURE),
+    Client("tailrace", f"getmany({MANY})", tailrace_getmany),
+    Client("tailrace", f"getmany({MANY}), pure Python", tailrace_getmany, environment=_PURE),
+    Client("aiokafka", "async for", aiokafka_async_for),
+    Client("aiokafka", f"getmany({MANY})", aiokafka_getmany),
+]
 
 
 def main() -> None:
     """Read with the client of the arguments, and write the figures to stdout."""
-    name, bootstrap_servers, topic, group, records = sys.argv[1:]
-    client = next(one for one in [*CLIENTS, *HANDLERS] if one.name == name)
-    run = Run(bootstrap_servers, topic, group, int(records))
+    name, settings = sys.argv[1:]
+    client = next(one for one in [*CONSUME, *HANDLERS, *PURE] if one.name == name)
+    run = Run(**json.loads(settings))
     asyncio.run(client.read(run))
-    figures = {
-        "seconds": run.seconds,
-        "cpu_s": run.cpu_s,
-        "records_per_s": run.records / run.seconds,
-        "max_rss_bytes": peak_memory(),
-        "read_bytes": run.read_bytes,
-    }
-    print(json.dumps(figures))
+    print(json.dumps(run.figures))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections import defaultdict
@@ -11,10 +10,10 @@ from pathlib import Path
 from statistics import median
 
 from confluent_kafka import Producer
-from rich import box
 from rich.table import Table
 
-from benchmarks.rounds import PARTITIONS, machine
+from benchmarks.report import columns, write
+from benchmarks.topics import PARTITIONS
 from tailrace import App, Record
 from tailrace.cli.local_broker import local_broker
 from tailrace.cli.screen import Screen, count
@@ -41,22 +40,16 @@ def lanes(*, records: int, rounds: int, path: Path) -> int:
                     figures[name] = asyncio.run(run)
                     progress.advance(bar)
                 runs.append(figures)
-        kafka = server.version
     rates = {name: median(one[name] for one in runs) for name in ("tasks", "handlers")}
     ratio = median(one["handlers"] / one["tasks"] for one in runs)
     result = {
-        "benchmark": "lanes",
         "runs": runs,
         "records_per_s": rates,
         "promise": {"ratio": "handlers / tasks", "at_least": PROMISED, "measured": ratio, "holds": ratio >= PROMISED},
         "settings": {"keys": KEYS, "sleep_ms": SLEEP_S * 1000, "records": each * KEYS, "partitions": PARTITIONS},
-        "machine": machine() | {"kafka": kafka},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
     screen.show(_table(runs))
-    screen.console.print()
-    screen.line("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    write(screen, path, "lanes", result)
     verdict = "holds" if ratio >= PROMISED else "does NOT hold"
     screen.line(
         "ratio", f"{ratio:.3f} of {KEYS} bare tasks, order by key intact: the promise of {PROMISED:g} {verdict}"
@@ -114,9 +107,7 @@ def _fill(bootstrap_servers: str, topic: str, each: int) -> None:
 
 
 def _table(runs: list[dict[str, float]]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    for name in ("round", "bare tasks/s", "handlers/s", "ratio"):
-        shown.add_column(name, justify="right")
+    shown = columns("round", "bare tasks/s", "handlers/s", "ratio")
     for number, one in enumerate(runs, 1):
         ratio = one["handlers"] / one["tasks"]
         shown.add_row(str(number), count(round(one["tasks"])), count(round(one["handlers"])), f"{ratio:.3f}")

@@ -9,12 +9,11 @@ import uuid
 from pathlib import Path
 from statistics import median
 
-from rich import box
 from rich.table import Table
 
 from benchmarks.publishers import PUBLISHERS, WAYS
-from benchmarks.report import short
-from benchmarks.rounds import PARTITIONS, machine
+from benchmarks.report import columns, short, write
+from benchmarks.topics import PARTITIONS
 from tailrace import TailraceError
 from tailrace.cli.local_broker import local_broker
 from tailrace.cli.screen import Screen
@@ -43,7 +42,6 @@ def publish(*, rounds: int, path: Path) -> int:
                     figures = _one_run(publisher.name, server.bootstrap_servers, topic, size, way)
                     runs.setdefault((way, size, publisher.name), []).append(figures)
                     progress.advance(bar)
-        kafka = server.version
     rows = [_row(way, size, name, figures) for (way, size, name), figures in runs.items()]
     speeds = {(row["way"], row["size"], row["client"]): row["records_per_s"] for row in rows}
     promises = []
@@ -52,17 +50,12 @@ def publish(*, rounds: int, path: Path) -> int:
         promised = PROMISED[way]
         promises.append({"way": way, "size": size, "at_least": promised, "measured": ratio, "holds": ratio >= promised})
     result = {
-        "benchmark": "publish",
         "rows": rows,
         "promises": promises,
         "settings": {"partitions": PARTITIONS, "rounds": rounds, "records": WAYS},
-        "machine": machine() | {"kafka": kafka},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
     screen.show(_table(kinds, speeds))
-    screen.console.print()
-    screen.line("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    write(screen, path, "publish", result)
     for one in promises:
         verdict = "holds" if one["holds"] else "does NOT hold"
         ratio = f"{one['measured']:.2f} times aiokafka; {one['at_least']:g} {verdict}"
@@ -98,10 +91,7 @@ def _row(way: str, size: int, name: str, runs: list[dict]) -> dict:
 
 
 def _table(kinds: list[tuple[str, int]], speeds: dict[tuple[str, int, str], float]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    shown.add_column("records/s")
-    for publisher in PUBLISHERS:
-        shown.add_column(publisher.name, justify="right")
+    shown = columns("records/s", *(publisher.name for publisher in PUBLISHERS))
     for way, size in kinds:
         shown.add_row(f"{way}, {size} B", *(short(speeds[way, size, one.name]) for one in PUBLISHERS))
     return shown

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from benchmarks.clients import peak_memory
+from benchmarks.run import peak_memory
 
 TOGETHER = 1_000
 """Number of records that are awaited together or form a transaction."""
@@ -158,7 +158,7 @@ def main() -> None:
                 "cpu_s": cpu_s,
                 "records_per_s": what.records / seconds,
                 "records": what.records,
-                "max_rss_bytes": peak_memory(),
+                "max_rss_bytes": peak_memory("self"),
             }
         )
     )

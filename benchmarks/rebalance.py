@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -22,10 +21,9 @@ from pathlib import Path
 from statistics import median
 
 from confluent_kafka import Producer
-from rich import box
 from rich.table import Table
 
-from benchmarks.rounds import machine
+from benchmarks.report import columns, write
 from tailrace import Consumer, Record, TopicPartition
 from tailrace.cli.local_broker import local_broker
 from tailrace.cli.screen import Screen
@@ -158,12 +156,9 @@ def rebalance(*, rounds: int, path: Path) -> int:
                     progress.advance(bar)
                 rows.append(row(protocol, gaps, drains=drains))
     holds = all(one["holds"] for one in rows)
-    result = {"benchmark": "rebalance", "rows": rows, "rounds": rounds, "holds": holds, "machine": machine()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    result = {"rows": rows, "rounds": rounds, "holds": holds}
     screen.show(table(rows))
-    screen.console.print()
-    screen.line("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    write(screen, path, "rebalance", result)
     screen.line("kept", f"partitions go on: the promise {'holds' if holds else 'does NOT hold'}")
     return 0 if holds else 1
 
@@ -185,10 +180,7 @@ def row(protocol: str, gaps: list[tuple[float, float]], *, drains: bool) -> dict
 
 def table(rows: list[dict]) -> Table:
     """Return the table of results, one line per case."""
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    shown.add_column("longest gap of a kept partition")
-    for name in ("while one joins", "while quiet", "bound"):
-        shown.add_column(name, justify="right")
+    shown = columns("longest gap of a kept partition", "while one joins", "while quiet", "bound")
     for one in rows:
         case = one["protocol"] + (", a member takes 5 s to drain" if one["drains"] else " protocol")
         figures = (f"{one[name] * 1000:.0f} ms" for name in ("gap_s", "quiet_gap_s", "bound_s"))

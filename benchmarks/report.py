@@ -1,26 +1,47 @@
-"""Table of a comparison."""
+"""Results of a benchmark: JSON, and tables on the screen."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
+from benchmarks.rounds import machine
+from tailrace.cli.screen import Screen
 
-def table(rows: list[dict], compared_with: str) -> Table:
-    """Return the table of results, one line per client, fastest first."""
-    base = next(row["records_per_s"] for row in rows if row["client"] == compared_with)
+
+def write(screen: Screen, path: Path, benchmark: str, result: dict) -> None:
+    """Write the result with the description of the machine as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"benchmark": benchmark, **result, "machine": machine()}, indent=1) + "\n")
+    screen.console.print()
+    screen.line("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+
+
+def columns(first: str, *others: str) -> Table:
+    """Return an empty table; its columns are aligned to the right, except the first."""
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    shown.add_column("client")
-    for name in ("records/s", "spread", "per CPU s", "memory", "ratio"):
+    shown.add_column(first)
+    for name in others:
         shown.add_column(name, justify="right")
+    return shown
+
+
+def throughputs(rows: Sequence[dict], compared_with: str) -> Table:
+    """Return the table of a throughput comparison, one line per client, fastest first."""
+    base = next((row["records_per_s"] for row in rows if row["client"] == compared_with), None)
+    shown = columns("client", "records/s", "spread", "CPU/record", "memory", "ratio")
     for row in sorted(rows, key=lambda row: -row["records_per_s"]):
         shown.add_row(
             row["client"],
             short(row["records_per_s"]),
             f"{(row['highest'] - row['lowest']) / row['records_per_s']:.0%}",
-            short(row["records_per_cpu_s"]),
+            f"{row['cpu_us_per_record']:.2f} µs",
             f"{row['max_rss_bytes'] / 1e6:.0f} MB",
-            f"{row['records_per_s'] / base:.2f}",
+            f"{row['records_per_s'] / base:.2f}" if base else "-",
             style="bold" if row["client"].startswith("tailrace") else None,
         )
     return shown

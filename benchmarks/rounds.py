@@ -1,4 +1,4 @@
-"""Rounds of a comparison: filling of topics, clients in turns, each in a separate process, and medians."""
+"""Rounds of a comparison: clients in turns, each in a separate process, and medians of their figures."""
 
 from __future__ import annotations
 
@@ -7,23 +7,36 @@ import os
 import platform
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
-from confluent_kafka import Producer
-
-from benchmarks.clients import Client
 from tailrace import TailraceError
-from tailrace.cli.screen import Screen, count, megabytes
+from tailrace.cli.local_broker import local_broker
+from tailrace.cli.screen import Screen
+from tailrace.embedded.cluster import EmbeddedCluster
+from tailrace.embedded.jars import KAFKA_VERSION
 
-PARTITIONS = 4
-_KEYS = 1_000
-_LONGEST_S = 600
+ROOT = Path(__file__).parents[1]
+
+_STARTUP_S = 60
+
+
+class Named(Protocol):
+    """Client of a comparison, or a case of it."""
+
+    @property
+    def name(self) -> str:
+        """Name in tables."""
+        ...
+
+
+NamedT = TypeVar("NamedT", bound=Named)
 
 
 class Reading(NamedTuple):
@@ -32,96 +45,84 @@ class Reading(NamedTuple):
     bootstrap_servers: str
     topic: str
     records: int
-    size: int
+    """Number of records in the topic."""
+    payload: int
     """Size of each value, in bytes."""
 
 
-def fill(screen: Screen, reading: Reading, value: bytes) -> None:
-    """Fill the topic with uncompressed records, by confluent-kafka's producer."""
-    _, topic, records, size = reading
-    began = time.monotonic()
-    producer = Producer(
-        {
-            "bootstrap.servers": reading.bootstrap_servers,
-            "linger.ms": 50,
-            "batch.size": 1_000_000,
-            "queue.buffering.max.messages": 1_000_000,
-        }
-    )
-    keys = [b"k%d" % number for number in range(_KEYS)]
-    with screen.progress() as progress:
-        bar = progress.add_task("fill", total=records, note="")
-        for number in range(records):
-            while True:
-                try:
-                    producer.produce(topic, value, keys[number % _KEYS])
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-            if number % 10_000 == 0:
-                producer.poll(0)
-                progress.update(bar, completed=number, note=f"{count(number)} of {count(records)}")
-        if left := producer.flush(60):
-            raise TailraceError(f"the broker did not acknowledge {left} records within a minute - is the disk full?")
-    took = time.monotonic() - began
-    screen.line("topic", f"{count(records)} records of {size} B, {megabytes(records * size)}, in {took:.1f} s")
+def cluster_of(screen: Screen, brokers: int) -> AbstractContextManager[EmbeddedCluster]:
+    """Return a context that runs one or more brokers."""
+    return local_broker(screen) if brokers == 1 else EmbeddedCluster(brokers)
 
 
 def in_turns(
-    screen: Screen, rounds: int, clients: Sequence[Client], reading_of: Callable[[Client], Reading]
+    screen: Screen, rounds: int, clients: Sequence[NamedT], run: Callable[[NamedT], dict]
 ) -> dict[str, list[dict]]:
     """Return the figures of all runs by client; each round starts with another client."""
     runs: dict[str, list[dict]] = {client.name: [] for client in clients}
     with screen.progress() as progress:
-        bar = progress.add_task("read", total=rounds * len(clients), note="")
+        bar = progress.add_task("run", total=rounds * len(clients), note="")
         for number in range(rounds):
             turn = number % len(clients)
             for client in (*clients[turn:], *clients[:turn]):
                 progress.update(bar, note=client.name)
-                runs[client.name].append(one_run(client, reading_of(client)))
+                runs[client.name].append(run(client))
                 progress.advance(bar)
     return runs
 
 
-def one_run(client: Client, reading: Reading) -> dict:
-    """Run a client in a separate process and return its figures."""
-    records = min(reading.records, client.most or reading.records)
-    command = [sys.executable, "-m", "benchmarks.clients", client.name]
-    command += [reading.bootstrap_servers, reading.topic, f"bench-{uuid.uuid4().hex[:8]}", str(records)]
-    here = Path(__file__).parents[1]
+def in_process(
+    name: str, module: str, *arguments: str, timeout_s: float, environment: Mapping[str, str] | None = None
+) -> dict:
+    """Run ``python -m module`` and return the figures that it writes."""
+    command = [sys.executable, "-m", module, *arguments]
     try:
-        done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | (environment or {}),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s + _STARTUP_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        raise TailraceError(f"{client.name} did not read {records} records in {_LONGEST_S} s") from None
+        raise TailraceError(f"{name} did not end within {timeout_s + _STARTUP_S:.0f} s") from None
     if done.returncode:
-        raise TailraceError(f"{client.name} failed:\n{done.stderr[-2_000:]}")
-    figures = json.loads(done.stdout.splitlines()[-1])
-    if client.reads == "bytes" and figures["read_bytes"] < records * reading.size:
-        raise TailraceError(f"{client.name} read {figures['read_bytes']} bytes of {records * reading.size}")
-    return figures | {"records": records}
+        raise TailraceError(f"{name} failed:\n{done.stderr[-2_000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def row(client: Client, runs: list[dict]) -> dict:
-    """Return the medians of a client's runs."""
-    speeds = [one["records_per_s"] for one in runs]
-    cpu_s = median(one["cpu_s"] for one in runs)
-    records = runs[0]["records"]
-    return {
-        "client": client.name,
-        "version": version(client.package),
-        "records": records,
-        "records_per_s": median(speeds),
-        "lowest": min(speeds),
-        "highest": max(speeds),
-        "cpu_s": cpu_s,
-        "records_per_cpu_s": records / max(cpu_s, 1e-9),
-        "max_rss_bytes": max(one["max_rss_bytes"] for one in runs),
-        "runs": runs,
-    }
+def new_group() -> str:
+    """Return the name of a new group."""
+    return f"bench-{uuid.uuid4().hex[:8]}"
+
+
+def middle(name: str, runs: list[dict]) -> dict[str, float]:
+    """Return the median, the lowest and the highest of a figure."""
+    values = [one[name] for one in runs]
+    return {"median": median(values), "lowest": min(values), "highest": max(values)}
+
+
+def chosen(clients: Sequence[NamedT], words: Sequence[str]) -> list[NamedT]:
+    """Return the clients whose name contains one of ``words``; all without words.
+
+    Raises:
+        TailraceError: a word is in no name.
+    """
+    for word in words:
+        if not any(word in client.name for client in clients):
+            raise TailraceError(f"no client has {word!r} in its name: {', '.join(one.name for one in clients)}")
+    return [client for client in clients if not words or any(word in client.name for word in words)]
+
+
+def version_of(package: str) -> str:
+    """Return the version of a compared package; Java's client has that of the broker."""
+    return KAFKA_VERSION if package == "java" else version(package)
 
 
 def machine() -> dict:
-    """Return the description of this machine."""
+    """Return the description of this machine and its software."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -132,4 +133,6 @@ def machine() -> dict:
         "model": model,
         "system": platform.platform(),
         "python": platform.python_version(),
+        "kafka": KAFKA_VERSION,
+        "date": datetime.now(UTC).date().isoformat(),
     }

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -14,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from rich import box
 from rich.table import Table
 
-from benchmarks.rounds import PARTITIONS, Reading, fill, machine
+from benchmarks.report import columns, write
+from benchmarks.topics import PARTITIONS, TopicSettings, fill
 from tailrace import App
 from tailrace.cli.local_broker import local_broker
 from tailrace.cli.screen import Screen, count
@@ -35,9 +34,7 @@ def spark(*, records: int, rounds: int, path: Path) -> int:
     """Run the benchmark, show the results and write them to ``path``; return 0 if the promise holds, else 1."""
     screen = Screen()
     with local_broker(screen) as server:
-        topic = f"bench-{uuid.uuid4().hex[:8]}"
-        server.create_topic(topic, PARTITIONS)
-        fill(screen, Reading(server.bootstrap_servers, topic, records, 100), b"v" * 100)
+        topic, records = fill(screen, server, TopicSettings(), records)
         with spark_session() as session, screen.progress() as progress:
 
             def plain(*columns: str) -> int:
@@ -76,11 +73,9 @@ def spark(*, records: int, rounds: int, path: Path) -> int:
                     figures[name] = records / (time.monotonic() - began)
                     progress.advance(bar)
                 runs.append(figures)
-        kafka = server.version
     # The first round warms the session and its workers.
     ratio, of_values = (median(one["tailrace"] / one[name] for one in runs[1:]) for name in ("mapInArrow", "of values"))
     result = {
-        "benchmark": "spark",
         "runs": runs,
         "promise": {
             "ratio": "tailrace / mapInArrow",
@@ -90,13 +85,9 @@ def spark(*, records: int, rounds: int, path: Path) -> int:
         },
         "beside": {"ratio": "tailrace / mapInArrow of the value alone", "measured": of_values},
         "settings": {"records": records, "size": 100, "partitions": PARTITIONS, "rounds": rounds},
-        "machine": machine() | {"kafka": kafka},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
     screen.show(_table(runs))
-    screen.console.print()
-    screen.line("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    write(screen, path, "spark", result)
     verdict = "holds" if ratio >= PROMISED else "does NOT hold"
     screen.line(
         "ratio", f"{ratio:.2f} of plain mapInArrow with the same columns: the promise of {PROMISED:g} {verdict}"
@@ -120,9 +111,7 @@ def _call_all_records(batches: Iterable) -> Iterator:
 
 
 def _table(runs: list[dict[str, float]]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    for name in ("round", "mapInArrow/s", "of values/s", "tailrace/s", "ratio"):
-        shown.add_column(name, justify="right")
+    shown = columns("round", "mapInArrow/s", "of values/s", "tailrace/s", "ratio")
     for number, one in enumerate(runs):
         ratio = one["tailrace"] / one["mapInArrow"]
         label = "warm up" if not number else str(number)
