@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -221,6 +223,35 @@ BENCHMARKS = {
 }
 
 
+_BY_BATCH = "--clients (5000) --clients async --clients java"
+
+SUITE = (
+    "consume",
+    "consume --payload 1024 --rounds 3",
+    "handlers --rounds 3 --seconds 6",
+    *(f"consume --codec {codec} --rounds 2 --seconds 4 {_BY_BATCH}" for codec in ("lz4", "zstd", "snappy", "gzip")),
+    "latency --rounds 2 --seconds 3",
+    "memory",
+    "consume --partitions 1000 --rounds 2 --seconds 5 --clients async --clients consume(5000) --clients java",
+    "idle --rounds 2 --seconds 5",
+    "start --rounds 3",
+    "pure --rounds 2 --seconds 4",
+    "publish --rounds 2",
+    "rebalance --rounds 1",
+    "consume --payload 10240 --rounds 2 --seconds 4",
+    "consume --headers 5 --rounds 2 --seconds 4",
+    "consume --brokers 3 --rounds 2 --seconds 4",
+)
+"""Benchmarks of ``scripts/bench all``, the most important ones first."""
+
+_ALL = """\
+Run these benchmarks one after another, and go on after a failure. Takes about
+an hour; with --minutes, no benchmark starts after that time. Then write
+docs/performance.md with python docs/performance.py.
+
+""" + "\n".join(f"  {arguments}" for arguments in SUITE)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench")
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
@@ -245,14 +276,39 @@ def main() -> int:
         command.add_argument(
             "--json", dest="path", type=Path, metavar="PATH", help=f"default: docs/performance/{name}[-SETTINGS].json"
         )
+    everything = commands.add_parser(
+        "all",
+        help="run the benchmarks of docs/performance.md",
+        description=_ALL,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    everything.add_argument("--minutes", type=_count, default=24 * 60, metavar="N", help="start none after N minutes")
     options = vars(parser.parse_args())
-    name = options.pop("benchmark")
-    benchmark = BENCHMARKS[name]
-    options["path"] = options["path"] or RESULTS / benchmark.file_name(name, options)
     try:
-        return benchmark.run(**options)
+        if options["benchmark"] == "all":
+            return _run_all(options["minutes"])
+        return _run(**options)
     except KeyboardInterrupt:
         return 130
+
+
+def _run_all(minutes: int) -> int:
+    """Run each benchmark in a separate process; return 0 if none failed, else 1."""
+    began, failed = time.monotonic(), 0
+    for arguments in SUITE:
+        taken_min = (time.monotonic() - began) / 60
+        is_late = taken_min >= minutes
+        print(f"\n{taken_min:.0f} min: {'left out ' if is_late else ''}scripts/bench {arguments}", flush=True)
+        if not is_late:
+            done = subprocess.run([sys.executable, "-m", "benchmarks", *arguments.split()], cwd=ROOT, check=False)
+            failed += bool(done.returncode)
+    return min(failed, 1)
+
+
+def _run(benchmark: str, path: Path | None, **options: Any) -> int:
+    one = BENCHMARKS[benchmark]
+    try:
+        return one.run(**options, path=path or RESULTS / one.file_name(benchmark, options))
     except TailraceError as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1

@@ -15,7 +15,7 @@ from benchmarks.topics import TopicSettings, fill
 from tailrace import TailraceError
 from tailrace.cli.screen import Screen
 
-MOST_BYTES = 4_000_000_000
+MOST_BYTES = 2_000_000_000
 """Maximum size of a topic before compression; at its end, clients seek to the beginning, except Java's."""
 RECORDS_PER_S = 1_200_000
 """Number of records in the topic for each second of a run."""

@@ -46,7 +46,8 @@ def latency(*, rounds: int, seconds: float, clients: Sequence[str], path: Path) 
             topic = f"bench-{uuid.uuid4().hex[:8]}"
             server.create_topic(topic, PARTITIONS)
             source = {"bootstrap_servers": server.bootstrap_servers, "topic": topic, "group": new_group()}
-            source |= {"seconds": seconds, "is_busy": case.is_busy}
+            # From the latest offset, because records that were produced during the start would be late.
+            source |= {"seconds": seconds, "is_busy": case.is_busy, "auto_offset_reset": "latest"}
             with producing(server.bootstrap_servers, topic, case.rate):
                 return in_process(
                     case.name,

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -134,5 +135,7 @@ def machine() -> dict:
         "system": platform.platform(),
         "python": platform.python_version(),
         "kafka": KAFKA_VERSION,
+        # With TMPDIR=/dev/shm, no disk takes part.
+        "log_folder": tempfile.gettempdir(),
         "date": datetime.now(UTC).date().isoformat(),
     }

@@ -44,6 +44,7 @@ class Source:
     seconds: float = 0.0
     is_busy: bool = False
     sleep_s: float = 0.0
+    auto_offset_reset: str = "earliest"
     latencies: list[float] = field(default_factory=list)
     _since: float = 0.0
 
@@ -70,7 +71,7 @@ class Source:
 async def tailrace_async_for(source: Source, on_value: OnValue) -> None:
     from tailrace import Consumer
 
-    async with Consumer(source.topic, bootstrap_servers=source.bootstrap_servers, group_id=source.group) as consumer:
+    async with Consumer(source.topic, **_options(source)) as consumer:
         async for record in consumer:
             await on_value(record.value)
 
@@ -78,7 +79,7 @@ async def tailrace_async_for(source: Source, on_value: OnValue) -> None:
 async def tailrace_handler(source: Source, on_value: OnValue) -> None:
     from tailrace import App
 
-    app, finished = App(bootstrap_servers=source.bootstrap_servers, group_id=source.group), asyncio.Event()
+    app, finished = App(**_options(source)), asyncio.Event()
 
     @app.handler(source.topic)
     async def handle(value: bytes) -> None:
@@ -94,12 +95,7 @@ async def tailrace_handler(source: Source, on_value: OnValue) -> None:
 async def aiokafka_async_for(source: Source, on_value: OnValue) -> None:
     from aiokafka import AIOKafkaConsumer
 
-    async with AIOKafkaConsumer(
-        source.topic,
-        bootstrap_servers=source.bootstrap_servers,
-        group_id=source.group,
-        auto_offset_reset="earliest",
-    ) as consumer:
+    async with AIOKafkaConsumer(source.topic, **_options(source)) as consumer:
         async for record in consumer:
             await on_value(record.value)
 
@@ -107,9 +103,7 @@ async def aiokafka_async_for(source: Source, on_value: OnValue) -> None:
 async def confluent_poll(source: Source, on_value: OnValue) -> None:
     from confluent_kafka import Consumer
 
-    consumer = Consumer(
-        {"bootstrap.servers": source.bootstrap_servers, "group.id": source.group, "auto.offset.reset": "earliest"}
-    )
+    consumer = Consumer({name.replace("_", "."): value for name, value in _options(source).items()})
     consumer.subscribe([source.topic])
     try:
         while True:
@@ -124,7 +118,7 @@ async def faststream_handler(source: Source, on_value: OnValue) -> None:
 
     broker, finished = KafkaBroker(source.bootstrap_servers, logger=None), asyncio.Event()
 
-    @broker.subscriber(source.topic, group_id=source.group, auto_offset_reset="earliest")
+    @broker.subscriber(source.topic, group_id=source.group, auto_offset_reset=source.auto_offset_reset)
     async def handle(value: bytes) -> None:
         try:
             await on_value(value)
@@ -134,6 +128,14 @@ async def faststream_handler(source: Source, on_value: OnValue) -> None:
     async with broker:
         await broker.start()
         await finished.wait()
+
+
+def _options(source: Source) -> dict[str, str]:
+    return {
+        "bootstrap_servers": source.bootstrap_servers,
+        "group_id": source.group,
+        "auto_offset_reset": source.auto_offset_reset,
+    }
 
 
 class RecordClient(NamedTuple):

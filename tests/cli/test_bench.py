@@ -27,7 +27,7 @@ def test_consume_prints_a_row_for_each_client(tmp_path):
     """Each client has a row, ratios are those of the rows, and the exit code is that of the promise."""
     path = tmp_path / "deep" / "consume.json"
 
-    done = bench("consume", "--records", "5000", "--rounds", "1", "--json", str(path))
+    done = bench("consume", "--seconds", "1", "--rounds", "1", "--json", str(path))
 
     result = json.loads(path.read_text())
     speeds = {row["client"]: row["records_per_s"] for row in result["rows"]}
@@ -40,37 +40,87 @@ def test_consume_prints_a_row_for_each_client(tmp_path):
         "aiokafka async for",
         "aiokafka getmany(5000)",
         "confluent-kafka consume(5000)",
+        "confluent-kafka consume(5000), check.crcs",
         "faststream handler",
+        "java ConsumerPerformance",
     }
-    assert result["ratios"]["tailrace async for / aiokafka async for"] == pytest.approx(ratio)
-    assert all(row["cpu_s"] > 0 and row["max_rss_bytes"] > 10e6 and row["records"] == 5_000 for row in result["rows"])
+    (promise,) = result["promises"]
+    assert promise["measured"] == pytest.approx(ratio)
+    assert all(row["cpu_us_per_record"] > 0 and row["max_rss_bytes"] > 10e6 for row in result["rows"])
+    assert result["machine"]["kafka"]
     assert done.returncode == (0 if ratio >= 3 else 1)
-    assert done.stdout.splitlines()[-1].startswith(f"ratio     {ratio:.1f} times aiokafka")
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
+
+
+def test_consume_reads_any_kind_of_topic(tmp_path):
+    """Options shape the topic; a client that reaches its end seeks to the beginning."""
+    path = tmp_path / "consume.json"
+    shape = ["--payload", "20000", "--codec", "zstd", "--headers", "2", "--partitions", "3"]
+
+    done = bench("consume", *shape, "--clients", "async for", "--seconds", "1", "--rounds", "1", "--json", str(path))
+
+    result = json.loads(path.read_text())
+    assert done.returncode == 0, done.stderr
+    assert [row["client"] for row in result["rows"]] == ["tailrace async for", "aiokafka async for"]
+    assert {"payload": 20_000, "codec": "zstd", "headers": 2, "partitions": 3}.items() <= result["settings"].items()
 
 
 def test_bench_handlers_prints_a_row_for_each_kind_of_handler(tmp_path):
-    """Typed and bytes handlers have a row each; the promise compares those with at-least-once delivery."""
+    """The promise compares handlers with at-least-once delivery."""
     path = tmp_path / "handlers.json"
+    chosen = ["--clients", "bytes", "--clients", "typed", "--clients", "batch"]
 
-    done = bench("handlers", "--records", "1000", "--rounds", "1", "--json", str(path))
+    done = bench("handlers", *chosen, "--seconds", "1", "--rounds", "1", "--json", str(path))
 
     result = json.loads(path.read_text())
     speeds = {row["client"]: row["records_per_s"] for row in result["rows"]}
-    assert set(speeds) == {
-        f"{framework} {how}"
-        for framework, hows in {
-            "tailrace": ["typed handler", "bytes handler"],
-            "faststream": ["typed handler", "bytes handler", "typed, acknowledged", "bytes, acknowledged"],
-        }.items()
-        for how in hows
+    assert len(speeds) == 8
+    assert {one["ratio"]: one["measured"] for one in result["promises"]} == {
+        f"tailrace {how} handler / faststream {how}, acknowledged": pytest.approx(
+            speeds[f"tailrace {how} handler"] / speeds[f"faststream {how}, acknowledged"]
+        )
+        for how in ("typed", "bytes")
     }
-    for one in result["promises"]:
-        ours = speeds[f"tailrace {one['handler']} handler"]
-        assert one["measured"] == pytest.approx(ours / speeds[f"faststream {one['handler']}, acknowledged"])
-        assert one["by_default"] == pytest.approx(ours / speeds[f"faststream {one['handler']} handler"])
     assert done.returncode == (0 if all(one["holds"] for one in result["promises"]) else 1)
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
+
+
+def test_latency_has_percentiles_of_each_rate(tmp_path):
+    """A client has a row for each rate, with and without a busy loop."""
+    path = tmp_path / "latency.json"
+
+    done = bench("latency", "--clients", "async for", "--seconds", "1", "--rounds", "1", "--json", str(path))
+
+    rows = json.loads(path.read_text())["rows"]
+    assert done.returncode == 0, done.stderr
+    assert len({(row["client"], row["rate"], row["is_busy"]) for row in rows}) == 8
+    assert all(0 < row["p50_ms"]["median"] <= row["p99_ms"]["median"] for row in rows)
+
+
+def test_processes_are_measured_from_outside(tmp_path):
+    """Memory over time, CPU and memory when idle, and the time to the first record."""
+    once = ["--rounds", "1", "--clients", "tailrace", "--json"]
+
+    for command in (
+        ["memory", "--seconds", "2", "--backlog", "10000000"],
+        ["idle", "--seconds", "1", "--partitions", "10"],
+        ["start"],
+    ):
+        done = bench(*command, *once, str(tmp_path / f"{command[0]}.json"))
+        assert done.returncode == 0, done.stderr
+
+    memory, idle, start = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("memory", "idle", "start"))
+    assert all(row["peak_rss_bytes"]["median"] > 10e6 and row["runs"][0]["samples"] for row in memory["rows"])
+    assert all(0 <= row["cpu_share"]["median"] < 1 for row in idle["rows"])
+    assert all(0 < row["seconds"]["median"] < 60 for row in start["rows"])
+
+
+def test_a_client_that_does_not_exist_is_an_error(tmp_path):
+    """The message lists the clients."""
+    done = bench("consume", "--clients", "pykafka", "--json", str(tmp_path / "none.json"))
+
+    assert done.returncode == 1
+    assert "no client has 'pykafka' in its name: tailrace async for" in done.stderr
 
 
 def test_lanes_compares_handlers_with_tasks(tmp_path):
@@ -104,7 +154,7 @@ def test_rebalance_measures_gaps_of_kept_partitions(tmp_path):
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["consume", "--records", "0"], ["consume", "--size", "x"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [[], ["consume", "--seconds", "0"], ["consume", "--codec", "x"]], ids=" ".join)
 def test_usage_errors_exit_with_2(arguments):
     """A usage error exits with 2 before anything starts."""
     done = bench(*arguments)

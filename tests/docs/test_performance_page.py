@@ -1,0 +1,100 @@
+"""docs/performance.md and its charts match the results in docs/performance."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.support.docs_modules import docs_module
+
+MACHINE = {
+    "date": "2026-01-01",
+    "cpus": 2,
+    "model": "a",
+    "system": "b",
+    "python": "3.13",
+    "kafka": "4.3.0",
+    "log_folder": "/tmp",
+}
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return docs_module("performance")
+
+
+def consumer(name: str, per_s: float, cpu_us: float, rss: float) -> dict:
+    row = {"client": name, "version": "1.0", "records_per_s": per_s, "lowest": 0.9 * per_s, "highest": 1.2 * per_s}
+    return row | {"cpu_us_per_record": cpu_us, "max_rss_bytes": rss}
+
+
+@pytest.fixture
+def written(generator, tmp_path):
+    """Writes a page from rows of consumers and latencies."""
+    settings = {
+        "payload": 100,
+        "codec": "zstd",
+        "headers": 0,
+        "partitions": 4,
+        "brokers": 1,
+        "rounds": 5,
+        "seconds": 10,
+    }
+    rows = [
+        consumer("tailrace getmany(5000)", 2e6, 0.5, 60e6),
+        consumer("java ConsumerPerformance", 3e6, 2.0, 400e6),
+        consumer("aiokafka getmany(5000)", 0.5e6, 2.0, 50e6),
+        consumer("tailrace <odd>", 1e6, 1.0, 1e6),
+    ]
+    result = {"benchmark": "consume", "settings": settings, "rows": rows, "machine": MACHINE}
+    (tmp_path / "consume-codec-zstd.json").write_text(json.dumps(result))
+    figures = {
+        "p50_ms": {"median": 1.0, "lowest": 1, "highest": 2},
+        "p99_ms": {"median": 30.0, "lowest": 9, "highest": 99},
+    }
+    row = {"version": "1", "rate": 500, "is_busy": True, **figures}
+    settings = {"rounds": 1, "seconds": 2, "payload": 100, "busy_ms": 2.0, "free_ms": 2.0}
+    rows = [row | {"client": "tailrace async for"}]
+    result = {"benchmark": "latency", "settings": settings, "rows": rows, "machine": MACHINE}
+    (tmp_path / "latency.json").write_text(json.dumps(result))
+    return generator.written(tmp_path)
+
+
+def test_the_page_matches_the_results(generator):
+    """A result without its page fails here; `python docs/performance.py` updates page and charts."""
+    page, charts = generator.written()
+
+    assert generator.PAGE.read_text() == page
+    assert {path.stem: path.read_text() for path in generator.RESULTS.glob("*.svg")} == charts
+
+
+def test_better_figures_of_other_clients_are_listed(written):
+    """A rate that is higher, or a cost that is lower, than that of the same way to read with tailrace."""
+    page, _ = written
+    section = page.partition("## Where other clients are better")[2].partition("## Consumers")[0]
+
+    assert [line for line in section.splitlines() if line.startswith("| consume")] == [
+        "| consume, 100 B, zstd, 4 partitions | records/s | java ConsumerPerformance | 3.00 M | 2.00 M | 1.5 |",
+        "| consume, 100 B, zstd, 4 partitions | memory | aiokafka getmany(5000) | 50 MB | 60 MB | 1.2 |",
+    ]
+
+
+def test_tables_show_median_spread_cost_and_ratio(written):
+    """Each client has a row, and the settings of the run are below it."""
+    page, _ = written
+
+    assert "| java ConsumerPerformance | 1.0 | 3.00 M | 30% | 2.00 µs | 400 MB | - |" in page
+    assert "5 rounds of 10 s" in page
+    assert "| **tailrace async for** | 1 | 1.00 ms | 100% | 30.0 ms | 300% |" in page
+
+
+def test_charts_are_drawn_in_both_themes(written):
+    """Charts are well-formed, have a title, and follow the color scheme of the reader."""
+    _, charts = written
+
+    assert set(charts) == {"consume-codec-zstd", "latency-500-busy"}
+    for chart in charts.values():
+        assert ET.fromstring(chart)[0].text
+        assert "prefers-color-scheme: dark" in chart
