@@ -110,7 +110,7 @@ def test_taking_records_costs_no_more_than_recorded(records):
         for first in range(0, RECORDS, SLICE):
             polled.finish()
             polled.begin(progress.deliver(records[first : first + SLICE], first + SLICE, InFlight.LAST))
-            for _record in polled.slice:
+            for _record in polled.remaining:
                 pass
         polled.finish()
         took = thread_time() - began
