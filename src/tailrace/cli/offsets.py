@@ -29,8 +29,9 @@ _SHOW = """\
 Show the committed offsets of a group and their metadata.
 
 "finished after" counts the records after the committed offset that are already
-finished. An App with order_by="key" lists them in the metadata of the commit,
-and the next member that is assigned the partition does not handle them again.
+finished. An App with order_by="key" or "none" and a Consumer with ack="manual"
+list them in the metadata of the commit, and the next member that is assigned
+the partition does not handle them again.
 """
 
 _SHOW_EPILOG = """\

@@ -142,7 +142,7 @@ def test_record_taken_last_is_in_flight(by_key, leases):
     assert leases.progress(P).finished == 0
     assert next(by_key.free).offset == 1
     assert leases.progress(P).finished == 1
-    by_key.rest()
+    by_key.release_last()
     assert leases.progress(P).finished == 2
 
 
@@ -591,7 +591,7 @@ class Running(RuleBasedStateMachine):
                 self.suspend(work)
             elif work.is_started:
                 self.lanes.finished(work)
-        self.lanes.rest()
+        self.lanes.release_last()
 
     @rule(most=st.integers(1, 4), suspends=st.booleans())
     def run_freely(self, most, suspends):
@@ -601,7 +601,7 @@ class Running(RuleBasedStateMachine):
                 if suspends:
                     self.suspend(self.lanes.work_of(record))
                 break
-        self.lanes.rest()
+        self.lanes.release_last()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

@@ -183,7 +183,7 @@ class RecordExecutor(Executor[Worker]):
     def _yield(self) -> None:
         """Note that the running worker yields to the event loop and has no record."""
         self._running = None
-        self._lanes.rest()
+        self._lanes.release_last()
 
     def _on_loop_iteration(self) -> None:
         """Wake another worker, because the event loop iterates and so the handler is suspended or has ended."""

@@ -44,6 +44,8 @@ Partitions = frozenset[TopicPartition]
 
 @dataclass(slots=True)
 class _Callback:
+    """Call of the user's code by ``owner``, possibly within a callback of another consumer (``outer``)."""
+
     owner: object
     outer: _Callback | None
     is_over: bool = False
@@ -111,7 +113,7 @@ class AssignmentReconciler:
         self._announced: Partitions = frozenset()
         """Partitions reported as assigned to the user's listener; a canceled takeover may not have reported its own."""
         self._unsought: dict[TopicPartition, int] = {}
-        """Assignment epoch of each partition before any seek of the user."""
+        """Epoch that the assignment has given each partition; a seek of the user changes the partition's epoch."""
         self._released: dict[TopicPartition, tuple[UUID | None, int | None]] = {}
         """Topic id and committed offset of each partition when it was released."""
 
@@ -124,7 +126,7 @@ class AssignmentReconciler:
             RebalanceError: a callback raised or exceeded its deadline.
             BrokerError: the committed offsets may not be read.
         """
-        self._remember(kept)
+        self._note_positions(kept)
         self._unsought |= {position.partition: position.epoch for position in self._positions.add(added)}
         # Announced partitions already have positions, even if the takeover that set these positions was canceled.
         unannounced = added - self._announced
@@ -161,8 +163,8 @@ class AssignmentReconciler:
         try:
             await self._call_listener("on_partitions_assigned", added)
         except asyncio.CancelledError:
-            # The next rebalance began before the listener returned. Its takeover announces the partitions again that
-            # are still assigned.
+            # The next rebalance began before the listener returned. Its takeover calls the listener again for the
+            # partitions that are still assigned.
             self._announced -= added
             raise
 
@@ -234,7 +236,7 @@ class AssignmentReconciler:
         self._reader.halt(partitions)
         if not is_last and self._may_commit_in_flight:
             await self._drain(partitions)
-        self._remember(partitions)
+        self._note_positions(partitions)
         if self._config.commits_automatically:
             # The rebalance cannot wait for retries; the next owner begins at the last successful commit.
             await self._committer.commit_automatically(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
@@ -263,12 +265,13 @@ class AssignmentReconciler:
         """
         if not partitions:
             return
-        self._remember(partitions)
+        self._note_positions(partitions)
         self._remove(partitions)
         self._observer.emit(PartitionsLost(self._group_id, partitions, reason))
         await self._call_listener("on_partitions_lost", self._unannounce(partitions))
 
     async def _drain(self, partitions: Partitions) -> None:
+        """Wait for the records in flight of ``partitions``, for ``rebalance_drain_ms`` at most."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         held = await self._reader.delivery.drained(partitions, began_at + self._config.rebalance_drain_ms / 1000)
@@ -282,11 +285,13 @@ class AssignmentReconciler:
         return min(self._config.session_timeout_ms, self._config.stop_timeout_ms) / 2 / 1000
 
     def _unannounce(self, partitions: Partitions) -> Partitions:
+        """Return those of ``partitions`` that were reported as assigned, and count them as reported no more."""
         known = partitions & self._announced
         self._announced -= partitions
         return known
 
-    def _remember(self, partitions: Iterable[TopicPartition]) -> None:
+    def _note_positions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Store the positions for ``post_rebalance_callback``."""
         for position in self._positions.of(partitions):
             self._positions_before[position.partition] = position.next_offset
 

@@ -89,6 +89,7 @@ class Committer:
         self._clock = _clock_of(config)
         self._is_over = self.is_used = False
         self._out_of_retries: CommitFailedError | None = None
+        """Error of the last commit that used up ``offset_commit_max_retries``."""
         self._lock = asyncio.Lock()
         self._news = AutoResetEvent()
         self._dropped: set[TopicPartition] = set()
@@ -201,6 +202,7 @@ class Committer:
             self._observer.emit(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}", raised))
 
     def _restart(self, now: float, finished: int) -> None:
+        """Begin the interval and the record count of the next automatic commit."""
         self._clock.restart(now, finished)
         self._reader.finished_counter.wait_for(self._clock.next_count)
 
@@ -223,6 +225,7 @@ class Committer:
             self._lock.release()
 
     async def _send_until_done(self, snapshot: CommitSnapshot, deadline: float) -> None:
+        """Send the offsets of a snapshot until each is committed or refused for good, or the deadline has passed."""
         left = dict(snapshot.offsets)
         self._report_dropped_maps(snapshot)
         final: list[BrokerError] = []
@@ -320,9 +323,9 @@ class Committer:
             TopicPartition(one.topic or names.get(one.topic_id, ""), one.partition): one.error_code
             for one in answer.partitions
         }
-        taken = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
-        self._commits.acknowledged(snapshot, taken, [one for one in taken if not left[one].metadata])
-        for partition in taken:
+        accepted = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
+        self._commits.acknowledged(snapshot, accepted, [one for one in accepted if not left[one].metadata])
+        for partition in accepted:
             del left[partition]
         unknown = [one for one in left if codes.get(one) in _UNKNOWN_TOPIC]
         await self._look_for_topics(unknown, snapshot, left, recreated)

@@ -34,8 +34,11 @@ class OffsetMapSize:
         self.fill = 0.0
         self.is_high = False
         self._measured_at = -1
+        """Next offset to deliver at the last measurement or estimate; -1 before the first."""
         self._again_at = 0.0
+        """Earliest time of the next measurement."""
         self._seen: tuple[int, int] | None = None
+        """Offset to commit and number of records in flight at the last measurement."""
 
     def is_due(self, progress: Progress, limit: int) -> bool:
         """Return True if the map may have become too large since the last measurement or estimate."""

@@ -83,6 +83,8 @@ class HandlerBatch:
 
 
 class _BatchSlice:
+    """Lease whose untaken records wait for a batch, and the time since when they have waited."""
+
     __slots__ = ("lease", "since")
 
     def __init__(self, lease: Lease, since: float) -> None:
@@ -97,13 +99,16 @@ class _Pool:
     def __init__(self) -> None:
         self.slices: deque[_BatchSlice] = deque()
         self.count = self.size = 0
+        """Number of waiting records, and their size in bytes if ``max_bytes`` is set."""
         self.is_busy = False
         """True while a batch of the pool runs and no other batch of the pool may start."""
         self.busy_keys: set[Key] = set()
         self.blocked = 0
         """Number of waiting records whose key is busy, as last counted."""
         self.is_ready = False
+        """True if the next batch may start now."""
         self.due: float | None = None
+        """Time at which the first waiting record has waited for ``max_wait_ms``; None while none is scheduled."""
 
 
 class BatchAssembler:
@@ -139,6 +144,7 @@ class BatchAssembler:
         self._is_by_partition, self._is_by_key = order_by == "partition", order_by == "key"
         self._pools: dict[TopicPartition | None, _Pool] = {}
         self._most_ahead, self._ahead = ahead, 0
+        """Maximum and present number of records that wait behind a running batch of their partition."""
         self._ready: deque[_Pool] = deque()
         self._dues: list[tuple[float, int, _Pool]] = []
         """Heap of due times; an entry is stale unless it equals its pool's due time."""

@@ -34,15 +34,17 @@ _NONE: Iterator[Record] = iter(())
 
 
 class QueuedRecord(msgspec.Struct, eq=False):
-    """Record to run."""
+    """Record that runs or may run next."""
 
     record: Record
     lease: Lease
     """Lease that the record was taken from."""
     stock: _PartitionStock
+    """Waiting records of the record's partition."""
     is_started: bool = False
     """True if the record is suspended or was parked, so that ``finished`` has to be called."""
     is_failing: bool = False
+    """True while the record counts as failing, from ``failed`` to ``recovered``."""
     parked: deque[QueuedRecord] | None = None
     """Records that are parked in the lane of this record."""
 
@@ -57,12 +59,17 @@ class _PartitionStock:
         """Busy lanes, each with its suspended record."""
         self.slices: deque[_LaneSlice] = deque()
         """Slices that wait for their turn, in order."""
-        self.failing = self.full_lanes = 0
+        self.failing = 0
+        """Number of failed records that will be retried."""
+        self.full_lanes = 0
+        """Number of lanes with ``lane_limit`` parked records or more."""
         self.parked = 0
         """Number of parked records."""
 
 
 class _LaneSlice(NamedTuple):
+    """Slice of a partition, and the waiting records of the partition."""
+
     stock: _PartitionStock
     lease: Lease
 
@@ -100,6 +107,7 @@ class Lanes:
         self._on_full = on_full
         self._is_by_key = order_by == "key"
         self._waits_whole = order_by == "partition" and not is_shared
+        """True if a slice waits as a whole while one of its records is suspended."""
         self._stocks: dict[TopicPartition, _PartitionStock] = {}
         self._turn: deque[_PartitionStock] = deque()
         """Partitions other than the current one that have a slice to run, the next partition first."""
@@ -114,7 +122,7 @@ class Lanes:
         self._last_slice: _LaneSlice | None = None
         """Slice of the record taken last, even if it was dropped since."""
         self._in_turn = 0
-        """Records in slices other than the current one."""
+        """Number of records in slices other than the current one."""
 
     # ---- adding ------------------------------------------------------------------------------------------------
 
@@ -136,8 +144,8 @@ class Lanes:
         equally many, and a lagging partition is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998). If
         slices wait as a whole, a partition may hold half as many records as there are free places. A partition that
         holds no records always has room for one record, whatever fails in other partitions; if slices wait as a whole,
-        only while no slice may run. Otherwise the slices of several partitions would halve each other down to a few
-        records, and each slice costs as much as many records.
+        only while no slice may run. Otherwise several partitions would halve each other's slices again and again, down
+        to a few records, although each slice costs as much time as many records.
         """
         stock, left = self._stocks.get(partition), self.window - self.waiting - self.failing
         if self._waits_whole:
@@ -166,7 +174,7 @@ class Lanes:
 
         The record taken before must be finished or suspended.
         """
-        self.rest()
+        self.release_last()
         if self._ready:
             ready = self._ready.popleft()
             self.parked -= 1
@@ -184,7 +192,7 @@ class Lanes:
             if not self._open_slice():
                 return None
 
-    def rest(self) -> None:
+    def release_last(self) -> None:
         """Note that the record taken last is finished, or suspended."""
         if self._last_slice is not None:
             self._last_slice.lease.release_last()
@@ -194,7 +202,7 @@ class Lanes:
         if work.is_started:
             return
         self._start(work)
-        self.rest()
+        self.release_last()
         if self.order_by == "none":
             return
         lane = self._lane_of(work)

@@ -14,7 +14,9 @@ class PollIntervalClock:
     limit_s: float
     is_stuck: bool = field(default=False, init=False)
     _seen: object = field(default=None, init=False)
+    """Progress at the last look."""
     _since: float = field(default=0.0, init=False)
+    """Last time at which the reader advanced or had nothing to handle."""
 
     def look(self, progress: object, now: float, *, is_owed: bool) -> None:
         """Compare ``progress`` with the last snapshot; a stuck reader stays stuck until its progress changes.

@@ -24,7 +24,7 @@ from tailrace.records import TopicPartition
 __all__ = ["GroupLeader", "by_topic"]
 
 _DIGEST_PREFIX = b"assigned from "
-"""Prefix of our digests; user data without this prefix was written by another client."""
+"""Prefix of the digests that tailrace writes; user data without the prefix was written by another client."""
 
 
 class GroupLeader:
@@ -33,6 +33,7 @@ class GroupLeader:
     def __init__(self, joined: JoinedAsLeader, strategy: Strategy) -> None:
         self._joined, self._strategy = joined, strategy
         self._counts: Mapping[str, int] = {}
+        """Partition counts on which the assignment is based; empty if they are unknown or outdated."""
         self.topics = frozenset(topic for subscription in joined.members.values() for topic in subscription.topics)
         """Topics of all members; the leader watches their partition counts."""
 

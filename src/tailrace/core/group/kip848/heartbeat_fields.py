@@ -55,7 +55,9 @@ class HeartbeatFields:
         self._topics = settings.topics
         self._reported_topics: frozenset[str] | None = None
         self._is_full = True
+        """True if the next heartbeat carries every field."""
         self._reports_owned = False
+        """True if the owned partitions have changed since they were reported."""
         self._failures = 0
 
     # ---- when --------------------------------------------------------------------------------------------------

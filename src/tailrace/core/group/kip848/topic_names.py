@@ -31,6 +31,7 @@ class TopicNames:
         self.next_at: float | None = None
         """Time at which to request missing names again; None if no such request is scheduled."""
         self._nameless: frozenset[UUID] = frozenset()
+        """Topic ids for which the last answer had no name."""
         self._failures = 0
 
     def request(self, wanted: frozenset[UUID]) -> FindTopicNames | None:
