@@ -36,7 +36,7 @@ def test_answer_sets_brokers_topics_and_leaders():
 
     assert topology.brokers[2].host == "host2"
     assert (topology.cluster_id, topology.controller_id) == ("cluster", 2)
-    assert topology.leader(ONE) == Leadership(1, 5, (1, 2, 3), (3,))
+    assert topology.leader(ONE) == Leadership(1, 5, (1, 2, 3), (3,), (1, 2))
     assert topology.leader(TopicPartition("t", 1)).leader_id == 2
     assert topology.topic_id("t") == FIRST_ID
     assert topology.partitions_of(["t", "other"]) == {"t": 2}
@@ -77,7 +77,7 @@ def test_recreated_topic_starts_new_epochs():
 
     again = topology.updated(answer((2, 0), topic_id=SECOND_ID))
 
-    assert again.leader(ONE) == Leadership(2, 0, (1, 2, 3), (3,))
+    assert again.leader(ONE) == Leadership(2, 0, (1, 2, 3), (3,), (1, 2))
     assert again.topic_id("t") == SECOND_ID
 
 
@@ -141,7 +141,7 @@ def test_newer_leader_in_a_fetch_answer_is_adopted():
 
     learnt = topology.with_leader(ONE, 3, 6)
 
-    assert learnt.leader(ONE) == Leadership(3, 6, (1, 2, 3), (3,))
+    assert learnt.leader(ONE) == Leadership(3, 6, (1, 2, 3), (3,), (1, 2))
     assert learnt.leader(TopicPartition("t", 1)) == topology.leader(TopicPartition("t", 1))
     assert replace(learnt, topics=topology.topics) == topology, "nothing else is other than before"
     # An older answer does not set the leader back.

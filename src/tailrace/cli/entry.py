@@ -41,6 +41,7 @@ COMMANDS = {
     "groups": _CommandInfo("list, show or delete groups", ""),
     "lag": _CommandInfo("show the lag of a group", ""),
     "offsets": _CommandInfo("show, reset or delete a group's committed offsets", ""),
+    "exporter": _CommandInfo("serve the lag of all groups to Prometheus", "prometheus"),
     "doctor": _CommandInfo("find out what is wrong with a cluster or an app's use of it", ""),
     "spark": _CommandInfo("run an app's handlers on Apache Spark", "cli,spark"),
     "dead-letters": _CommandInfo("list, show or replay dead letters", "cli"),

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from tailrace.cli.tools.log_options import add_log_options
 from tailrace.errors import ConfigurationError
 from tailrace.extras import install_hint
 
@@ -68,18 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--http-host", default="", metavar="HOST", help="address of --http-port (default: all addresses)"
     )
-    parser.add_argument(
-        "--log-level",
-        choices=["debug", "info", "warning", "error"],
-        default="info",
-        help="log level on stderr (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=["console", "json"],
-        default="console",
-        help="lines of text or of JSON on stderr (default: %(default)s)",
-    )
+    add_log_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -36,6 +36,7 @@ class Leadership:
     epoch: int
     replicas: tuple[int, ...] = ()
     offline: tuple[int, ...] = ()
+    in_sync: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class ClusterMetadata:
         topic, known = self.topics.get(partition.topic), self.leader(partition)
         if topic is None or known is None or epoch <= known.epoch or leader_id not in self.brokers:
             return self
-        newer = Leadership(leader_id, epoch, known.replicas, known.offline)
+        newer = Leadership(leader_id, epoch, known.replicas, known.offline, known.in_sync)
         changed = replace(topic, partitions=MappingProxyType({**topic.partitions, partition.partition: newer}))
         topics = MappingProxyType({**self.topics, topic.name: changed})
         return replace(self, topics=topics)
@@ -144,4 +145,4 @@ def _newer(known: Leadership | None, found: PartitionMetadata) -> Leadership:
         return known
     leaderless = found.error_code == ErrorCode.LEADER_NOT_AVAILABLE
     leader_id = -1 if leaderless else found.leader_id
-    return Leadership(leader_id, found.leader_epoch, found.replicas, found.offline_replicas)
+    return Leadership(leader_id, found.leader_epoch, found.replicas, found.offline_replicas, found.isr)

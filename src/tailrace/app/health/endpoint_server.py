@@ -20,6 +20,9 @@ from tailrace.errors import ConfigurationError
 
 __all__ = ["EndpointServer", "Render", "Route"]
 
+_ANSWER_S = 2.0
+"""Maximum time to wait for the event loop."""
+
 Render: TypeAlias = Callable[[], HttpAnswer]
 """Returns the response; called in the thread of the request."""
 
@@ -34,10 +37,10 @@ class Route(NamedTuple):
 
     It may raise RuntimeError if the state changes meanwhile.
     """
+    timeout_s: float = _ANSWER_S
+    """Maximum time to wait for ``collect``."""
 
 
-_ANSWER_S = 2.0
-"""Maximum time to wait for the event loop."""
 _IDLE_S = 5.0
 """Maximum time to wait for a request on an open connection."""
 _MOST_REQUESTS = 16
@@ -114,7 +117,7 @@ class EndpointServer:
             collecting.close()
             return _UNANSWERED
         try:
-            render = future.result(_ANSWER_S)
+            render = future.result(route.timeout_s if (route := self._routes.get(path)) else _ANSWER_S)
         except (TimeoutError, asyncio.CancelledError):
             future.cancel()
             return self._without_loop(path, accept)

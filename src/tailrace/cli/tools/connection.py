@@ -20,6 +20,7 @@ __all__ = [
     "CONNECTION_HELP",
     "add_connection_options",
     "add_group",
+    "connection_settings",
     "explicit_options",
     "group_of",
     "open_cluster",
@@ -36,7 +37,9 @@ from their variables, such as TAILRACE_SECURITY_PROTOCOL.
 ResultT = TypeVar("ResultT")
 
 
-def add_connection_options(parser: argparse.ArgumentParser, *, inner: bool = False, json: bool = True) -> None:
+def add_connection_options(
+    parser: argparse.ArgumentParser, *, inner: bool = False, json: bool = True, timeout_s: float = 30.0
+) -> None:
     """Add the connection options and ``--json``.
 
     Args:
@@ -44,6 +47,7 @@ def add_connection_options(parser: argparse.ArgumentParser, *, inner: bool = Fal
         inner: True for an action of a command that has the same options, so that defaults of the action do not replace
             values given before the action.
         json: False for a command with its own ``--json``.
+        timeout_s: default of ``--timeout``.
     """
 
     def default(value: object) -> Any:  # noqa: ANN401 - argparse takes any default
@@ -70,8 +74,8 @@ def add_connection_options(parser: argparse.ArgumentParser, *, inner: bool = Fal
         "--timeout",
         type=seconds,
         metavar="SECONDS",
-        default=default(30.0),
-        help="time limit of operations on brokers (default: 30)",
+        default=default(timeout_s),
+        help=f"time limit of operations on brokers (default: {timeout_s:.0f})",
     )
     if json:
         parser.add_argument(
@@ -132,9 +136,18 @@ async def open_cluster(options: argparse.Namespace) -> AsyncIterator[Cluster]:
     """
     from tailrace import admin  # noqa: PLC0415
 
-    defaults: dict[str, Any] = {"client_id": "tailrace-tools", "socket_connection_setup_timeout_ms": 5_000}
-    async with admin.reached(**{**defaults, **explicit_options(options)}) as cluster:
+    async with admin.reached(**connection_settings(options)) as cluster:
         yield cluster
+
+
+def connection_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of a command's connection.
+
+    Raises:
+        ConfigurationError: an option does not exist or has an invalid value, or the app cannot be loaded.
+    """
+    defaults = {"client_id": "tailrace-tools", "socket_connection_setup_timeout_ms": 5_000}
+    return {**defaults, **explicit_options(options)}
 
 
 def group_of(options: argparse.Namespace, config: ConsumerConfig) -> str:

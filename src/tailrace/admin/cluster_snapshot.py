@@ -1,0 +1,238 @@
+"""Snapshot of all topics and consumer groups of a cluster, within a time limit.
+
+Each broker is sent one request per step, and one per group for the committed offsets. No request is repeated: the next
+snapshot is the next attempt, and a broker that fails takes no time from the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import anyio
+
+from tailrace.admin.offsets import EARLIEST, LATEST
+from tailrace.admin.topics import watched
+from tailrace.core.cluster_samples import ClusterSnapshot, GroupSnapshot, PartitionSnapshot
+from tailrace.error_codes import ErrorCode, name_of
+from tailrace.errors import BrokerConnectionError, RequestTimedOutError, TailraceError
+from tailrace.net.cluster import Cluster
+from tailrace.protocol.committed_offsets import OffsetFetchRequest
+from tailrace.protocol.group_descriptions import (
+    ConsumerGroupDescribeRequest,
+    DescribedConsumerGroup,
+    DescribedGroup,
+    DescribeGroupsRequest,
+    ListedGroup,
+    ListGroupsRequest,
+)
+from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
+from tailrace.protocol.message import Request
+from tailrace.records import TopicPartition
+
+__all__ = ["cluster_snapshot"]
+
+KeyT = TypeVar("KeyT")
+ResponseT = TypeVar("ResponseT")
+Accepts = Callable[[str], object]
+
+_STEPS = 5
+"""Number of steps after the metadata: list of groups, descriptions in two protocols, committed offsets, log bounds."""
+_AT_ONCE = 100
+"""Number of requests in flight to one broker."""
+_DESCRIBED_TYPES = {"classic", "consumer", ""}
+_GONE = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+"""Error codes of a group or topic that was deleted during the collection."""
+
+
+async def cluster_snapshot(cluster: Cluster, *, topics: Accepts, groups: Accepts, timeout_s: float) -> ClusterSnapshot:
+    """Return the state of accepted topics and consumer groups; parts without an answer are unknown.
+
+    Args:
+        cluster: cluster, which need not be connected.
+        topics: returns a true value for each topic to include.
+        groups: returns a true value for each group to include. Share groups and Kafka Streams groups are left out.
+        timeout_s: limit of the whole collection, in seconds.
+
+    Raises:
+        AuthenticationError, ConfigurationError, UnsupportedVersionError: no broker can be used.
+        BrokerConnectionError: no broker answered within half of ``timeout_s``.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    try:
+        async with asyncio.timeout(timeout_s / 2):
+            with watched(cluster, None):
+                await (cluster.refresh() if cluster.topology.brokers else cluster.bootstrap())
+    except TimeoutError as error:
+        addresses = ", ".join(cluster.config.bootstrap_servers)
+        raise RequestTimedOutError(f"no broker of {addresses} answered within {timeout_s / 2:.1f} s") from error
+    steps = _Steps(cluster, deadline)
+    topology = cluster.topology
+    leaderships = {
+        TopicPartition(name, number): leadership
+        for name, topic in topology.topics.items()
+        if topics(name)
+        for number, leadership in topic.partitions.items()
+    }
+    listed = await _list_groups(steps, topology.brokers, groups)
+    members = await _count_members(steps, listed)
+    committed = await _committed_offsets(steps, listed)
+    # After the committed offsets, or a lag could be negative.
+    begins, ends = await _log_bounds(steps, {one: (led.leader_id, led.epoch) for one, led in leaderships.items()})
+    return ClusterSnapshot(
+        {node_id: f"{node.host}:{node.port}" for node_id, node in sorted(topology.brokers.items())},
+        {
+            one: PartitionSnapshot(led.leader_id, led.replicas, led.in_sync, begins.get(one), ends.get(one))
+            for one, led in leaderships.items()
+        },
+        {
+            group_id: GroupSnapshot(members.get(group_id), committed.get(group_id))
+            for group_id in listed
+            if group_id in members or committed.get(group_id)
+        },
+        tuple(dict.fromkeys(steps.failures)),
+    )
+
+
+class _Steps:
+    """Steps of a collection, each of which may take an equal part of the remaining time.
+
+    A broker that cannot be reached, or answers nothing in one step, is not asked in the following ones.
+    """
+
+    def __init__(self, cluster: Cluster, deadline: float) -> None:
+        self._cluster, self._deadline, self._left = cluster, deadline, _STEPS
+        self._down: set[int] = set()
+        self.failures: list[str] = []
+        self.isolation_level = int(cluster.config.isolation_level == "read_committed")
+
+    async def ask(self, requests: Mapping[KeyT, tuple[int, Request[ResponseT]]]) -> dict[KeyT, ResponseT]:
+        """Send requests to brokers, by node id, as one step; return the responses that came in time, by key."""
+        limit_s = max(0.0, self._deadline - asyncio.get_running_loop().time()) / self._left
+        self._left -= 1
+        answers: dict[KeyT, ResponseT] = {}
+        unanswered = {key: node_id for key, (node_id, _) in requests.items()}
+        slots = {node_id: anyio.CapacityLimiter(_AT_ONCE) for node_id in unanswered.values()}
+
+        async def ask(key: KeyT, node_id: int, request: Request[ResponseT]) -> None:
+            async with slots[node_id]:
+                try:
+                    if node_id not in self._down:
+                        answers[key] = await self._cluster.broker(node_id).send(request)
+                except BrokerConnectionError as error:
+                    self._give_up(node_id, str(error))
+                except TailraceError as error:
+                    self.failures.append(f"broker {node_id}: {error}")
+            del unanswered[key]
+
+        with anyio.move_on_after(limit_s):
+            async with anyio.create_task_group() as tasks:
+                for key, (node_id, request) in requests.items():
+                    tasks.start_soon(ask, key, node_id, request)
+        alive = {requests[key][0] for key in answers}
+        for node_id, count in Counter(unanswered.values()).items():
+            if node_id in alive:
+                self.failures.append(f"broker {node_id}: {count} requests not answered within {limit_s:.1f} s")
+            else:
+                self._give_up(node_id, f"no answer within {limit_s:.1f} s")
+        return answers
+
+    def _give_up(self, node_id: int, reason: str) -> None:
+        if node_id not in self._down:
+            self._down.add(node_id)
+            self.failures.append(f"broker {node_id}: {reason}")
+
+
+async def _list_groups(steps: _Steps, node_ids: Iterable[int], accepts: Accepts) -> dict[str, tuple[int, ListedGroup]]:
+    """Return the accepted groups with their coordinators, by name."""
+    found: dict[str, tuple[int, ListedGroup]] = {}
+    for node_id, answer in (await steps.ask({one: (one, ListGroupsRequest()) for one in node_ids})).items():
+        if answer.error_code:
+            steps.failures.append(f"broker {node_id} did not list its groups: {name_of(answer.error_code)}")
+        for group in answer.groups:
+            if group.group_type.lower() in _DESCRIBED_TYPES and accepts(group.group_id):
+                found[group.group_id] = node_id, group
+    return found
+
+
+async def _count_members(steps: _Steps, listed: Mapping[str, tuple[int, ListedGroup]]) -> dict[str, int]:
+    """Return the number of members of each group that the brokers describe."""
+    by_node: tuple[dict[int, list[str]], dict[int, list[str]]] = {}, {}
+    for group_id, (node_id, group) in listed.items():
+        by_node[group.group_type.lower() == "consumer"].setdefault(node_id, []).append(group_id)
+    classic, consumer = by_node
+    answers = await steps.ask({one: (one, DescribeGroupsRequest(tuple(ids))) for one, ids in classic.items()})
+    newer_answers = await steps.ask(
+        {one: (one, ConsumerGroupDescribeRequest(tuple(ids))) for one, ids in consumer.items()}
+    )
+    described: list[DescribedGroup | DescribedConsumerGroup] = [
+        *(group for answer in answers.values() for group in answer.groups),
+        *(group for answer in newer_answers.values() for group in answer.groups),
+    ]
+    for one in described:
+        if one.error_code not in {ErrorCode.NONE, *_GONE}:
+            steps.failures.append(f"group {one.group_id!r} was not described: {name_of(one.error_code)}")
+    return {one.group_id: len(one.members) for one in described if not one.error_code and one.group_state != "Dead"}
+
+
+async def _committed_offsets(
+    steps: _Steps, listed: Mapping[str, tuple[int, ListedGroup]]
+) -> dict[str, dict[TopicPartition, int]]:
+    """Return the committed offsets by group."""
+    requests = {
+        group_id: (node_id, OffsetFetchRequest(group_id, None, require_stable=False))
+        for group_id, (node_id, _) in listed.items()
+    }
+    found = {}
+    for group_id, answer in (await steps.ask(requests)).items():
+        codes = {answer.error_code, *(one.error_code for one in answer.partitions)} - {ErrorCode.NONE} - _GONE
+        if codes:
+            names = ", ".join(sorted(map(name_of, codes)))
+            steps.failures.append(f"the committed offsets of group {group_id!r} were not returned: {names}")
+        found[group_id] = {
+            TopicPartition(one.topic, one.partition): one.offset
+            for one in answer.partitions
+            if not one.error_code and one.offset >= 0
+        }
+    return found
+
+
+async def _log_bounds(
+    steps: _Steps, leaders: Mapping[TopicPartition, tuple[int, int]]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return the first offsets and the end offsets of partitions.
+
+    Args:
+        steps: steps of the collection.
+        leaders: node id and epoch of each partition's leader; the node id is negative without a leader.
+    """
+    by_leader: dict[int, list[tuple[TopicPartition, int]]] = {}
+    for partition, (leader_id, epoch) in leaders.items():
+        if leader_id < 0:
+            steps.failures.append(f"{partition} has no leader")
+        else:
+            by_leader.setdefault(leader_id, []).append((partition, epoch))
+    answers = await steps.ask(
+        {
+            (leader_id, place): (
+                leader_id,
+                ListOffsetsRequest(
+                    tuple(ListOffsetsPartition(*one, place, current_leader_epoch=epoch) for one, epoch in led),
+                    isolation_level=steps.isolation_level,
+                ),
+            )
+            for leader_id, led in by_leader.items()
+            for place in (EARLIEST, LATEST)
+        }
+    )
+    found: dict[int, dict[TopicPartition, int]] = {EARLIEST: {}, LATEST: {}}
+    for (_, place), answer in answers.items():
+        for one in answer.partitions:
+            partition = TopicPartition(one.topic, one.partition)
+            if not one.error_code:
+                found[place][partition] = one.offset
+            elif one.error_code not in _GONE:
+                steps.failures.append(f"the offsets of {partition} were not returned: {name_of(one.error_code)}")
+    return found[EARLIEST], found[LATEST]

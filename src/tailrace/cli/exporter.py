@@ -1,0 +1,84 @@
+"""Arguments and help of ``tailrace exporter``; ``tools.exporter`` implements it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_options
+from tailrace.cli.tools.log_options import add_log_options
+
+__all__ = ["arguments", "run"]
+
+_PORT = 9308
+_TIMEOUT_S = 8.0
+"""Less than the default of Prometheus' scrape_timeout, which is 10 seconds."""
+
+_DESCRIPTION = """\
+Serve a cluster's topics, consumer groups and lag to Prometheus until SIGTERM or
+Ctrl-C.
+
+Names and labels of the metrics are those of kafka_exporter, so that its Grafana
+dashboard (7589) and its alerts can be used. Each scrape asks the brokers;
+scrapes at the same time share one collection. If no broker answers, /metrics
+answers 503, and Prometheus sets "up" to 0. Nothing is written: no group is
+joined, no offset committed, no topic created.
+"""
+
+_EPILOG = f"""\
+examples:
+  tailrace exporter --bootstrap-servers kafka:9092
+  tailrace exporter --http-port 8080 --group-filter '^billing'
+  tailrace exporter --topic-exclude '^__' --group-exclude '^console-consumer-'
+
+A REGEX is a Python regular expression that is found anywhere in a name.
+
+{CONNECTION_HELP}
+exit codes: 0 stopped by a signal, 1 failure, 2 usage error
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument(
+        "--http-port", type=_port, default=_PORT, metavar="PORT", help="port of /metrics (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--http-host", default="", metavar="HOST", help="address of --http-port (default: all addresses)"
+    )
+    for kind in ("topic", "group"):
+        parser.add_argument(
+            f"--{kind}-filter",
+            type=_regex,
+            default=re.compile(""),
+            metavar="REGEX",
+            help=f"include only matching {kind}s (default: all)",
+        )
+        parser.add_argument(f"--{kind}-exclude", type=_regex, metavar="REGEX", help=f"leave out matching {kind}s")
+    add_log_options(parser)
+    add_connection_options(parser, json=False, timeout_s=_TIMEOUT_S)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal, and return the exit code."""
+    import asyncio  # noqa: PLC0415 - not needed by --help
+
+    from tailrace.cli.tools.exporter import work  # noqa: PLC0415
+    from tailrace.observe.log_format import configure_logging  # noqa: PLC0415
+
+    configure_logging(options.log_level, options.log_format)
+    return asyncio.run(work(options))
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 <= int(text) <= 65_535:
+        raise argparse.ArgumentTypeError(f"must be a port number up to 65535, or 0 for any free port, not {text!r}")
+    return int(text)
+
+
+def _regex(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"must be a regular expression, not {text!r}: {error}") from error
