@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content):
         resolve({}, {"TAILRACE_SASL_PLAIN_PASSWORD_FILE": str(path)})
 
 
-def test_a_config_does_not_change():
+def test_a_config_is_frozen():
     """A config is frozen, and may be copied and shared between tasks."""
     config = resolve({"group_id": "billing"}, {})
 
@@ -174,7 +174,7 @@ def test_defaults_depend_on_group_id():
         ("null", "sasl_plain_password", "null"),
     ],
 )
-def test_text_from_outside_becomes_what_the_option_is(text, name, value):
+def test_variables_are_converted_to_the_types_of_their_options(text, name, value):
     """A variable is converted to the option's type: numbers, booleans, lists, addresses; a string is unchanged."""
     options = {"group_id": "billing"} if name == "enable_auto_commit" else {}
 
@@ -204,7 +204,7 @@ def test_a_wrong_type_is_refused(options, words):
         resolve(options, {})
 
 
-def test_a_wrong_text_from_outside_names_its_variable(tmp_path):
+def test_the_error_for_an_invalid_variable_names_it(tmp_path):
     """The error names the variable, not the argument."""
     (tmp_path / "count").write_text("many")
 

@@ -87,7 +87,7 @@ def test_a_port_taken_meanwhile_is_replaced(temporary, monkeypatch):
     temporary.assert_nothing_is_left()
 
 
-def test_the_port_option(temporary):
+def test_a_given_port_is_used_or_named_in_the_error(temporary):
     """port= is used, or the error says that it is in use."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

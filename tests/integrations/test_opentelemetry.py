@@ -89,7 +89,7 @@ def carried(headers: Sequence[tuple[str, bytes | None]]) -> tuple[int, int]:
     return int(trace_id, 16), int(span_id, 16)
 
 
-def test_names_are_those_of_the_conventions():
+def test_names_follow_the_semantic_conventions():
     """Each messaging attribute and metric is a name in the conventions' own package, with the same buckets."""
     ours = {name for key, name in vars(Attribute).items() if key.isupper()} - {Attribute.HANDLER}
     known = {name for key, name in vars(messaging_attributes).items() if key.startswith("MESSAGING_")}

@@ -218,7 +218,7 @@ async def test_a_broken_connection_is_noticed_without_a_request(kafka, address):
     assert {"main", "offsets"} == {event.channel for event in lost}
 
 
-async def test_a_broker_that_stopped_and_came_back(own_kafka, name):
+async def test_requests_succeed_again_after_a_broker_restart(own_kafka, name):
     """Requests fail immediately while the broker is down and succeed after its restart; commits are kept."""
     own_kafka.create_topic(name)
     events = EventRecorder()

@@ -53,7 +53,7 @@ async def found_by(cluster: Cluster) -> float:
     return time.monotonic() - began
 
 
-async def test_a_dead_address_first(address):
+async def test_one_reachable_address_of_the_list_is_enough(address):
     """One reachable address is enough, at any place in the list."""
     with nobody() as dead:
         async with cluster_at(f"{dead},{address},{dead}", **PATIENT) as cluster:
@@ -61,7 +61,7 @@ async def test_a_dead_address_first(address):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
-async def test_an_address_that_drops_packets_first(address):
+async def test_an_unreachable_address_delays_the_next_by_a_quarter_of_a_second(address):
     """An unreachable address delays the next one by a quarter of a second, not by its connection timeout."""
     with black_hole() as swallows:
         async with cluster_at(f"{swallows},{address}", **PATIENT) as cluster:
@@ -69,14 +69,14 @@ async def test_an_address_that_drops_packets_first(address):
 
 
 @pytest.mark.parametrize("behave", [opens_then(lambda *_: None), hangs_up, sends(b"HTTP/1.1 400 Bad Request\r\n")])
-async def test_an_address_without_metadata_first(address, behave):
+async def test_an_address_that_returns_no_metadata_does_not_count(address, behave):
     """An address that accepts connections but does not return metadata does not count."""
     async with Peer(behave) as peer, cluster_at(f"{peer.address},{address}", **PATIENT) as cluster:
         assert await found_by(cluster) < 20
         assert peer.accepted == 1
 
 
-async def test_no_address_answers():
+async def test_the_error_lists_each_address_with_its_reason():
     """The error lists each address with its reason."""
     with nobody() as dead:
         async with (
@@ -230,7 +230,7 @@ async def test_a_newer_leader_in_a_response_is_applied(address, new_topic):
         assert cluster.topology.leader(partition).epoch == before.epoch + 3
 
 
-async def test_a_broker_that_is_not_in_the_cluster(address):
+async def test_the_error_for_an_unknown_node_id_lists_the_known_ones(address):
     """The error for an unknown node id lists the known ones."""
     async with cluster_at(address) as cluster:
         await cluster.bootstrap()

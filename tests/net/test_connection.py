@@ -66,7 +66,7 @@ async def test_tcp_keepalive_is_enabled(direct, options):
 # ---- pipelining ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_thousand_at_once_get_their_own_answers(direct, name):
+async def test_a_thousand_pipelined_requests_get_their_own_responses(direct, name):
     """A thousand pipelined requests get their responses in order."""
     done: list[int] = []
 
@@ -82,7 +82,7 @@ async def test_a_thousand_at_once_get_their_own_answers(direct, name):
     assert list(range(1_000)) == done
 
 
-async def test_different_requests_at_once_are_not_mixed_up(direct, new_topic):
+async def test_responses_of_different_types_match_their_requests(direct, new_topic):
     """Responses of different types and versions match their requests."""
     topic = new_topic(3)
     async with dialled(direct) as connection:

@@ -43,7 +43,7 @@ async def no_text() -> bytes:
     ids=["fails", "hangs", "is not async", "gives bytes"],
 )
 @by(OAUTH)
-async def test_a_token_provider_that_fails(secured, provider, in_ms, kind, told):
+async def test_a_failing_token_provider_is_no_authentication_error(secured, provider, in_ms, kind, told):
     """A failure that may be transient is not an AuthenticationError."""
     error = await refusal(secured, sasl_oauth_token_provider=provider, socket_connection_setup_timeout_ms=in_ms)
 
@@ -68,7 +68,7 @@ class WithExtensions:
 
 
 @by(OAUTH)
-async def test_a_token_provider_that_is_an_object(secured):
+async def test_a_token_provider_may_be_an_object(secured):
     """A callable object is accepted, and its SASL extensions are sent."""
     provider = WithExtensions(secured.client_options["sasl_oauth_token_provider"])
 

@@ -250,7 +250,7 @@ async def test_an_api_for_tools_may_be_missing():
 
 
 @pytest.mark.parametrize("newest", [0, 3, None], ids=["up to 0", "up to 3", "says nothing of itself"])
-async def test_a_broker_that_knows_only_an_older_apiversions(newest):
+async def test_api_versions_is_repeated_in_a_version_that_the_broker_supports(newest):
     """After error 35 in version 0, ApiVersions is repeated in a version that the broker supports (KIP-511)."""
     asked = []
 
@@ -269,7 +269,7 @@ async def test_a_broker_that_knows_only_an_older_apiversions(newest):
     assert [4, newest or 0] == asked
 
 
-async def test_another_error_of_api_versions():
+async def test_another_error_of_api_versions_is_raised():
     """Another error is raised with its code instead of being retried."""
     async with Peer(scripted(lambda *_: ApiVersionsResponse(42))) as peer:
         with pytest.raises(UnsupportedVersionError, match="ApiVersions failed with code 42"):

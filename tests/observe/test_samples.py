@@ -67,7 +67,7 @@ def test_samples_with_the_same_labels_become_one():
     assert found[("tailrace_app_ready",)] == 0
 
 
-def test_workers_are_told_apart():
+def test_samples_have_the_number_of_their_worker():
     """Each sample of a worker has its number; a worker that did not answer is down."""
     pool = PoolStatistics(workers={0: AppStatistics(is_ready=True), 1: None}, restarts={1: 3})
 

@@ -21,6 +21,6 @@ def test_retriable_codes_are_kafkas():
 @pytest.mark.parametrize(
     ("code", "name"), [(16, "NOT_COORDINATOR"), (-1, "UNKNOWN_SERVER_ERROR"), (9999, "ERROR_9999")]
 )
-def test_a_code_has_a_name(code, name):
+def test_an_unknown_error_code_is_named_by_its_number(code, name):
     """An unknown code is named by its number."""
     assert name == name_of(code)

@@ -58,7 +58,7 @@ def test_flexible_versions_begin_where_kafkas_do():
     ] == []
 
 
-def test_keys_are_kafkas():
+def test_api_keys_equal_kafkas():
     """API keys equal Kafka's."""
     assert [definition(f"{api.name}Request")["apiKey"] for api in APIS] == [api.key for api in APIS]
 

@@ -247,7 +247,7 @@ def test_a_checkpoint_on_an_unknown_file_system_is_refused(spark):
         ),
     ],
 )
-def test_errors_of_spark_are_one_line(text, line):
+def test_errors_of_spark_are_reduced_to_one_line(text, line):
     """Stack traces of Java are left out; the last line of a Python traceback is kept."""
     assert line_of(PySparkException(text)) == line
     assert line_of(ValueError(text)) is None

@@ -22,7 +22,7 @@ CHECKERS = {
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
-def test_users_code_has_its_types(checker):
+def test_type_checkers_accept_right_code_and_report_wrong_code(checker):
     """Right code and the examples have no error and the types asserted; wrong code has the errors that it names."""
     done = subprocess.run(CHECKERS[checker], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 

@@ -236,7 +236,7 @@ async def test_a_paused_partition_is_left_out(new_topic, new_consumer, witness):
 
 @pytest.mark.parametrize("allow_offset_gaps", [True, False])
 @pytest.mark.usefixtures("is_compiled")
-async def test_styles_may_alternate(new_topic, new_consumer, witness, group, allow_offset_gaps):
+async def test_rows_and_records_may_be_read_in_turn(new_topic, new_consumer, witness, group, allow_offset_gaps):
     """Rows follow records that were read in another way, and the other way round; none is lost or repeated."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(100)), batch_bytes=300)

@@ -265,7 +265,7 @@ async def test_a_commit_in_a_rebalance_waits_for_its_end(witness_of, group):
     ],
 )
 @pytest.mark.parametrize("by_hand", [True, False], ids=["commit()", "automatic"])
-async def test_a_commit_refused_for_good_raises(witness_of, group, code, error, by_hand):
+async def test_a_permanently_refused_commit_raises(witness_of, group, code, error, by_hand):
     """commit() raises the typed error; for an automatic commit the next poll raises it."""
     topic = witness_of.topic_with(10)
     options = {**QUICK, "auto_commit_interval_ms": 60_000 if by_hand else 50, "enable_auto_commit": not by_hand}

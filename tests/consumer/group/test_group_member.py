@@ -63,7 +63,7 @@ async def agree(members, count):
     return [one.generation for one in members]
 
 
-async def test_an_election(kafka, group):
+async def test_a_group_member_role_can_elect_a_leader(kafka, group):
     """Each member sends its weight, the leader assigns, each reads its state; the broker has type and protocol."""
     first, second = Election(b"1"), Election(b"2")
 

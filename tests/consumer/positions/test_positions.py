@@ -291,7 +291,7 @@ async def test_getmany_with_min_records_and_timeout(kafka):
     assert took >= 0.6
 
 
-async def test_a_loop_over_batches(kafka):
+async def test_batches_yields_lists_of_at_most_max_records(kafka):
     """batches() yields lists of at most max_records, in order; each getmany() call returns one batch."""
     topic = kafka.topic_with(20)
 

@@ -96,7 +96,7 @@ def test_commit_updates_the_size():
 
 @pytest.mark.parametrize("limit", [128, 1_024, 4_096])
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.95])
-def test_estimate_never_misses_a_full_map(limit, share):
+def test_the_estimate_is_never_below_the_size_of_the_map(limit, share):
     """The estimate is never below the encoded size."""
     fill, progress, chance = OffsetMapSize(), Progress(ONE, 0), random.Random(limit)
     started(progress, [0])

@@ -26,7 +26,7 @@ NEVER = (Rejected,)
 # ---- policy ----------------------------------------------------------------------------------------------------
 
 
-def test_the_defaults():
+def test_defaults_of_retry():
     """By default: three attempts at any exception, pauses of 200 ms to 30 s, no retry topics."""
     assert Retry() == Retry(3, 200, 30_000, True, Exception, (), (), False)
     assert hash(Retry(topic_delays_ms=[5])) == hash(Retry(topic_delays_ms=(5,)))

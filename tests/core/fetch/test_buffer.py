@@ -129,7 +129,7 @@ def test_dropped_partition_is_forgotten(buffer):
     assert buffer.next_partition(anything) is None
 
 
-def test_cut_keeps_at_least_so_many_bytes(buffer):
+def test_cut_keeps_at_least_the_given_number_of_bytes(buffer):
     """Otherwise the partition would have space for exactly the dropped bytes."""
     for chunk, size in (("one", 5), ("two", 60), ("three", 10), ("marker", 0)):
         buffer.put(A, chunk, size)

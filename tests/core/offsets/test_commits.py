@@ -319,7 +319,7 @@ def test_no_commit_is_due_without_an_interval():
     assert not clock.is_due(1e9)
 
 
-def test_commit_is_due_after_so_many_records():
+def test_a_commit_is_due_after_a_number_of_records():
     """A commit is due after the records or the interval, whichever is first; each commit restarts both."""
     by_number, both = CommitClock(None, 100), CommitClock(5.0, 100)
     for clock in (by_number, both):

@@ -308,7 +308,7 @@ def test_a_partition_with_records_is_not_forgotten(is_in_flight):
     assert PLACE in bench.accumulator._queues
 
 
-def test_closing_fails_everything():
+def test_fail_all_fails_queued_and_sent_records():
     """fail_all() fails each record, queued or in flight."""
     bench = Bench().confirmed()
     bench.append(*range(5))

@@ -292,7 +292,7 @@ def test_after_a_request_without_an_answer_the_epoch_is_new(ending):
     ],
     ids=["late batch", "gap", "lost by the broker"],
 )
-def test_sequences_that_cannot_continue_get_a_new_epoch(ending):
+def test_a_broken_sequence_continues_in_a_new_epoch(ending):
     """A gap in a sequence, a batch that may arrive once more, a log that lost count: the next epoch starts at zero."""
     one = member_in(ProducerState.IN_TRANSACTION)
 

@@ -187,7 +187,7 @@ def test_a_record_that_takes_too_long_ends_the_transaction():
     assert bench.records.next_deadline(bench.now) is None
 
 
-def test_records_in_flight_are_over_when_they_are_discarded():
+def test_discarded_records_in_flight_end_at_once():
     """Discarded records in flight are over at once; a later answer decides if their sequence has a gap."""
     bench = Bench(PLACE)
     bench.append(1)

@@ -159,7 +159,7 @@ async def test_a_dead_member_is_replaced_after_its_session(quick, group):
     assert {(record.partition, record.offset) for record in handed_out} <= crew.handled.keys()
 
 
-async def test_a_member_that_is_cut_off_loses_its_partitions_in_time(quick, group):
+async def test_a_member_without_network_loses_its_partitions_before_others_get_them(quick, group):
     """A black hole longer than the session: partitions are lost before others get them; nothing more is delivered."""
     topic, events, others = quick.topic(2), EventRecorder(), EventRecorder()
     await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=3_000)

@@ -172,7 +172,7 @@ def test_every_member_has_an_entry():
     assert all(isinstance(one, TopicPartition) for one in assigned["y"])
 
 
-def test_generators_are_accepted():
+def test_strategies_may_be_given_as_a_generator():
     """A generator of strategies is consumed once."""
     assigned = checked_assignment(returning({"y": (one for one in (B0, A1, A0))}), PAIR, COUNTS, {})
 

@@ -731,7 +731,7 @@ def test_only_current_effects_are_awaited():
     assert not one.awaits(second)
 
 
-def test_interrupted_takeover_or_release_is_not_awaited():
+def test_an_interrupted_takeover_or_release_is_not_awaited():
     """A rebalance makes the takeover moot, a loss the release."""
     one = member_in(ClassicState.SYNCING)
     (take_over,) = effects_after(one, Synced(ASSIGNMENT))
