@@ -1,5 +1,5 @@
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Protocol, TypeAlias
 
 from tailrace.records import Record
 
@@ -26,3 +26,11 @@ class BatchDecoder:
     ) -> None: ...
     def take(self, most: int, /) -> list[Record]: ...
     def take_into(self, columns: Columns, most: int, /) -> int: ...
+
+class _Polled(Protocol):
+    @property
+    def remaining(self) -> Iterator[Any]: ...
+
+class RecordIterator(AsyncIterator[Any]):
+    def __init__(self, polled: _Polled, wait: Callable[[], Coroutine[Any, Any, Any]], /) -> None: ...
+    def __anext__(self) -> Awaitable[Any]: ...

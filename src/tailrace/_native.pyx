@@ -1,14 +1,30 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
-"""Compiled decoder of record batches of format 2; ``tailrace.batches.record_batch`` works without it.
+"""Compiled parts: the decoder of record batches of format 2, and the iterator of ``async for``.
 
-Every length is checked against the end of its record before a byte is read, because the bytes come from the network.
+``tailrace.batches.record_batch`` and ``tailrace.Consumer`` work without them. Every length is checked against the end
+of its record before a byte is read, because the bytes come from the network.
 """
+
+cimport cython
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT32_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy
+
+cdef extern from "Python.h":
+    ctypedef enum PySendResult:
+        PYGEN_RETURN
+        PYGEN_ERROR
+        PYGEN_NEXT
+    ctypedef struct PyAsyncMethods:
+        PySendResult (*am_send)(PyObject*, PyObject*, PyObject**) except? PYGEN_ERROR
+    ctypedef struct AwaitableType "PyTypeObject":
+        PyAsyncMethods* tp_as_async
+    PySendResult PyIter_Send(PyObject*, PyObject*, PyObject**) except? PYGEN_ERROR
 
 DEF HEAD = 61  # bytes of a batch before its records
 DEF SHORTEST = 7  # bytes of a record without key, value and headers
@@ -409,3 +425,86 @@ cdef class BatchDecoder:
             most -= 1
         self.advance(&cursor)
         return 0
+
+
+cdef class RecordIterator:
+    """Iterator of ``async for`` over the records of a polling user.
+
+    A coroutine for each record would take longer than everything else that is done for a record. Here a coroutine is
+    created only to wait.
+
+    Args:
+        polled: has the iterator ``remaining`` of the records that can be taken at once.
+        wait: coroutine function that returns the next record.
+    """
+
+    cdef object _polled, _wait
+
+    def __init__(self, polled, wait):
+        self._polled, self._wait = polled, wait
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        cdef NextRecord awaitable = NextRecord.__new__(NextRecord)
+        awaitable._iterator = self
+        return awaitable
+
+
+@cython.final
+@cython.freelist(8)
+cdef class NextRecord:
+    """Awaitable of one record. It takes the record when it is awaited, so none is lost if it is never awaited."""
+
+    cdef RecordIterator _iterator
+    cdef object _waiting  # the coroutine, once it has been created
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.send(None)
+
+    def send(self, value):
+        """Continue the wait; raise StopIteration with the record."""
+        cdef PyObject* result = NULL
+        cdef PySendResult outcome = send(<PyObject*> self, <PyObject*> value, &result)
+        found = <object> result
+        Py_DECREF(found)
+        if outcome == PYGEN_RETURN:
+            raise StopIteration(found)
+        return found
+
+    def throw(self, *error):
+        """Raise an exception, such as a cancellation, in the waiting coroutine."""
+        return self._coroutine().throw(*error)
+
+    def close(self):
+        """End the wait."""
+        if self._waiting is not None:
+            self._waiting.close()
+
+    cdef object _coroutine(self):
+        if self._waiting is None:
+            self._waiting = self._iterator._wait()
+        return self._waiting
+
+
+cdef PySendResult send(PyObject* awaitable, PyObject* value, PyObject** result) except? PYGEN_ERROR:
+    """Give the awaiting coroutine a record, or what the waiting coroutine waits for."""
+    cdef NextRecord self = <NextRecord> awaitable
+    if self._waiting is None:
+        for record in self._iterator._polled.remaining:
+            Py_INCREF(record)
+            result[0] = <PyObject*> record
+            return PYGEN_RETURN
+    waiting = self._coroutine()
+    return PyIter_Send(<PyObject*> waiting, value, result)
+
+
+# Cython has no name for this slot, by which ``await`` gets a result without a StopIteration.
+(<AwaitableType*> <PyObject*> NextRecord).tp_as_async.am_send = send

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tailrace.batches.record_batch import COMPILED
+from tailrace.compiled import COMPILED
 
 # Of aiokafka, a consumer uses SASL, and the batch decoder where tailrace's compiled module is missing.
 NOT_IMPORTED = {"aiokafka", "pygments", "pyspark", "pytest", "rich", "structlog"}

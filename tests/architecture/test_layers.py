@@ -24,7 +24,8 @@ LAYERS = [
     {"config"},
     {"awaitables"},
     {"errors"},
-    {"records", "values", "version", "error_codes", "extras", "signals", "auto_reset_event", "_native"},
+    {"records", "values", "version", "error_codes", "extras", "signals", "auto_reset_event", "compiled"},
+    {"_native"},
 ]
 HEIGHT = {package: len(LAYERS) - number for number, packages in enumerate(LAYERS) for package in packages}
 

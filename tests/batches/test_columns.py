@@ -13,6 +13,7 @@ from tailrace.batches import columns as columns_module
 from tailrace.batches import record_batch
 from tailrace.batches.columns import ColumnBuilder, arrow_of, offsets_of
 from tailrace.batches.record_batch import split
+from tailrace.compiled import COMPILED
 from tailrace.errors import ConfigurationError, MalformedMessageError
 from tailrace.records import TopicPartition
 from tests.support.protocol.built_batches import GZIP, NONE, ZSTD, SentRecord, any_records, batch, old_batch
@@ -28,9 +29,7 @@ SOME = (
 )
 
 DECODERS = [
-    pytest.param(
-        True, id="compiled", marks=pytest.mark.skipif(not record_batch.COMPILED, reason="there is no compiled module")
-    ),
+    pytest.param(True, id="compiled", marks=pytest.mark.skipif(not COMPILED, reason="there is no compiled module")),
     pytest.param(False, id="pure"),
 ]
 
@@ -81,7 +80,7 @@ def test_columns_have_the_content_of_records(records, position, slices):
     assert columns.column("offset").to_pylist() == [one for one in range(1, len(records) + 1) if one >= position]
 
 
-@pytest.mark.skipif(not record_batch.COMPILED, reason="there is no compiled module")
+@pytest.mark.skipif(not COMPILED, reason="there is no compiled module")
 @settings(max_examples=200)
 @given(RECORDS, CHANGES, st.integers(0, 7), SLICES)
 def test_a_damaged_batch_gives_the_columns_of_its_records(records, changes, position, slices):

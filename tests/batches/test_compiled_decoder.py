@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tailrace.batches import record_batch
 from tailrace.batches.record_batch import split
+from tailrace.compiled import COMPILED
 from tailrace.errors import MalformedMessageError
 from tailrace.records import Record
 from tests.support.protocol.built_batches import SentRecord, any_records, batch
@@ -25,7 +26,7 @@ HEAD = 61
 RECORDS = any_records(at_most=6)
 CHANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4)
 
-pytestmark = pytest.mark.skipif(not record_batch.COMPILED, reason="tailrace was installed without its compiled module")
+pytestmark = pytest.mark.skipif(not COMPILED, reason="tailrace was installed without its compiled module")
 
 
 def decoded(data: bytes, position: int, slices: list[int]) -> list[Record] | None:

@@ -7,7 +7,6 @@ in memory. Each batch has its own format; a response may contain batches of seve
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ import cramjam
 from tailrace.batches.checksum import crc32c
 from tailrace.batches.decompression import decompressed
 from tailrace.batches.legacy_batch import LegacyBatch
+from tailrace.compiled import batch_decoder
 from tailrace.errors import MalformedMessageError
 from tailrace.records import Record, TimestampType
 
@@ -28,23 +28,10 @@ if TYPE_CHECKING:
     from tailrace._native import BatchDecoder
     from tailrace.batches.columns import ColumnBuilder
 
-__all__ = ["COMPILED", "RecordBatch", "RecordDecoder", "split"]
+__all__ = ["RecordBatch", "RecordDecoder", "split"]
 
 
-def _compiled_decoder() -> type[BatchDecoder] | None:
-    if os.environ.get("TAILRACE_PURE_PYTHON"):
-        return None
-    try:
-        from tailrace._native import BatchDecoder as Compiled  # noqa: PLC0415 - absent without a compiler
-    except ImportError:
-        return None
-    return Compiled
-
-
-_BatchDecoder = _compiled_decoder()
-
-COMPILED = _BatchDecoder is not None
-"""True if records are decoded by the compiled module; ``TAILRACE_PURE_PYTHON=1`` turns the module off."""
+_BatchDecoder = batch_decoder
 
 _PREFIX = struct.Struct(">qiib")
 """Base offset, length of the rest, leader epoch (from format 2 on), format."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 from typing_extensions import Unpack
 
 from tailrace.batches.columns import ArrowBatch, arrow
+from tailrace.compiled import record_iterator
 from tailrace.config import ConsumerOptions, changed
 from tailrace.consumer.arguments import (
     Assignable,
@@ -229,9 +230,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
-    def __aiter__(self) -> Self:
+    def __aiter__(self) -> AsyncIterator[Record[KeyT_co, ValueT_co]]:
         self._check_readable()
-        return self
+        return self if record_iterator is None else record_iterator(self._polled, self.__anext__)
 
     async def __anext__(self) -> Record[KeyT_co, ValueT_co]:
         for record in self._polled.remaining:

@@ -12,12 +12,11 @@ from confluent_kafka import Producer
 from tailrace import ConfigurationError, ConsumerStateError, OffsetGapError, RecordTooLargeError, TopicPartition
 from tailrace.batches import columns, record_batch
 from tailrace.batches.columns import arrow_of
+from tailrace.compiled import COMPILED
 from tailrace.observe.events import OffsetsCommitted
 
 DECODERS = [
-    pytest.param(
-        True, id="compiled", marks=pytest.mark.skipif(not record_batch.COMPILED, reason="there is no compiled module")
-    ),
+    pytest.param(True, id="compiled", marks=pytest.mark.skipif(not COMPILED, reason="there is no compiled module")),
     pytest.param(False, id="pure"),
 ]
 

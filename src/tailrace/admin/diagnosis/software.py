@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from tailrace.batches.checksum import HARDWARE
-from tailrace.batches.record_batch import COMPILED
+from tailrace.compiled import COMPILED, IS_TURNED_OFF
 from tailrace.core.diagnosis.software import SoftwareFacts
 
 __all__ = ["software_facts"]
@@ -26,7 +25,7 @@ def software_facts() -> SoftwareFacts:
         f"{platform.system()} {platform.machine()}",
         {name: _version(name) for name in names},
         is_compiled=COMPILED,
-        is_pure_requested=bool(os.environ.get("TAILRACE_PURE_PYTHON")),
+        is_pure_requested=IS_TURNED_OFF,
         has_fast_checksums=HARDWARE,
     )
 

@@ -1,0 +1,37 @@
+"""The compiled module ``tailrace._native``, absent without a compiler and turned off by an environment variable.
+
+The names that modules import from here are None without it.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tailrace._native import BatchDecoder, RecordIterator
+
+__all__ = ["COMPILED", "IS_TURNED_OFF", "batch_decoder", "record_iterator"]
+
+IS_TURNED_OFF = bool(os.environ.get("TAILRACE_PURE_PYTHON"))
+"""True if ``TAILRACE_PURE_PYTHON`` is set."""
+
+
+def _load() -> ModuleType | None:
+    if IS_TURNED_OFF:
+        return None
+    try:
+        return import_module("tailrace._native")
+    except ImportError:
+        return None
+
+
+_module = _load()
+
+COMPILED = _module is not None
+"""True if the compiled module is used."""
+
+batch_decoder: type[BatchDecoder] | None = getattr(_module, "BatchDecoder", None)
+record_iterator: type[RecordIterator] | None = getattr(_module, "RecordIterator", None)

@@ -1,0 +1,110 @@
+"""``async for`` with the compiled iterator behaves as without it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from tailrace import Consumer
+from tailrace.compiled import COMPILED, record_iterator
+from tailrace.consumer import consumer as consumer_module
+
+ITERATORS = [
+    pytest.param(True, id="compiled", marks=pytest.mark.skipif(not COMPILED, reason="there is no compiled module")),
+    pytest.param(False, id="pure"),
+]
+
+
+@pytest.fixture(params=ITERATORS)
+def read(request, monkeypatch, new_topic, new_consumer, witness):
+    """Return a function that creates a consumer of a topic with 20 records."""
+    monkeypatch.setattr(consumer_module, "record_iterator", record_iterator if request.param else None)
+
+    def make(**options: object) -> Consumer:
+        topic = new_topic()
+        witness.produce(topic, (b"%d" % n for n in range(20)))
+        return new_consumer(topic, auto_offset_reset="earliest", **options)
+
+    return make
+
+
+async def test_an_awaitable_that_is_never_awaited_takes_no_record(read):
+    """The record is taken when the awaitable is awaited, so that a canceled wait loses none."""
+    async with read() as consumer, asyncio.timeout(30):
+        records = aiter(consumer)
+        first = await anext(records)
+        left_alone = anext(records)
+        second = await anext(records)
+        canceled = asyncio.ensure_future(anext(records))
+        canceled.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await canceled
+        third = await anext(records)
+        assert [one.offset for one in (first, second, third, await left_alone)] == [0, 1, 2, 3]
+
+
+async def test_a_wait_can_be_canceled_and_repeated(read, witness):
+    """A task that waits for a record at the end of the log is canceled; the next wait returns the next record."""
+    async with read() as consumer, asyncio.timeout(30):
+        records = aiter(consumer)
+        seen = [(await anext(records)).offset for _ in range(20)]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(records), 0.2)
+        witness.produce(next(iter(consumer.assignment())).topic, [b"late"])
+        assert (await anext(records)).offset == 20
+    assert seen == list(range(20))
+
+
+async def test_stop_ends_the_loop_of_a_waiting_task(read):
+    """A loop that waits for a record ends when another task stops the consumer."""
+    consumer = read()
+    await consumer.start()
+    offsets, is_at_end = [], asyncio.Event()
+
+    async def loop() -> None:
+        async for record in consumer:
+            offsets.append(record.offset)
+            if len(offsets) == 20:
+                is_at_end.set()
+
+    looping = asyncio.create_task(loop())
+    await asyncio.wait_for(is_at_end.wait(), 30)
+    await consumer.stop()
+    await asyncio.wait_for(looping, 10)
+    assert offsets == list(range(20))
+
+
+async def test_an_exception_in_the_loop_leaves_the_next_record(read):
+    """After ``break`` and after an exception, another loop continues with the next record."""
+    async with read() as consumer, asyncio.timeout(30):
+        async for record in consumer:
+            if record.offset == 3:
+                break
+        with pytest.raises(LookupError):
+            async for record in consumer:
+                assert record.offset == 4
+                raise LookupError
+        async for record in consumer:
+            assert record.offset == 5
+            break
+
+
+async def test_the_loop_runs_when_driven_by_hand(read):
+    """Steps by ``send`` give the same result as ``await``, and ``close`` ends a wait."""
+    async with read() as consumer, asyncio.timeout(30):
+        records = aiter(consumer)
+        await anext(records)
+        with pytest.raises(StopIteration) as stopped:
+            anext(records).__await__().send(None)
+        assert stopped.value.value.offset == 1
+        by_next = iter(anext(records).__await__())
+        with pytest.raises(StopIteration) as stopped:
+            next(by_next)
+        assert stopped.value.value.offset == 2
+        for _ in range(17):
+            await anext(records)
+        waiting = anext(records).__await__()
+        waiting.send(None)
+        waiting.close()
