@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.records import TopicPartition
+from tests.support.simulation.cpu_time import cpu_time
 
 A, B, C = (TopicPartition(name, 0) for name in "abc")
 
@@ -35,6 +36,26 @@ def test_chunks_of_a_partition_are_in_order(buffer):
     buffer.pop(A)
     assert (buffer.head(A), buffer.last(A)) == (None, None)
     assert not buffer.holds(A)
+
+
+def test_the_time_of_a_turn_does_not_depend_on_the_number_of_partitions():
+    """Twenty thousand partitions of one chunk each are read one after another, and as many are dropped."""
+    partitions = [TopicPartition("t", number) for number in range(20_000)]
+    buffer: FetchBuffer[str] = FetchBuffer(1_000_000)
+    with cpu_time() as used_s:
+        for partition in partitions:
+            buffer.put(partition, "chunk", 10)
+        for _ in partitions:
+            taken = buffer.next_partition(anything)
+            assert taken is not None
+            buffer.pop(taken)
+        for partition in partitions:
+            buffer.put(partition, "chunk", 10)
+        for partition in reversed(partitions):
+            buffer.drop(partition)
+
+        assert used_s() < 2
+    assert buffer.held_bytes == 0
 
 
 def test_partitions_take_turns(buffer):

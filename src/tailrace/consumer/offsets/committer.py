@@ -324,7 +324,7 @@ class Committer:
             for one in answer.partitions
         }
         accepted = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
-        self._commits.acknowledged(snapshot, accepted, [one for one in accepted if not left[one].metadata])
+        self._commits.acknowledged(snapshot, accepted, {one for one in accepted if not left[one].metadata})
         for partition in accepted:
             del left[partition]
         unknown = [one for one in left if codes.get(one) in _UNKNOWN_TOPIC]

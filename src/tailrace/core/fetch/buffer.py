@@ -8,7 +8,7 @@ if the batch is larger than requested.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
@@ -39,7 +39,7 @@ class FetchBuffer(Generic[ChunkT]):
         self._queues: dict[TopicPartition, deque[_PartitionQueue[ChunkT]]] = {}
         self._bytes: dict[TopicPartition, int] = {}
         self._reserved: dict[Hashable, int] = {}
-        self._turn: deque[TopicPartition] = deque()
+        self._turn: OrderedDict[TopicPartition, None] = OrderedDict()
         """Partitions that hold a chunk, the partition to read next first."""
 
     @property
@@ -126,14 +126,14 @@ class FetchBuffer(Generic[ChunkT]):
     def drop(self, partition: TopicPartition) -> None:
         """Drop all chunks of a partition."""
         if self._queues.pop(partition, None) is not None:
-            self._turn.remove(partition)
+            del self._turn[partition]
         self.held_bytes -= self._bytes.pop(partition, 0)
 
     def next_partition(self, is_readable: Callable[[TopicPartition], bool]) -> TopicPartition | None:
         """Return the next partition that holds a chunk and is readable, and move it to the end of the turn."""
         for _ in range(len(self._turn)):
-            partition = self._turn[0]
-            self._turn.rotate(-1)
+            partition = next(iter(self._turn))
+            self._turn.move_to_end(partition)
             if is_readable(partition):
                 return partition
         return None
@@ -145,5 +145,5 @@ class FetchBuffer(Generic[ChunkT]):
     def _queue_of(self, partition: TopicPartition) -> deque[_PartitionQueue[ChunkT]]:
         if partition not in self._queues:
             self._queues[partition] = deque()
-            self._turn.append(partition)
+            self._turn[partition] = None
         return self._queues[partition]

@@ -10,7 +10,8 @@ which it was committed, and is kept as long as that offset is.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
@@ -137,7 +138,10 @@ class Commits:
         return frozenset(one.partition for one in now if one.epoch == snapshot.epochs[one.partition])
 
     def acknowledged(
-        self, snapshot: CommitSnapshot, partitions: Iterable[TopicPartition], textless: Container[TopicPartition] = ()
+        self,
+        snapshot: CommitSnapshot,
+        partitions: Iterable[TopicPartition],
+        textless: AbstractSet[TopicPartition] = frozenset(),
     ) -> None:
         """Note that the broker stored ``partitions`` of ``snapshot``, and no metadata for those in ``textless``."""
         for position in self.positions.of(partitions):
