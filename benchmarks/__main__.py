@@ -227,10 +227,10 @@ _BY_BATCH = "--clients (5000) --clients async --clients java"
 
 SUITE = (
     "consume",
-    "consume --payload 1024 --rounds 3",
-    "handlers --rounds 3 --seconds 6",
-    *(f"consume --codec {codec} --rounds 2 --seconds 4 {_BY_BATCH}" for codec in ("lz4", "zstd", "snappy", "gzip")),
-    "latency --rounds 2 --seconds 3",
+    "consume --payload 1024 --rounds 3 --seconds 8",
+    "handlers --rounds 3 --seconds 5",
+    *(f"consume --codec {codec} --rounds 2 --seconds 3 {_BY_BATCH}" for codec in ("lz4", "zstd", "snappy", "gzip")),
+    "latency --rounds 2 --seconds 2",
     "memory",
     "consume --partitions 1000 --rounds 2 --seconds 5 --clients async --clients consume(5000) --clients java",
     "idle --rounds 2 --seconds 5",
