@@ -207,7 +207,7 @@ class Difference(NamedTuple):
     @property
     def ratio(self) -> float:
         """Other client's figure divided by that of tailrace."""
-        return self.theirs / self.ours
+        return self.theirs / max(self.ours, 1e-9)
 
 
 def case_of(result: Result, row: dict[str, Any]) -> str:
@@ -297,7 +297,7 @@ def svg(title: str, height: float, body: Sequence[str]) -> str:
 
 def bars(title: str, rows: Sequence[Bar], text: Callable[[float], str]) -> str:
     """Return a chart of horizontal bars, the longest first, with the spread of the rounds."""
-    scale = (WIDTH - LABEL - RIGHT) / max(bar.highest for bar in rows)
+    scale = (WIDTH - LABEL - RIGHT) / (max(bar.highest for bar in rows) or 1)
     body = []
     for number, bar in enumerate(sorted(rows, key=lambda bar: -bar.value)):
         y = TOP + number * ROW
