@@ -19,6 +19,7 @@ from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
 from tailrace.batches import record_batch
 from tailrace.batches.record_batch import split
+from tailrace.compiled import COMPILED
 from tailrace.core.delivery.polled_records import PolledRecords
 from tailrace.core.delivery.positions import Positions
 from tailrace.core.delivery.progress import InFlight, Progress
@@ -88,7 +89,7 @@ def decode(encoded: bytes) -> float:
     return took / RECORDS
 
 
-@pytest.mark.skipif(not record_batch.COMPILED, reason="tailrace was installed without its compiled module")
+@pytest.mark.skipif(not COMPILED, reason="tailrace was installed without its compiled module")
 def test_decoding_costs_no_more_than_recorded(encoded):
     """The compiled decoder, in slices of 500 records."""
     assert_cost("decode", lambda: decode(encoded))
