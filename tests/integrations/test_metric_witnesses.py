@@ -240,6 +240,7 @@ def facts(server, folder) -> Iterator[Facts]:
         server.proxy.hold_answer(JoinGroupRequest, times=None) as held,
         running(server, folder, name, "witnessed_app:till") as run,
     ):
+        run.until(lambda: held.count >= 1)
         starting = Scrape(run.url)
         held.end()
         run.until(lambda: finished(run))
