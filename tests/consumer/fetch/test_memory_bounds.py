@@ -6,7 +6,7 @@ import asyncio
 
 from tailrace import TopicPartition
 from tailrace.core.fetch.plan import slot_of
-from tailrace.observe.events import GroupJoined
+from tailrace.observe.events import FetchCompleted, GroupJoined
 from tailrace.protocol.classic_group import HeartbeatRequest
 from tailrace.protocol.fetch import FetchRequest
 from tests.support.consumer_group import until
@@ -228,3 +228,22 @@ async def test_a_pause_wakes_fetches_that_wait_for_room(witness_of):
         consumer.resume()
 
         assert (later.value, (await consumer.getone()).offset) == (b"later", 1)
+
+
+async def test_batches_larger_than_a_partitions_share_come_many_in_an_answer(witness_of, group):
+    """20 partitions share a buffer of 400 kB in batches of 30 kB: an answer has batches of several partitions."""
+    events, topic = EventRecorder(), witness_of.topic(20)
+    for partition in range(20):
+        for batch in range(3):
+            values = (b"%d" % (batch * 30 + n) + b"x" * 1_000 for n in range(30))
+            witness_of.produce(topic, values, partition=partition, batch_bytes=100_000)
+
+    options = {"group_id": group, "max_buffered_bytes": 400_000, "hooks": [events]}
+    async with witness_of.consumer(topic, **options) as consumer, asyncio.timeout(60):
+        seen = []
+        while len(seen) < 1_800:
+            seen += await consumer.getmany()
+
+    assert len({(one.partition, one.offset) for one in seen}) == len(seen) == 1_800
+    fetched = [one.records for one in events.of(FetchCompleted) if one.records]
+    assert len(fetched) <= 30, "60 batches were fetched almost one by one"

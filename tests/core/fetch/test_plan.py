@@ -265,6 +265,26 @@ def test_small_rest_of_a_share_is_not_fetched():
     assert plan(ready(A), buffer=buffer).partitions[A].partition_max_bytes == 50
 
 
+def test_an_empty_partition_has_room_for_the_largest_batch():
+    """Otherwise each answer would bring the batch of one partition only, if batches are larger than the shares."""
+    buffer, limits = FetchBuffer(30), replace(LIMITS, partition_max_bytes=50)
+    assert {
+        one.partition_max_bytes for one in plan(ready(A, B, C), buffer=buffer, limits=limits).partitions.values()
+    } == {10}
+
+    buffer.put(A, "chunk", 25)
+    buffer.drop(A)
+    buffer.put(B, "chunk", 5)
+    fetched = plan(ready(A, B, C), buffer=buffer, limits=limits)
+
+    assert {one: asked.partition_max_bytes for one, asked in fetched.partitions.items()} == {A: 25, B: 5, C: 25}
+    assert fetched.max_bytes == 25
+    buffer.put(C, "chunk", 60)
+    buffer.drop(C)
+    largest = plan(ready(A), buffer=buffer, limits=limits).partitions[A].partition_max_bytes
+    assert largest == 50, "max_partition_fetch_bytes is the limit"
+
+
 def test_small_fetch_limit_is_fetched():
     """A ``fetch_max_bytes`` below the partition limit is respected."""
     assert plan(ready(A), limits=replace(LIMITS, max_bytes=60)).max_bytes == 60
@@ -325,7 +345,9 @@ def test_fetch_never_exceeds_the_free_space(size, held, reserved, partition_max,
     if found.partitions:
         assert 0 < found.max_bytes <= min(buffer.free_bytes, most)
         assert all(
-            0 < asked.partition_max_bytes <= min(partition_max, buffer.room_of(one, 3))
+            0
+            < asked.partition_max_bytes
+            <= min(partition_max, max(buffer.room_of(one, 3), 0 if buffer.bytes_of(one) else max(held)))
             for one, asked in found.partitions.items()
         )
     assert found.lacks_room == (found.partitions.keys() != {A, B, C})

@@ -36,6 +36,8 @@ class FetchBuffer(Generic[ChunkT]):
         """Bytes reserved for fetches in flight."""
         self.taken_bytes = 0
         """Bytes taken out of the buffer so far. The number grows while records are delivered."""
+        self.largest_bytes = 0
+        """Size of the largest chunk so far."""
         self._queues: dict[TopicPartition, deque[_PartitionQueue[ChunkT]]] = {}
         self._bytes: dict[TopicPartition, int] = {}
         self._reserved: dict[Hashable, int] = {}
@@ -74,6 +76,7 @@ class FetchBuffer(Generic[ChunkT]):
         self._queue_of(partition).append(_PartitionQueue(buffered, size))
         self._bytes[partition] = self.bytes_of(partition) + size
         self.held_bytes += size
+        self.largest_bytes = max(self.largest_bytes, size)
 
     def put_back(self, partition: TopicPartition, buffered: ChunkT) -> None:
         """Put a chunk that was taken but not used back to the front; its bytes are not counted here again."""

@@ -94,6 +94,9 @@ class BufferRoom(Protocol):
     @property
     def free_bytes(self) -> int: ...
 
+    @property
+    def largest_bytes(self) -> int: ...
+
     def bytes_of(self, partition: TopicPartition) -> int: ...
 
     def room_of(self, partition: TopicPartition, partitions: int) -> int: ...
@@ -211,6 +214,9 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     for position in due:
         size = min(limits.partition_max_bytes, room.room_of(position.partition, len(positions)))
         if size >= least:
+            if not room.bytes_of(position.partition):
+                # A broker sends a batch that is larger than requested only for one partition of an answer.
+                size = min(limits.partition_max_bytes, max(size, room.largest_bytes))
             chosen[position.partition] = _fetch_of(position, topology, size)
     max_bytes = min(limits.max_bytes, room.free_bytes, sum(one.partition_max_bytes for one in chosen.values()))
     overdrawn: tuple[TopicPartition, ...] = ()
