@@ -122,7 +122,7 @@ def test_a_config_is_frozen():
         "heartbeat_interval_ms": 3_000,
         "isolation_level": "read_uncommitted",
         "leave_on_stop": None,
-        "max_buffered_bytes": 67_108_864,
+        "max_buffered_bytes": 16_777_216,
         "max_partition_fetch_bytes": 1_048_576,
         "max_poll_interval_ms": 300_000,
         "max_queued_records": 2_000,

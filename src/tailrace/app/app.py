@@ -130,7 +130,7 @@ class App(Handlers):
         on_metadata_too_large="raise": Action if the text of a commit is too long: raise, or "blank" to omit it.
         isolation_level="read_uncommitted": "read_committed" skips records of aborted transactions.
         max_queued_records=2_000: Maximum number of decoded records that wait to be delivered.
-        max_buffered_bytes=67_108_864: Maximum size in bytes of fetched data that is not decoded.
+        max_buffered_bytes=16_777_216: Maximum size in bytes of fetched data that is not decoded.
         fetch_min_bytes=1: Minimum size in bytes of a fetch response, unless fetch_max_wait_ms passes.
         fetch_max_wait_ms=500: Maximum time in milliseconds the broker waits for fetch_min_bytes.
         fetch_max_bytes=52_428_800: Maximum size in bytes of a fetch response.

@@ -319,7 +319,7 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     max_buffered_bytes: int
     """Maximum size in bytes of fetched data that is not decoded.
 
-    Default: 67_108_864. Minimum: 1. No maximum. Can be changed by ``reconfigure``. librdkafka:
+    Default: 16_777_216. Minimum: 1. No maximum. Can be changed by ``reconfigure``. librdkafka:
     queued.max.messages.kbytes.
     """
     fetch_min_bytes: int

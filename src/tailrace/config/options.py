@@ -203,7 +203,7 @@ class ConsumerConfig:
     # ---- fetching
     isolation_level: IsolationLevel = _option("read_uncommitted", live=True)
     max_queued_records: int = _option(2_000, at_least=1, live=True)
-    max_buffered_bytes: int = _option(67_108_864, at_least=1, at_most=None, live=True)
+    max_buffered_bytes: int = _option(16_777_216, at_least=1, at_most=None, live=True)
     fetch_min_bytes: int = _option(1, at_least=0, live=True)
     fetch_max_wait_ms: int = _option(500, at_least=0, live=True)
     fetch_max_bytes: int = _option(52_428_800, at_least=1, live=True)

@@ -210,15 +210,17 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     due = [position for position in awake if not is_recreated(position, topology)]
     # A broker would answer a smaller fetch with one batch at a time, for which a request costs too much.
     least = min(limits.max_bytes, limits.partition_max_bytes, max(1, room.share_of(len(positions)) // 2))
-    chosen = {}
+    chosen, wanted = {}, 0
     for position in due:
         size = min(limits.partition_max_bytes, room.room_of(position.partition, len(positions)))
         if size >= least:
+            wanted += size
             if not room.bytes_of(position.partition):
                 # A broker sends a batch that is larger than requested only for one partition of an answer.
                 size = min(limits.partition_max_bytes, max(size, room.largest_bytes))
             chosen[position.partition] = _fetch_of(position, topology, size)
-    max_bytes = min(limits.max_bytes, room.free_bytes, sum(one.partition_max_bytes for one in chosen.values()))
+    # No more than the shares of these partitions, so that room is left for the fetches from other brokers.
+    max_bytes = min(limits.max_bytes, room.free_bytes, wanted)
     overdrawn: tuple[TopicPartition, ...] = ()
     if max_bytes < least:
         overdrawn = _overdrawn(positions, room) if chosen else ()
