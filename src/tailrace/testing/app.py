@@ -24,7 +24,7 @@ from tailrace.app.shutdown import first_of
 from tailrace.app.sources import Source
 from tailrace.app.substitution import running_of, settings_of, substitute_kafka
 from tailrace.app.topics.routes import Routes
-from tailrace.app.transactions.exactly_once import ByContext
+from tailrace.app.transactions.exactly_once import ContextPublisher
 from tailrace.app.transactions.source import TransactionalSource
 from tailrace.errors import ConfigurationError
 from tailrace.observe.events import Event
@@ -200,7 +200,7 @@ class TestApp:
 
     @asynccontextmanager
     async def _open_log(self) -> AsyncIterator[Publisher]:
-        yield ByContext(self._log, self._transactional)
+        yield ContextPublisher(self._log, self._transactional)
 
     def _with_gates(self, plan: Plan) -> Plan:
         """Return the plan with handlers that hold virtual time while they run in threads, which the loop cannot see."""

@@ -171,7 +171,7 @@ class _SoleMember:
         """Return no positions, because there are no control records."""
         return ()
 
-    def watch(self, told: Callable[[], None]) -> None:
+    def watch(self, on_change: Callable[[], None]) -> None:
         """Do nothing, because only ``read_again`` moves positions."""
 
     def is_ours(self, position: Position) -> bool:

@@ -25,6 +25,7 @@ __all__ = ["Attempts", "PendingRecord", "current_publisher"]
 WorkT = TypeVar("WorkT")
 
 _MISSING_S = 30.0
+"""Time for which a topic that was missing is not looked up again."""
 
 
 class PendingRecord(NamedTuple):
@@ -90,8 +91,8 @@ class Attempts:
             on_doom,
         )
         self._refusals, self.has_letter, self.has_sent = refusals, False, False
-        self._generation = 0
-        """Number of aborts during which attempts may have continued to run."""
+        self._aborts = 0
+        """Number of aborts; attempts that began before the last abort publish nothing."""
         self._missing: dict[tuple[str, int | None], tuple[PublishError, float]] = {}
         """Errors of missing topics and partitions, and the time until which each is raised without another look-up."""
 
@@ -103,15 +104,15 @@ class Attempts:
 
         async def attempted(work: WorkT) -> object:
             if failure_counts.has_final_errors:
-                self._raise_last_word_of(work)
-            attempt, generation = _Attempt(publisher), self._generation
+                self._raise_final_error_of(work)
+            attempt, aborts = _Attempt(publisher), self._aborts
             token = _current.set(attempt)
             try:
                 result = await handle(work)
             finally:
                 _current.reset(token)
                 attempt.is_over = True
-            if generation != self._generation:
+            if aborts != self._aborts:
                 # The transaction was aborted: the records are read and handled again.
                 return result
             if attempt.outgoing and (outgoing := [one for one in attempt.outgoing if one is not None]):
@@ -146,7 +147,7 @@ class Attempts:
 
     def disown(self) -> None:
         """Drop the records of attempts that are running: their transaction was aborted."""
-        self._generation += 1
+        self._aborts += 1
 
     async def _check(self, topic: str, partition: int | None) -> None:
         """Look up a topic; cache that it is missing for a while, since the transaction waits for the look-up."""
@@ -194,7 +195,7 @@ class Attempts:
                 raise PublishError(f"{one.topic}: {error}") from error
             self._on_doom(error)
 
-    def _raise_last_word_of(self, work: object) -> None:
+    def _raise_final_error_of(self, work: object) -> None:
         records = _records_of(work)
         # In a batch, the error would fail the other records, too.
         if len(records) == 1 and (

@@ -26,7 +26,7 @@ from tailrace.observe.hooks import Observer
 from tailrace.producer.publisher import Published, Publisher
 
 __all__ = [
-    "ByContext",
+    "ContextPublisher",
     "TransactionOptions",
     "TransactionalKafka",
     "check_options",
@@ -183,22 +183,22 @@ def exactly_once(
 
     @asynccontextmanager
     async def open_publisher() -> AsyncIterator[Publisher]:
-        async with kafka.open_publisher() as deferred_records:
-            yield ByContext(deferred_records, sources)
+        async with kafka.open_publisher() as outside:
+            yield ContextPublisher(outside, sources)
 
     return TransactionalKafka(connect, open_publisher)
 
 
-class ByContext:
-    """Publisher that uses the transaction of the calling handler; outside of handlers, none.
+class ContextPublisher:
+    """Publisher that adds records to the transaction of the calling handler; outside of handlers, it uses none.
 
     Args:
-        deferred_records: publisher for code outside of handlers.
+        outside: publisher for code outside of handlers, which publishes without a transaction.
         sources: transactional sources; more may be added later.
     """
 
-    def __init__(self, deferred_records: Publisher, sources: Sequence[TransactionalSource]) -> None:
-        self._deferred_records, self._sources = deferred_records, sources
+    def __init__(self, outside: Publisher, sources: Sequence[TransactionalSource]) -> None:
+        self._outside, self._sources = outside, sources
 
     async def publish(  # noqa: PLR0913 - a record
         self,
@@ -213,7 +213,7 @@ class ByContext:
         """Publish one record, see ``Publisher.publish``; the result is None in a transaction."""
         publisher = current_publisher()
         if publisher is None or publisher not in self._sources:
-            publisher = self._deferred_records
+            publisher = self._outside
         return await publisher.publish(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
@@ -251,6 +251,6 @@ def check_options(
             works = f"timeout_ms={works_ms}" if works_ms else ""
             raise ConfigurationError(
                 f"{handler.name}: {' and '.join(filter(None, (waits, works)))} must stay below {longest_ms:.0f} ms,"
-                f" four fifths of transaction_timeout_ms={options.transaction_timeout_ms} - raise the latter, or"
-                " all transactions of the handler would be aborted"
+                f" four fifths of transaction_timeout_ms={options.transaction_timeout_ms} - raise"
+                " transaction_timeout_ms, or all transactions of the handler would be aborted"
             )

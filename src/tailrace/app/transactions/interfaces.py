@@ -32,10 +32,10 @@ class GroupView(Protocol):
         """Return the valid positions whose start offset is not committed yet."""
 
     def passed(self) -> Sequence[Position]:
-        """Return the positions above the committed offset, some of them by control records alone."""
+        """Return the positions above their committed offset, including those that have passed only control records."""
 
-    def watch(self, told: Callable[[], None]) -> None:
-        """Call ``told`` when a position may have changed."""
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call ``on_change`` when a position may have changed."""
 
     def is_ours(self, position: Position) -> bool:
         """Return True if a position belongs to the current assignment of its partition."""
@@ -51,7 +51,7 @@ class GroupSource(Source, Protocol):
     """Source of a group's records that does not commit."""
 
     async def start(self, sink: RecordSink) -> int:
-        """Start, and return how many delivered records may be waiting at a time."""
+        """Start; return the maximum number of records that may wait in one executor."""
 
     def group_view(self) -> GroupView:
         """Return the view of the started source."""

@@ -83,7 +83,7 @@ class TransactionPartitions:
         metadata_bytes: largest size of an offset map.
 
     Attributes:
-        rests: fetched records that must not be delivered yet, by partition.
+        undelivered: fetched records that must not be delivered yet, by partition.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TransactionPartitions:
         self._partitions: dict[TopicPartition, TransactionPartition] = {}
         self._passed: list[TransactionPartition] = []
         self._is_reading_again = False
-        self.rests: dict[TopicPartition, UndeliveredRecords] = {}
+        self.undelivered: dict[TopicPartition, UndeliveredRecords] = {}
 
     def __iter__(self) -> Iterator[TransactionPartition]:
         return iter(list(self._partitions.values()))
@@ -111,15 +111,15 @@ class TransactionPartitions:
 
     def halt(self, partition: TopicPartition) -> None:
         """Start no more records of a partition about to be revoked; the transaction ends with the running ones."""
-        if (rest := self.rests.pop(partition, None)) is not None:
-            rest.lease.abandon_left()
+        if (waiting := self.undelivered.pop(partition, None)) is not None:
+            waiting.lease.abandon_left()
         if partition in self._partitions:
             self._handler_group.halt(partition)
             self._on_halt()
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition that was revoked, lost, sought or reset."""
-        self.rests.pop(partition, None)
+        self.undelivered.pop(partition, None)
         self._handler_group.drop(partition)
         if not self._is_reading_again:
             self._on_loss(partition, self._partitions.pop(partition, None) is not None)
@@ -137,52 +137,52 @@ class TransactionPartitions:
         """Add positions that moved past control records and gaps since the last commit."""
         self._passed.clear()
         for at in positions:
-            if at.partition in self.rests or at.progress is None:
+            if at.partition in self.undelivered or at.progress is None:
                 continue
-            share = self._partitions.get(at.partition)
-            if share is None:
+            entry = self._partitions.get(at.partition)
+            if entry is None:
                 self._passed.append(_partition_of(at, at.progress, at.progress.delivered))
-            elif share.is_current:
-                share.following, share.leader_epoch = at.progress.delivered, at.delivered_epoch
+            elif entry.is_current:
+                entry.following, entry.leader_epoch = at.progress.delivered, at.delivered_epoch
 
     def took(self, position: Position, lease: Lease) -> None:
         """Add delivered records."""
-        share = self._partitions.get(position.partition)
-        if share is not None and share.is_current:
-            share.following, share.leader_epoch = lease.end, position.delivered_epoch
-            share.topic_id = position.topic_id
+        entry = self._partitions.get(position.partition)
+        if entry is not None and entry.is_current:
+            entry.following, entry.leader_epoch = lease.end, position.delivered_epoch
+            entry.topic_id = position.topic_id
             return
         lease.progress.hold()
         self._partitions[position.partition] = _partition_of(position, lease.progress, lease.end)
 
-    def next_rest(self, take: Callable[[Sequence[Record]], int]) -> tuple[Position, Lease] | None:
+    def next_undelivered(self, take: Callable[[Sequence[Record]], int]) -> tuple[Position, Lease] | None:
         """Return a lease of waiting records that may be delivered now; None if there are none.
 
         Args:
             take: returns how many of a partition's waiting records may be delivered now.
         """
-        for partition, rest in self.rests.items():
-            if not rest.may_go or not (count := take(rest.lease.rest)):
+        for partition, waiting in self.undelivered.items():
+            if not waiting.may_go or not (count := take(waiting.lease.rest)):
                 continue
-            taken = rest.lease.split(count)
-            if not rest.lease.count:
-                del self.rests[partition]
-            return rest.position, taken
+            taken = waiting.lease.split(count)
+            if not waiting.lease.count:
+                del self.undelivered[partition]
+            return waiting.position, taken
         return None
 
     def are_owned(self, group_view: GroupView) -> bool:
         """Return True if this member still owns all partitions of ``offsets``, by the same assignment."""
-        shares = (*self, *self._passed)
-        return all(share.is_current and group_view.is_ours(share.position) for share in shares)
+        entries = (*self, *self._passed)
+        return all(entry.is_current and group_view.is_ours(entry.position) for entry in entries)
 
     @property
     def are_done(self) -> bool:
         """True if all delivered records are finished."""
-        return all(not share.is_current or share.progress.lowest >= share.following for share in self)
+        return all(not entry.is_current or entry.progress.lowest >= entry.following for entry in self)
 
     @property
-    def run(self) -> bool:
-        """True if a handler is running."""
+    def are_running(self) -> bool:
+        """True if a record runs or waits for its next attempt; records of partitions dropped since do not count."""
         return self._handler_group.runs_ours
 
     @property
@@ -205,8 +205,8 @@ class TransactionPartitions:
         Raises:
             PublishError: an offset map is larger than ``offset_metadata_max_bytes``.
         """
-        offsets = {share.position.partition: self._offset(share) for share in (*self, *self._passed)}
-        if (full := next((share for share in self if share.map_fill > 1), None)) is not None:
+        offsets = {entry.position.partition: self._offset(entry) for entry in (*self, *self._passed)}
+        if (full := next((entry for entry in self if entry.map_fill > 1), None)) is not None:
             raise PublishError(
                 f"{full.position.partition}: the offset map does not fit into"
                 f" offset_metadata_max_bytes={self._metadata_bytes}"
@@ -215,53 +215,53 @@ class TransactionPartitions:
 
     def topic_ids(self) -> dict[TopicPartition, UUID]:
         """Return the known topic ids of the partitions in ``offsets``."""
-        shares = (*self, *self._passed)
-        return {one.position.partition: one.topic_id for one in shares if one.topic_id is not None}
+        entries = (*self, *self._passed)
+        return {one.position.partition: one.topic_id for one in entries if one.topic_id is not None}
 
     def have_changed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
         """Return True if a commit of ``offsets`` would change the committed offsets or metadata."""
         return bool(self._passed) or any(
-            share.position.has_stale_commit
-            or share.position.committed != offsets[share.position.partition].offset
-            or (share.metadata or "") != offsets[share.position.partition].metadata
-            for share in self
+            entry.position.has_stale_commit
+            or entry.position.committed != offsets[entry.position.partition].offset
+            or (entry.metadata or "") != offsets[entry.position.partition].metadata
+            for entry in self
         )
 
     def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Record that ``offsets`` were committed; records that have not started remain, for the next transaction."""
-        shares, self._partitions = (*self, *self._passed), {}
-        for share in shares:
-            if not share.is_current:
+        entries, self._partitions = (*self, *self._passed), {}
+        for entry in entries:
+            if not entry.is_current:
                 continue
-            at = offsets[share.position.partition]
-            share.position.note_committed(at.offset)
-            share.progress.release()
-            if at.offset < share.following and not share.position.is_halted:
-                share.progress.hold(at.offset)
-                share.metadata = at.metadata
-                self._partitions[share.position.partition] = share
+            at = offsets[entry.position.partition]
+            entry.position.note_committed(at.offset)
+            entry.progress.release()
+            if at.offset < entry.following and not entry.position.is_halted:
+                entry.progress.hold(at.offset)
+                entry.metadata = at.metadata
+                self._partitions[entry.position.partition] = entry
 
     def is_full(self, partition: TopicPartition) -> bool:
         """Return True if the offset map of a partition is nearly full, which stops its delivery."""
-        share = self._partitions.get(partition)
-        return share is not None and share.map_fill > _FULL
+        entry = self._partitions.get(partition)
+        return entry is not None and entry.map_fill > _FULL
 
     def leave(self) -> None:
         """Leave records that have not started to the next owners of the partitions."""
-        for share in self:
-            self._handler_group.halt(share.position.partition)
-            share.progress.release()
+        for entry in self:
+            self._handler_group.halt(entry.position.partition)
+            entry.progress.release()
         self._partitions.clear()
 
     def read_again(self, group_view: GroupView, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Read all partitions of the transaction again, from their committed offsets."""
         self._is_reading_again = True
         try:
-            for share in self:
+            for entry in self:
                 # A partition without delivered records is at its start offset already.
-                if group_view.is_ours(share.position) and share.is_current and share.has_records:
-                    at = committed.get(share.position.partition) or OffsetAndMetadata(share.progress.finished)
-                    group_view.read_again(share.position, at)
+                if group_view.is_ours(entry.position) and entry.is_current and entry.has_records:
+                    at = committed.get(entry.position.partition) or OffsetAndMetadata(entry.progress.finished)
+                    group_view.read_again(entry.position, at)
         finally:
             self._is_reading_again = False
             self._partitions.clear()
@@ -270,16 +270,16 @@ class TransactionPartitions:
         """Return the partitions of the transaction."""
         return list(self._partitions)
 
-    def _offset(self, share: TransactionPartition) -> OffsetAndMetadata:
+    def _offset(self, entry: TransactionPartition) -> OffsetAndMetadata:
         """Return the offset to commit, with the offset map as its metadata."""
-        offset, metadata = share.following, ""
-        if share.is_current:
-            offset, offset_map = share.progress.lowest, share.progress.offset_map()
+        offset, metadata = entry.following, ""
+        if entry.is_current:
+            offset, offset_map = entry.progress.lowest, entry.progress.offset_map()
             if offset_map is not None:
-                offset_map = offset_map.bind_to_log(share.position.topic_id, share.position.delivered_epoch)
+                offset_map = offset_map.bind_to_log(entry.position.topic_id, entry.position.delivered_epoch)
             encoded = encode_metadata(offset_map, "", self._metadata_bytes)
-            metadata, share.map_fill = encoded.text, encoded.fill
-        return OffsetAndMetadata(offset, metadata, None if share.leader_epoch < 0 else share.leader_epoch)
+            metadata, entry.map_fill = encoded.text, encoded.fill
+        return OffsetAndMetadata(offset, metadata, None if entry.leader_epoch < 0 else entry.leader_epoch)
 
 
 def _partition_of(position: Position, progress: Progress, following: int) -> TransactionPartition:

@@ -43,6 +43,7 @@ _LONGEST_PAUSE_MS = 5_000
 _LOOK_AGAIN_S = 0.02
 """Pause while the member is in no generation."""
 _CLOSING_S = 5.0
+"""Longest time for the abort of the open transaction when the source stops."""
 _STALLED_TIMEOUTS = 3
 """Transaction timeouts without a commit after which the transactions count as stalled."""
 
@@ -79,13 +80,14 @@ class TransactionalSource:
         self._backoff = Backoff.of_ms(100, _LONGEST_PAUSE_MS)
         self._failures = 0
         self._is_committing = self._is_stopping = False
-        self._handler_group: HandlerGroup | None = None
-        self._partitions: TransactionPartitions | None = None
-        self._group_view: GroupView | None = None
-        self._handing: TransactionDelivery | None = None
+        self._handler_group_or_none: HandlerGroup | None = None
+        self._partitions_or_none: TransactionPartitions | None = None
+        self._group_view_or_none: GroupView | None = None
+        self._delivery_or_none: TransactionDelivery | None = None
         self._loop = asyncio.get_running_loop()
         self._progress = AutoResetEvent()
         self._shut = asyncio.Event()
+        """Set while no transaction is open."""
         self._shut.set()
         self._reason = ""
         """Reason of the last abort since the last commit."""
@@ -107,22 +109,22 @@ class TransactionalSource:
     # ---- for the handler group ---------------------------------------------------------------------------------
 
     async def start(self, sink: HandlerGroup) -> int:
-        """Start the producer, then the consumer.
+        """Start the producer, then the consumer; return the maximum number of records that may wait in one executor.
 
         Raises:
             TailraceError: see ``TransactionalProducer.start`` and ``Consumer.start``.
         """
-        self._handler_group = sink
-        self._partitions = TransactionPartitions(
+        self._handler_group_or_none = sink
+        self._partitions_or_none = TransactionPartitions(
             sink, on_halt=self._close_soon, on_loss=self._lost, metadata_bytes=self._metadata_bytes
         )
         await self._transactor.start()
-        window = await self._source.start(self._partitions)
-        self._group_view = self._source.group_view()
-        self._handing = TransactionDelivery(
+        max_waiting = await self._source.start(self._partitions)
+        self._group_view_or_none = self._source.group_view()
+        self._delivery_or_none = TransactionDelivery(
             self._source, self._group_view, self._partitions, self._deferred_records, self._window
         )
-        return window
+        return max_waiting
 
     async def stop(self) -> None:
         """Abort the open transaction and leave the group."""
@@ -134,8 +136,8 @@ class TransactionalSource:
 
     def progressed(self) -> None:
         """Check again for records to deliver: some were finished, or there is room for more."""
-        if self._handing is not None:
-            self._handing.progressed()
+        if self._delivery_or_none is not None:
+            self._delivery_or_none.progressed()
         self._progress.set()
         self._source.progressed()
 
@@ -157,18 +159,18 @@ class TransactionalSource:
             TailraceError: reading has failed, or no more transactions can begin.
         """
         while True:
-            now, gathers = self._loop.time(), self._held.are_gathering
+            now, gathers = self._loop.time(), self._partitions.are_gathering
             # are_done is slow with many partitions, so it is evaluated only if the window takes no more records.
             takes = self._window.takes(now, is_gathering=gathers)
-            is_done = not takes and self._held.are_done
-            is_idle = not takes and not self._held.run and not self._held.are_held_back
+            is_done = not takes and self._partitions.are_done
+            is_idle = not takes and not self._partitions.are_running and not self._partitions.are_held_back
             step = self._window.step(now, is_done=is_done, is_idle=is_idle, is_gathering=gathers)
             match step:
                 case WindowStep.FEED if self._is_stopping and not self._window.is_open:
                     await self._progress.wait()
                 case WindowStep.FEED:
                     await self._transactor.begin()
-                    found = await self._out.next(room_of)
+                    found = await self._delivery.next(room_of)
                     if self._window.is_open:
                         self._shut.clear()
                         if self._window.count:
@@ -176,7 +178,7 @@ class TransactionalSource:
                     if found is not None:
                         return found
                 case WindowStep.COMMIT:
-                    self._group.hold_starts()
+                    self._handler_group.hold_starts()
                     await self._commit()
                 case WindowStep.ABORT:
                     await self._abort()
@@ -214,23 +216,28 @@ class TransactionalSource:
 
     def has_time(self, pause_s: float, work_s: float) -> bool:
         """Return True if a record may wait for its next attempt within the open transaction."""
-        if self._out.alone is not None and pause_s > self._settings.interval_s:
-            # Between the attempts of a record that is handled alone, transactions of other records run.
+        if self._delivery.alone is not None and pause_s > self._settings.interval_s:
+            # A record that is alone in the transaction leaves it, so that other records are handled during the pause.
             return False
         return self._window.has_time(pause_s + work_s, self._loop.time())
 
     def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
-        """Commit the records before this one, and retry it in a transaction of its own after ``seconds``."""
-        if record.topic_partition not in self._held.partitions():
+        """Mark the open transaction to be aborted; its other records are then handled again without this record.
+
+        This record is delivered again after ``seconds`` at the earliest, in a transaction of its own. Later records of
+        its partition wait for it.
+        """
+        if record.topic_partition not in self._partitions.partitions():
             # The partition was revoked.
             return
         self._refusals.lift(record.topic_partition, record.offset)
         due_at = self._loop.time() + seconds
         self._deferred_offsets.put(record.topic_partition, record.offset, due_at, is_given_up=is_given_up)
         # The worker continues at once, and must not start the records after this one.
-        self._group.halt(record.topic_partition)
+        self._handler_group.halt(record.topic_partition)
         reason = (
-            f"{record.topic_partition} offset {record.offset} failed; the records before it are committed without it"
+            f"{record.topic_partition} offset {record.offset} failed; the records before it are handled again and"
+            " committed without it"
         )
         self._doom(PublishError(reason), is_at_fault=False)
 
@@ -245,7 +252,7 @@ class TransactionalSource:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting records that have failed permanently."""
+        """Number of records that have failed permanently and wait to be delivered again."""
         return self._deferred_offsets.given_up
 
     @property
@@ -253,8 +260,10 @@ class TransactionalSource:
         """True if no transaction is open and each waiting record has failed permanently or comes after one that has."""
         if self._window.is_open or len(self._deferred_offsets) > self._deferred_offsets.given_up:
             return False
-        rests = self._held.rests.values()
-        return all(self._deferred_offsets.is_stopped_at(one.position.partition, one.first.offset) for one in rests)
+        undelivered = self._partitions.undelivered.values()
+        return all(
+            self._deferred_offsets.is_stopped_at(one.position.partition, one.first.offset) for one in undelivered
+        )
 
     # ---- closing -----------------------------------------------------------------------------------------------
 
@@ -268,40 +277,41 @@ class TransactionalSource:
 
     def _failed(self, error: TailraceError) -> None:
         if isinstance(error, TopicRecreatedError):
-            for share in self._held:
-                if share.position.partition in error.partitions:
-                    self._observer.emit(TopicRecreated(share.position.partition, share.following))
+            for one in self._partitions:
+                if one.position.partition in error.partitions:
+                    self._observer.emit(TopicRecreated(one.position.partition, one.following))
         # No backoff while searching for the record with too large results, or before reading a recreated topic.
         self._doom(error, is_at_fault=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
 
     def _look_again(self) -> None:
         """Let ``next_slice`` check the window now."""
         self._progress.set()
-        if self._handing is not None:
-            self._handing.look_again()
+        if self._delivery_or_none is not None:
+            self._delivery_or_none.look_again()
 
-    def _lost(self, partition: TopicPartition, was_shared: bool) -> None:  # noqa: FBT001 - a callback
+    def _lost(self, partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
         self._deferred_offsets.lift(partition)
         self._failure_counts.forget(partition)
         self._refusals.forget(partition)
         # During a commit, the coordinator decides whether it succeeds.
-        if was_shared and not self._is_committing:
+        if was_in_transaction and not self._is_committing:
             self._doom(PublishError(f"{partition} was lost before its transaction was committed"), is_at_fault=False)
 
     async def _finish(self, step: WindowStep, now: float) -> None:
         """Wait for the delivered records to finish; on a cut, for the running ones only."""
-        if self._held.are_held_back:
+        if self._partitions.are_held_back:
             self._doom(PublishError("a handler is paused, and its records wait"), is_at_fault=False)
             return
         if step is WindowStep.CUT:
-            self._group.hold_starts()
+            self._handler_group.hold_starts()
         else:
-            self._held.hurry()
+            self._partitions.hurry()
         await self._progress.wait(self._window.next_deadline(now))
 
     async def _commit(self) -> None:
         """Commit, or doom the window with the reason."""
-        identity = self._at.identity
+        group_view = self._group_view
+        identity = group_view.identity
         if identity is None:
             # A rebalance is under way, or the partitions are about to be lost.
             until = self._loop.time() + _LOOK_AGAIN_S
@@ -312,19 +322,19 @@ class TransactionalSource:
             else:
                 await self._progress.wait(until)
             return
-        self._held.passed(self._at.passed())
+        self._partitions.passed(group_view.passed())
         self._is_committing = True
         began_at = self._loop.time()
         try:
-            offsets = self._held.offsets()
-            if not self._attempts.has_sent and not self._held.have_changed(offsets):
+            offsets = self._partitions.offsets()
+            if not self._attempts.has_sent and not self._partitions.have_changed(offsets):
                 self._carry_on()
                 return
             await self._transactor.commit(
                 offsets,
                 identity,
-                self._held.topic_ids(),
-                lambda: (self._at.identity or identity) if self._held.are_owned(self._at) else None,
+                self._partitions.topic_ids(),
+                lambda: (group_view.identity or identity) if self._partitions.are_owned(group_view) else None,
             )
         except TailraceError as error:
             self._failed(error)
@@ -335,13 +345,13 @@ class TransactionalSource:
         self._failures, self._reason = 0, ""
         self._stall.end()
         up_to = {at: one.offset for at, one in offsets.items()}
-        self._observer.emit(OffsetsCommitted(self._at.group_id, up_to, took_s))
-        self._held.committed(offsets)
+        self._observer.emit(OffsetsCommitted(group_view.group_id, up_to, took_s))
+        self._partitions.committed(offsets)
         self._failure_counts.committed(up_to)
         self._refusals.committed(up_to)
-        if (alone := self._out.alone) is not None and up_to.get(alone[0], 0) > alone[1]:
+        if (alone := self._delivery.alone) is not None and up_to.get(alone[0], 0) > alone[1]:
             self._deferred_offsets.lift(alone[0])
-            self._out.alone = None
+            self._delivery.alone = None
         self._window.committed(self._loop.time(), carried=self._carried(), is_searching=bool(self._refusals))
         if self._window.is_open:
             # Remaining records publish into this transaction as soon as they may start.
@@ -349,10 +359,13 @@ class TransactionalSource:
         self._end()
 
     def _carried(self) -> int:
-        """Return the number of records that have not started, which move to the next transaction."""
+        """Return the number of unstarted records, which move to the next transaction.
+
+        While stopping, it is 0: these records are left to the next owners of their partitions.
+        """
         if self._is_stopping:
-            self._held.leave()
-        return self._group.unstarted if self._held else 0
+            self._partitions.leave()
+        return self._handler_group.unstarted if self._partitions else 0
 
     def _carry_on(self) -> None:
         """Keep the transaction open: there is nothing to commit."""
@@ -360,21 +373,21 @@ class TransactionalSource:
         self._end()
 
     def _end(self, *, is_failure: bool = False) -> None:
-        """Clean up after a transaction; after a failure, its records remain uncommitted."""
+        """Clean up after a commit or an abort; ``is_failure`` is True for an abort that counts towards a stall."""
         self._attempts.has_letter = self._attempts.has_sent = False
         if self._window.is_open:
             self._stall.begin()
-            if self._out.alone is not None:
+            if self._delivery.alone is not None:
                 self._window.close()
         else:
-            self._out.alone = None
+            self._delivery.alone = None
             self._shut.set()
             if is_failure:
                 self._stall.begin()
             else:
                 self._stall.end()
         if not self._is_stopping:
-            self._group.allow_starts()
+            self._handler_group.allow_starts()
         # Wake revocations that wait for the commit.
         self._source.progressed()
 
@@ -389,13 +402,13 @@ class TransactionalSource:
         error = self._window.doomed_by
         assert error is not None
         self._reason = str(error)
-        self._observer.emit(TransactionAborted(self._at.group_id, self._window.count, str(error), error))
-        for partition in self._held.partitions():
-            self._group.halt(partition)
+        self._observer.emit(TransactionAborted(self._group_view.group_id, self._window.count, str(error), error))
+        for partition in self._partitions.partitions():
+            self._handler_group.halt(partition)
         await self._transactor.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
         # Wait for running handlers, whose results are dropped and must not join the next transaction.
         until = self._loop.time() + self._settings.timeout_s
-        while self._held.run and self._loop.time() < until:
+        while self._partitions.are_running and self._loop.time() < until:
             await self._progress.wait(until)
         self._attempts.disown()
         if self._window.is_at_fault:
@@ -403,40 +416,40 @@ class TransactionalSource:
             until = self._loop.time() + self._backoff.pause_s(self._failures, random.random())  # noqa: S311 - for jitter
             while self._loop.time() < until:
                 await self._progress.wait(until)
-        await rewind(self._held, self._at, self._backoff)
+        await rewind(self._partitions, self._group_view, self._backoff)
         self._blame(error)
         is_failure = self._window.is_at_fault or self._window.is_late or isinstance(error, PublishTooLargeError)
-        self._window.aborted(shrink=is_failure and self._out.alone is None)
-        self._out.alone = None
+        self._window.aborted(shrink=is_failure and self._delivery.alone is None)
+        self._delivery.alone = None
         self._end(is_failure=is_failure)
 
     def _blame(self, error: TailraceError) -> None:
         """Mark a record as too large if it was alone in the transaction, so that it fails at its next delivery."""
-        if isinstance(error, PublishTooLargeError) and self._window.count == 1 and self._out.last is not None:
-            self._refusals.blame(*self._out.last, error, is_letter=self._attempts.has_letter)
+        if isinstance(error, PublishTooLargeError) and self._window.count == 1 and self._delivery.last is not None:
+            self._refusals.blame(*self._delivery.last, error, is_letter=self._attempts.has_letter)
 
     def _stalled(self, seconds: float) -> None:
         reason = self._reason or "no record was finished"
-        self._observer.emit(TransactionsStalled(self._at.group_id, seconds, reason))
+        self._observer.emit(TransactionsStalled(self._group_view.group_id, seconds, reason))
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
     @property
-    def _group(self) -> HandlerGroup:
-        assert self._handler_group is not None
-        return self._handler_group
+    def _handler_group(self) -> HandlerGroup:
+        assert self._handler_group_or_none is not None
+        return self._handler_group_or_none
 
     @property
-    def _held(self) -> TransactionPartitions:
-        assert self._partitions is not None
-        return self._partitions
+    def _partitions(self) -> TransactionPartitions:
+        assert self._partitions_or_none is not None
+        return self._partitions_or_none
 
     @property
-    def _out(self) -> TransactionDelivery:
-        assert self._handing is not None
-        return self._handing
+    def _delivery(self) -> TransactionDelivery:
+        assert self._delivery_or_none is not None
+        return self._delivery_or_none
 
     @property
-    def _at(self) -> GroupView:
-        assert self._group_view is not None
-        return self._group_view
+    def _group_view(self) -> GroupView:
+        assert self._group_view_or_none is not None
+        return self._group_view_or_none
