@@ -25,7 +25,7 @@ from tailrace.app.failures.dead_letters import (
     ForwardedRecord,
     dead_letter,
     read_dead_letter,
-    replay_letter,
+    replay_record,
 )
 from tailrace.cli import main
 from tailrace.cli.dead_letters.reading import DeadLetterReader
@@ -551,7 +551,7 @@ def test_selection_by_error_time_offset_and_limit(world, call):
 def test_only_the_last_dead_letter_of_a_record_is_sent(world, call):
     """Earlier dead letters of the same record are skipped and reported."""
     first = world.letter(1, ValueError("first"))
-    again = replay_letter(as_read(first))
+    again = replay_record(as_read(first))
     record = Record(world.replay, 0, 0, again.key, again.value, NOON, list(again.headers))
     second = dead_letter(record, Failure(KeyError("second"), 3, "charge", "billing", NOON + MINUTE))
     world.write(first, second, world.letter(2))

@@ -23,7 +23,7 @@ from tailrace import (
     Reject,
     Retry,
 )
-from tailrace.app.failures.dead_letters import replay_letter
+from tailrace.app.failures.dead_letters import replay_record
 from tailrace.testing import TestApp
 
 
@@ -159,7 +159,7 @@ async def test_topics_by_pattern():
     async with TestApp(app) as kafka:
         await kafka.send("t-1", b"0")
         assert seen == [("t-1", 0)]
-        await kafka.send("t-1.g.replay", b"0", headers=replay_letter(*kafka.dead_letters("t-1")).headers)
+        await kafka.send("t-1.g.replay", b"0", headers=replay_record(*kafka.dead_letters("t-1")).headers)
         assert seen == [("t-1", 0)] * 2
         assert [one.deaths for one in kafka.dead_letters("t-1")] == [1, 2]
         assert kafka.committed("t-1") == kafka.committed("t-1.g.replay") == 1

@@ -21,7 +21,7 @@ from tailrace.app.failures.dead_letters import (
     origin_headers,
     origin_of,
     read_dead_letter,
-    replay_letter,
+    replay_record,
     retry_record,
 )
 
@@ -153,7 +153,7 @@ def test_added_headers_are_bounded_and_valid_utf8(text, times):
 
 def test_a_replay_has_the_original_record():
     """The original key, value and headers, and the origin; it is not a dead letter."""
-    replayed = written(replay_letter(died()), topic="orders.billing.replay")
+    replayed = written(replay_record(died()), topic="orders.billing.replay")
 
     assert (replayed.key, replayed.value) == (RECORD.key, RECORD.value)
     assert replayed.headers[:3] == RECORD.headers
@@ -170,7 +170,7 @@ def test_deaths_are_counted_across_replays():
     """After failed replays, the dead letter has the first origin, the last error and the number of deaths."""
     letter, headers = died(), ()
     for number in range(1, 4):
-        replayed = written(replay_letter(letter), topic="orders.billing.replay", offset=number)
+        replayed = written(replay_record(letter), topic="orders.billing.replay", offset=number)
         again = dead_letter(replayed, failure(KeyError(number), attempts=number))
         letter, headers = read_dead_letter(written(again)), again.headers
 
@@ -212,7 +212,7 @@ def test_a_dead_letter_after_retry_topics_has_the_first_origin():
     first = written(retry_record(RECORD, failure(), 1), topic="orders.billing.retry.5s")
     second = written(retry_record(first, failure(attempts=6), 2), topic="orders.billing.retry.1m")
     letter = died(second, attempts=9)
-    again = died(written(retry_record(written(replay_letter(letter)), failure(), 3)))
+    again = died(written(retry_record(written(replay_record(letter)), failure(), 3)))
 
     assert (attempts_before(first), attempts_before(second), letter.attempts) == (3, 6, 9)
     assert (letter.deaths, letter.origin) == (1, Origin("orders", 3, 17, 1_700_000_000_000))
@@ -223,7 +223,7 @@ def test_a_dead_letter_after_retry_topics_has_the_first_origin():
 
 def test_other_records_have_no_retry_headers():
     """Records of the user's topics and replays have no attempts, handler or due time."""
-    for record in (RECORD, written(replay_letter(died())), written(dead_letter(RECORD, failure()))):
+    for record in (RECORD, written(replay_record(died())), written(dead_letter(RECORD, failure()))):
         assert (due_at(record), handler_of(record), attempts_before(record)) == (None, "", 0)
 
 
@@ -273,7 +273,7 @@ def test_missing_headers_are_empty():
 
 
 OURS = sorted(
-    {name for name, _ in (*replay_letter(died()).headers, *dead_letter(RECORD, failure()).headers)} - {"x", "none"}
+    {name for name, _ in (*replay_record(died()).headers, *dead_letter(RECORD, failure()).headers)} - {"x", "none"}
 )
 CONTENTS = st.none() | st.binary(max_size=30) | st.integers(-(2**70), 2**70).map(lambda number: b"%d" % number)
 
@@ -286,7 +286,7 @@ def test_malformed_headers_are_ignored(headers):
 
     own = tuple(one for one in headers if one[0] == "own")
     assert letter.headers == own
-    again = died(written(replay_letter(letter)))
+    again = died(written(replay_record(letter)))
     assert again.headers == own
     assert again.deaths == letter.deaths + 1
     assert letter.origin is None or again.origin == letter.origin

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tailrace import App, Record, Retry
-from tailrace.app.failures.dead_letters import read_dead_letter, replay_letter
+from tailrace.app.failures.dead_letters import read_dead_letter, replay_record
 from tailrace.observe.events import RecordDeadLettered, TopicCreated, TopicMissing
 from tests.support.consumer_group import until
 from tests.support.topic_contents import contents_of
@@ -42,7 +42,7 @@ async def test_a_replay_is_read_at_once(  # noqa: PLR0917 - fixtures
         witness.produce(topic, [b"poison"])
         await recorder.wait_for(RecordDeadLettered)
         is_fixed, (letter,) = True, await contents_of(witness, dead, 2)
-        again = replay_letter(read_dead_letter(Record(dead, 0, 0, letter.key(), letter.value(), 0, letter.headers())))
+        again = replay_record(read_dead_letter(Record(dead, 0, 0, letter.key(), letter.value(), 0, letter.headers())))
         witness.produce(replay, [again.value], headers=list(again.headers))
         await until(lambda: seen == [b"poison"])
 
@@ -76,7 +76,7 @@ async def test_a_topic_that_appears_later_has_its_own_topics_before_its_first_re
         witness.produce(later, [b"poison"])
         await recorder.wait_for(RecordDeadLettered)
         is_fixed, (letter,) = True, await contents_of(witness, f"{later}.{group}.dead", 3)
-        again = replay_letter(
+        again = replay_record(
             read_dead_letter(Record(f"{later}.{group}.dead", 0, 0, letter.key(), letter.value(), 0, letter.headers()))
         )
         witness.produce(f"{later}.{group}.replay", [again.value], headers=list(again.headers))

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from tailrace import App, Record, Reject, Retry
-from tailrace.app.failures.dead_letters import read_dead_letter, replay_letter
+from tailrace.app.failures.dead_letters import read_dead_letter, replay_record
 from tailrace.observe.events import HandlersOverlap, RecordDeadLettered
 from tests.support.consumer_group import until
 from tests.support.topic_contents import contents_of
@@ -50,7 +50,7 @@ async def test_dead_letters_of_matched_topics_are_replayed_to_success(  # noqa: 
         await until(lambda: len(seen) == 2)
         is_fixed, (_, letter) = True, await contents_of(witness, letters)
         record = Record(letters, 0, 1, letter.key(), letter.value(), 0, tuple(letter.headers()))
-        again = replay_letter(read_dead_letter(record))
+        again = replay_record(read_dead_letter(record))
         witness.produce(replays, [again.value], headers=list(again.headers))
         await until(lambda: len(seen) == 3)
 

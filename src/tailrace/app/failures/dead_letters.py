@@ -31,7 +31,7 @@ __all__ = [
     "origin_headers",
     "origin_of",
     "read_dead_letter",
-    "replay_letter",
+    "replay_record",
     "retry_record",
     "without_tailrace_headers",
 ]
@@ -187,7 +187,7 @@ def read_dead_letter(record: Record) -> DeadLetter | None:
     )
 
 
-def replay_letter(dead: DeadLetter) -> ForwardedRecord:
+def replay_record(dead: DeadLetter) -> ForwardedRecord:
     """Return the original record of a dead letter, to publish to a replay topic.
 
     Added headers contain its origin, its number of deaths, and its number of replays including this one.

@@ -67,9 +67,9 @@ async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: 
             cluster.watch(routes, {origin for of in dead.values() for origin in of} | origins)
             cluster.watch(observer, {*retries, *dead, *replays, *published})
             await cluster.retrying(cluster.refresh, timeout_s=_GRACE_S, what="looking for the dead-letter topics")
-        for name, of in _missing_topics(cluster, retries):
-            if error := await _create(cluster, name, of, _RETAINED_BY_DEFAULT, observer):
-                raise broker_error(error.code, f"retry topic {name!r} does not exist: {_advice(of)}") from error
+        for name, existing in _missing_topics(cluster, retries):
+            if error := await _create(cluster, name, existing, _RETAINED_BY_DEFAULT, observer):
+                raise broker_error(error.code, f"retry topic {name!r} does not exist: {_advice(existing)}") from error
         await _create_missing(cluster, dead, replays, observer)
         for name in _unknown_topics(cluster, published):
             observer.emit(TopicMissing(name, f"{published[name]} has publish={name!r}", _CREATE))
@@ -94,9 +94,9 @@ async def create_topics_of(config: ConsumerConfig, routes: Routes, topics: Colle
     with closing(Cluster(config, observer)) as cluster:
         cluster.watch(observer, {*retries, *dead, *replays, *topics})
         await cluster.reach(_GRACE_S)
-        for name, of in _missing_topics(cluster, retries):
-            if error := await _create(cluster, name, of, _RETAINED_BY_DEFAULT, observer):
-                observer.emit(TopicMissing(name, str(error), _advice(of), error))
+        for name, existing in _missing_topics(cluster, retries):
+            if error := await _create(cluster, name, existing, _RETAINED_BY_DEFAULT, observer):
+                observer.emit(TopicMissing(name, str(error), _advice(existing), error))
         await _create_missing(cluster, dead, replays, observer)
 
 
@@ -107,9 +107,9 @@ async def _create_missing(
         (dead, _RETAINED_FOREVER, TopicMissing),
         (replays, _RETAINED_BY_DEFAULT, ReplayTopicMissing),
     ):
-        for name, of in _missing_topics(cluster, wanted):
-            if error := await _create(cluster, name, of, topic_config, observer):
-                observer.emit(event(name, str(error), _advice(of), error))
+        for name, existing in _missing_topics(cluster, wanted):
+            if error := await _create(cluster, name, existing, topic_config, observer):
+                observer.emit(event(name, str(error), _advice(existing), error))
 
 
 async def _find_topics(cluster: Cluster, topics: Iterable[str]) -> None:
@@ -135,13 +135,13 @@ def _missing_topics(cluster: Cluster, wanted: Mapping[str, Iterable[str]]) -> li
 
 
 async def _create(
-    cluster: Cluster, name: str, of: Sequence[TopicInfo], config: Mapping[str, object], observer: Observer
+    cluster: Cluster, name: str, existing: Sequence[TopicInfo], config: Mapping[str, object], observer: Observer
 ) -> BrokerError | None:
-    """Create a topic; return the error if the brokers refuse.
+    """Create a topic with as many partitions and replicas as ``existing`` topics; return the brokers' error, if any.
 
     It is no error if another member has created the topic at the same time.
     """
-    partitions, copies = _partitions(of), max(len(one.partitions[0].replicas) for one in of)
+    partitions, copies = _partitions(existing), max(len(one.partitions[0].replicas) for one in existing)
     try:
         await create_topic(cluster, name, partitions, replication_factor=copies or -1, config=config)
     except BrokerError as error:
@@ -150,10 +150,10 @@ async def _create(
     return None
 
 
-def _partitions(of: Sequence[TopicInfo]) -> int:
-    return max(len(one.partitions) for one in of)
+def _partitions(existing: Sequence[TopicInfo]) -> int:
+    return max(len(one.partitions) for one in existing)
 
 
-def _advice(of: Sequence[TopicInfo]) -> str:
-    names = ", ".join(sorted(one.name for one in of))
-    return f"create it with {_partitions(of)} partitions, like {names}, or permit this app to create topics"
+def _advice(existing: Sequence[TopicInfo]) -> str:
+    names = ", ".join(sorted(one.name for one in existing))
+    return f"create it with {_partitions(existing)} partitions, like {names}, or permit this app to create topics"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tailrace.admin.topics import create_topic
-from tailrace.app.failures.dead_letters import DeadLetter, Origin, replay_letter
+from tailrace.app.failures.dead_letters import DeadLetter, Origin, replay_record
 from tailrace.app.topics.names import DEAD, REPLAY, topic_name
 from tailrace.cli.dead_letters.selection import DeadLetterPosition, position_of
 from tailrace.error_codes import ErrorCode
@@ -208,10 +208,10 @@ async def _send_in_order(
     too_large: list[PublishTooLargeError],
 ) -> None:
     async def publish(one: ReplayRecord) -> None:
-        letter = replay_letter(one.letter)
+        message = replay_record(one.letter)
         try:
             placed = await producer.publish(
-                one.topic, letter.value, key=letter.key, headers=letter.headers, partition=one.partition
+                one.topic, message.value, key=message.key, headers=message.headers, partition=one.partition
             )
         except PublishTooLargeError as error:
             # No later attempt can send this record, so it must not block the other records of its partition.
