@@ -13,7 +13,7 @@ from tailrace.admin.descriptions import GroupDescription, GroupMemberDescription
 from tailrace.admin.groups import describe_group
 from tailrace.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets, list_offsets
 from tailrace.admin.requests import DEFAULT_TIMEOUT_S
-from tailrace.admin.topics import led, partitions_of
+from tailrace.admin.topics import partitions_of, partitions_with_leader
 from tailrace.errors import NotAConsumerGroupError
 from tailrace.net.cluster import Cluster
 from tailrace.records import TopicPartition
@@ -104,7 +104,7 @@ async def group_lag(cluster: Cluster, group_id: str, *, timeout_s: float = DEFAU
     topics = {one.topic for one in (*committed, *group.owners)} | {t for m in group.members for t in m.topics}
     counts = await partitions_of(cluster, topics, timeout_s=timeout_s)
     there = {TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)}
-    known = await led(cluster, there, max_wait_s=_ELECTION_S, timeout_s=timeout_s)
+    known = await partitions_with_leader(cluster, there, max_wait_s=_ELECTION_S, timeout_s=timeout_s)
     begins = await list_offsets(cluster, dict.fromkeys(known, EARLIEST), timeout_s=timeout_s)
     ends = await list_offsets(cluster, dict.fromkeys(known, LATEST), timeout_s=timeout_s)
     return GroupLag(

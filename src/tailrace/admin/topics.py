@@ -25,7 +25,7 @@ from tailrace.protocol.topics import (
 )
 from tailrace.records import TopicPartition
 
-__all__ = ["create_topic", "delete_topic", "led", "partitions_of", "watched"]
+__all__ = ["create_topic", "delete_topic", "partitions_of", "partitions_with_leader", "watched"]
 
 
 async def create_topic(  # noqa: PLR0913 - settings of a topic
@@ -64,10 +64,10 @@ async def create_topic(  # noqa: PLR0913 - settings of a topic
     async def see_leaders() -> None:
         await cluster.refresh()
         topic = cluster.topology.topics.get(name)
-        led = [one for one in topic.partitions.values() if one.leader_id >= 0] if topic is not None else []
-        if len(led) < partitions:
+        with_leader = [one for one in topic.partitions.values() if one.leader_id >= 0] if topic is not None else []
+        if len(with_leader) < partitions:
             raise broker_error(
-                ErrorCode.LEADER_NOT_AVAILABLE, f"{name}: {len(led)} of {partitions} partitions have leaders"
+                ErrorCode.LEADER_NOT_AVAILABLE, f"{name}: {len(with_leader)} of {partitions} partitions have leaders"
             )
 
     await cluster.retrying(create, timeout_s=timeout_s, what=f"creating topic {name}")
@@ -126,7 +126,7 @@ async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s:
         return await cluster.retrying(look, timeout_s=timeout_s, what=f"looking for {', '.join(topics)}")
 
 
-async def led(
+async def partitions_with_leader(
     cluster: Cluster, partitions: Collection[TopicPartition], *, max_wait_s: float, timeout_s: float = 30
 ) -> frozenset[TopicPartition]:
     """Return the partitions that have a leader, after waiting at most ``max_wait_s`` for all of them.

@@ -1,7 +1,7 @@
 """Backfill: handles existing records in bounded batches and commits the group's offsets after each.
 
-A killed backfill continues at the committed offsets. With a checkpoint, a batch is planned in it before it starts, so
-that its repetition has the same offsets and the same number.
+A killed backfill continues at the committed offsets. With a checkpoint, the offsets and the number of a batch are saved
+there before the batch starts, so that they are the same if the batch is repeated.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Backfill:
         self.store.commit(start_offsets.commits(start_offsets.uncommitted), start_metadata(), may_go_back=True)
         on_progress(BackfillProgress(0, total, 0.0))
         while left_between(at, ends):
-            batch_id, following = self._plan(at, ends, start_offsets.logs)
+            batch_number, following = self._plan(at, ends, start_offsets.logs)
             self.store.check_unchanged()
             try:
-                metrics = batches.run(self._read(at, following), batch_id)
+                metrics = batches.run(self._read(at, following), batch_number)
             except TailraceError:
                 raise
             except Exception:
@@ -82,7 +82,7 @@ class Backfill:
                 start_offsets, at, batches = restart, dict(restart.at), self.batches.beginning_at(restart.done)
                 ends = {one: min(offset, start_offsets.logs[one].end) for one, offset in ends.items()}
                 continue
-            self.store.commit(start_offsets.commits(following), backfill_metadata(batch_id))
+            self.store.commit(start_offsets.commits(following), backfill_metadata(batch_number))
             self._clear_plan()
             at, count = following, count + 1
             total_metrics += metrics
@@ -99,7 +99,7 @@ class Backfill:
         )
 
     def _plan(self, at: Offsets, ends: Offsets, logs: Mapping[TopicPartition, LogBounds]) -> tuple[int, Offsets]:
-        """Return number and end offsets of the next batch, or those of a planned batch that was not committed."""
+        """Return batch number and end offsets of the next batch, or those of a planned batch that was not committed."""
         if self.state is None or self.checkpoint is None:
             return 0, next_ends(at, ends, self.max_offsets)
         planned = self.state.planned

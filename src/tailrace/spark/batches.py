@@ -59,7 +59,7 @@ class BatchRunner:
         """Return a copy with the offset maps of new start offsets."""
         return replace(self, done=ShippedMaps(done))
 
-    def run(self, records: DataFrame, batch_id: int) -> TaskMetrics:
+    def run(self, records: DataFrame, batch_number: int) -> TaskMetrics:
         """Handle the records that Spark's Kafka source has read.
 
         Raises:
@@ -76,7 +76,7 @@ class BatchRunner:
         try:
             metrics = _metrics_of(persisted)
             try:
-                self.sink(persisted.filter(_IS_RESULT).drop(COLUMN), batch_id)
+                self.sink(persisted.filter(_IS_RESULT).drop(COLUMN), batch_number)
             except Exception:
                 _metrics_of(persisted)
                 raise

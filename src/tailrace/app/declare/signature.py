@@ -70,7 +70,7 @@ def read_signature(function: Callable[..., object], where: str, *, is_provider: 
             raise ConfigurationError(f"{of} takes any arguments - replace it by parameters marked with {_MARKING}")
         if one.name in filled_in:
             continue
-        source = _source_of(one, namespace, of, may_stay=is_provider and one.default is not _EMPTY)
+        source = _source_of(one, namespace, of, can_keep_default=is_provider and one.default is not _EMPTY)
         if isinstance(source, ValueSource):
             if one.default is not _EMPTY and (is_provider or value is not None or by_keyword):
                 source = DefaultSource(one.default)
@@ -81,8 +81,13 @@ def read_signature(function: Callable[..., object], where: str, *, is_provider: 
     return _needed(found)
 
 
-def _source_of(parameter: inspect.Parameter, namespace: dict[str, Any], of: str, *, may_stay: bool) -> ArgumentSource:
-    """Return the source of a parameter's argument; without a marker, it is the value."""
+def _source_of(
+    parameter: inspect.Parameter, namespace: dict[str, Any], of: str, *, can_keep_default: bool
+) -> ArgumentSource:
+    """Return the source of a parameter's argument: by its marker, or the record or its value if there is no marker.
+
+    With ``can_keep_default``, a parameter whose annotation cannot be resolved keeps its default.
+    """
     default = parameter.default
     if _is_marker(default):
         raise ConfigurationError(f"{of} has a marker as its default - write it into the annotation: {_MARKING}")
@@ -91,7 +96,7 @@ def _source_of(parameter: inspect.Parameter, namespace: dict[str, Any], of: str,
     try:
         annotation = resolved(parameter.annotation, namespace, of)
     except ConfigurationError:
-        if may_stay and "Annotated" not in str(parameter.annotation):
+        if can_keep_default and "Annotated" not in str(parameter.annotation):
             return DefaultSource(default)  # probably a parameter of a library's class
         raise
     if any(typing.get_origin(part) is Record for part in parts(annotation)):

@@ -71,9 +71,9 @@ class RecordExecutor(Executor[Worker]):
     def _wake_one(self) -> None:
         """Wake a worker; when that worker's handler suspends, ``_on_loop_iteration`` wakes another worker."""
         if self._idle:
-            rested = self._idle.pop().rested
-            if rested is not None and not rested.done():
-                rested.set_result(None)
+            wakeup = self._idle.pop().wakeup
+            if wakeup is not None and not wakeup.done():
+                wakeup.set_result(None)
         elif len(self._workers.tasks) < self._workers.max_tasks:
             self._workers.start(Worker, self._run_worker)
 
@@ -102,9 +102,9 @@ class RecordExecutor(Executor[Worker]):
             await self._run_records(worker)
             if workers.is_ending or worker.has_changed_context or len(workers.tasks) > workers.max_tasks:
                 return
-            worker.rested = self._loop.create_future()
+            worker.wakeup = self._loop.create_future()
             self._idle.append(worker)
-            await worker.rested
+            await worker.wakeup
 
     async def _run_records(self, worker: Worker) -> None:
         handle, finish, workers = self._handle, self._finish, self._workers
@@ -121,8 +121,8 @@ class RecordExecutor(Executor[Worker]):
             worker.record = None
             if worker.has_changed_context:
                 break
-            if worker.has_rested:
-                worker.has_rested, began_at = False, self._loop.time()
+            if worker.has_yielded:
+                worker.has_yielded, began_at = False, self._loop.time()
                 if len(workers.tasks) > workers.max_tasks:
                     # Another worker was started while the record waited for an attempt, and continues in its place.
                     break
@@ -136,7 +136,7 @@ class RecordExecutor(Executor[Worker]):
     async def _run_free(self, worker: Worker, began_at: float) -> None:
         """Run records that need no ``take``, until a handler suspends or this turn of the event loop is too long."""
         handle, finish, free, count = self._handle, self._finish, self._lanes.free, 1
-        worker.run.go_on(free)
+        worker.unmeasured.go_on(free)
         context, initial_context = worker.context, worker.initial_context
         while length_hint(free) and self._may_start and not is_too_long(self._loop.time() - began_at):
             for record in islice(free, count):
@@ -160,7 +160,7 @@ class RecordExecutor(Executor[Worker]):
             self._lanes.recovered(worker.queued)
 
     def _measure(self, worker: Worker, failed: int = 0) -> None:
-        self.meter.note_run(*worker.run.end(self._loop.time()), failed=failed)
+        self.meter.note_run(*worker.unmeasured.end(self._loop.time()), failed=failed)
 
     def _take(self, worker: Worker) -> Record | None:
         """Make ``worker`` the running worker, and return its next record, or None."""
@@ -172,7 +172,7 @@ class RecordExecutor(Executor[Worker]):
             return None
         worker.record, worker.is_left = queued.record, False
         now = self._loop.time()
-        worker.run.begin(now)
+        worker.unmeasured.begin(now)
         if queued.is_started:
             worker.queued, worker.since = queued, now
         if not self._is_iteration_awaited:
@@ -201,7 +201,7 @@ class RecordExecutor(Executor[Worker]):
             return
         running.queued = self._lanes.work_of(running.record)
         running.since = now = self._loop.time()
-        self.meter.note_run(*running.run.suspend(now))
+        self.meter.note_run(*running.unmeasured.suspend(now))
         self._lanes.suspended(running.queued)
 
     def _finish_started(self, worker: Worker) -> bool:
@@ -209,7 +209,7 @@ class RecordExecutor(Executor[Worker]):
         queued = worker.queued
         if queued is None:
             return False
-        worker.has_rested = self._running is not worker
+        worker.has_yielded = self._running is not worker
         if self._running is not None:
             self._mark_suspended(worker)
         worker.queued = worker.record = worker.since = None

@@ -47,25 +47,25 @@ class Worker:
         context: context of the task.
         initial_context: copy of ``context``, as each record must find it.
         record: record that the task runs.
-        queued: entry of the record in the lanes, once the record was suspended or parked.
-        rested: future that wakes the idle worker; None before the worker was first idle.
-        has_rested: True if the event loop iterated while the last record was suspended.
-        run: calls of the worker that are not measured yet.
+        queued: entry of the record in the lanes; None unless the record was suspended or parked.
+        wakeup: future that wakes the idle worker; None before the worker was first idle.
+        has_yielded: True if the last finished record was suspended, so that the event loop has iterated.
+        unmeasured: calls of the worker that the meter does not contain yet.
         is_left: True if the record is left to another owner.
     """
 
     __slots__ = (
         "context",
-        "has_rested",
+        "has_yielded",
         "initial_context",
         "is_left",
         "publishing",
         "queued",
         "record",
-        "rested",
-        "run",
         "since",
+        "unmeasured",
         "waits",
+        "wakeup",
     )
 
     def __init__(self, context: Context) -> None:
@@ -75,9 +75,9 @@ class Worker:
         self.queued: QueuedRecord | None = None
         self.since: float | None = None
         self.waits: dict[asyncio.Future[None], TopicPartition | None] = {}
-        self.rested: asyncio.Future[None] | None = None
-        self.has_rested = self.is_left = False
-        self.run = UnmeasuredRun()
+        self.wakeup: asyncio.Future[None] | None = None
+        self.has_yielded = self.is_left = False
+        self.unmeasured = UnmeasuredRun()
 
     @property
     def has_changed_context(self) -> bool:
@@ -91,7 +91,7 @@ class Worker:
 
     @property
     def leases(self) -> list[Lease]:
-        """Lease of the record; empty until the record is suspended."""
+        """Lease of the record, as a list; empty unless the record was suspended or parked."""
         return [] if self.queued is None else [self.queued.lease]
 
 

@@ -24,7 +24,9 @@ _MAX_SLICE_RECORDS = 32
 
 
 class RetryTopicRecords:
-    """Holds records of retry topics until they are due; true while it holds any, and contains the names of the topics.
+    """Records of retry topics that are held until they are due.
+
+    An object is true while it holds records; ``topic in self`` is True for the retry topics of the group.
 
     Args:
         topics: retry topics of the group.

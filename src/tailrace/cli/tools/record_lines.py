@@ -1,7 +1,7 @@
 """Output formats of ``tailrace tail``: lines of JSON, rows of a table, raw values.
 
-Control characters are escaped, except in raw values that are not written to a terminal. A row is never wider than the
-terminal.
+Control characters are escaped, except in raw values that are not written to a terminal. Keys and values in a table are
+truncated so that a row fits the terminal; at least ``_MIN_VALUE_WIDTH`` cells of the value are shown in any case.
 """
 
 from __future__ import annotations

@@ -20,9 +20,10 @@ __all__ = ["FetchBuffer"]
 ChunkT = TypeVar("ChunkT")
 
 
-class _PartitionQueue(NamedTuple, Generic[ChunkT]):
-    buffered: ChunkT
+class _SizedChunk(NamedTuple, Generic[ChunkT]):
+    chunk: ChunkT
     size: int
+    """Bytes that the chunk holds in the buffer."""
 
 
 class FetchBuffer(Generic[ChunkT]):
@@ -38,11 +39,11 @@ class FetchBuffer(Generic[ChunkT]):
         """Bytes taken out of the buffer so far. The number grows while records are delivered."""
         self.largest_bytes = 0
         """Size of the largest chunk so far."""
-        self._queues: dict[TopicPartition, deque[_PartitionQueue[ChunkT]]] = {}
+        self._queues: dict[TopicPartition, deque[_SizedChunk[ChunkT]]] = {}
         self._bytes: dict[TopicPartition, int] = {}
         self._reserved: dict[Hashable, int] = {}
         self._turn: OrderedDict[TopicPartition, None] = OrderedDict()
-        """Partitions that hold a chunk, the partition to read next first."""
+        """Partitions that hold a chunk, in the order in which they are read."""
 
     @property
     def free_bytes(self) -> int:
@@ -71,31 +72,31 @@ class FetchBuffer(Generic[ChunkT]):
         """Release the space reserved for a fetch."""
         self.reserved_bytes -= self._reserved.pop(fetch, 0)
 
-    def put(self, partition: TopicPartition, buffered: ChunkT, size: int) -> None:
+    def put(self, partition: TopicPartition, chunk: ChunkT, size: int) -> None:
         """Append a chunk."""
-        self._queue_of(partition).append(_PartitionQueue(buffered, size))
+        self._queue_of(partition).append(_SizedChunk(chunk, size))
         self._bytes[partition] = self.bytes_of(partition) + size
         self.held_bytes += size
         self.largest_bytes = max(self.largest_bytes, size)
 
-    def put_back(self, partition: TopicPartition, buffered: ChunkT) -> None:
-        """Put a chunk that was taken but not used back to the front; its bytes are not counted here again."""
-        self._queue_of(partition).appendleft(_PartitionQueue(buffered, 0))
+    def put_back(self, partition: TopicPartition, chunk: ChunkT) -> None:
+        """Prepend a chunk that was taken but not used; its bytes, which ``pop`` has freed, are not held again."""
+        self._queue_of(partition).appendleft(_SizedChunk(chunk, 0))
 
     def head(self, partition: TopicPartition) -> ChunkT | None:
         """Return the oldest chunk of a partition."""
         queue = self._queues.get(partition)
-        return queue[0].buffered if queue else None
+        return queue[0].chunk if queue else None
 
     def last(self, partition: TopicPartition) -> ChunkT | None:
         """Return the newest chunk of a partition."""
         queue = self._queues.get(partition)
-        return queue[-1].buffered if queue else None
+        return queue[-1].chunk if queue else None
 
     def all_buffered(self, partition: TopicPartition) -> Iterator[ChunkT]:
         """Yield the chunks of a partition, oldest first."""
         for held in self._queues.get(partition, ()):
-            yield held.buffered
+            yield held.chunk
 
     def pop(self, partition: TopicPartition) -> None:
         """Remove the oldest chunk of a partition and free its bytes."""
@@ -124,7 +125,7 @@ class FetchBuffer(Generic[ChunkT]):
             queue.pop()
         self._bytes[partition] -= forgotten
         self.held_bytes -= forgotten
-        return queue[-1].buffered
+        return queue[-1].chunk
 
     def drop(self, partition: TopicPartition) -> None:
         """Drop all chunks of a partition."""
@@ -145,7 +146,7 @@ class FetchBuffer(Generic[ChunkT]):
         """Return True if a partition has a chunk."""
         return partition in self._queues
 
-    def _queue_of(self, partition: TopicPartition) -> deque[_PartitionQueue[ChunkT]]:
+    def _queue_of(self, partition: TopicPartition) -> deque[_SizedChunk[ChunkT]]:
         if partition not in self._queues:
             self._queues[partition] = deque()
             self._turn[partition] = None

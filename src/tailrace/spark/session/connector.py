@@ -1,7 +1,7 @@
 """Jars of Spark's Kafka connector for the installed pyspark, without those that Spark ships.
 
-``jgo`` resolves them once in Python, into the user's cache folder. Spark gets them as files, without Ivy, which on the
-JRE of the wheel would know only the certificates of that JRE.
+``jgo`` downloads them once, in Python, into the user's cache folder, and Spark gets them as files. Spark's own download
+(Ivy) runs in Java: with the JRE of a wheel, it would trust only the certificates that come with that JRE.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _ARTIFACT = re.compile(r"-\d[\w.]*(-[A-Za-z]+)?\.jar$")
 def candidates(version: str) -> list[tuple[str, ...]]:
     """Return Maven coordinates of connectors for this version of Spark, the best first.
 
-    A patch release works with the connector of its minor version, and a minor version without one with that of the
-    previous minor version. The token provider has not changed since 4.0, and some mirrors have only that version.
+    The first is the connector of the same version. The others also work: those of the ``.0`` releases of this minor
+    version and of each earlier one. The token provider has not changed since 4.0, and some mirrors have only that
+    version.
     """
     major, minor = _minor_of(version)
     versions = dict.fromkeys((version, *(f"{major}.{one}.0" for one in range(minor, -1, -1))))
