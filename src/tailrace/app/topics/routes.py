@@ -152,7 +152,7 @@ class HandlerTopics:
         if pattern.fullmatch(topic) is None:
             return False
         return not any(
-            form.is_of_all(topic) or any(pattern.fullmatch(origin) for origin in form.topics_of(topic))
+            form.is_common_name(topic) or any(pattern.fullmatch(origin) for origin in form.topics_of(topic))
             for form in self._own_topic_forms
         )
 

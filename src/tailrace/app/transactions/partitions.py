@@ -67,8 +67,8 @@ class UndeliveredRecords:
         return record
 
     @property
-    def may_go(self) -> bool:
-        """True if the partition is neither halted nor paused nor sought since, and its start offset is committed."""
+    def may_be_delivered(self) -> bool:
+        """True if the partition is not halted, paused or dropped, and its start offset is committed."""
         at = self.position
         return self.lease.is_current and not (at.is_halted or at.is_paused or at.has_stale_commit)
 
@@ -110,7 +110,7 @@ class TransactionPartitions:
     # ---- for the consumer --------------------------------------------------------------------------------------
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start no more records of a partition about to be revoked; the transaction ends with the running ones."""
+        """Start no more records of a partition about to be revoked; commit when the running handlers have finished."""
         if (waiting := self.undelivered.pop(partition, None)) is not None:
             waiting.lease.abandon_left()
         if partition in self._partitions:
@@ -162,7 +162,7 @@ class TransactionPartitions:
             take: returns how many of a partition's waiting records may be delivered now.
         """
         for partition, waiting in self.undelivered.items():
-            if not waiting.may_go or not (count := take(waiting.lease.rest)):
+            if not waiting.may_be_delivered or not (count := take(waiting.lease.rest)):
                 continue
             taken = waiting.lease.split(count)
             if not waiting.lease.count:
