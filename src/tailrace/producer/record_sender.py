@@ -256,8 +256,8 @@ class RecordSender:
         try:
             self._report(await self._exchange(leader, batches))
         except _LASTING as error:
-            refused = PublishError(f"{batches[0].partition.topic}: {error}")
-            self._report([one for batch in batches for one in self._accumulator.refused(batch, refused)])
+            failure = PublishError(f"{batches[0].partition.topic}: {error}")
+            self._report([one for batch in batches for one in self._accumulator.fail_batch(batch, failure)])
             # Until the next attempt to connect to the broker, every request would fail with the same error.
             await asyncio.sleep(self._refused_pause_s)
         finally:

@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of
 from tailrace.core.producer.events import Fenced, MustAbort, TransactionFailed
-from tailrace.core.producer.produce_reactions import ProduceReaction, reaction_to, refusal
+from tailrace.core.producer.produce_reactions import ProduceReaction, publish_error, reaction_to
 from tailrace.error_codes import RETRIABLE, ErrorCode
 from tailrace.errors import PublishError, PublishTooLargeError
 
@@ -59,9 +59,9 @@ def test_other_error_codes_end_the_transaction(code):
 
 def test_a_refusal_names_the_topic_and_the_reason():
     """The error names topic and reason, and PublishTooLargeError is raised for a record that is too large."""
-    too_large = refusal("orders", ErrorCode.MESSAGE_TOO_LARGE)
-    too_long = refusal("orders", ErrorCode.RECORD_LIST_TOO_LARGE)
-    refused = refusal("orders", ErrorCode.INVALID_RECORD, "no key")
+    too_large = publish_error("orders", ErrorCode.MESSAGE_TOO_LARGE)
+    too_long = publish_error("orders", ErrorCode.RECORD_LIST_TOO_LARGE)
+    refused = publish_error("orders", ErrorCode.INVALID_RECORD, "no key")
 
     assert type(too_large) is PublishTooLargeError
     assert "orders: larger than the topic allows (MESSAGE_TOO_LARGE" in str(too_large)

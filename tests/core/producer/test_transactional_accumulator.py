@@ -164,7 +164,7 @@ def test_an_error_that_no_retry_resolves_ends_the_producer():
     bench.append(1)
     error = AuthenticationError("no")
 
-    assert bench.records.refused(bench.take()[0], error) == []
+    assert bench.records.fail_batch(bench.take()[0], error) == []
 
     assert bench.records.failure == TransactionFailed(error)
 

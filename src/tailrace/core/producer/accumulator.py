@@ -15,12 +15,12 @@ from tailrace.core.backoff import Backoff
 from tailrace.core.producer.events import ProducerId
 from tailrace.core.producer.partition_queue import PartitionQueue
 from tailrace.core.producer.pending_batch import BatchContent, Delivered, Failed, Outcome, PendingBatch
-from tailrace.core.producer.produce_reactions import ProduceReaction, reaction_to, refusal
+from tailrace.core.producer.produce_reactions import ProduceReaction, publish_error, reaction_to
 from tailrace.error_codes import name_of
 from tailrace.errors import PublishError, TailraceError
 from tailrace.records import TopicPartition
 
-__all__ = ["Appended", "ProducerSettings", "RecordAccumulator", "Refusal"]
+__all__ = ["Appended", "ErrorAnswer", "ProducerSettings", "RecordAccumulator"]
 
 
 class Appended(Enum):
@@ -51,13 +51,13 @@ class ProducerSettings:
     max_request_bytes: int = 1_048_576
 
 
-class Refusal(NamedTuple):
+class ErrorAnswer(NamedTuple):
     """Answer of a broker that has not stored a batch."""
 
     code: int
     detail: str
-    records: Sequence[int]
-    """Indices of the records that the broker named."""
+    refused_records: Sequence[int]
+    """Indices of the records that the broker named; empty if the broker named none."""
 
 
 class RecordAccumulator:
@@ -216,7 +216,7 @@ class RecordAccumulator:
         return requests
 
     def _sendable(self) -> Sequence[PartitionQueue]:
-        """Return the partitions whose batches may be sent."""
+        """Return the partitions whose batches may be sent: all that have undelivered records."""
         return list(self._active.values())
 
     def request_ended(self, leader: int) -> None:
@@ -232,9 +232,9 @@ class RecordAccumulator:
         base_offset: int,
         now: float,
         detail: str = "",
-        refused: Sequence[int] = (),
+        refused_records: Sequence[int] = (),
     ) -> list[Outcome]:
-        """Act on the answer about a batch; ``refused`` are the indices of the records that the broker named."""
+        """Act on the answer about a batch; ``refused_records`` are the indices of the records that the broker named."""
         queue = self._queues[batch.partition]
         reaction = reaction_to(code)
         if reaction is not ProduceReaction.STORED:
@@ -254,17 +254,19 @@ class RecordAccumulator:
                 batch.is_uncertain = False
                 queue.send_again(batch)
             case _:
-                return self._not_stored(queue, batch, Refusal(code, detail, refused), now)
+                return self._not_stored(queue, batch, ErrorAnswer(code, detail, refused_records), now)
         return self._outcomes(queue, [])
 
-    def _not_stored(self, queue: PartitionQueue, batch: PendingBatch, why: Refusal, now: float) -> list[Outcome]:
+    def _not_stored(self, queue: PartitionQueue, batch: PendingBatch, answer: ErrorAnswer, now: float) -> list[Outcome]:
         """Act on an answer after which the batch cannot be sent again unchanged."""
-        match reaction_to(why.code):
+        match reaction_to(answer.code):
             case ProduceReaction.ISOLATE:
-                return self._isolate(queue, batch, refusal(batch.partition.topic, why.code, why.detail), why.records)
+                error = publish_error(batch.partition.topic, answer.code, answer.detail)
+                return self._isolate(queue, batch, error, answer.refused_records)
             case ProduceReaction.FAIL:
+                error = publish_error(batch.partition.topic, answer.code, answer.detail)
                 queue.replace(batch, [])
-                return self._outcomes(queue, [Failed(batch, refusal(batch.partition.topic, why.code, why.detail))])
+                return self._outcomes(queue, [Failed(batch, error)])
         # All earlier batches were acknowledged. Either the log has lost some, or it no longer knows the producer.
         batch.is_uncertain = False
         queue.needs_renewal = True
@@ -273,7 +275,7 @@ class RecordAccumulator:
         return self._outcomes(queue, [])
 
     def unanswered(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
-        """Send a batch without an answer again; ``was_sent`` is False if the request was never written."""
+        """Queue a batch again whose request was not answered; ``was_sent`` is False if it was never written."""
         queue = self._queues[batch.partition]
         self._trouble[batch.partition] = reason
         batch.is_uncertain |= was_sent
@@ -282,8 +284,8 @@ class RecordAccumulator:
         queue.send_again(batch)
         return self._outcomes(queue, [])
 
-    def refused(self, batch: PendingBatch, error: TailraceError) -> list[Outcome]:
-        """Fail a batch for a reason that another attempt does not heal."""
+    def fail_batch(self, batch: PendingBatch, error: TailraceError) -> list[Outcome]:
+        """Fail a batch in flight with an error that another attempt would not avoid."""
         queue = self._queues[batch.partition]
         queue.replace(batch, [])
         return self._outcomes(queue, [Failed(batch, error)])
@@ -313,15 +315,16 @@ class RecordAccumulator:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     def _isolate(
-        self, queue: PartitionQueue, batch: PendingBatch, error: TailraceError, refused: Sequence[int]
+        self, queue: PartitionQueue, batch: PendingBatch, error: TailraceError, refused_records: Sequence[int]
     ) -> list[Outcome]:
         count = len(batch.tickets)
-        named = set(refused) & set(range(count))
+        named = set(refused_records) & set(range(count))
         if batch.is_over or count == 1 or len(named) == count:
             queue.replace(batch, [])
             return self._outcomes(queue, [Failed(batch, error)])
         if not named:
-            # The broker named no record. The next attempt stores the half that contains no refused record.
+            # The broker named no record, so each half is sent as a batch. A half without a refused record is stored; a
+            # half with one is split again.
             queue.replace(batch, batch.parts(range(count // 2), range(count // 2, count)))
             return self._outcomes(queue, [])
         bad, good = batch.parts(sorted(named), [index for index in range(count) if index not in named])
@@ -338,14 +341,14 @@ class RecordAccumulator:
         if queue.is_empty:
             self._active.pop(queue.partition, None)
             self._trouble.pop(queue.partition, None)
-        return [outcome for outcome in found if self._is_first(outcome)]
+        return [outcome for outcome in found if self._release_memory(outcome.batch)]
 
-    def _is_first(self, outcome: Outcome) -> bool:
-        """Free the memory of a batch; return False if the batch had an outcome before."""
-        if not outcome.batch.size:
+    def _release_memory(self, batch: PendingBatch) -> bool:
+        """Free the memory of a batch; return False if it was freed before, with an earlier outcome."""
+        if not batch.size:
             return False
-        self.buffered_bytes -= outcome.batch.size
-        outcome.batch.size = 0
+        self.buffered_bytes -= batch.size
+        batch.size = 0
         return True
 
     def _too_late(self, queue: PartitionQueue) -> PublishError:

@@ -9,7 +9,7 @@ from tailrace.core.error_reactions import ReactionTable
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import PublishError, PublishTooLargeError, broker_error
 
-__all__ = ["ProduceReaction", "reaction_to", "refusal"]
+__all__ = ["ProduceReaction", "publish_error", "reaction_to"]
 
 
 class ProduceReaction(StrEnum):
@@ -66,7 +66,7 @@ def reaction_to(code: int) -> ProduceReaction:
     return _REACTIONS.reaction_to(code)
 
 
-def refusal(topic: str, code: int, detail: str = "") -> PublishError:
+def publish_error(topic: str, code: int, detail: str = "") -> PublishError:
     """Return the error of records that the broker refused with ``code``; ``detail`` is the broker's message."""
     if (setting := _SIZE_LIMITS.get(code)) is not None:
         error = broker_error(code, "larger than the topic allows")

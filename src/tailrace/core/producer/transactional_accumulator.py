@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tailrace.core.producer.accumulator import ProducerSettings, RecordAccumulator, Refusal
+from tailrace.core.producer.accumulator import ErrorAnswer, ProducerSettings, RecordAccumulator
 from tailrace.core.producer.error_messages import not_in_time
 from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of, worst_of
 from tailrace.core.producer.events import MustAbort, ProducerId, TransactionEvent, TransactionFailed
@@ -74,12 +74,12 @@ class TransactionAccumulator(RecordAccumulator):
     # ---- failures ----------------------------------------------------------------------------------------------
 
     def unanswered(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
-        """Send a batch without an answer again."""
+        """Queue a batch again whose request was not answered."""
         self._had_losses |= was_sent
         return super().unanswered(batch, reason, now, was_sent=was_sent)
 
-    def refused(self, batch: PendingBatch, error: TailraceError) -> list[Outcome]:
-        """Fail the producer for a reason that neither another attempt nor another transaction heals."""
+    def fail_batch(self, batch: PendingBatch, error: TailraceError) -> list[Outcome]:
+        """Fail the producer with an error that neither another attempt nor another transaction would avoid."""
         return self._keep(batch, TransactionFailed(error))
 
     def expire(self, now: float) -> list[Outcome]:
@@ -91,9 +91,11 @@ class TransactionAccumulator(RecordAccumulator):
                 self._fail(MustAbort(not_in_time(f"{queue.partition}: {trouble}")))
         return []
 
-    def _not_stored(self, _queue: PartitionQueue, batch: PendingBatch, why: Refusal, _now: float) -> list[Outcome]:
-        place = f"{batch.partition} ({why.detail})" if why.detail else str(batch.partition)
-        event = event_of(why.code, TransactionRequestKind.PRODUCE, place)
+    def _not_stored(
+        self, _queue: PartitionQueue, batch: PendingBatch, answer: ErrorAnswer, _now: float
+    ) -> list[Outcome]:
+        place = f"{batch.partition} ({answer.detail})" if answer.detail else str(batch.partition)
+        event = event_of(answer.code, TransactionRequestKind.PRODUCE, place)
         assert event is not None
         return self._keep(batch, event)
 
