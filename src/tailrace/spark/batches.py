@@ -1,8 +1,9 @@
 """One batch on Spark: read by Spark's Kafka source, handled by Python workers, counted and passed to a sink.
 
-Handlers run once per batch. Without a sink there is one job, whose rows are the metrics of the tasks. With a sink, the
-rows are persisted until it has written them. Spark recomputes rows that are lost with an executor, so the metrics are
-checked again after the sink.
+One Spark job runs the handlers. Without a sink, its rows are the metrics of the tasks. With a sink, the rows also
+contain the results, and are persisted until the sink has written them, so that the sink's jobs do not run the handlers
+again. Spark recomputes rows that are lost with an executor. The recomputed tasks may fail, so the metrics are checked
+again after the sink.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _IS_RESULT = f"""
     CASE WHEN {COLUMN} IS NULL THEN true WHEN get_json_object({COLUMN}, '$.error') = '' THEN false
     ELSE raise_error({COLUMN}) END
 """
-"""Raises in the sink's job if a task failed: its rows are missing, and the rest must not pass for a whole batch."""
+"""SQL condition that selects the rows of results and excludes the rows of metrics.
+
+It raises in the sink's job if a task failed, since the sink must not write the results of an incomplete batch.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class BatchRunner:
         """
         # With one topic, its name is not sent from Java with every record.
         topic = None if self.chosen.patterns or len(self.chosen.topics) > 1 else self.chosen.topics[0]
-        handle = handling(self.shipment, self.done, self.kind, topic, is_of_one=self.parallelism is None)
+        # Without a shuffle, each task reads one partition of Kafka.
+        handle = handling(self.shipment, self.done, self.kind, topic, has_one_partition=self.parallelism is None)
         rows = self._spread(records).selectExpr(*columns_for(topic)).mapInArrow(handle, columns_of(self.kind))
         if self.sink is None:
             return TaskMetrics.summed(row[COLUMN] for row in rows.collect())
@@ -78,10 +83,11 @@ class BatchRunner:
             try:
                 self.sink(persisted.filter(_IS_RESULT).drop(COLUMN), batch_number)
             except Exception:
-                _metrics_of(persisted)
+                # The sink's job also fails if a task failed: raise the error of the task, which names the cause.
+                _raise_task_error(persisted)
                 raise
-            # Rows lost with an executor were recomputed by tasks that may have failed: raise their errors.
-            _metrics_of(persisted)
+            # Rows lost with an executor were recomputed by tasks that may have failed.
+            _raise_task_error(persisted)
         finally:
             persisted.unpersist()
         return metrics
@@ -95,6 +101,11 @@ class BatchRunner:
         if orders == {"none"}:
             return records.repartition(self.parallelism)
         return records.repartition(self.parallelism, *together).sortWithinPartitions("topic", "partition", "offset")
+
+
+def _raise_task_error(rows: DataFrame) -> None:
+    """Raise the error of a failed task, if there is one."""
+    _metrics_of(rows)
 
 
 def _metrics_of(rows: DataFrame) -> TaskMetrics:

@@ -97,7 +97,9 @@ async def task(app: App, name: str, *values: bytes) -> tuple[list[int], dict[str
     async with asyncio.timeout(60):
         # Signal handlers are installed only in the main thread.
         parts = await asyncio.to_thread(
-            lambda: list(worker.run_task(shipment, ShippedMaps({}), kind, TOPIC, [batch(values)], is_of_one=True))
+            lambda: list(
+                worker.run_task(shipment, ShippedMaps({}), kind, TOPIC, [batch(values)], has_one_partition=True)
+            )
         )
     rows = [row for part in parts for row in part.to_pylist()]
     return [row["value"] for row in rows[:-1]], json.loads(rows[-1]["_tailrace"])

@@ -22,7 +22,7 @@ def sent(app: App, maps: dict[TopicPartition, OffsetMap]) -> bytes:
     chosen = select_handlers(app, "enter", "g")
     shipment = pack(app, None, chosen, resolve(app.options), has_sink=False)
     batches = BatchRunner(chosen, shipment, None, None, None).beginning_at(maps)
-    return cloudpickle.dumps(task_runner.handling(shipment, batches.done, None, "t", is_of_one=True))
+    return cloudpickle.dumps(task_runner.handling(shipment, batches.done, None, "t", has_one_partition=True))
 
 
 def app_of_one_handler() -> App:

@@ -40,20 +40,25 @@ def columns_for(topic: str | None) -> tuple[str, ...]:
     return COLUMNS if topic is None else COLUMNS[1:]
 
 
-def slices_of(batch: Any, topic: str | None, *, is_of_one: bool) -> Iterator[tuple[TopicPartition, list[Record]]]:  # noqa: ANN401 - Arrow
+def slices_of(
+    batch: Any,  # noqa: ANN401 - Arrow
+    topic: str | None,
+    *,
+    has_one_partition: bool,
+) -> Iterator[tuple[TopicPartition, list[Record]]]:
     """Yield the records of an Arrow batch in runs of one partition, in order.
 
     Args:
         batch: RecordBatch with ``columns_for(topic)``.
         topic: topic of all records; None if it is a column.
-        is_of_one: True if all records are of one partition, as without a shuffle.
+        has_one_partition: True if all records are of one partition, as without a shuffle.
     """
     if not batch.num_rows:
         return
     *_, partitions, offsets, keys, values, timestamps, headers = batch.columns
     all_headers = repeat(()) if headers.null_count == len(headers) else map(_headers, headers.to_pylist())
     rest = (*(one.to_pylist() for one in (offsets, keys, values, timestamps)), all_headers, repeat(None))
-    if is_of_one:
+    if has_one_partition:
         place = TopicPartition(batch.column(0)[0].as_py() if topic is None else topic, partitions[0].as_py())
         yield place, list(map(Record, repeat(place.topic), repeat(place.partition), *rest))
         return

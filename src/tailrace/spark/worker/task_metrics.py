@@ -1,7 +1,7 @@
 """Metrics of a task, returned to the driver in the last row of the task.
 
-A row counts once, however often Spark ran the task; an accumulator would not. Permanent errors are returned in a row,
-too: if they were raised, Spark would run the task and its side effects again.
+The row of a task is counted once, even if Spark ran the task several times; an accumulator would count each run.
+Permanent errors are returned in a row, too: if they were raised, Spark would run the task and its side effects again.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _STOP_TIMEOUT_S = 10.0
 
 
 def handling(
-    shipment: Shipment, done: ShippedMaps, kind: DataType | None, topic: str | None, *, is_of_one: bool
+    shipment: Shipment, done: ShippedMaps, kind: DataType | None, topic: str | None, *, has_one_partition: bool
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return the function for ``mapInArrow``.
 
@@ -49,11 +49,11 @@ def handling(
         done: offset maps of the partitions.
         kind: Spark type of the handlers' results; None without a sink.
         topic: topic of all records; None if it is a column.
-        is_of_one: True if each task reads one partition.
+        has_one_partition: True if each task reads one partition.
     """
 
     def handle(batches: Iterable[Any]) -> Iterator[Any]:
-        yield from run_task(shipment, done, kind, topic, batches, is_of_one=is_of_one)
+        yield from run_task(shipment, done, kind, topic, batches, has_one_partition=has_one_partition)
 
     return handle
 
@@ -65,7 +65,7 @@ def run_task(  # noqa: PLR0913 - arguments sent with the task
     topic: str | None,
     batches: Iterable[Any],
     *,
-    is_of_one: bool,
+    has_one_partition: bool,
 ) -> Iterator[Any]:
     """Handle the records of one task; yield the results, and last a row with the metrics.
 
@@ -77,7 +77,8 @@ def run_task(  # noqa: PLR0913 - arguments sent with the task
         try:
             runner = _PROCESS.runner_for(shipment)
             for batch in batches:
-                results = _PROCESS.call(runner.handle(slices_of(batch, topic, is_of_one=is_of_one), done))
+                slices = slices_of(batch, topic, has_one_partition=has_one_partition)
+                results = _PROCESS.call(runner.handle(slices, done))
                 if results and kind is not None:
                     yield arrow_of(rows_of(results, kind), schema)
             results, metrics = _PROCESS.call(runner.finish())
