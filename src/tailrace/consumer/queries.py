@@ -37,7 +37,7 @@ class ConsumerQueries:
         return self._started.positions.partitions
 
     def subscription(self) -> frozenset[str]:
-        """Return the topics that are read; with a pattern, the topics that match it now."""
+        """Return the subscribed topics, or the topics that match the pattern now; none after ``assign``."""
         life = self._life
         return life.topics if life.pattern is None or life.engine is None else life.engine.subscription.subscription
 
@@ -161,7 +161,11 @@ class ConsumerQueries:
     def offsets(self, kind: Kind) -> dict[TopicPartition, int]: ...
 
     def offsets(self, kind: Kind | None = None) -> ConsumerOffsets | dict[TopicPartition, int]:
-        """Return the position ("fetch"), "highwater", "commit" and "done" offset of each assigned partition."""
+        """Return four offsets of each assigned partition, or only those of one ``kind``.
+
+        The kinds are "fetch" (position), "highwater" (high watermark), "commit" (committed offset) and "done" (lowest
+        unfinished offset).
+        """
         found = offsets_of(self._started.positions)
         return found if kind is None else one_kind(found, kind)
 

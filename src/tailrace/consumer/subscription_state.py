@@ -37,7 +37,7 @@ class SubscriptionState:
         on_failure: called with the error that ends the membership.
 
     Attributes:
-        topics: names of the topics that are read.
+        topics: subscribed topics, or topics of the manual assignment; empty with a pattern.
         committer: commits the group's offsets; None without a group.
         coordinator: current membership of the group; None if there is none.
     """
@@ -90,7 +90,7 @@ class SubscriptionState:
             components.reader,
             components.observer,
             self._commit_identity,
-            self._commit_refused,
+            self._commit_failed,
             components.start_positions.restart,
         )
 
@@ -155,7 +155,10 @@ class SubscriptionState:
         await self._check_topics(self.topics - self._optional, self._pattern, timeout_s)
 
     async def _check_topics(self, topics: frozenset[str], pattern: TopicPattern | None, timeout_s: float) -> None:
-        """Check that topics exist, and note the partitions of these topics, or of all topics with a pattern."""
+        """Check that topics exist, and report their partitions, or with a pattern those of all topics, to the policy.
+
+        The start policy may read partitions that are added later from their first record.
+        """
         await self._cluster.retrying(
             partial(check_topics, self._cluster, topics),
             timeout_s=min(timeout_s, TOPIC_GRACE_S),
@@ -202,8 +205,9 @@ class SubscriptionState:
             raise ConsumerStateError("partitions are assigned by assign() - unsubscribe() first, then subscribe()")
         await self._watch_topics(topics, pattern)
         self._optional = frozenset()
-        is_other_kind = isinstance(pattern, BrokerPattern) or isinstance(self._pattern, BrokerPattern)
-        if self.coordinator is not None and is_other_kind:
+        # A pattern that the broker resolves is fixed for the lifetime of a membership.
+        needs_new_membership = isinstance(pattern, BrokerPattern) or isinstance(self._pattern, BrokerPattern)
+        if self.coordinator is not None and needs_new_membership:
             await self.unsubscribe()
             self._components.watch(None if pattern is not None else topics)
         if self.coordinator is not None:
@@ -243,10 +247,11 @@ class SubscriptionState:
             self._left.clear()
             self.coordinator.stop()
             await self._left.wait()
+        # ``is_over`` raises the error that has ended the consumer, if there is one.
         if self._components.reader.is_over():
             return
         if self._is_manual:
-            await self._manual_assignment.prepare({})
+            await self._manual_assignment.commit_finished()
             self._is_manual = False
         self.topics, self._pattern, self._standalone = frozenset(), None, None
         self._manual_assignment.clear()
@@ -267,7 +272,8 @@ class SubscriptionState:
         chosen = await self._manual_assignment.find(specs)
         if not chosen and not self._is_manual:
             return
-        committed = await self._manual_assignment.prepare(chosen)
+        await self._manual_assignment.commit_finished()
+        committed = await self._manual_assignment.committed_starts(chosen)
         self.topics = frozenset(partition.topic for partition in chosen)
         self._components.watch(self.topics)
         self._is_manual = True
@@ -282,7 +288,10 @@ class SubscriptionState:
 
     @property
     def subscription(self) -> frozenset[str]:
-        """Topics that are read; with a pattern that the broker resolves, the topics of the assigned partitions."""
+        """Topics of the subscription; empty with a manual assignment.
+
+        With a pattern that the broker resolves, these are the topics of the assigned partitions.
+        """
         if self._standalone is not None:
             return self._standalone.topics
         if self.coordinator is None:
@@ -304,9 +313,11 @@ class SubscriptionState:
         # A manual assignment commits without a member id (a "simple" consumer).
         return Identity() if self._is_manual else None
 
-    def _commit_refused(self, code: int, identity: Identity) -> bool:
+    def _commit_failed(self, code: int, identity: Identity) -> bool:
+        """Handle the error code of a commit sent as ``identity``; return True if ``identity`` is still current."""
         if self.coordinator is not None:
-            return self.coordinator.refused(code, identity)
+            return self.coordinator.commit_failed(code, identity)
+        # The identity of a manual assignment never changes. False means that the membership has ended since.
         return self._is_manual
 
 

@@ -56,7 +56,7 @@ ResultT = TypeVar("ResultT")
 ResponseT = TypeVar("ResponseT")
 
 _STAGGER_S = 0.25
-"""Delay before a request that any broker can answer is also sent to the next broker."""
+"""Interval in seconds at which a request is sent to one more broker or bootstrap address, until one answers."""
 
 
 class Cluster:
@@ -118,7 +118,8 @@ class Cluster:
             ConfigurationError: ``bootstrap_servers`` is empty.
             AuthenticationError: TLS or SASL failed.
             UnsupportedVersionError: a broker is too old.
-            BrokerConnectionError: no broker answered in time; the message has the addresses.
+            BrokerConnectionError: no broker answered in time; the message has the addresses. It is a
+                RequestTimedOutError if not even the first attempt ended in time.
         """
         addresses = ", ".join(self.config.bootstrap_servers)
         await self.retrying(self.bootstrap, timeout_s=timeout_s, what=f"reaching the cluster at {addresses}")
@@ -304,11 +305,12 @@ class Cluster:
             what: description of the operation, for errors.
 
         Raises:
-            BrokerError: the error is not retriable, or ``timeout_s`` is over, and this was the last error.
+            BrokerError: an attempt raised it and it is not retriable; or ``timeout_s`` is over, and the last attempt
+                raised it.
             AuthenticationError, UnsupportedVersionError, ConfigurationError: an attempt raised it; it is not retried.
-            BrokerConnectionError: ``timeout_s`` is over, and the last attempt did not reach the broker.
+            BrokerConnectionError: ``timeout_s`` is over, and the last attempt raised it, or a subclass of it.
             MalformedMessageError: ``timeout_s`` is over, and the last response could not be decoded.
-            RequestTimedOutError: ``timeout_s`` is over, and no attempt ended.
+            RequestTimedOutError: ``timeout_s`` was over before the first attempt ended.
         """
         loop = asyncio.get_running_loop()
         deadline, failures = loop.time() + timeout_s, 0

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["BufferedBatch"]
 
 _Outcome: TypeAlias = bool | MalformedMessageError
+"""Result of a decompression: True, False if the size limit would be exceeded, or the error of an unreadable batch."""
 
 _INLINE_BYTES = 1 << 20
 """Maximum decompressed size of a batch that is decompressed on the event loop, which takes a few milliseconds."""
@@ -87,6 +88,7 @@ class BufferedBatch:
         if batch is None or not self.is_compressed:
             return True
         if batch.size <= _INLINE_PACKED_BYTES:
+            # The decompressed size is not known before. A batch above the inline limit is left to a thread.
             outcome = _decompress_within(batch, min(self._limit, _INLINE_BYTES))
             if outcome or self._limit <= _INLINE_BYTES:
                 self._check_outcome(position, outcome)
@@ -187,11 +189,11 @@ class BufferedBatch:
         self.next_offset, self.leader_epoch = following.next_offset, following.leader_epoch
         return True
 
-    def expected(self, position: int) -> int:
-        """Return an upper bound of the number of records from offset ``position`` on."""
+    def expected(self, offset: int) -> int:
+        """Return an upper bound of the number of records from ``offset`` on."""
         if self._batch is None:
             return len(self._returned)
-        return max(0, self.next_offset - max(position, self._batch.base_offset))
+        return max(0, self.next_offset - max(offset, self._batch.base_offset))
 
     def give_back(self, records: Sequence[Record]) -> None:
         """Put back records that were taken and not used; the next ``take`` returns them first."""
@@ -240,7 +242,7 @@ class BufferedBatch:
 
 
 def _decompress_within(batch: RecordBatch, limit: int) -> _Outcome:
-    """Decompress ``batch``; return False if the result would exceed ``limit``, or return the error of a failure."""
+    """Decompress ``batch`` to at most ``limit`` bytes."""
     try:
         return batch.decompress(limit)
     except MalformedMessageError as error:

@@ -1,7 +1,8 @@
 """One stream of records for each assigned partition, each polled at its own pace.
 
-A stream takes a slice of its partition when it is polled and has no records left. If several streams wait, one of them
-waits for news and wakes the others. A stream's record in flight is finished by the next poll of that stream.
+A stream takes a slice of its partition when it is polled and has no records left. If several streams wait for records,
+one of them waits on the reader and wakes the others. A stream's record in flight is finished by the next poll of that
+stream.
 ``max_poll_interval_ms`` is exceeded if no stream is polled for that long although a stream has a record.
 """
 
@@ -82,7 +83,8 @@ class PartitionStream:
         if self._lease is not None:
             self._lease.finish_taken()
         self._streams.note_poll()
-        await asyncio.sleep(0)  # before a new slice, other streams have a turn
+        # Let other streams run before this one takes a new slice.
+        await asyncio.sleep(0)
         while True:
             if not self._streams.is_assigned(self._position):
                 self._streams.raise_failure()
@@ -149,7 +151,9 @@ class Streams:
         self._known: set[int] = set()
         """Assignment numbers (``Position.assignment``) that have a stream."""
         self._is_listening = False
+        """True while a task waits on the reader."""
         self._round = asyncio.Event()
+        """Set when that task stops waiting, and then replaced."""
 
     def __aiter__(self) -> Streams:
         return self
@@ -224,7 +228,7 @@ class Streams:
         return sum(stream.count_taken for stream in self._streams.values())
 
     def awaits_poll(self, *, waits: bool) -> bool:
-        """Return True if a record is in flight or may be polled, and no stream waits.
+        """Return True if a record is in flight or may be polled, and no stream is being polled.
 
         ``waits`` is True if records are buffered.
         """

@@ -89,7 +89,7 @@ class Coordinator:
         """Release all partitions and leave the group."""
         self._membership.receive(StopMembership(self._reconciler.may_commit))
 
-    def refused(self, code: int, identity: Identity) -> bool:
+    def commit_failed(self, code: int, identity: Identity) -> bool:
         """Handle the error code of a commit sent as ``identity``; return True if ``identity`` is still current."""
         counts = self._membership.is_current(identity)
         if counts:

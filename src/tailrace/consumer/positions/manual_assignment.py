@@ -59,15 +59,22 @@ class ManualAssignment:
         await self._offset_queries.check(found)
         return found
 
-    async def prepare(self, chosen: dict[TopicPartition, RequestedStart]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Commit finished records of the former assignment; return committed offsets for ``chosen`` without a start.
+    async def commit_finished(self) -> None:
+        """Commit the finished records of the current assignment, unless the user commits."""
+        if self._committer is not None and self._config.commits_automatically:
+            await self._committer.commit_automatically(timeout_s=self._timeout_s, will_retry=False)
+
+    async def committed_starts(
+        self, chosen: Mapping[TopicPartition, RequestedStart]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the group's committed offsets of the partitions in ``chosen`` without a requested start.
+
+        The result is empty while ``reset_offset_on_start`` applies.
 
         Raises:
             BrokerError: the committed offsets may not be read.
             BrokerConnectionError: the committed offsets could not be read in time.
         """
-        if self._committer is not None and self._config.commits_automatically:
-            await self._committer.commit_automatically(timeout_s=self._timeout_s, will_retry=False)
         without_start = [one for one, begin in chosen.items() if begin is None]
         return {} if self._resets_offsets else await self._committed(without_start)
 
