@@ -55,8 +55,8 @@ def innermost_user_frame(stack: Sequence[StackFrame]) -> StackFrame | None:
     """Return the innermost frame of the user's own code, or None; the innermost frame of ``stack`` comes first.
 
     The user's own code is all code outside the standard library, tailrace and installed packages. If the stack has no
-    such code but installed packages, the program itself is one of them. The innermost frame of the outermost package is
-    returned then.
+    such frame, the user's program is taken to be an installed package: that of the outermost frame outside the standard
+    library and tailrace. The result is None if all frames are in the standard library or tailrace.
     """
     candidates = [frame for frame in stack if frame.package not in _LIBRARY_PACKAGES]
     if not candidates:
@@ -75,9 +75,10 @@ def where_raised(error: BaseException) -> str | None:
 def with_short_tracebacks(error: BaseException) -> BaseException:
     """Return a copy of ``error`` for the log, whose traceback is reduced to the frames of the user's own code.
 
-    The tracebacks of causes, contexts and exception group members are reduced, too. If a library raised the error, the
-    raising frame is kept. ``error`` itself is unchanged, because hooks and dead letters use it. An error that cannot be
-    copied is returned as it is.
+    The tracebacks of causes, contexts and exception group members are reduced, too. The frame that raised the error is
+    kept even if it is in a library, but not if it is in tailrace. If no frame is the user's, the copy has no traceback.
+    ``error`` itself is unchanged, because hooks and dead letters use it. An error that cannot be copied is returned as
+    it is.
     """
     return _shortened(error, {})
 
@@ -109,10 +110,10 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
         made.__dict__.update(error.__dict__)
         return made
 
-    def reduced() -> BaseException:
+    def copied() -> BaseException:
         return copy.copy(error)
 
-    for make in (bare, reduced):
+    for make in (bare, copied):
         # Constructors and __reduce__ are the user's own code.
         with contextlib.suppress(Exception):
             made = make()
@@ -122,7 +123,10 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
 
 
 def _short_traceback(error: BaseException) -> TracebackType | None:
-    """Return the traceback entries of the user's own code, and the last entry if a library raised the error."""
+    """Return the traceback entries of the user's own code, or None if there are none.
+
+    The entry that raised is included even if it is in a library, but not if it is in tailrace.
+    """
     entries: list[TracebackType] = []
     entry = _raised(error).__traceback__
     while entry is not None:

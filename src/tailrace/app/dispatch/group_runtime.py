@@ -158,7 +158,7 @@ class GroupRuntime:
         if self._transactions is not None and not self._transactions.are_settled:
             return False
         return not self._retry_topic_records and all(
-            one.executor.at_work == one.failures.waiting and not one.executor.has_failed for one in self._runtimes
+            one.executor.at_work == one.recovery.waiting and not one.executor.has_failed for one in self._runtimes
         )
 
     def executors_of(self, function: Callable[..., object]) -> list[Executor[Any]]:
@@ -179,7 +179,7 @@ class GroupRuntime:
     def waiting(self) -> int:
         """Number of records that failed for good and block their lane, because no topic takes them."""
         aside = 0 if self._transactions is None else self._transactions.waiting
-        return aside + sum(one.failures.waiting for one in self._runtimes)
+        return aside + sum(one.recovery.waiting for one in self._runtimes)
 
     @property
     def stalled_s(self) -> float:

@@ -28,7 +28,7 @@ class HandlerRuntime:
 
     handler: Handler
     executor: Executor[Any]
-    failures: Recovery
+    recovery: Recovery
     overdue: Overdue
     events: HandlerEvents
 
@@ -45,7 +45,7 @@ class HandlerRuntime:
             in_flight=executor.in_flight,
             waiting=executor.waiting,
             failures=events.failures,
-            retries=self.failures.retries,
+            retries=self.recovery.retries,
             delayed=events.delayed,
             dead_letters=events.dead_letters,
             skipped=events.skipped,
@@ -73,7 +73,7 @@ def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRunt
         transactions=context.transactions,
         delay_of=context.delay_of,
     )
-    failures = Recovery(handler.name, policy, observer, is_batch=limits is not None)
+    recovery = Recovery(handler.name, policy, observer, is_batch=limits is not None)
     options = ExecutorOptions(
         order_by=handler.order_by,
         concurrency=handler.concurrency,
@@ -83,7 +83,7 @@ def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRunt
     )
     executor: Executor[Any]
     if limits is None:
-        executor = RecordExecutor(call, failures.recover, options, is_shared=handler.when is not None)
+        executor = RecordExecutor(call, recovery.recover, options, is_shared=handler.when is not None)
     else:
-        executor = BatchExecutor(call.handle, failures.recover, options, limits)
-    return HandlerRuntime(handler, executor, failures, overdue, events)
+        executor = BatchExecutor(call.handle, recovery.recover, options, limits)
+    return HandlerRuntime(handler, executor, recovery, overdue, events)

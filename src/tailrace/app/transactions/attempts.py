@@ -124,7 +124,9 @@ class Attempts:
         return attempted
 
     async def publish(self, one: PendingRecord) -> None:
-        """Publish in the transaction: when the calling handler succeeds; outside of handlers (dead letters), at once.
+        """Add a record to the transaction once the calling handler has succeeded.
+
+        A record that is published outside of a handler, such as a dead letter, is added at once.
 
         Raises:
             PublishError: the topic or partition does not exist, or the handler has returned already.
@@ -134,7 +136,7 @@ class Attempts:
             self.has_letter = True
             await self._send(one)
             return
-        # Reserves a place, so that records keep the order of the calls even if look-ups finish in another.
+        # Reserve the record's place now, because the look-ups of concurrent calls may finish in another order.
         place = len(attempt.outgoing)
         attempt.outgoing.append(None)
         if self._window.doomed_by is None and not attempt.is_over:
@@ -150,7 +152,10 @@ class Attempts:
         self._aborts += 1
 
     async def _check(self, topic: str, partition: int | None) -> None:
-        """Look up a topic; cache that it is missing for a while, since the transaction waits for the look-up."""
+        """Check that a topic and, if given, its partition exist.
+
+        The error of a missing one is cached for ``_MISSING_S`` seconds, because each look-up delays the transaction.
+        """
         loop = asyncio.get_running_loop()
         if self._missing and (known := self._missing.pop((topic, partition), None)) is not None:
             error, until = known
@@ -190,9 +195,12 @@ class Attempts:
             )
         except (PublishError, ConsumerStateError) as error:
             if self._transactor.is_open:
+                # Only this record was refused; the transaction can still be committed.
                 raise
             if not self._window.is_open:
+                # There is no transaction to abort.
                 raise PublishError(f"{one.topic}: {error}") from error
+            # The transaction has failed. Once it is aborted, its records are handled again.
             self._on_doom(error)
 
     def _raise_final_error_of(self, work: object) -> None:

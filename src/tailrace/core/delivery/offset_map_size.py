@@ -1,8 +1,8 @@
 """Size of a partition's offset map in the commit metadata, estimated between commits.
 
 A map is encoded only if it may be large. While one record is stuck, a million later records may finish between two
-commits. So the size is estimated once per slice, from two cheap numbers: how many offsets the map covers, and how many
-records are in flight.
+commits. So the size is estimated before each slice (the records that are delivered together), from two cheap numbers:
+how many offsets the map covers, and how many records are in flight.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ class OffsetMapSize:
         """Return True if the map may have become too large since the last measurement or estimate."""
         if self._measured_at < 0:
             self._measured_at = progress.delivered
+        # ``delivered`` and ``finished`` are offsets; ``started`` is a number of records.
         if not progress.started or progress.delivered - self._measured_at < limit // 4:
             return False
-        # A map is written as one bit per offset or as a few bytes per gap, whichever is shorter. Base64 adds a third.
+        # A map is written as one bit for each offset from ``finished`` to ``delivered``, or as a few bytes for each gap
+        # between records in flight, whichever is shorter. Base64 adds a third.
         most = min((progress.delivered - progress.finished) // 8, _GAP_BYTES * progress.started + 10) * 4 // 3
         if most + _OVERHEAD > limit // 2:
             return True
