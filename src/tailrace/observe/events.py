@@ -352,7 +352,7 @@ class CommitFailed(Event):
     exception: BaseException | None = None
     """The exception."""
     took_s: float | None = None
-    """Duration of the attempt in seconds, retries included; None if unknown."""
+    """Duration of the commit in seconds, with its retries and the wait for an earlier commit; None if unknown."""
 
 
 class CommitCallbackFailed(Event):
@@ -820,7 +820,7 @@ class RecordSkipped(_HandlerEvent):
 class DeadLetterFailed(_HandlerEvent):
     """A failed record could not be published to its retry or dead-letter topic.
 
-    The record is not skipped: publishing is tried again, and later records of its lane wait.
+    The record is not skipped: publishing is tried again, and the records that must be handled after it wait.
     """
 
     level = logging.ERROR
@@ -846,7 +846,8 @@ class RecordUnmatched(Event):
 class HandlerOverdue(_HandlerEvent):
     """A handler still runs a second after its ``timeout_ms``: it ignored its cancellation, or blocks its thread.
 
-    The record fails when the handler ends, and is not committed before then. Later records of its lane wait.
+    The record fails when the handler ends. Until then, the record is not committed, and the records that must be
+    handled after it wait.
     """
 
     level = logging.ERROR
@@ -863,7 +864,7 @@ class HandlerAbandoned(_HandlerEvent):
 
 
 class PartitionReadPaused(Event):
-    """Reading of a partition pauses, because too many of its records wait for a lane or for their next attempts.
+    """Reading of a partition pauses, because too many of its records wait for earlier records or for another attempt.
 
     Emitted at most once a minute for each partition while too many records wait.
     """
@@ -872,9 +873,9 @@ class PartitionReadPaused(Event):
     handler: str
     partition: TopicPartition
     key: bytes | None
-    """Key of the lane, or of the record that failed last."""
+    """Key of the record that reached the limit by failing or by having to wait; of a failed batch, its first record."""
     waiting: int
-    """Number of waiting records."""
+    """Number of records that wait for the same earlier record; or, after a failure, that failed or wait in all."""
 
 
 class HandlersOverlap(Event):

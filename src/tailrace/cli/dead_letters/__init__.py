@@ -72,8 +72,8 @@ Send dead letters to the group that failed them, to be handled again. Without
 A replay goes to the replay topic of the group, such as orders.billing.replay,
 which the group reads in addition to orders. A missing replay topic is created
 with as many partitions as orders. A replay has the key, value, headers and
-partition of the original record, its origin, and the number of its replays and
-deaths.
+partition of the original record, its origin, and how often it was replayed and
+became a dead letter.
 
 Only dead letters whose topic and group match the name of the dead-letter topic
 are replayed, because anyone who may write to that topic may claim another

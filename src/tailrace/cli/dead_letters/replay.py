@@ -182,11 +182,12 @@ async def send(producer: Producer, plan: ReplayPlan, on_sent: Callable[[ReplayRe
         sent.add(id(one))
         on_sent(one, placed)
 
-    lanes: dict[tuple[str, int | None], list[ReplayRecord]] = {}
+    by_partition: dict[tuple[str, int | None], list[ReplayRecord]] = {}
     for one in plan.replays:
-        lanes.setdefault((one.topic, one.partition), []).append(one)
+        by_partition.setdefault((one.topic, one.partition), []).append(one)
     outcomes = await asyncio.gather(
-        *(_send_in_order(producer, lane, acknowledged, too_large) for lane in lanes.values()), return_exceptions=True
+        *(_send_in_order(producer, replays, acknowledged, too_large) for replays in by_partition.values()),
+        return_exceptions=True,
     )
     for outcome in outcomes:
         if isinstance(outcome, BaseException) and not isinstance(outcome, PublishError):
@@ -203,7 +204,7 @@ async def send(producer: Producer, plan: ReplayPlan, on_sent: Callable[[ReplayRe
 
 async def _send_in_order(
     producer: Producer,
-    lane: Sequence[ReplayRecord],
+    replays: Sequence[ReplayRecord],
     acknowledged: Callable[[ReplayRecord, Published], None],
     too_large: list[PublishTooLargeError],
 ) -> None:
@@ -219,9 +220,9 @@ async def _send_in_order(
             return
         acknowledged(one, placed)
 
-    for at in range(0, len(lane), _CONCURRENT_SENDS):
+    for at in range(0, len(replays), _CONCURRENT_SENDS):
         # The producer keeps records sent concurrently in order. A later chunk must not overtake a rejected record.
-        outcomes = await asyncio.gather(*map(publish, lane[at : at + _CONCURRENT_SENDS]), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(publish, replays[at : at + _CONCURRENT_SENDS]), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome

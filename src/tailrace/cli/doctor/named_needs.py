@@ -10,7 +10,7 @@ from tailrace.core.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicNeeds
 __all__ = ["NeedsOf", "no_needs", "with_names"]
 
 NeedsOf: TypeAlias = Callable[[Collection[str]], ClusterNeeds]
-"""Function from the names of all topics to what has to be checked."""
+"""Function that returns the topics and groups to check; its argument is the names of all topics in the cluster."""
 
 
 def no_needs(_existing: Collection[str]) -> ClusterNeeds:

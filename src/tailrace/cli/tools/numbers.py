@@ -11,7 +11,7 @@ def positive_integer(text: str) -> int:
     """Parse a positive integer.
 
     Raises:
-        argparse.ArgumentTypeError: The text is something else.
+        argparse.ArgumentTypeError: ``text`` is not a positive integer.
     """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}")
