@@ -873,9 +873,9 @@ class PartitionReadPaused(Event):
     handler: str
     partition: TopicPartition
     key: bytes | None
-    """Key of the record that reached the limit by failing or by having to wait; of a failed batch, its first record."""
+    """Key of the record whose failure or wait reached the limit; for a failed batch, the key of its first record."""
     waiting: int
-    """Number of records that wait for the same earlier record; or, after a failure, that failed or wait in all."""
+    """Number of records that wait for the same earlier record; after a failure, number of all that failed or wait."""
 
 
 class HandlersOverlap(Event):
