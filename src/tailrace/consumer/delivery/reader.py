@@ -103,7 +103,7 @@ class Reader:
         return self._first_of_slice()
 
     async def record_now(self, among: Among = None) -> AnyRecord | None:
-        """Return a buffered record; None if there is none. Other tasks have a turn first."""
+        """Yield to other tasks once, then return a buffered record; None if there is none."""
         await self._poll_and_yield()
         self._put_back_others(among)
         if not self.delivery.polled.count_left and not self._find_slice(self._next_size(), among):
@@ -111,7 +111,7 @@ class Reader:
         return self._first_of_slice()
 
     async def records_now(self, count: int, among: Among = None) -> list[AnyRecord]:
-        """Return up to ``count`` buffered records. Other tasks have a turn first."""
+        """Yield to other tasks once, then return up to ``count`` buffered records."""
         await self._poll_and_yield()
         return self.take_now(count, among)
 
@@ -283,7 +283,7 @@ class Reader:
 
     async def _yield_if_due(self) -> None:
         if is_too_long(self._loop.time() - self._turn_began_at):
-            # Records were delivered for too long without a pause; heartbeats and fetches need a turn.
+            # Records were delivered for too long without a pause: let heartbeats and fetches run.
             await asyncio.sleep(0)
             self._turn_began_at = self._loop.time()
 

@@ -60,7 +60,7 @@ class ManualAssignment:
         return found
 
     async def commit_finished(self) -> None:
-        """Commit the finished records of the current assignment, unless the user commits."""
+        """Commit the finished records of the current assignment, if the consumer commits automatically."""
         if self._committer is not None and self._config.commits_automatically:
             await self._committer.commit_automatically(timeout_s=self._timeout_s, will_retry=False)
 

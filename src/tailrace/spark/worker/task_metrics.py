@@ -1,6 +1,6 @@
 """Metrics of a task, returned to the driver in the last row of the task.
 
-The row of a task is counted once, even if Spark ran the task several times; an accumulator would count each run.
+The row of a task is counted once, even if Spark ran the task several times; an accumulator could count each run.
 Permanent errors are returned in a row, too: if they were raised, Spark would run the task and its side effects again.
 """
 
