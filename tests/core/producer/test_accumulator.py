@@ -200,7 +200,7 @@ def test_the_records_that_the_broker_names_fail_alone():
     bench.append(0, 1, 2, 3)
     (batch,) = bench.take()
 
-    (failed,) = bench.answer(batch, ErrorCode.INVALID_RECORD, detail="no key", refused=[1, 3])
+    (failed,) = bench.answer(batch, ErrorCode.INVALID_RECORD, detail="no key", refused_records=[1, 3])
 
     assert failed.batch.tickets == [1, 3]
     assert isinstance(failed.error, PublishError)
