@@ -22,7 +22,7 @@ from tailrace.protocol.metadata import BrokerMetadata, FindCoordinatorRequest, M
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import broker_at, configured, coordinated
 from tests.support.net.open_sockets import Sockets
-from tests.support.net.peers import Peer, black_hole, hangs_up, nobody, opens_then
+from tests.support.net.peers import Peer, black_hole, closed_port, hangs_up, opens_then
 
 NOTHING = MetadataRequest(())
 MAIN = ChannelKey(Channel.MAIN)
@@ -378,7 +378,7 @@ async def test_close_cancels_a_connection_attempt():
 async def test_connection_refused():
     """A port without a listener fails immediately with advice; each attempt emits one event."""
     events = EventRecorder()
-    with nobody() as address:
+    with closed_port() as address:
         async with broker_at(address, events=events) as broker:
             with pytest.raises(BrokerConnectionError, match="connection refused - is the broker running"):
                 await broker.connect()

@@ -36,7 +36,7 @@ from tailrace.records import TopicPartition
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import cluster_at
 from tests.support.net.open_sockets import Sockets
-from tests.support.net.peers import Peer, black_hole, hangs_up, nobody, opens_then, sends
+from tests.support.net.peers import Peer, black_hole, closed_port, hangs_up, opens_then, sends
 
 # ---- finding the cluster -------------------------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ async def found_by(cluster: Cluster) -> float:
 
 async def test_one_reachable_address_of_the_list_is_enough(address):
     """One reachable address is enough, at any place in the list."""
-    with nobody() as dead:
+    with closed_port() as dead:
         async with cluster_at(f"{dead},{address},{dead}", **PATIENT) as cluster:
             assert await found_by(cluster) < 20
 
@@ -78,7 +78,7 @@ async def test_an_address_that_returns_no_metadata_does_not_count(address, behav
 
 async def test_the_error_lists_each_address_with_its_reason():
     """The error lists each address with its reason."""
-    with nobody() as dead:
+    with closed_port() as dead:
         async with (
             Peer(sends(b"HTTP/1.1 400 Bad Request\r\n")) as peer,
             cluster_at(f"{dead},{peer.address},kafka..example:1") as cluster,
@@ -324,7 +324,7 @@ async def test_callers_together_look_a_coordinator_up_once(kafka, address, name)
 
 async def test_a_coordinator_lookup_bootstraps_again(kafka, address, name):
     """If no known broker answers, the lookup bootstraps again (KIP-899)."""
-    with nobody() as dead:
+    with closed_port() as dead:
         gone = BrokerMetadata(1, *split_address(dead))
         async with cluster_at(address) as cluster:
             with kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, brokers=(gone,))):

@@ -14,7 +14,7 @@ from tailrace.protocol.committed_offsets import OffsetFetchRequest
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import broker_at, cluster_at, configured
-from tests.support.net.peers import Peer, nobody, silent
+from tests.support.net.peers import Peer, closed_port, silent
 from tests.support.net.secrets_shown import shown_by
 from tests.support.net.security_setups import (
     MTLS,
@@ -177,7 +177,7 @@ async def test_each_mistake_has_a_clear_error(secured, changed, kind, told, capl
 @by(PLAIN)
 async def test_a_permanent_error_takes_precedence(secured):
     """If several addresses fail, an authentication error is raised instead of a transient one."""
-    with nobody() as dead:
+    with closed_port() as dead:
         addresses = f"{dead},{secured.bootstrap_servers}"
         error = await refusal(secured, bootstrap_servers=addresses, sasl_plain_password=WRONG)
 

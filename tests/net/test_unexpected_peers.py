@@ -20,8 +20,8 @@ from tests.support.net.open_connections import dialled
 from tests.support.net.peers import (
     Peer,
     black_hole,
+    closed_port,
     hangs_up,
-    nobody,
     offer,
     opens_then,
     resets,
@@ -117,7 +117,7 @@ BOTH_WAYS = pytest.mark.parametrize("options", [{}, {"receive_buffer_bytes": 65_
 @BOTH_WAYS
 async def test_a_closed_port_is_refused_at_once(options):
     """A port without a listener is refused immediately."""
-    with nobody() as address:
+    with closed_port() as address:
         assert "connection refused - is the broker running" in str(await refusal(address, **options))
 
 
@@ -155,7 +155,7 @@ async def test_an_unreachable_host(monkeypatch):
 async def test_every_address_of_a_name_is_tried_in_turn(monkeypatch):
     """Also with ``receive_buffer_bytes``, an address that refuses is skipped."""
     async with Peer(opens_then(lambda *_: ONE_BROKER)) as peer:
-        with nobody() as refuses:
+        with closed_port() as refuses:
             resolve_as(monkeypatch, int(refuses.split(":")[1]), peer.port)
             async with dialled(f"kafka.example:{peer.port}", receive_buffer_bytes=65_536) as connection:
                 assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
@@ -164,7 +164,7 @@ async def test_every_address_of_a_name_is_tried_in_turn(monkeypatch):
 async def test_every_address_of_a_name_is_tried(monkeypatch):
     """An address that refuses is skipped at once, one that drops packets after a quarter of a second (RFC 8305)."""
     async with Peer(opens_then(lambda *_: ONE_BROKER)) as peer:
-        with nobody() as refuses, black_hole() as swallows:
+        with closed_port() as refuses, black_hole() as swallows:
             dead, silent_one = (int(one.split(":")[1]) for one in (refuses, swallows))
             resolve_as(monkeypatch, dead, silent_one, peer.port)
             async with dialled(f"kafka.example:{peer.port}") as connection:

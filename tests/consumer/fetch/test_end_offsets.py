@@ -49,6 +49,9 @@ async def test_the_lag_of_a_full_buffer_grows(new_topic, new_consumer, witness, 
         await asyncio.sleep(1)
         witness.produce(topic, (b"x" * 1_000 for _ in range(50)), batch_bytes=10_000)
         await until(lambda: only(consumer).end == 150)
+        found = only(consumer)
+
+    assert found.lag >= 149
 
 
 async def test_nothing_is_requested_unless_statistics_are_read(witness_of, group):

@@ -81,7 +81,7 @@ def gives_twice(shares, topic):
     shares[min(shares)].append(TopicPartition(topic, 0))
 
 
-def names_a_stranger(shares, topic):
+def names_an_unknown_member(shares, topic):
     shares["nobody"] = [TopicPartition(topic, 0)]
 
 
@@ -98,7 +98,7 @@ def raises(_shares, _topic):
     [
         (leaves_out, r"'mine' leaves .*\[\d\] unassigned"),
         (gives_twice, r"'mine' gives .*\[0\] twice"),
-        (names_a_stranger, r"'mine' names 'nobody', which is not a member of the group"),
+        (names_an_unknown_member, r"'mine' names 'nobody', which is not a member of the group"),
         (invents_a_partition, r"'mine' gives .*\[99\], which does not exist"),
         (raises, r"'mine' raised ValueError: out of luck"),
     ],

@@ -283,14 +283,14 @@ class EventRecorder:
         return [(one.partition, one.before, one.after, one.lost) for one in self.events if isinstance(one, OffsetReset)]
 
 
-NOBODY = cast("SparkOffsetStore", None)
+NO_STORE = cast("SparkOffsetStore", None)
 """Nothing is asked where nothing is to be found by time."""
 
 
 def placed(now: ClusterState, policy: str = "earliest", **more: Any) -> tuple[StartOffsets, EventRecorder]:
     recorder = EventRecorder()
     config = resolve({"bootstrap_servers": "b:1", "group_id": "g", "auto_offset_reset": policy})
-    return start_offsets_of(NOBODY, now, config, Observer((recorder,)), **more), recorder
+    return start_offsets_of(NO_STORE, now, config, Observer((recorder,)), **more), recorder
 
 
 def test_a_new_group_loses_nothing():

@@ -151,7 +151,7 @@ def black_hole() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def nobody() -> Iterator[str]:
+def closed_port() -> Iterator[str]:
     """Address of a bound port without a listener."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
