@@ -1,4 +1,4 @@
-"""FrameProtocol: frames arrive whole, in order and without copies, and lengths are not trusted."""
+"""FrameProtocol: frames arrive whole and in order, large ones almost without copies, and lengths are not trusted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def framed(body: bytes) -> bytes:
     return struct.pack(">i", len(body)) + body
 
 
-@given(st.lists(st.binary(min_size=4, max_size=300), max_size=8), st.integers(1, 64))
+@given(st.lists(st.binary(min_size=4, max_size=300), max_size=8), st.integers(1, 2_500))
 def test_frames_do_not_depend_on_segmentation(bodies, chunk):
     """Each frame arrives whole, once and in order, however the stream is split."""
     reading = Reading()
@@ -45,8 +45,8 @@ def test_frames_do_not_depend_on_segmentation(bodies, chunk):
     assert not reading.lost
 
 
-def test_a_frame_is_received_in_place():
-    """The kernel fills a buffer of the frame's exact size, which is never copied."""
+def test_a_large_frame_is_received_in_place():
+    """Apart from its first bytes, the kernel fills a buffer of the frame's exact size, which is never copied."""
     reading = Reading()
     reading.feed(struct.pack(">i", 100_000))
 
@@ -58,6 +58,31 @@ def test_a_frame_is_received_in_place():
     (frame,) = reading.frames
     assert (len(first), len(second), len(frame)) == (100_000, 40_000, 100_000)
     assert frame.obj is first.obj is second.obj
+
+
+def test_small_frames_need_a_single_read():
+    """Frames that have arrived together are passed on after one read, without a read for each length and each body."""
+    reading = Reading()
+    frames = framed(b"first") + framed(b"second") + framed(b"third")[:3]
+
+    room = reading.protocol.get_buffer(-1)
+    room[: len(frames)] = frames
+    reading.protocol.buffer_updated(len(frames))
+    assert [bytes(frame) for frame in reading.frames] == [b"first", b"second"]
+
+    reading.feed(framed(b"third")[3:])
+    assert bytes(reading.frames[-1]) == b"third"
+
+
+def test_frames_before_an_impossible_length_are_passed_on():
+    """A frame that arrived whole counts, even if bytes after it make no sense."""
+    reading = Reading()
+
+    reading.feed(framed(b"whole") + struct.pack(">i", -1))
+    reading.protocol.connection_lost(None)
+
+    assert [bytes(frame) for frame in reading.frames] == [b"whole"]
+    assert isinstance(reading.lost[0], MalformedMessageError)
 
 
 def test_a_claimed_length_allocates_little_memory():

@@ -1,4 +1,4 @@
-"""Reception of frames: the kernel fills a buffer of the frame's exact size, without a copy.
+"""Reception of frames: small frames in one read, and the rest of a large one into a buffer of its exact size.
 
 An impossible length is rejected before a buffer is allocated: the peer is no Kafka broker, and the first four bytes
 often show which kind of server the peer is. A possible length is not trusted either: the buffer of a large frame grows
@@ -25,6 +25,8 @@ LIMIT = 1 << 30
 _CLAIM_LIMIT = 8 << 20
 """Maximum memory allocated for a frame before its bytes arrive."""
 _GROWTH = 4
+_READ_AHEAD = 16 << 10
+"""Number of bytes to read between two frames; more of them would be copied, fewer would need a second read."""
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
@@ -34,8 +36,9 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.limit = OPENING_LIMIT
         self.transport: asyncio.Transport | None = None
         self._on_frame, self._on_lost = on_frame, on_lost
-        self._head = memoryview(bytearray(_LENGTH.size))
+        self._ahead = memoryview(bytearray(_READ_AHEAD))
         self._body: memoryview | None = None
+        """Frame of which a part has arrived; None between two frames."""
         self._filled = self._size = 0
         self._refused: Exception | None = None
 
@@ -44,13 +47,12 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the frame's size is known
-        return (self._head if self._body is None else self._body)[self._filled :]
+        return (self._ahead if self._body is None else self._body)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
         if self._body is None:
-            if self._filled == _LENGTH.size:
-                self._begin_body()
+            self._take_frames()
         elif self._filled == len(self._body):
             if self._filled < self._size:
                 self._grow(self._body)
@@ -65,25 +67,43 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.transport = None
         self._on_lost(self._refused or exc)
 
-    def _begin_body(self) -> None:
-        (size,) = _LENGTH.unpack(self._head)
-        if not _LENGTH.size <= size <= self.limit:
-            self._refuse(size)
-            return
-        self._size, self._filled = size, 0
-        self._body = memoryview(bytearray(min(size, _CLAIM_LIMIT)))
+    def _take_frames(self) -> None:
+        """Pass on the frames that were read ahead, and continue with the one that has arrived in part."""
+        start, end, frames = 0, self._filled, []
+        while end - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._ahead, start)
+            if not _LENGTH.size <= size <= self.limit:
+                self._refuse(start)
+                break
+            arrived = self._ahead[start + _LENGTH.size : min(start + _LENGTH.size + size, end)]
+            body = memoryview(bytearray(min(size, _CLAIM_LIMIT)))
+            body[: len(arrived)] = arrived
+            start += _LENGTH.size + len(arrived)
+            if len(arrived) < size:
+                self._body, self._size, self._filled = body, size, len(arrived)
+                break
+            frames.append(body)
+        else:
+            # A part of the next frame's length, at most.
+            self._ahead[: end - start] = self._ahead[start:end]
+            self._filled = end - start
+        for frame in frames:
+            self._on_frame(frame)
 
     def _grow(self, full: memoryview) -> None:
         # A bytearray cannot be resized here: the transport holds a view of it.
         self._body = memoryview(bytearray(min(self._size, len(full) * _GROWTH)))
         self._body[: len(full)] = full
 
-    def _refuse(self, size: int) -> None:
-        peer = guess_peer(bytes(self._head))
+    def _refuse(self, start: int) -> None:
+        """Abort the connection for the length at ``start``, and read nothing more."""
+        peer = guess_peer(bytes(self._ahead[start : start + _LENGTH.size]))
         if peer is not None:
             self._refused = BrokerConnectionError(peer)
         else:
+            (size,) = _LENGTH.unpack_from(self._ahead, start)
             self._refused = MalformedMessageError(f"a response claims {size} bytes - is this a Kafka broker?")
+        self._body, self._filled = memoryview(b""), 0
         if self.transport is not None:
             self.transport.abort()
 

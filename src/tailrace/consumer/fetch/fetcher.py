@@ -74,6 +74,8 @@ __all__ = ["Fetcher", "connection_name"]
 
 _GRACE_S = 5.0
 """Time that a broker may need in addition to the ``max_wait_ms`` of a fetch."""
+_SMALL = 64 << 10
+"""Maximum size of the records in a response that a waiting reader gets before the next fetch is sent."""
 _CORRUPT_ATTEMPTS = 3
 """Number of attempts to fetch a corrupt batch before the error is delivered."""
 
@@ -188,12 +190,13 @@ class Fetcher:
                     if loop.held_added:
                         loop.added_scope.cancel()
                 failures, took_s = 0, self._loop.time() - sent_at
+                is_awaited = not self._buffer.held_bytes and _size_of(answer) <= _SMALL
                 self._handle_response(node_id, plan, session, answer)
-                self._measure(node_id, answer, took_s)
-                if self._waiting_for_room:
-                    # Let the loops that wait for room run first; otherwise this loop would reserve again the room that
-                    # its fetch has just released.
+                if is_awaited or self._waiting_for_room:
+                    # Let the reader run first, because it probably waits for these few records; and the loops that wait
+                    # for room, because this loop would reserve again the room that its fetch has just released.
                     await asyncio.sleep(0)
+                self._measure(node_id, answer, took_s)
         finally:
             del self._loops[connection]
             loop.added.set()
@@ -335,12 +338,11 @@ class Fetcher:
         self.wake()
 
     def _measure(self, node_id: int, answer: FetchResponse, took_s: float) -> None:
-        size = sum(len(one.records) for one in answer.partitions if one.records)
         fetched, self._fetched = self._fetched, Counter()
         self._observer.emit(
             FetchCompleted(
                 f"broker {node_id}",
-                size,
+                _size_of(answer),
                 fetched.total(),
                 took_s,
                 answer.throttle_time_ms / 1000,
@@ -530,3 +532,7 @@ def connection_name(name: str, number: int, *, is_for_added: bool = False) -> st
     ``name`` distinguishes the consumers of a shared cluster.
     """
     return f"{name}{number or ''}{'-added' if is_for_added else ''}"
+
+
+def _size_of(answer: FetchResponse) -> int:
+    return sum(len(one.records) for one in answer.partitions if one.records)
