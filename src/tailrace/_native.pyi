@@ -1,4 +1,5 @@
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from contextvars import Context
 from typing import Any, Protocol, TypeAlias
 
 from tailrace.records import Record
@@ -34,3 +35,25 @@ class _Polled(Protocol):
 class RecordIterator(AsyncIterator[Any]):
     def __init__(self, polled: _Polled, wait: Callable[[], Coroutine[Any, Any, Any]], /) -> None: ...
     def __anext__(self) -> Awaitable[Any]: ...
+
+class _Worker(Protocol):
+    record: Any
+    @property
+    def queued(self) -> object: ...
+    @property
+    def context(self) -> Context: ...
+    @property
+    def initial_context(self) -> Context: ...
+
+class HandlerRun(Awaitable[Any]):
+    def __init__(
+        self,
+        worker: _Worker,
+        records: Iterator[Record],
+        most: int,
+        handle: Callable[[Any], Awaitable[Any]],
+        function: Callable[..., Awaitable[Any]] | None,
+        decode: Callable[[bytes | None], Any] | None,
+        /,
+    ) -> None: ...
+    def __await__(self) -> Generator[Any, Any, Any]: ...

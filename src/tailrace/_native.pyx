@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
-"""Compiled parts: the decoder of record batches of format 2, and the iterator of ``async for``.
+"""Compiled parts: the decoder of record batches of format 2, the iterator of ``async for``, and the loop over handlers.
 
-``tailrace.batches.record_batch`` and ``tailrace.Consumer`` work without them. Every length is checked against the end
+``tailrace`` works without them. Every length is checked against the end
 of its record before a byte is read, because the bytes come from the network.
 """
 
@@ -25,6 +25,7 @@ cdef extern from "Python.h":
     ctypedef struct AwaitableType "PyTypeObject":
         PyAsyncMethods* tp_as_async
     PySendResult PyIter_Send(PyObject*, PyObject*, PyObject**) except? PYGEN_ERROR
+    bint PyCoro_CheckExact(object)
 
 DEF HEAD = 61  # bytes of a batch before its records
 DEF SHORTEST = 7  # bytes of a record without key, value and headers
@@ -506,5 +507,120 @@ cdef PySendResult send(PyObject* awaitable, PyObject* value, PyObject** result) 
     return PyIter_Send(<PyObject*> waiting, value, result)
 
 
+@cython.final
+@cython.freelist(8)
+cdef class HandlerRun:
+    """Awaitable that calls a handler for one record after the other, as long as nothing else has to be done.
+
+    It ends after ``most`` records, or after a record whose handler has returned a result, has changed its context, or
+    was marked as suspended (``worker.queued``). It returns the result, and raises what the handler raises;
+    ``worker.record`` is the record then.
+
+    Args:
+        worker: task that runs the records.
+        records: records to handle.
+        most: maximum number of records.
+        handle: calls the handler for a record.
+        function: called with the value of a record without headers, in place of ``handle``; or None.
+        decode: decodes the value for ``function``; None for bytes.
+    """
+
+    cdef object _worker, _records, _handle, _function, _decode, _context, _initial_context
+    cdef object _running  # coroutine of the handler
+    cdef Py_ssize_t _left
+
+    def __init__(self, worker, records, Py_ssize_t most, handle, function, decode):
+        self._worker, self._records, self._left = worker, iter(records), most
+        self._handle, self._function, self._decode = handle, function, decode
+        self._context, self._initial_context = worker.context, worker.initial_context
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.send(None)
+
+    def send(self, value):
+        """Go on; raise StopIteration with the result of the last handler."""
+        cdef PyObject* result = NULL
+        cdef PySendResult outcome = run_handlers(<PyObject*> self, <PyObject*> value, &result)
+        found = <object> result
+        Py_DECREF(found)
+        if outcome == PYGEN_RETURN:
+            raise StopIteration(found)
+        return found
+
+    def throw(self, *error):
+        """Raise an exception, such as a cancellation, in the running handler."""
+        if self._running is None:
+            self._running = unstarted()
+        return self._running.throw(*error)
+
+    def close(self):
+        """End the running handler."""
+        if self._running is not None:
+            self._running.close()
+
+    cdef bint start_next(self) except -1:
+        """Call the handler for the next record; return False if there is none."""
+        if self._left <= 0:
+            return False
+        for record in self._records:
+            self._left -= 1
+            self._worker.record = record
+            called = self.call(record)
+            self._running = called if PyCoro_CheckExact(called) else awaited(called)
+            return True
+        return False
+
+    cdef object call(self, record):
+        if self._function is not None and not record.headers:
+            value = record.value
+            if self._decode is not None:
+                try:
+                    value = self._decode(value)
+                except Exception:
+                    return self._handle(record)  # which raises the error with the place of the record
+                return self._function(value)
+            if value is not None:
+                return self._function(value)
+        return self._handle(record)
+
+
+async def awaited(awaitable):
+    """Await an awaitable that is no coroutine of the interpreter."""
+    return await awaitable
+
+
+async def unstarted():
+    """Coroutine that raises what is thrown into it."""
+
+
+cdef PySendResult run_handlers(PyObject* awaitable, PyObject* value, PyObject** result) except? PYGEN_ERROR:
+    """Give the running handler what it waits for, and run the records after it."""
+    cdef HandlerRun self = <HandlerRun> awaitable
+    while self._running is not None or self.start_next():
+        running = self._running
+        if PyIter_Send(<PyObject*> running, value, result) == PYGEN_NEXT:
+            return PYGEN_NEXT
+        self._running = None
+        worker = self._worker
+        if (
+            <object> result[0] is not None
+            or worker.queued is not None
+            or self._context != self._initial_context
+        ):
+            return PYGEN_RETURN
+        Py_DECREF(<object> result[0])
+        value = <PyObject*> None
+    Py_INCREF(None)
+    result[0] = <PyObject*> None
+    return PYGEN_RETURN
+
+
 # Cython has no name for this slot, by which ``await`` gets a result without a StopIteration.
 (<AwaitableType*> <PyObject*> NextRecord).tp_as_async.am_send = send
+(<AwaitableType*> <PyObject*> HandlerRun).tp_as_async.am_send = run_handlers

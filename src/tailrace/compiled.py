@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tailrace._native import BatchDecoder, RecordIterator
+    from tailrace._native import BatchDecoder, HandlerRun, RecordIterator
 
-__all__ = ["COMPILED", "IS_TURNED_OFF", "batch_decoder", "record_iterator"]
+__all__ = ["COMPILED", "IS_TURNED_OFF", "batch_decoder", "handler_run", "record_iterator"]
 
 IS_TURNED_OFF = bool(os.environ.get("TAILRACE_PURE_PYTHON"))
 """True if ``TAILRACE_PURE_PYTHON`` is set."""
@@ -35,3 +35,4 @@ COMPILED = _module is not None
 
 batch_decoder: type[BatchDecoder] | None = getattr(_module, "BatchDecoder", None)
 record_iterator: type[RecordIterator] | None = getattr(_module, "RecordIterator", None)
+handler_run: type[HandlerRun] | None = getattr(_module, "HandlerRun", None)

@@ -23,11 +23,24 @@ from tailrace.app.function_kinds import FunctionKind, handler_kind, name_of
 from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
 from tailrace.records import Record
 
-__all__ = ["Call", "PreparedHandler", "prepare"]
+__all__ = ["Call", "PreparedHandler", "ValueCall", "prepare"]
 
 NO_OVERRIDES: Overrides = types.MappingProxyType({})
 
 Direct: TypeAlias = Callable[[Any], Awaitable[object]]
+
+
+class ValueCall(NamedTuple):
+    """Call of a handler that takes the value of a record alone: ``function(decode(record.value))``.
+
+    Attributes:
+        function: the handler.
+        decode: decodes the bytes, or None for a null value; may raise any exception. None if the handler is given
+            bytes; a null value must not be passed then.
+    """
+
+    function: Callable[..., Awaitable[object]]
+    decode: Callable[[bytes | None], object] | None
 
 
 class Call(Protocol):
@@ -57,6 +70,7 @@ class PreparedHandler:
             catches the handler's error and does not raise it again has dealt with it, as in contextlib.
         direct: ``call`` for handlers that take the value, the record or the batch alone, without a coroutine of its
             own; None for all others.
+        value_call: parts of ``direct``, for compiled code; None unless the handler takes the value of a record alone.
         app_dependencies: dependencies to open once, at start, each after those that it needs.
         record_dependencies: dependencies that ``opened_for`` opens for each unit.
         ahead: what ``call`` and ``opened_for`` fetch first, where the codec has to; ``direct`` is None then.
@@ -70,6 +84,7 @@ class PreparedHandler:
     bind: Bind
     call: Call
     direct: Direct | None
+    value_call: ValueCall | None
     app_dependencies: tuple[Dependency, ...]
     record_dependencies: tuple[Dependency, ...]
     ahead: Prefetch | None
@@ -146,6 +161,7 @@ def prepare(
         bind=bound.bind,
         call=_call(function, bound, plan.of_scope("record"), ahead) if is_async else _not_async(where),
         direct=direct,
+        value_call=None if direct is None or is_batch else _value_call(function, of_one),
         app_dependencies=plan.of_scope("app"),
         record_dependencies=plan.of_scope("record"),
         ahead=ahead,
@@ -220,6 +236,12 @@ def _direct(function: Callable[..., Any], values: _Values, *, is_batch: bool) ->
         return called
 
     return direct
+
+
+def _value_call(function: Callable[..., Any], of_one: ValueReader | None) -> ValueCall | None:
+    if of_one is None or of_one.decode is None:
+        return None
+    return ValueCall(function, None if of_one.is_bytes else of_one.decode)
 
 
 def _not_async(where: str) -> Call:

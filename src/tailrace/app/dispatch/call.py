@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Container
 from typing import Any, NamedTuple, TypeAlias
 
 from tailrace.app.declare.plan import BoundHandler
+from tailrace.app.declare.prepared_handler import ValueCall
 from tailrace.app.declare.signature import returns_nothing
 from tailrace.app.dispatch.batch_failures import Failed, failures_of, naming_failures, raising_if_all_fail
 from tailrace.app.dispatch.handler_context import HandlerContext
@@ -46,11 +47,14 @@ class HandlerCall(NamedTuple):
     Attributes:
         handle: calls the handler. For a record, it raises if the record fails. For a batch, it returns the failed
             records.
+        value_call: what ``handle`` comes down to for a record without headers while ``traces_are_carried`` is false, or
+            None.
         finish: called with the result of ``handle`` for a record, unless the result is None.
     """
 
     handle: UnitCall
     finish: Finish
+    value_call: ValueCall | None = None
 
 
 def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue) -> HandlerCall:
@@ -60,6 +64,7 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
     middleware: tuple[Callable[..., UnitCall], ...]
     middleware = ready.resolved.middleware
     call: UnitCall
+    value_call: ValueCall | None = None
     if not prepared.is_async:
         call = in_a_thread(prepared, context.opened, timeout_s)
     else:
@@ -80,6 +85,8 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
         # For a function that declares no result, the executor calls ``finish`` if needed, which saves a coroutine.
         is_lean = returns_nothing(prepared.function) and handler.publish is None and not middleware
         is_lean = is_lean and context.transactions is None and not context.instrumentations
+        if is_lean and handler.when is None and timeout_s is None:
+            value_call = prepared.value_call
         call = carrying(call if is_lean else finished, finished)
     if handler.when is not None:
         call = _checking_when_of_batch(call, handler.when) if is_batch else _checking_when(call, handler.when)
@@ -88,7 +95,7 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
     if context.transactions is not None:
         call = context.transactions.around(raising_if_all_fail(call) if is_batch else call)
     return HandlerCall(
-        _instrumented(functools.partial(failures_of, call) if is_batch else call, handler, context), finish
+        _instrumented(functools.partial(failures_of, call) if is_batch else call, handler, context), finish, value_call
     )
 
 

@@ -8,14 +8,16 @@ one event loop, at most one worker runs at any moment. That worker is ``_running
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from itertools import islice
 from operator import length_hint
 
 from tailrace.app.dispatch.batch_failures import Failed
-from tailrace.app.dispatch.call import HandlerCall
+from tailrace.app.dispatch.call import HandlerCall, UnitCall
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
 from tailrace.app.dispatch.work import Worker
+from tailrace.app.publish.results import traces_are_carried
+from tailrace.compiled import handler_run
 from tailrace.core.delivery.slice_size import is_too_long
 from tailrace.core.dispatch.lanes import Lanes
 from tailrace.records import Record, TopicPartition
@@ -39,7 +41,7 @@ class RecordExecutor(Executor[Worker]):
     def __init__(
         self, call: HandlerCall, recover: Recover, options: ExecutorOptions, *, is_shared: bool = False
     ) -> None:
-        self._handle, self._finish = call
+        self._handle, self._finish, self._value_call = call
         self._lanes = Lanes(
             options.order_by,
             options.window,
@@ -135,22 +137,26 @@ class RecordExecutor(Executor[Worker]):
 
     async def _run_free(self, worker: Worker, began_at: float) -> None:
         """Run records that need no ``take``, until a handler suspends or this turn of the event loop is too long."""
-        handle, finish, free, count = self._handle, self._finish, self._lanes.free, 1
+        free, count = self._lanes.free, 1
         worker.unmeasured.go_on(free)
-        context, initial_context = worker.context, worker.initial_context
         while length_hint(free) and self._may_start and not is_too_long(self._loop.time() - began_at):
-            for record in islice(free, count):
-                worker.record = record
-                try:
-                    if (returned := await handle(record)) is not None:
-                        await finish(record, returned)
-                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
-                    await self._recover_record(worker, error)
-                # ``_finish_started`` and ``has_changed_context`` without their calls, which cost more than the checks.
-                if worker.queued is not None or context != initial_context:
-                    self._finish_started(worker)
-                    return
+            try:
+                if (returned := await self._run_next(worker, free, count)) is not None:
+                    assert worker.record is not None
+                    await self._finish(worker.record, returned)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
+                await self._recover_record(worker, error)
+            if worker.queued is not None or worker.has_changed_context:
+                self._finish_started(worker)
+                return
             count = min(2 * count, _RECORDS_A_LOOK)
+
+    def _run_next(self, worker: Worker, free: Iterator[Record], count: int) -> Awaitable[object]:
+        """Return an awaitable that handles up to ``count`` records, as ``tailrace._native.HandlerRun`` does."""
+        if handler_run is None:
+            return _run(worker, free, count, self._handle)
+        call = None if self._value_call is None or traces_are_carried() else self._value_call
+        return handler_run(worker, free, count, self._handle, call and call.function, call and call.decode)
 
     async def _recover_record(self, worker: Worker, error: Exception | asyncio.CancelledError) -> None:
         failure = self._failure(error)
@@ -219,3 +225,15 @@ class RecordExecutor(Executor[Worker]):
         if queued.lease.progress.is_halted or self._lanes.waiting < self._lanes.lane_limit:
             self._on_progress()
         return True
+
+
+async def _run(worker: Worker, records: Iterator[Record], most: int, handle: UnitCall) -> object:
+    """Do what ``tailrace._native.HandlerRun`` does."""
+    context, initial_context = worker.context, worker.initial_context
+    for record in islice(records, most):
+        worker.record = record
+        returned = await handle(record)
+        # ``has_changed_context`` without its call, which costs more than the comparison.
+        if returned is not None or worker.queued is not None or context != initial_context:
+            return returned
+    return None

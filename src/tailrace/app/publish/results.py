@@ -23,7 +23,15 @@ from tailrace.observe.telemetry_guard import TelemetryGuard
 from tailrace.producer.publisher import Published, Publisher
 from tailrace.records import Record
 
-__all__ = ["ResultPublisher", "batch_span", "carrying", "noting_span", "publish_one", "result_trace"]
+__all__ = [
+    "ResultPublisher",
+    "batch_span",
+    "carrying",
+    "noting_span",
+    "publish_one",
+    "result_trace",
+    "traces_are_carried",
+]
 
 TakenT = TypeVar("TakenT")
 
@@ -54,6 +62,11 @@ def carrying(call: Handle, traced: Handle) -> Handle:
         return within_trace(record, trace) if trace or _OPENTELEMETRY in modules else call(record)
 
     return carry
+
+
+def traces_are_carried() -> bool:
+    """Return True if ``carrying`` also does something for records without headers, because of OpenTelemetry."""
+    return _OPENTELEMETRY in sys.modules
 
 
 def noting_span(
