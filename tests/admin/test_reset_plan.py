@@ -33,11 +33,11 @@ def planned(target, old: GroupOffset | None = None, at_time: int | None = None):
         (ToOffset(100), 100, ""),
         (ToOffset(512), 512, ""),
         (ToOffset(900), 900, ""),
-        (ToOffset(99), 100, "99 is before the log: its first offset"),
-        (ToOffset(901), 900, "901 is after the log: its end"),
+        (ToOffset(99), 100, "99 is before the log; its first offset is used"),
+        (ToOffset(901), 900, "901 is after the log; its end is used"),
         (ShiftBy(-100), 400, ""),
-        (ShiftBy(-401), 100, "99 is before the log: its first offset"),
-        (ShiftBy(1_000), 900, "1500 is after the log: its end"),
+        (ShiftBy(-401), 100, "99 is before the log; its first offset is used"),
+        (ShiftBy(1_000), 900, "1500 is after the log; its end is used"),
     ],
 )
 def test_a_target_is_an_offset_within_the_log(target, new, note):
@@ -51,7 +51,7 @@ def test_a_time_becomes_the_first_record_at_or_after_it():
     """A time after all records becomes the end, with a note."""
     assert planned(ToTime(5), at_time=512).new == 512
     assert planned(ToTime(5), at_time=-1).new == END
-    assert planned(ToTime(5), at_time=-1).note == "no record is that late: the end of the log"
+    assert planned(ToTime(5), at_time=-1).note == "no record is that late; the end of the log is used"
 
 
 def test_a_shift_leaves_out_partitions_without_a_commit():
@@ -62,11 +62,17 @@ def test_a_shift_leaves_out_partitions_without_a_commit():
 
 
 def test_a_discarded_offset_map_is_noted():
-    """The note appears only if the new offset is not after the committed one."""
-    text = encode_metadata(OffsetMap(500, 504, (500, 502)), "", 4096).text
+    """The note counts the finished records that are not before the new offset."""
+    text = encode_metadata(OffsetMap(500, 506, (500, 502)), "", 4096).text
 
-    assert planned(ToOffset(500), committed(500, text)).note == "2 finished records after 500 are handled again"
-    assert not planned(ToLatest(), committed(500, text)).note
+    def note(target) -> str:
+        return planned(target, committed(500, text)).note
+
+    assert note(ToOffset(500)) == note(ToOffset(499)) == "finished records from offset 500 on are handled again: 4"
+    assert note(ToOffset(502)) == "finished records from offset 502 on are handled again: 3"
+    assert note(ToOffset(505)) == "finished records from offset 505 on are handled again: 1"
+    assert not note(ToOffset(506))
+    assert not note(ToLatest())
 
 
 @given(

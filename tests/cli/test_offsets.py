@@ -100,7 +100,7 @@ def test_a_target_after_the_end_is_moved_and_noted(kafka, topic):
     """An offset after the end of the log becomes its end, and the plan notes it."""
     done = kafka.call("offsets", "reset", kafka.group, "--all-topics", "--to-offset", "99", "--execute")
 
-    assert "99 is after the log: its end" in done.words
+    assert "99 is after the log; its end is used" in done.words
     assert (done.code, done.fits) == (0, True)
     assert kafka.committed(topic) == {0: 10, 1: 10}
 

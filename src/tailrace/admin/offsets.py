@@ -90,7 +90,7 @@ class GroupOffset:
     def finished_beyond(self) -> int:
         """Number of finished offsets after the committed offset; their records are not delivered again."""
         finished = self.decoded_metadata.offset_map
-        return 0 if finished is None else finished.limit - finished.base - finished.unfinished_count
+        return 0 if finished is None else finished.finished_count
 
 
 async def committed_offsets(

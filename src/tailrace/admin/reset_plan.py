@@ -1,7 +1,7 @@
 """Plan of an offset reset, without IO.
 
-As in Kafka's tool, a target outside the log is replaced by the log's first offset or its end, whichever is nearer;
-``OffsetChange.note`` tells of it.
+As in Kafka's tool, a target outside the log is replaced by the log's first offset or its end, whichever is nearer.
+``OffsetChange.note`` then names the target.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ToTime:
             ConfigurationError: the duration is invalid.
         """
         if not 0 <= seconds <= now:
-            raise ConfigurationError(f"a duration must be positive and end after 1970, not {seconds:g} seconds")
+            raise ConfigurationError(f"a duration must be from 0 to the time since 1970, not {seconds:g} seconds")
         return cls(int((now - seconds) * 1000))
 
 
@@ -135,7 +135,7 @@ def planned_change(  # noqa: PLR0913, PLR0917 - pure function of all its argumen
             wanted = offset
         case ToTime():
             if at_time is None or at_time.offset < 0:
-                return _change(partition, committed, end, "no record is that late: the end of the log")
+                return _change(partition, committed, end, "no record is that late; the end of the log is used")
             wanted = at_time.offset
         case ShiftBy(offsets):
             if old is None:
@@ -145,16 +145,16 @@ def planned_change(  # noqa: PLR0913, PLR0917 - pure function of all its argumen
             assert_never(target)
     note = ""
     if wanted < begin:
-        note = f"{wanted} is before the log: its first offset"
+        note = f"{wanted} is before the log; its first offset is used"
     elif wanted > end:
-        note = f"{wanted} is after the log: its end"
+        note = f"{wanted} is after the log; its end is used"
     return _change(partition, committed, min(max(wanted, begin), end), note)
 
 
 def _change(partition: TopicPartition, committed: GroupOffset | None, new: int, note: str) -> OffsetChange:
-    """Return a change, with a note if discarding the offset map causes finished records to be handled again."""
-    discarded = committed.finished_beyond if committed is not None else 0
+    """Return a change; its note counts the finished records of the discarded offset map that are handled again."""
     notes = [note] if note else []
-    if committed is not None and discarded and new <= committed.offset:
-        notes.append(f"{discarded} finished records after {committed.offset} are handled again")
+    discarded = committed.decoded_metadata.offset_map if committed is not None else None
+    if discarded is not None and (repeated := discarded.from_offset(max(new, discarded.base))) is not None:
+        notes.append(f"finished records from offset {repeated.base} on are handled again: {repeated.finished_count}")
     return OffsetChange(partition, committed.offset if committed is not None else None, new, "; ".join(notes))

@@ -111,6 +111,11 @@ class OffsetMap:
         log = f"topic_id={self.topic_id}, leader_epoch={self.leader_epoch}"
         return f"OffsetMap({self.base}, {self.limit}, <{self.unfinished_count} unfinished>, {log})"
 
+    @property
+    def finished_count(self) -> int:
+        """Number of finished offsets from ``base`` on and below ``limit``."""
+        return self.limit - self.base - self.unfinished_count
+
     def is_finished(self, offset: int) -> bool:
         """Return True if an earlier owner finished the record at ``offset``, so that the record is skipped."""
         if offset >= self.limit:

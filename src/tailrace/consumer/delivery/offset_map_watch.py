@@ -57,7 +57,7 @@ class OffsetMapWatch:
         elif decoded.is_foreign:
             self._observer.emit(ForeignMetadataFound(partition, offset))
         elif (found := decoded.offset_map) is not None:
-            finished = found.limit - found.base - found.unfinished_count
+            finished = found.finished_count
             self._observer.emit(OffsetMapFound(partition, offset, finished, decoded.writer))
         self.ignored += bool(decoded.problem) or decoded.is_foreign
 

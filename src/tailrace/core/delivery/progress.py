@@ -456,7 +456,7 @@ class Progress:
     def finished_after_lowest(self) -> int:
         """Number of offsets from ``lowest`` on that are finished."""
         found = self.offset_map()
-        return 0 if found is None else found.limit - found.base - found.unfinished_count
+        return 0 if found is None else found.finished_count
 
     def record_at(self, offset: int) -> Record | None:
         """Return the delivered record at an offset; None if no lease contains it."""
