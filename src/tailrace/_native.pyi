@@ -6,6 +6,8 @@ from tailrace.records import Record
 
 _Binary: TypeAlias = tuple[int, int, bytearray, bytearray, bytearray]
 
+def new_buffer(size: int, /) -> bytearray: ...
+
 class Columns:
     def __init__(self) -> None: ...
     @property

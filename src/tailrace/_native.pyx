@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
-"""Compiled parts: the decoder of record batches of format 2, the iterator of ``async for``, and the loop over handlers.
+"""Compiled parts: the decoder of record batches of format 2, the iterator of ``async for``, the loop over handlers, and
+buffers for responses.
 
 ``tailrace`` works without them. Every length is checked against the end
 of its record before a byte is read, because the bytes come from the network.
@@ -7,7 +8,7 @@ of its record before a byte is read, because the bytes come from the network.
 
 cimport cython
 
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -98,6 +99,17 @@ cdef inline int64_t big_endian(const uint8_t* at, int size) noexcept nogil:
     for i in range(size):
         value = (value << 8) | at[i]
     return <int64_t> value
+
+
+def new_buffer(Py_ssize_t size):
+    """Return a bytearray whose bytes are not set to zero, for a caller who fills all of them.
+
+    Raises:
+        ValueError: the size is negative.
+    """
+    if size < 0:
+        raise ValueError("negative size")
+    return PyByteArray_FromStringAndSize(NULL, size)
 
 
 cdef class Block:

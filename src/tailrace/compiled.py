@@ -1,11 +1,12 @@
 """The compiled module ``tailrace._native``, absent without a compiler and turned off by an environment variable.
 
-The names that modules import from here are None without it.
+Without it, the names that modules import from here are None, and ``new_buffer`` is ``bytearray``.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tailrace._native import BatchDecoder, HandlerRun, RecordIterator
 
-__all__ = ["COMPILED", "IS_TURNED_OFF", "batch_decoder", "handler_run", "record_iterator"]
+__all__ = ["COMPILED", "IS_TURNED_OFF", "batch_decoder", "handler_run", "new_buffer", "record_iterator"]
 
 IS_TURNED_OFF = bool(os.environ.get("TAILRACE_PURE_PYTHON"))
 """True if ``TAILRACE_PURE_PYTHON`` is set."""
@@ -36,3 +37,5 @@ COMPILED = _module is not None
 batch_decoder: type[BatchDecoder] | None = getattr(_module, "BatchDecoder", None)
 record_iterator: type[RecordIterator] | None = getattr(_module, "RecordIterator", None)
 handler_run: type[HandlerRun] | None = getattr(_module, "HandlerRun", None)
+new_buffer: Callable[[int], bytearray] = getattr(_module, "new_buffer", bytearray)
+"""Returns a buffer of a size; the compiled one skips setting its bytes to zero."""

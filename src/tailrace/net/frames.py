@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
+from tailrace.compiled import new_buffer
 from tailrace.errors import BrokerConnectionError, MalformedMessageError
 
 __all__ = ["LIMIT", "FrameProtocol", "guess_peer"]
@@ -76,7 +77,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
                 self._refuse(start)
                 break
             arrived = self._ahead[start + _LENGTH.size : min(start + _LENGTH.size + size, end)]
-            body = memoryview(bytearray(min(size, _CLAIM_LIMIT)))
+            body = memoryview(new_buffer(min(size, _CLAIM_LIMIT)))
             body[: len(arrived)] = arrived
             start += _LENGTH.size + len(arrived)
             if len(arrived) < size:
@@ -92,7 +93,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def _grow(self, full: memoryview) -> None:
         # A bytearray cannot be resized here: the transport holds a view of it.
-        self._body = memoryview(bytearray(min(self._size, len(full) * _GROWTH)))
+        self._body = memoryview(new_buffer(min(self._size, len(full) * _GROWTH)))
         self._body[: len(full)] = full
 
     def _refuse(self, start: int) -> None:
