@@ -163,7 +163,7 @@ async def test_topics_by_pattern():
         assert seen == [("t-1", 0)] * 2
         assert [one.deaths for one in kafka.dead_letters("t-1")] == [1, 2]
         assert kafka.committed("t-1") == kafka.committed("t-1.g.replay") == 1
-        with pytest.raises(ConfigurationError, match=r"no handler reads .*dead. - those of this app read t[.][*]"):
+        with pytest.raises(ConfigurationError, match=r"no handler reads .*dead. - this app reads t[.][*]"):
             await kafka.send("t-1.g.dead", b"0")
 
 
@@ -315,12 +315,16 @@ async def test_errors_of_wrong_arguments():
     async def handle_too(value: bytes): ...
 
     async with TestApp(app) as kafka:
-        with pytest.raises(ConfigurationError, match="no handler reads 'tt' - those of this app read t"):
+        with pytest.raises(ConfigurationError, match="no handler reads 'tt' - this app reads t"):
             await kafka.send("tt", b"0")
         with pytest.raises(Exception, match="t has no partition 3"):
             await kafka.send("t", b"0", partition=3)
-        with pytest.raises(ConfigurationError, match="is read by g, other"):
+        with pytest.raises(ConfigurationError, match="several groups read 't': g, other - pass group_id="):
             kafka.committed("t")
+        with pytest.raises(ConfigurationError, match="group 'third' does not read 't' - groups that read it: g, other"):
+            kafka.committed("t", group_id="third")
+        with pytest.raises(ConfigurationError, match="no handler reads 'tt'"):
+            kafka.committed("tt")
         assert kafka.committed("t", group_id="other") == 0
 
 

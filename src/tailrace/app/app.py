@@ -351,10 +351,10 @@ class App(Handlers):
         """
         running = self._started
         if self._supervisor is not None:
-            await first_of(running.signs.assigned, self._supervisor.stopping)
+            await first_of(running.consumer_events.assigned, self._supervisor.stopping)
         if running.failure is not None:
             raise running.failure
-        if not running.signs.assigned.is_set():
+        if not running.consumer_events.assigned.is_set():
             raise ConsumerStateError("this app ended before it was ready - start() it again")
 
     def health(self) -> Health:
@@ -477,9 +477,9 @@ class App(Handlers):
         plan = make_plan(self, config.group_id, self._defaults, overrides)
         if instead is not None:
             plan = instead.adapt(plan)
-        signs = ConsumerEvents(plan.by_group)
+        consumer_events = ConsumerEvents(plan.by_group)
         more = () if instead is None else instead.hooks
-        hooks = (*cast("tuple[Hook, ...]", config.hooks), *more, cast("Hook", signs))
+        hooks = (*cast("tuple[Hook, ...]", config.hooks), *more, cast("Hook", consumer_events))
 
         options = {**self._options, "hooks": hooks}
         observer = Observer(hooks, client_id=config.client_id)
@@ -496,7 +496,7 @@ class App(Handlers):
             config,
             connect=kafka.connect if instead is None else instead.connect,
             open_publisher=kafka.open_publisher if instead is None else instead.open_publisher,
-            signs=signs,
+            consumer_events=consumer_events,
             observer=observer,
             # A substitute for Kafka is always available.
             require_broker=self._require_broker or instead is not None,

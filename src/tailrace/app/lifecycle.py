@@ -64,7 +64,7 @@ class AppRun:
         require_broker: False to keep trying, instead of failing, if no broker answers at the start.
 
     Attributes:
-        signs: state of the groups and brokers, from the consumers' events.
+        consumer_events: state of the groups and brokers.
         failure: error that ended the run.
         is_over: set when the run has ended.
         is_ending: True once the run stops; no further records are started then.
@@ -80,7 +80,7 @@ class AppRun:
         *,
         connect: Connect,
         open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]],
-        signs: ConsumerEvents,
+        consumer_events: ConsumerEvents,
         observer: Observer,
         require_broker: bool = True,
     ) -> None:
@@ -90,7 +90,7 @@ class AppRun:
         self._stopping_since: float | None = None
         self._has_started = self._is_ready = False
         self.is_ending = False
-        self.signs = signs
+        self.consumer_events = consumer_events
         self.failure: TailraceError | None = None
         self.is_over = asyncio.Event()
         self.groups: list[GroupRuntime] = []
@@ -145,15 +145,15 @@ class AppRun:
         return Vitals(
             is_started=self._has_started,
             is_ending=self.is_ending,
-            was_assigned=self.signs.assigned.is_set(),
+            was_assigned=self.consumer_events.assigned.is_set(),
             max_poll_interval_s=self._config.max_poll_interval_ms / 1000,
             fatal_error="" if self.failure is None else str(self.failure),
             loop_blocked_s=0.0 if self._watchdog is None else self._watchdog.blocked_s,
             slowest_handler=slowest,
             slowest_handler_s=slowest_s,
             overdue_handlers=tuple(name for group in self.groups for name in group.overdue),
-            broker_error=self.signs.broker_error,
-            is_rebalancing=self.signs.is_rebalancing,
+            broker_error=self.consumer_events.broker_error,
+            is_rebalancing=self.consumer_events.is_rebalancing,
             waiting=sum(group.waiting for group in self.groups),
             stalled_s=max((group.stalled_s for group in self.groups), default=0.0),
         )
@@ -237,7 +237,7 @@ class AppRun:
             self.groups, self._has_started = groups, True
             if not groups:
                 # The app only publishes, so it is ready without an assignment.
-                self.signs.assigned.set()
+                self.consumer_events.assigned.set()
 
         if not await self._open_when_reachable(publish, stack, stopping):
             return

@@ -68,7 +68,8 @@ class BrokerNode:
     def is_listening(self) -> bool:
         """True if the client listener is open.
 
-        A broker may answer other brokers before it opens the client listener, and exits if the port is taken.
+        A broker may join the cluster before it opens the client listener. A connection to the port would not show that
+        it is open, because another process may listen there; the broker then exits.
         """
         import psutil  # noqa: PLC0415 - an extra
 
@@ -96,7 +97,13 @@ class BrokerNode:
         return self.folder / "data"
 
     def format(self, properties: str, cluster_id: str, scram: str | None, cached: Path) -> None:
-        """Write the configuration and format the data folder, if possible from the ``cached`` file of similar brokers.
+        """Write the configuration and format the data folder.
+
+        Args:
+            properties: configuration of the broker.
+            cluster_id: id of the cluster.
+            scram: SCRAM mechanism of the user to create; None for no user.
+            cached: file of ``formatted_file``; copied if it exists, otherwise written from the output of Kafka's tool.
 
         Raises:
             KafkaServerError: Kafka refuses the configuration.
@@ -127,7 +134,11 @@ class BrokerNode:
         keep_formatted(self.data, cached)
 
     def start(self, *, may_write_classes: bool = False) -> None:
-        """Start the process, without waiting until it is ready."""
+        """Start the process, without waiting until it is ready.
+
+        Args:
+            may_write_classes: True if the process may write the class data archive when it exits, which takes seconds.
+        """
         if self.is_running:
             return
         options = self._classes.to_read()

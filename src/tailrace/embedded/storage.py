@@ -30,7 +30,7 @@ def new_id() -> str:
 
 
 def formatted_file(version: str, scram: str | None, config: Mapping[str, str | float]) -> Path:
-    """Return the path of the cached file for brokers of this version and configuration."""
+    """Return the path of the cached output of the tool for brokers of this version and configuration."""
     alike = [version, scram, USERNAME, PASSWORD, sorted((key, str(value)) for key, value in config.items())]
     return cache_folder() / "formatted" / hashlib.sha256(json.dumps(alike).encode()).hexdigest()[:32]
 

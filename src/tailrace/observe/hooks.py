@@ -33,7 +33,8 @@ logging.getLogger("tailrace").addFilter(_escape_traceback)
 class Hook(Protocol):
     """Interface of hooks; a hook receives every event, in order.
 
-    Hooks run in the event loop and must not block. ``LoopBlocked`` and ``LoopUnblocked`` come from another thread.
+    ``on_event`` is called in the event loop and must not block. For ``LoopBlocked`` and ``LoopUnblocked``, and in the
+    driver of a Spark pipeline, it is called in other threads.
     """
 
     def on_event(self, event: Event, /) -> None: ...

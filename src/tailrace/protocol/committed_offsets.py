@@ -74,7 +74,7 @@ class OffsetCommitRequest(Request[OffsetCommitResponse], key=8, versions=(2, 10)
 
     @property
     def newest_version(self) -> int | None:
-        """Version 9 unless each partition has a topic id."""
+        """Version 9 unless each partition has a topic id; None, for no limit, if each has one."""
         return _newest_version(self.partitions)
 
 
@@ -122,7 +122,7 @@ class OffsetFetchRequest(Request[OffsetFetchResponse], key=9, versions=(2, 10), 
 
     @property
     def newest_version(self) -> int | None:
-        """Version 9 unless each partition has a topic id.
+        """Version 9 unless each partition has a topic id; None, for no limit, if each has one.
 
         A request for all partitions is sent in version 9, too, so that the response has topic names.
         """

@@ -88,8 +88,8 @@ class DescribeGroupsRequest(Request[DescribeGroupsResponse], key=15, versions=(0
 
     @property
     def newest_version(self) -> int | None:
-        """Newest version that answers with the authorized operations of a group that does not exist (yet)."""
-        # From version 6 on, a missing group has an error code and no operations.
+        """Version 5 with ``include_authorized_operations``; None, for no limit, without."""
+        # From version 6 on, the response for a missing group has an error code and no authorized operations.
         return 5 if self.include_authorized_operations else None
 
 

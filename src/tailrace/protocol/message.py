@@ -88,5 +88,5 @@ class Request(ApiMessage, Generic[ResponseT]):
 
     @property
     def newest_version(self) -> int | None:
-        """Newest version of the API that can carry this request; None for no limit."""
+        """Newest version of the API in which this request may be sent; None for no limit."""
         return None

@@ -87,7 +87,7 @@ class TestApp:
                 self._clock = VirtualTime(loop)
                 stack.enter_context(self._clock.running())
             self._began = (time.time(), loop.time())
-            instead = KafkaSubstitute(self._connect, self._open_log, self._overrides, (self,), self._with_gates)
+            instead = KafkaSubstitute(self._connect, self._open_log, self._overrides, (self,), self._with_real_time_in_threads)
             with substitute_kafka(self._app, instead):
                 await self._app.start()
             stack.push_async_callback(self._app.stop)
@@ -113,8 +113,8 @@ class TestApp:
         """Send a value and wait until its record is finished.
 
         The value may be any object that the app's codec encodes; bytes are sent unchanged. A record is finished here
-        when it was handled, dead lettered or skipped, or when it waits because of ``on_failure="pause"``. Records that
-        handlers publish to topics of the app in the meantime must be finished, too.
+        when it was handled, dead lettered or skipped, or when it waits because of ``on_failure="pause"``. ``send`` also
+        waits for the records that handlers publish meanwhile to topics that the app reads.
 
         Returns:
             The record, as passed to handlers.
@@ -126,7 +126,7 @@ class TestApp:
         """
         if not any(source.reads(topic) for source in self._sources):
             read = sorted({topic for source in self._sources for topic in source.subscription})
-            raise ConfigurationError(f"no handler reads {topic!r} - those of this app read {', '.join(read) or 'none'}")
+            raise ConfigurationError(f"no handler reads {topic!r} - this app reads {', '.join(read) or 'no topic'}")
         placed = await self._app.publish(topic, value, key=key, headers=headers, partition=partition)
         assert placed is not None
         await self.settled()
@@ -173,13 +173,19 @@ class TestApp:
         """Return the committed offset, which is the offset of the lowest unfinished record.
 
         Raises:
-            ConfigurationError: no group reads the topic, or several groups read it and ``group_id`` is missing.
+            ConfigurationError: no group, or not the given group, reads the topic, or several groups read it and
+                ``group_id`` is missing.
         """
-        found = [one for one in self._sources if one.reads(topic) and group_id in {None, one.group_id}]
-        if len(found) != 1:
-            groups = ", ".join(one.group_id for one in found) or "none"
-            raise ConfigurationError(f"group_id is missing: {topic!r} is read by {groups} - pass group_id=...")
-        return found[0].committed(TopicPartition(topic, partition))
+        by_group = {one.group_id: one for one in self._sources if one.reads(topic)}
+        groups = ", ".join(by_group)
+        if not by_group:
+            raise ConfigurationError(f"no handler reads {topic!r}")
+        if group_id is not None and group_id not in by_group:
+            raise ConfigurationError(f"group {group_id!r} does not read {topic!r} - groups that read it: {groups}")
+        if group_id is None and len(by_group) > 1:
+            raise ConfigurationError(f"several groups read {topic!r}: {groups} - pass group_id=")
+        source = next(iter(by_group.values())) if group_id is None else by_group[group_id]
+        return source.committed(TopicPartition(topic, partition))
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -188,7 +194,7 @@ class TestApp:
         self._news.set()
 
     def _connect(self, routes: Routes) -> Source:
-        observer = Observer((self, running_of(self._app).signs))
+        observer = Observer((self, running_of(self._app).consumer_events))
         source = LogSource(self._log, routes, observer)
         source.watch(self._news.set)
         self._sources.append(source)
@@ -202,13 +208,13 @@ class TestApp:
     async def _open_log(self) -> AsyncIterator[Publisher]:
         yield ContextPublisher(self._log, self._transactional)
 
-    def _with_gates(self, plan: Plan) -> Plan:
-        """Return the plan with handlers that hold virtual time while they run in threads, which the loop cannot see."""
+    def _with_real_time_in_threads(self, plan: Plan) -> Plan:
+        """Return the plan with real time while handlers run in threads, which the event loop cannot see."""
         clock = self._clock
         if clock is None:
             return plan
         by_group = {
-            group_id: [one if one.prepared.is_async else _gated(one, clock) for one in ready]
+            group_id: [one if one.prepared.is_async else _with_real_time(one, clock) for one in ready]
             for group_id, ready in plan.by_group.items()
         }
         return replace(plan, by_group=by_group)
@@ -218,7 +224,9 @@ class TestApp:
         return wall + asyncio.get_running_loop().time() - loop
 
 
-def _gated(ready: BoundHandler, clock: VirtualTime) -> BoundHandler:
+def _with_real_time(ready: BoundHandler, clock: VirtualTime) -> BoundHandler:
+    """Return the handler with a middleware that uses real time during each call."""
+
     def around(call: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
         async def called(work: WorkT) -> object:
             with clock.held():

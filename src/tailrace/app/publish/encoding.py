@@ -112,14 +112,14 @@ def trace_in(headers: Headers) -> Headers:
 
 
 def with_trace(headers: Headers, trace: Headers) -> Headers:
-    """Return ``headers`` and the headers ``trace``; only ``headers`` if they contain a trace already."""
+    """Return ``headers`` followed by ``trace``; only ``headers`` if they have a trace header already."""
     if not trace or any(name in _TRACE_HEADERS for name, _ in headers):
         return headers
     return [*headers, *trace]
 
 
 def replacing_trace(headers: Headers, trace: Headers) -> Headers:
-    """Return ``headers`` with those of ``trace`` in place of their own; baggage is kept unless the trace has some."""
+    """Return ``headers`` with their trace headers replaced by ``trace``; baggage is kept unless ``trace`` has some."""
     replaced = {"traceparent", "tracestate", *(name for name, _ in trace)}
     return [*(one for one in headers if one[0] not in replaced), *trace]
 

@@ -99,7 +99,7 @@ def result_trace(record: Record) -> Headers:
 def batch_span() -> Iterator[Callable[[Headers], Headers]]:
     """Yield a function that returns the trace of a result: the batch's span, else the trace in the given headers.
 
-    Baggage is that of the result's own record, unless the span has some.
+    The baggage is that of the span or, if the span has none, that in the given headers.
     """
     token = _trace.set(())
 

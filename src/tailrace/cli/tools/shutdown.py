@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 
 from tailrace.runner import run
 
-__all__ = ["finished", "is_read"]
+__all__ = ["finished", "has_reader"]
 
 _SIGTERM = 143
 
@@ -28,7 +28,7 @@ def finished(work: Coroutine[object, object, int]) -> int:
     return _SIGTERM if done is None else done
 
 
-def is_read() -> bool:
+def has_reader() -> bool:
     """Return False if the reader of stdout is known to have closed the pipe; this is checked without a write."""
     try:
         from select import POLLERR, poll  # noqa: PLC0415 - not on Windows

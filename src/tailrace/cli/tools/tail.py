@@ -15,7 +15,7 @@ from tailrace.admin.topics import partitions_of, watched
 from tailrace.cli.tools.connection import explicit_options, open_cluster
 from tailrace.cli.tools.filters import matcher
 from tailrace.cli.tools.record_lines import heading, writer_of
-from tailrace.cli.tools.shutdown import is_read
+from tailrace.cli.tools.shutdown import has_reader
 from tailrace.cli.tools.times import TailStart
 from tailrace.consumer.consumer import Consumer
 from tailrace.error_codes import ErrorCode
@@ -102,10 +102,16 @@ class _Printer:
 
 
 async def _read(consumer: Consumer, printer: _Printer, unread: Mapping[TopicPartition, int] | None) -> None:
-    """Print records until the printer is full, the pipe is closed, or all offsets of ``unread`` are read."""
+    """Print records until the printer is full, the pipe is closed, or all partitions are read.
+
+    Args:
+        consumer: reads the partitions.
+        printer: prints the records.
+        unread: end offset up to which each partition is read; None to follow the partitions without end.
+    """
     loop = asyncio.get_running_loop()
     last_record_at = loop.time()
-    while is_read():
+    while has_reader():
         if unread is not None:
             unread = {one: end for one, end in unread.items() if await consumer.position(one) < end}
             if not unread:

@@ -1,8 +1,8 @@
 """Limit of the memory that the decompressed batches of all partitions take together.
 
-The limit is the number of bytes that the buffer may hold. While decompressed batches take so much, further batches wait
-until a decompressed batch is consumed. The batch of a partition that is not being read is compressed again, so that no
-partition waits for a paused partition.
+The limit is ``FetchBuffer.max_bytes``. While decompressed batches have this many bytes or more, further batches wait
+until a decompressed batch is consumed. If none of the partitions with a decompressed batch is being read, for example
+because all are paused, batches are compressed again, so that no other partition waits for them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DecompressedBatches(Generic[BatchT]):
             return True
         if any(one.is_decompressing or is_read(partition) for partition, one in self._held.items()):
             return False
-        # The oldest batch comes first, because it has not been read for the longest time.
+        # None of these partitions is being read, so any order is right.
         while self._held and self._most_bytes >= self._buffer.max_bytes:
             batch = self._held.pop(next(iter(self._held)))
             self._most_bytes -= batch.plain_bytes

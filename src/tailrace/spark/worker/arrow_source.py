@@ -19,7 +19,7 @@ _WINDOW = 20_000
 
 
 class ArrowSource:
-    """Source of one group that commits nothing: Spark decides when a batch is finished, and the driver commits."""
+    """Source of one handler group. It commits nothing: the driver commits a batch when Spark has finished the batch."""
 
     def __init__(self) -> None:
         self._positions: dict[TopicPartition, Position] = {}
@@ -36,10 +36,10 @@ class ArrowSource:
         """None: Spark's tasks are handled at least once."""
         return
 
-    # ---- interface of the group --------------------------------------------------------------------------------
+    # ---- interface of the handler group ------------------------------------------------------------------------
 
     async def start(self, sink: HandlerGroup) -> int:
-        """Keep the group and return the window; records come from ``put``."""
+        """Keep the handler group and return the window; records come from ``put``."""
         self._sink = sink
         return _WINDOW
 
@@ -62,7 +62,7 @@ class ArrowSource:
             await self._may_deliver.wait()
 
     def progressed(self) -> None:
-        """Wake up ``next_slice`` and the waiting task."""
+        """Wake up ``next_slice``, and the ``AppRunner`` that waits for ``changed``."""
         self._may_deliver.set()
         self.changed.set()
 
@@ -97,10 +97,11 @@ class ArrowSource:
             self._epochs += 1
             position = self._positions[partition] = Position(partition, self._epochs)
             position.begin(records[0].offset)
-        if any(one is position for one, _ in self._slices):
-            # One slice per partition, so that its order is kept.
-            index = max(n for n, (one, _) in enumerate(self._slices) if one is position)
-            self._slices[index] = (position, [*self._slices[index][1], *records])
+        for index, (queued, earlier) in enumerate(self._slices):
+            if queued is position:
+                # A partition has at most one queued slice, so that its records stay in order.
+                self._slices[index] = (position, [*earlier, *records])
+                break
         else:
             self._slices.append((position, records))
         self._may_deliver.set()
