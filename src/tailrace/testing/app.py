@@ -87,7 +87,9 @@ class TestApp:
                 self._clock = VirtualTime(loop)
                 stack.enter_context(self._clock.running())
             self._began = (time.time(), loop.time())
-            instead = KafkaSubstitute(self._connect, self._open_log, self._overrides, (self,), self._with_real_time_in_threads)
+            instead = KafkaSubstitute(
+                self._connect, self._open_log, self._overrides, (self,), self._with_real_time_in_threads
+            )
             with substitute_kafka(self._app, instead):
                 await self._app.start()
             stack.push_async_callback(self._app.stop)
