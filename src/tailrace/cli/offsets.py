@@ -47,7 +47,8 @@ offsets.
 A target outside of the log is moved to the nearer end of the log and noted. A
 group with live members is not reset: stop them first. The metadata of the old
 commits is dropped, including the list of records finished after the committed
-offset. A group that does not exist is created.
+offset. Those that are not before the new offset are handled again, and the
+plan counts them. A group that does not exist is created.
 """
 
 _RESET_EPILOG = """\
