@@ -30,6 +30,11 @@ class LoopTurns:
         self._took_s = time.monotonic() - self._began_at
 
     @property
+    def count(self) -> int:
+        """Number of iterations so far."""
+        return self._count
+
+    @property
     def per_second(self) -> float:
         """Return the iterations per second so far."""
         return self._count / self._took_s

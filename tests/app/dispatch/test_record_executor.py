@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 
-from tailrace import Record, TopicPartition
+from tailrace import App, Record, TopicPartition
 from tailrace.app.dispatch.batch_failures import Failed
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
 from tailrace.core.delivery.positions import Positions
+from tests.support.loop_turns import LoopTurns
 
 PARTITION = TopicPartition("orders", 0)
 COUNT = 50_000
@@ -66,3 +67,26 @@ async def test_context_of_a_handler_that_does_not_suspend_ends_with_its_record()
     await asyncio.wait({running})
 
     assert set(seen) == {0}
+
+
+async def test_small_batches_are_handled_together(kafka_server, group, new_topic, witness):
+    """A producer that does not collect its records writes batches of one record, and a turn of the event loop for each
+    of them would leave no time for other tasks.
+    """
+    topic, partitions, count, turns_at = new_topic(partitions=2), 2, 400, []
+    for partition in range(partitions):
+        witness.produce(topic, [b"%d" % n for n in range(count)], partition=partition, batch_bytes=1)
+    app, all_handled = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group), asyncio.Event()
+
+    with LoopTurns() as turns:
+
+        @app.handler(topic)
+        async def handle(_value: bytes) -> None:
+            turns_at.append(turns.count)
+            if len(turns_at) == partitions * count:
+                all_handled.set()
+
+        async with app:
+            await asyncio.wait_for(all_handled.wait(), 30)
+
+    assert turns_at[-1] - turns_at[0] < partitions * count / 4

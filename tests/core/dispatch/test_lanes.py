@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tailrace.core.dispatch.lanes import Lanes
+from tailrace.core.dispatch.lanes import FEW_RECORDS, Lanes
 from tailrace.records import Record, TopicPartition
 from tests.support.simulation.leases import Leases
 
@@ -281,15 +281,15 @@ def test_partitions_read_at_one_rate_get_equal_shares(leases):
 
 
 def test_waiting_partition_has_no_room(by_partition, leases):
-    """While a record is suspended or some are left; another partition has room for one once nothing else may run."""
+    """While a record is suspended or many are left; another partition has room for one once nothing else may run."""
     assert by_partition.room_of(P) == 4
     by_partition.add(leases.of(records(P, "cab")))
     assert by_partition.room_of(P) == 0
-    by_partition.take()
-    assert by_partition.room_of(P) == 0
     _, first = start(by_partition)
-    by_partition.finished(first)
     assert by_partition.room_of(P) == 0
+    by_partition.finished(first)
+    _, second = start(by_partition)
+    by_partition.finished(second)
     _, second = start(by_partition)
     assert by_partition.room_of(P) == 0
     by_partition.finished(second)
@@ -305,15 +305,30 @@ def test_waiting_partition_has_no_room(by_partition, leases):
 
 def test_partition_has_no_room_while_a_slice_of_another_may_run(by_partition, leases):
     """So that slices are long: slices read ahead would share the window, each half as long as the one before."""
-    by_partition.add(leases.of(records(P, "ab")))
+    by_partition.add(leases.of(records(P, "abc")))
     assert by_partition.room_of(Q) == 0
     by_partition.take()
-    assert by_partition.room_of(Q) == 0
+    by_partition.take()
 
     by_partition.suspended(work := by_partition.take())
     assert by_partition.room_of(Q) == 4
     by_partition.finished(work)
     assert by_partition.room_of(Q) == 4
+
+
+def test_few_records_leave_room_for_more(leases):
+    """Small slices, of one partition or several, are read together and run without a turn of the event loop each."""
+    lanes = Lanes("partition", 1_000)
+    for partition in (P, Q, P, P):
+        lanes.add(leases.of(records(partition, "a")))
+        assert lanes.room_of(P) > 400
+        assert lanes.room_of(Q) > 400
+
+    lanes.add(leases.of(records(Q, "a" * FEW_RECORDS)))
+
+    assert (lanes.room_of(P), lanes.room_of(Q)) == (0, 0)
+    assert len([lanes.take() for _ in range(FEW_RECORDS + 4)]) == FEW_RECORDS + 4
+    assert lanes.take() is None
 
 
 def test_shared_partition_does_not_wait_as_a_whole(leases):

@@ -27,6 +27,7 @@ from tailrace.app.sources import Source
 from tailrace.app.topics.routes import Routes
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.core.delivery.progress import Lease
+from tailrace.core.dispatch.lanes import FEW_RECORDS
 from tailrace.observe.events import HandlerAbandoned, HandlersOverlap, PartitionReadPaused, RecordUnmatched
 from tailrace.observe.hooks import Observer
 from tailrace.observe.instrumentation import instrumentations_of
@@ -266,14 +267,18 @@ class GroupRuntime:
                 self._observer.emit(HandlerAbandoned(name, partition, record.offset, cleaning_up_s))
 
     async def _read_records(self) -> None:
+        count = 0
         while True:
             _, lease = await self.source.next_slice(self.room_of)
+            count += lease.count
             if lease.partition.topic in self._retry_topic_records:
                 self._retry_topic_records.hold(lease)
             else:
                 self._dispatch(lease)
-            # The handler runs first. If it does not suspend, there is room for the next slice afterwards.
-            await asyncio.sleep(0)
+            if count >= FEW_RECORDS:
+                # The handler runs first. If it does not suspend, there is room for the next slice afterwards.
+                count = 0
+                await asyncio.sleep(0)
 
     def room_of(self, partition: TopicPartition) -> int:
         """Return how many records of a partition may be read now."""

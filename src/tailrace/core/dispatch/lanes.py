@@ -23,12 +23,15 @@ import msgspec
 from tailrace.core.delivery.progress import Lease
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["Lanes", "OrderBy", "QueuedRecord"]
+__all__ = ["FEW_RECORDS", "Lanes", "OrderBy", "QueuedRecord"]
 
 OrderBy: TypeAlias = Literal["partition", "key", "none"]
 
 Lane: TypeAlias = bytes | None
 """Key of the lane; None for records without a key, and for all records if the partition is the lane."""
+
+FEW_RECORDS = 64
+"""Number of records that are read together before the handler runs, if they come in smaller slices."""
 
 _NONE: Iterator[Record] = iter(())
 
@@ -144,14 +147,14 @@ class Lanes:
         equally many, and a lagging partition is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998). If
         slices wait as a whole, a partition may hold half as many records as there are free places. A partition that
         holds no records always has room for one record, whatever fails in other partitions; if slices wait as a whole,
-        only while no slice may run. Otherwise several partitions would halve each other's slices again and again, down
-        to a few records, although each slice costs as much time as many records.
+        only while at most a few records wait. Otherwise several partitions would halve each other's slices again and
+        again, down to a few records, although each slice costs as much time as many records.
         """
         stock, left = self._stocks.get(partition), self.window - self.waiting - self.failing
         if self._waits_whole:
             may_run = self._turn or length_hint(self._left)
-            is_held = stock is not None and (stock.busy or stock.slices)
-            return 0 if may_run or is_held else max(1, (left + 1) // 2)
+            is_full = may_run and self.waiting > min(FEW_RECORDS, self.window // 4)
+            return 0 if is_full or (stock is not None and stock.busy) else max(1, (left + 1) // 2)
         held = 0 if stock is None else self._held_of(stock) + stock.failing
         if stock is not None and stock.full_lanes:
             return 0
