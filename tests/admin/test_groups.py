@@ -113,12 +113,12 @@ async def test_groups_are_listed_as_the_broker_has_them(  # noqa: PLR0917
     ):
         ours = {one.group_id: one for one in await list_groups(cluster)}
         found = await asyncio.to_thread(lambda: admin.list_consumer_groups().result(20))
-        told = await asyncio.to_thread(kafkas_tool.output, "--list")
+        output = await asyncio.to_thread(kafkas_tool.output, "--list")
 
     theirs = {one.group_id: one for one in found.valid}
     mine = {name: one for name, one in ours.items() if name.startswith(group)}
     assert set(theirs) <= set(ours)
-    assert set(mine) <= set(told.split())
+    assert set(mine) <= set(output.split())
     assert {name.removeprefix(group): (one.group_type, one.state) for name, one in mine.items()} == {
         "-idle": ("classic", "Empty"),
         "-new": ("consumer", "Stable"),
@@ -367,7 +367,7 @@ async def test_requests_go_to_leaders_and_coordinators(kafka_cluster):
                 again = await list_groups(cluster)
                 described = await describe_groups(cluster, again)
         lag = await group_lag(cluster, names[0])
-        told = await asyncio.to_thread(tailrace, "lag", names[0], "--bootstrap-servers", brokers.bootstrap_servers)
+        done = await asyncio.to_thread(tailrace, "lag", names[0], "--bootstrap-servers", brokers.bootstrap_servers)
 
     assert sorted(ends) == partitions
     assert [one.group_id for one in listings] == [one.group_id for one in again] == names
@@ -375,7 +375,7 @@ async def test_requests_go_to_leaders_and_coordinators(kafka_cluster):
     assert [one.end for one in lag.partitions if one.partition.topic == "spread"] == [0] * 12
     thin = [(one.end, one.lag, one.is_leaderless) for one in lag.partitions if one.partition.topic == "thin"]
     assert thin == [(None, None, True) if number == orphan else (0, None, False) for number in range(3)]
-    words = " ".join(told.stdout.split())
+    words = " ".join(done.stdout.split())
     assert "lag 0 in 15 partitions, 13 of them without a committed offset, 1 of them without a leader" in words
     assert "leader 1 partition without a leader - check that all brokers run" in words
 

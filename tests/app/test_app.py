@@ -545,15 +545,15 @@ def without_parameters(app):
 
 
 @pytest.mark.parametrize(
-    ("declare", "said"),
+    ("declare", "message"),
     [(two_of_one_topic, "both receive topic 't'.*when="), (without_parameters, "handle")],
 )
-async def test_invalid_handlers_are_refused_before_the_start(declare, said):
+async def test_invalid_handlers_are_refused_before_the_start(declare, message):
     """A handler that cannot work raises ConfigurationError at the start, before a broker is contacted."""
     app = App(bootstrap_servers="localhost:1", group_id="g")
     declare(app)
 
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         await app.start()
 
 

@@ -44,7 +44,7 @@ def generator(call):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"retry": 3}, "retry must be a Retry instance such as Retry(attempts=3), not 3"),
         ({"codec": msgspec.json}, "codec must be an object with decode(data, annotation, record)"),
@@ -61,14 +61,14 @@ def generator(call):
         ({"rebalance_listener": Listener}, "rebalance_listener"),
     ],
 )
-def test_an_app_checks_its_arguments(options, said):
+def test_an_app_checks_its_arguments(options, message):
     """Retry, codec, middleware, templates and hooks are checked by App(...)."""
-    with pytest.raises(ConfigurationError, match=re.escape(said)):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         App(group_id="g", **options)
 
 
 @pytest.mark.parametrize(
-    ("topics", "options", "said"),
+    ("topics", "options", "message"),
     [
         (["t"], {"codec": msgspec.json}, "codec must be an object"),
         (["t"], {"middleware": [of_two]}, "of_two must be a plain function of one parameter"),
@@ -85,11 +85,11 @@ def test_an_app_checks_its_arguments(options, said):
         ([], {"pattern": re.compile(b"orders")}, "pattern must be a regular expression"),
     ],
 )
-def test_a_handler_checks_its_arguments(topics, options, said):
+def test_a_handler_checks_its_arguments(topics, options, message):
     """Topics, patterns, predicates, codecs and middleware are checked by @app.handler(...)."""
     app = App(group_id="g")
     for declare in (app.handler, app.batch_handler):
-        with pytest.raises(ConfigurationError, match=re.escape(said)):
+        with pytest.raises(ConfigurationError, match=re.escape(message)):
             declare(*topics, **options)(print)
 
 
@@ -115,7 +115,7 @@ def test_include_and_override_check_their_arguments():
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "error_text"),
     [
         ({"headers": {"id": "1"}}, "headers must be a list of (name, value) pairs, not a mapping"),
         ({"headers": 5}, "headers must be a list of (name, value) pairs, not 5"),
@@ -127,7 +127,7 @@ def test_include_and_override_check_their_arguments():
         ({"partition": -1}, "partition must be a non-negative integer, not -1"),
     ],
 )
-async def test_publish_refuses_invalid_keys_headers_and_partitions(kafka_server, new_topic, message, said):
+async def test_publish_refuses_invalid_keys_headers_and_partitions(kafka_server, new_topic, message, error_text):
     """app.publish() and a Message raise PublishError with the value, and publish nothing."""
     topic = new_topic()
     app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=topic)
@@ -136,7 +136,7 @@ async def test_publish_refuses_invalid_keys_headers_and_partitions(kafka_server,
     async def handle(value: bytes) -> None: ...
 
     async with app:
-        with pytest.raises(PublishError, match=re.escape(said)):
+        with pytest.raises(PublishError, match=re.escape(error_text)):
             await app.publish(topic, b"0", **message)
         with pytest.raises(PublishError, match="topic must be a string such as 'orders', not 5"):
             await app.publish(5, b"0")  # type: ignore[arg-type]
@@ -144,19 +144,19 @@ async def test_publish_refuses_invalid_keys_headers_and_partitions(kafka_server,
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (OffsetAndMetadata(0, 1000), "metadata of OffsetAndMetadata must be a text, not 1000"),  # type: ignore[arg-type]
         (OffsetAndMetadata(0, b"x"), "metadata of OffsetAndMetadata must be a text, not b'x'"),  # type: ignore[arg-type]
         (OffsetAndMetadata(0, "", "1"), "leader_epoch of OffsetAndMetadata must be a whole number"),  # type: ignore[arg-type]
     ],
 )
-async def test_a_commit_refuses_metadata_that_is_not_a_string(kafka_server, new_topic, group, given, said):
+async def test_a_commit_refuses_metadata_that_is_not_a_string(kafka_server, new_topic, group, given, message):
     """commit() raises with the value, and the consumer continues."""
     topic = new_topic()
     async with Consumer(topic, bootstrap_servers=kafka_server.bootstrap_servers, group_id=group) as consumer:
         await consumer.getone(timeout_ms=5_000)
-        with pytest.raises(ConfigurationError, match=re.escape(said)):
+        with pytest.raises(ConfigurationError, match=re.escape(message)):
             await consumer.commit({TopicPartition(topic, 0): given})
         await consumer.commit({TopicPartition(topic, 0): OffsetAndMetadata(0, "text")})
         found = await consumer.committed([TopicPartition(topic, 0)])

@@ -82,7 +82,7 @@ class Ledger:
         """Count the starts, or the ends, of each record."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         parts = [line.split() for line in lines]
-        return Counter((int(partition), int(offset)) for said, partition, offset in parts if said == word)
+        return Counter((int(partition), int(offset)) for kind, partition, offset in parts if kind == word)
 
 
 class Process:

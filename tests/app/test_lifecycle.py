@@ -119,18 +119,18 @@ async def test_an_error_of_a_stop_hook_is_raised_after_the_others_were_called(ne
 
 async def test_middleware_wraps_handlers(new_app, new_topic, witness):
     """The app's wraps the handler's; each sees the record, the result and the handler's error, which propagates."""
-    topic, said = new_topic(), []
+    topic, steps = new_topic(), []
 
     def saying(name):
         def around(call):
             async def called(record: Record):
-                said.append(f"{name} before {record.value!r}")
+                steps.append(f"{name} before {record.value!r}")
                 try:
                     result = await call(record)
                 except ValueError:
-                    said.append(f"{name} sees a failure")
+                    steps.append(f"{name} sees a failure")
                     raise
-                said.append(f"{name} after {result}")
+                steps.append(f"{name} after {result}")
                 return result
 
             return called
@@ -147,9 +147,9 @@ async def test_middleware_wraps_handlers(new_app, new_topic, witness):
         return "done"
 
     async with app:
-        await until(lambda: len(said) == 8)
+        await until(lambda: len(steps) == 8)
 
-    assert said == [
+    assert steps == [
         "app before b'1'",
         "handler before b'1'",
         "handler after done",

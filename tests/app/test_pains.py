@@ -73,12 +73,12 @@ async def test_a_rebalance_does_not_break_a_commit_loop(options, new_topic, witn
 
 async def test_a_listener_may_wait_for_the_lock_of_the_reading_loop(options, new_topic, witness):
     """A lock is held around getmany and needed by the listener: rebalances complete all the same."""
-    topic, lock, handled, told = new_topic(4), asyncio.Lock(), Counter(), []
+    topic, lock, handled, revoked = new_topic(4), asyncio.Lock(), Counter(), []
 
     class Listener:
         async def on_partitions_revoked(self, partitions: frozenset) -> None:
             async with lock:
-                told.append(len(partitions))
+                revoked.append(len(partitions))
 
     async def read(consumer: Consumer) -> None:
         while sum(handled.values()) < 400:
@@ -97,7 +97,7 @@ async def test_a_listener_may_wait_for_the_lock_of_the_reading_loop(options, new
                 witness.produce(topic, (b"%d" % n for n in range(100)), partition=partition)
             await asyncio.gather(reading, read(second))
 
-    assert told[0] == 2
+    assert revoked[0] == 2
     assert set(handled.values()) == {1}
 
 

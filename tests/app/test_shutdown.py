@@ -15,7 +15,7 @@ from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.witness import Witness
 
-said: list[str] = []
+steps: list[str] = []
 
 
 async def open_bank():
@@ -23,7 +23,7 @@ async def open_bank():
     try:
         yield "bank"
     finally:
-        said.append("bank closes")
+        steps.append("bank closes")
 
 
 KINDS = pytest.mark.parametrize("kind", ["handler", "batch_handler"])
@@ -80,9 +80,9 @@ async def test_a_canceled_record_has_not_failed(kind, becomes, dead_letter):
 async def test_dependencies_stay_open_until_canceled_handlers_have_cleaned_up(kind, end):
     """A canceled handler cleans up before stop hooks run and before the publisher and dependencies close."""
     begun = asyncio.Event()
-    said.clear()
+    steps.clear()
     app = App(group_id="g", on_failure="stop", retry=Retry(attempts=1))
-    app.on_stop(lambda: said.append("stop hook"))
+    app.on_stop(lambda: steps.append("stop hook"))
 
     @app.handler("payments")
     async def fail(value: bytes, bank: Annotated[str, Depends(open_bank, scope="app")]) -> None:
@@ -95,7 +95,7 @@ async def test_dependencies_stay_open_until_canceled_handlers_have_cleaned_up(ki
         finally:
             await asyncio.sleep(1)
             await app.publish("out", b"cleaned up")
-            said.append("handler cleaned up")
+            steps.append("handler cleaned up")
 
     declare(app, kind, handle)
     expected = pytest.raises(HandlerFailedError) if end == "failed" else contextlib.nullcontext()
@@ -106,7 +106,7 @@ async def test_dependencies_stay_open_until_canceled_handlers_have_cleaned_up(ki
             if end == "failed":
                 await kafka.send("payments", b"0")
 
-    assert said == ["handler cleaned up", "stop hook", "bank closes"]
+    assert steps == ["handler cleaned up", "stop hook", "bank closes"]
     assert [record.value for record in kafka.published("out")] == [b"cleaned up"]
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -165,8 +165,8 @@ async def test_a_handler_that_does_not_end_is_abandoned_with_an_event(kind):
         let_go.set()
         await asyncio.wait(tasks)
 
-        (told,) = events.of(HandlerAbandoned)
-        assert ("on_" in told.handler, told.partition.topic, told.offset) == (True, "orders", 0)
+        (event,) = events.of(HandlerAbandoned)
+        assert ("on_" in event.handler, event.partition.topic, event.offset) == (True, "orders", 0)
         assert took_s == pytest.approx(12, abs=1)
         assert kafka.committed("orders") == 0
 

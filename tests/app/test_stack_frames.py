@@ -62,10 +62,10 @@ async def test_a_failure_says_where_it_came_from(recorder, function, text):
     async with TestApp(app) as kafka:
         await kafka.send("t", b"no JSON")
 
-    told = recorder.of(HandlerFailed) + recorder.of(BatchFailed)
+    failures = recorder.of(HandlerFailed) + recorder.of(BatchFailed)
     wanted = None if text is None else f"test_stack_frames.py:{line_of(text)} in {function.__name__}"
-    assert {one.where for one in told} == {wanted}
-    assert len(told) == (1 if text is None else 2)
+    assert {one.where for one in failures} == {wanted}
+    assert len(failures) == (1 if text is None else 2)
 
 
 async def test_a_dead_letter_has_only_the_last_failure():
@@ -85,8 +85,8 @@ async def test_a_dead_letter_has_only_the_last_failure():
         await kafka.send("t", b"x")
         (letter,) = kafka.dead_letters("t")
 
-    told = [line for line in letter.traceback.splitlines() if line.startswith(("KeyError", "ValueError"))]
-    assert told == ["KeyError: 3", "ValueError: 3"]
+    errors = [line for line in letter.traceback.splitlines() if line.startswith(("KeyError", "ValueError"))]
+    assert errors == ["KeyError: 3", "ValueError: 3"]
 
 
 @pytest.mark.parametrize("kind", ["record", "batch"])

@@ -166,8 +166,8 @@ def call(world, monkeypatch, capsys) -> Callable[..., Done]:
                 code = thread.submit(main, ["dead-letters", action, topic or world.dead, *arguments]).result()
             except SystemExit as ended:
                 code = int(str(ended.code))
-        said = capsys.readouterr()
-        return Done(code, said.out, said.err)
+        printed = capsys.readouterr()
+        return Done(code, printed.out, printed.err)
 
     return run
 

@@ -171,11 +171,11 @@ def test_a_signal_stops_the_demo_and_removes_the_topic(kafka_server, number, cod
         topic = read_until(process, "topic").partition(":")[0]
         read_until(process, "replay")
         assert topic in topics_and_groups(servers)
-        returned, said = end(process, number)
+        returned, output = end(process, number)
 
     assert returned == code
-    assert "Traceback" not in said
-    assert "everything was removed" in said
+    assert "Traceback" not in output
+    assert "everything was removed" in output
     assert topic not in topics_and_groups(servers)
 
 
@@ -214,9 +214,9 @@ def test_spark_prints_the_same_routes(kafka_server):
     assert topic not in topics_and_groups(servers)
 
 
-def routes_in(said: str) -> list[str]:
+def routes_in(output: str) -> list[str]:
     """Return the rows of the table of routes."""
-    return [line.rstrip() for line in said.splitlines() if line.rstrip().endswith(" min")]
+    return [line.rstrip() for line in output.splitlines() if line.rstrip().endswith(" min")]
 
 
 def test_rate_and_spark_exclude_each_other():

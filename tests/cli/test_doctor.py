@@ -63,8 +63,8 @@ class Doctor:
         # In a thread, because the command has its own event loop besides that of pytest-asyncio.
         with ThreadPoolExecutor(1) as thread:
             code = thread.submit(main, ["doctor", *arguments]).result()
-        said = self._capsys.readouterr()
-        return Done(code, said.out, said.err)
+        printed = self._capsys.readouterr()
+        return Done(code, printed.out, printed.err)
 
     def json(self, *arguments: str) -> tuple[int, dict[tuple[str, str], dict]]:
         """Return the exit code, and the findings by check and subject."""

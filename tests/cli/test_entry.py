@@ -110,7 +110,7 @@ def test_exit_code_of_a_command_is_returned(command, code):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "lines"),
     [
         (ConfigurationError("a - b"), ["a - b"]),
         (ExceptionGroup("tasks", [TailraceError("a"), ExceptionGroup("more", [TailraceError("b")])]), ["a", "b"]),
@@ -122,12 +122,12 @@ def test_exit_code_of_a_command_is_returned(command, code):
     ],
     ids=["one", "several", "the same twice", "an extra"],
 )
-def test_tailrace_errors_are_printed_without_a_traceback(command, capsys, error, told):
+def test_tailrace_errors_are_printed_without_a_traceback(command, capsys, error, lines):
     """TailraceErrors, also in a group, are printed in one line each, without a traceback."""
     command(raising(error))
 
     assert main(["thing"]) == 1
-    assert capsys.readouterr().err.splitlines() == [f"tailrace thing: {line}" for line in told]
+    assert capsys.readouterr().err.splitlines() == [f"tailrace thing: {line}" for line in lines]
 
 
 @pytest.mark.parametrize(

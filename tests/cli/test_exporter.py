@@ -70,7 +70,7 @@ def test_an_unreachable_cluster_does_not_end_the_command():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["--topic-filter", "("], 2, "must be a regular expression, not '('"),
         (["--http-port", "70000"], 2, "must be a port number up to 65535"),
@@ -78,12 +78,12 @@ def test_an_unreachable_cluster_does_not_end_the_command():
         (["--bootstrap-servers", "k:9092", "--set", "x=1"], 1, "x"),
     ],
 )
-def test_wrong_options_are_errors_with_the_next_step(arguments, code, said):
+def test_wrong_options_are_errors_with_the_next_step(arguments, code, message):
     """An option that cannot work ends the command at once."""
     done = tailrace("exporter", *arguments)
 
     assert (done.returncode, done.stdout) == (code, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -94,7 +94,7 @@ def test_brokers_come_from_argument_set_or_environment(kafka, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["groups", "delete"], 2, "GROUP"),
         (["groups", "shwo"], 2, "invalid choice"),
@@ -105,12 +105,12 @@ def test_brokers_come_from_argument_set_or_environment(kafka, monkeypatch):
         (["groups", "--app", "nowhere:app"], 1, "there is no module 'nowhere'"),
     ],
 )
-def test_usage_errors_exit_with_2_and_failures_with_1(kafka, arguments, code, said):
+def test_usage_errors_exit_with_2_and_failures_with_1(kafka, arguments, code, message):
     """Usage errors exit with 2 and failures with 1, without output on stdout."""
     done = kafka.call(*arguments)
 
     assert (done.code, done.out) == (code, "")
-    assert said in done.errors
+    assert message in done.errors
 
 
 def test_tables_are_plain_without_rich(kafka, monkeypatch):

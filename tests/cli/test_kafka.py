@@ -27,9 +27,9 @@ def test_broker_creates_topics_and_stops_on_ctrl_c():
         producer.produce("new", b"x")
         assert producer.flush(20) == 0
         java = broker_of(process.pid)
-        returned, said = end(process, signal.SIGINT)
+        returned, output = end(process, signal.SIGINT)
 
-    assert (returned, "Traceback" in said) == (130, False)
+    assert (returned, "Traceback" in output) == (130, False)
     assert made == {"orders": 6, "bills": 1}
     assert not is_alive(java)
 

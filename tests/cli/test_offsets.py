@@ -141,7 +141,7 @@ def test_reset_creates_a_new_group(kafka, topic):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["--to-earliest"], 2, "a topic is required: give --topic or --all-topics"),
         (["--topic", "x"], 2, "--to-earliest"),
@@ -162,12 +162,12 @@ def test_reset_creates_a_new_group(kafka, topic):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_invalid_resets_change_nothing(kafka, arguments, code, said):
+def test_invalid_resets_change_nothing(kafka, arguments, code, message):
     """Malformed arguments exit with 2, unknown names with 1, and nothing is changed."""
     done = kafka.call("offsets", "reset", kafka.group, *arguments, "--execute")
 
     assert (done.code, done.out) == (code, "")
-    assert said in done.errors
+    assert message in done.errors
     assert "Traceback" not in done.errors
 
 

@@ -62,20 +62,20 @@ def test_run_handles_records_until_sigterm(shop, kafka_server, log_format):
     ) as process:
         message = next(one for _ in range(600) if (one := witness.poll(0.1)) is not None and not one.error())
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=60)
+        _, output = process.communicate(timeout=60)
     witness.close()
 
     assert message.value() == b"42"
     assert process.returncode == 0
-    assert "group joined" in told
+    assert "group joined" in output
     if log_format == "json":
-        lines = [json.loads(line) for line in told.splitlines()]
+        lines = [json.loads(line) for line in output.splitlines()]
         (joined,) = (line for line in lines if line["event"] == "group joined")
         assert (joined["group_id"], type(joined["generation"]), joined["is_leader"]) == ("billing", int, True)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere:app"], "there is no module 'nowhere'"),
         (["shop.py:billing"], "did you mean shop:billing?"),
@@ -85,12 +85,12 @@ def test_run_handles_records_until_sigterm(shop, kafka_server, log_format):
         (["json:x", "--set", "session_timeout_ms"], "is not an App"),
     ],
 )
-def test_an_invalid_app_is_one_line_and_exit_code_1(arguments, said):
+def test_an_invalid_app_is_one_line_and_exit_code_1(arguments, message):
     """An argument that names no App is one line on stderr and exit code 1."""
     done = tailrace("run", *arguments)
 
     assert done.returncode == 1
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -98,13 +98,13 @@ def test_an_invalid_app_is_one_line_and_exit_code_1(arguments, said):
     ("arguments", "code"), [(["run"], 1), (["offsets", "show", "g", "--app"], 1), (["spark", "backfill"], 2)]
 )
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("raise RuntimeError('no such queue')", "RuntimeError: no such queue at broken.py:1 in <module>"),
         ("def (:", "SyntaxError: invalid syntax (broken.py, line 1)"),
     ],
 )
-def test_an_import_error_is_one_line_with_its_location(tmp_path, arguments, code, text, said):
+def test_an_import_error_is_one_line_with_its_location(tmp_path, arguments, code, text, message):
     """An error while the module is imported is one line with the error, its location and how to see the traceback."""
     (tmp_path / "broken.py").write_text(text)
     done = subprocess.run(
@@ -117,7 +117,7 @@ def test_an_import_error_is_one_line_with_its_location(tmp_path, arguments, code
     )
 
     assert done.returncode == code
-    assert said in done.stderr
+    assert message in done.stderr
     assert "python -c 'import broken'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -207,9 +207,9 @@ def test_run_serves_probes_and_metrics(shop, kafka_server, workers):
             command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=False
         )
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=60)
+        _, output = process.communicate(timeout=60)
 
-    assert process.returncode == 0, told
+    assert process.returncode == 0, output
     assert "tailrace_partition_lag{" in metrics
     assert '"work_lag":0' in lag
     assert again.returncode == 1

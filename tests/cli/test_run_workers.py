@@ -122,7 +122,7 @@ class Pool:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self._lines: queue.Queue[str | None] = queue.Queue()
-        self.told: list[str] = []
+        self.output: list[str] = []
         self.seen: list[psutil.Process] = []
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
@@ -135,11 +135,11 @@ class Pool:
     def until(self, words: str, count: int = 1) -> str:
         """Return the ``count``-th line with these words from now on."""
         while (line := self._lines.get(timeout=60)) is not None:
-            self.told.append(line)
+            self.output.append(line)
             count -= words in line
             if count == 0:
                 return line
-        raise AssertionError("\n".join(self.told))
+        raise AssertionError("\n".join(self.output))
 
     def end(self, number: signal.Signals) -> int:
         """Send a signal and return the exit code."""
@@ -147,7 +147,7 @@ class Pool:
         code = self.process.wait(timeout=60)
         self._reading.join(timeout=30)
         while (line := self._lines.get(timeout=30)) is not None:
-            self.told.append(line)
+            self.output.append(line)
         return code
 
     def workers(self) -> list[psutil.Process]:
@@ -250,12 +250,12 @@ def test_output_of_workers_has_their_number(shop):
         shop.until(PARTITIONS)
         code = pool.end(signal.SIGINT)
 
-    first = [line for line in pool.told if "first of" in line]
+    first = [line for line in pool.output if "first of" in line]
     assert code == 0
     assert len(first) == PARTITIONS
     assert all(line.startswith(("worker 0 | ", "worker 1 | ")) for line in first)
-    assert all(line.startswith("worker ") for line in pool.told if "group joined" in line)
-    assert not any(line.startswith("worker ") for line in pool.told if "worker started" in line)
+    assert all(line.startswith("worker ") for line in pool.output if "group joined" in line)
+    assert not any(line.startswith("worker ") for line in pool.output if "worker started" in line)
 
 
 def test_a_log_in_json_has_the_number_of_the_worker_as_a_field(shop):
@@ -267,12 +267,12 @@ def test_a_log_in_json_has_the_number_of_the_worker_as_a_field(shop):
         shop.until(PARTITIONS)
         code = pool.end(signal.SIGINT)
 
-    lines = [json.loads(line) for line in pool.told if line.startswith("{")]
+    lines = [json.loads(line) for line in pool.output if line.startswith("{")]
     assert code == 0
     joined = {line["worker"] for line in lines if line["event"] == "group joined"}
     assert joined
     assert joined <= {0, 1}
-    assert not any(" | " in line for line in pool.told)
+    assert not any(" | " in line for line in pool.output)
     assert {line["worker"] for line in lines if line["event"] == "worker started"} == {0, 1}
 
 
@@ -334,7 +334,7 @@ def test_a_hanging_worker_is_killed_after_stop_timeout_ms(shop):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere:app", "--workers", "2"], "there is no module 'nowhere'"),
         (["json", "--workers", "2"], "write MODULE:APP"),
@@ -342,7 +342,7 @@ def test_a_hanging_worker_is_killed_after_stop_timeout_ms(shop):
         (["json:loads", "--workers", "2", "--set", "session_timeout=5"], "session_timeout_ms"),
     ],
 )
-def test_an_invalid_app_or_option_is_one_error(arguments, said):
+def test_an_invalid_app_or_option_is_one_error(arguments, message):
     """A mistake is one error line and exit code 1, without restarts."""
     done = subprocess.run(
         [*COMMAND, "run", *arguments, "--log-level", "error"],
@@ -354,7 +354,7 @@ def test_an_invalid_app_or_option_is_one_error(arguments, said):
     )
 
     assert done.returncode == 1
-    assert said in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]
 
 
 def test_a_changed_source_file_restarts_the_workers(shop):

@@ -107,17 +107,17 @@ def test_a_stream_runs_until_sigterm(shop, kafka_server, tmp_path):
         try:
             found = doubled(kafka_server, topic, 10)
             process.send_signal(signal.SIGTERM)
-            told, _ = process.communicate(timeout=120)
+            output, _ = process.communicate(timeout=120)
         finally:
             process.kill()
 
     assert found == [2 * n for n in range(10)]
     assert process.returncode == 143
-    assert "10 records handled" in told
+    assert "10 records handled" in output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["backfill", "nowhere:app"], "there is no module 'nowhere'"),
         (["backfill", "shop:billing", "--since", "soon"], "must be a time since 1970"),
@@ -128,11 +128,11 @@ def test_a_stream_runs_until_sigterm(shop, kafka_server, tmp_path):
         (["handoff", "shop:billing", "nohandler"], "the app has no handler 'nohandler' - its handlers are: double"),
     ],
 )
-def test_usage_errors_exit_with_2_before_spark_starts(tmp_path, arguments, said):
+def test_usage_errors_exit_with_2_before_spark_starts(tmp_path, arguments, message):
     """Wrong arguments exit with 2 before Spark starts."""
     (tmp_path / "shop.py").write_text(SHOP.format(topic="t"))
 
     done = spark(tmp_path, *arguments)
 
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr

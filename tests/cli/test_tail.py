@@ -250,7 +250,7 @@ def test_unknown_topics_and_partitions_are_errors(kafka, topic):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "TOPIC"),
         (["orders", "--from", "yesterday"], "must be earliest, latest"),
@@ -260,9 +260,9 @@ def test_unknown_topics_and_partitions_are_errors(kafka, topic):
         (["orders", "--format", "xml"], "invalid choice"),
     ],
 )
-def test_usage_errors_exit_with_2(kafka, arguments, said):
+def test_usage_errors_exit_with_2(kafka, arguments, message):
     """A usage error exits with 2 and a hint."""
     done = kafka.call("tail", *arguments)
 
     assert (done.code, done.out) == (2, "")
-    assert said in done.errors
+    assert message in done.errors

@@ -219,17 +219,17 @@ async def test_b7_a_corrupt_batch_raises_until_a_seek_past_it(witness_of, group)
 
     with witness_of.proxy.edit_answer(FetchRequest, flip, times=None) as flipping:
         async with witness_of.consumer(topic, group_id=group, hooks=[events]) as consumer:
-            got, told = [], []
-            while len(got) < 21 or len(told) < 2:
+            got, errors = [], []
+            while len(got) < 21 or len(errors) < 2:
                 try:
                     got.append(await consumer.getone())
                 except CorruptRecordError as error:
-                    told.append(error)
+                    errors.append(error)
             flipping.end()
             await consumer.seek(partition, 2)
             last = await consumer.getone()
 
-    assert {(partition, 1)} == {(error.partition, error.offset) for error in told}
+    assert {(partition, 1)} == {(error.partition, error.offset) for error in errors}
     assert numbers(record for record in got if record.partition == 0) == [0]
     assert list(range(20)) == numbers(record for record in got if record.partition == 1)
     assert (partition, 2) == (last.topic_partition, last.offset)

@@ -90,7 +90,7 @@ async def test_a_port_without_kafka_is_recognized(group):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"group": "g"}, "group_id"),
         ({"session_timeout": 1}, "session_timeout_ms"),
@@ -103,9 +103,9 @@ async def test_a_port_without_kafka_is_recognized(group):
         ({"partition_assignment_strategy": ("best",), "group_id": "g"}, "range"),
     ],
 )
-def test_invalid_options_raise_in_the_constructor(options, said):
+def test_invalid_options_raise_in_the_constructor(options, message):
     """An option that is unknown, has a wrong type or contradicts another is named before anything starts."""
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         Consumer("t", **options)
 
 

@@ -306,15 +306,17 @@ async def nothing():
 
 async def test_b4_a_clean_stop_revokes_partitions(witness_of, group):
     """B4: stop() calls on_partitions_revoked after the last commit and before other members own the partitions."""
-    topic, told = witness_of.topic_with(10), []
+    topic, revoked = witness_of.topic_with(10), []
 
     class Listener:
         async def on_partitions_revoked(self, partitions):
-            told.append((partitions, await witness_of.committed(group, topic, 1), len(await witness_of.members(group))))
+            revoked.append(
+                (partitions, await witness_of.committed(group, topic, 1), len(await witness_of.members(group)))
+            )
 
     async with witness_of.consumer(topic, group_id=group, rebalance_listener=Listener()) as consumer:
         for _ in range(6):
             await consumer.getone()
 
-    assert told == [({TopicPartition(topic, 0)}, {0: 5}, 1)]
+    assert revoked == [({TopicPartition(topic, 0)}, {0: 5}, 1)]
     assert await witness_of.members(group) == {}

@@ -30,17 +30,17 @@ from tests.support.consumer_group import until
 async def test_assigned_waits_for_the_first_assignment(new_topic, new_consumer, group):
     """The call returns the partitions after the callbacks have returned; a second call returns at once."""
     topic = new_topic(3)
-    told: list[object] = []
+    assigned: list[object] = []
 
     class Listener:
         async def on_partitions_assigned(self, partitions):
             await asyncio.sleep(0.05)
-            told.append(partitions)
+            assigned.append(partitions)
 
     async with new_consumer(topic, group_id=group, rebalance_listener=Listener()) as consumer:
         found = await consumer.assigned(timeout_ms=20_000)
         assert found == consumer.assignment() == {TopicPartition(topic, number) for number in range(3)}
-        assert told == [found]
+        assert assigned == [found]
         assert await consumer.assigned(timeout_ms=0) == found
 
 

@@ -161,11 +161,11 @@ def test_outdated_or_unknown_leader_changes_nothing(partition, leader_id, epoch)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([1, 2, 3]), st.integers(0, 9)), max_size=20))
-def test_leader_epochs_never_decrease(told):
+def test_leader_epochs_never_decrease(answers):
     """Epochs never decrease in any order of metadata and fetch answers."""
     topology = ClusterMetadata().updated(answer((1, 0)))
 
-    for is_hint, leader, epoch in told:
+    for is_hint, leader, epoch in answers:
         before = topology.leader(ONE)
         topology = topology.with_leader(ONE, leader, epoch) if is_hint else topology.updated(answer((leader, epoch)))
         after = topology.leader(ONE)

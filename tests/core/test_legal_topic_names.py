@@ -14,7 +14,7 @@ def test_legal_name_has_no_fault(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "fault"),
     [
         ("new orders", "has ' '"),
         ("orders/eu", "has '/'"),
@@ -27,6 +27,6 @@ def test_legal_name_has_no_fault(name):
         (7, "not int"),
     ],
 )
-def test_fault_names_the_illegal_character_or_length(name, said):
+def test_fault_names_the_illegal_character_or_length(name, fault):
     """The fault is part of an error message."""
-    assert said in topic_name_fault(name)
+    assert fault in topic_name_fault(name)

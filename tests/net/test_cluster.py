@@ -342,8 +342,8 @@ async def test_a_failed_coordinator_lookup_stores_no_coordinator(kafka, address,
 
     async with cluster_at(address) as cluster:
         await cluster.bootstrap()
-        told = r"GROUP_AUTHORIZATION_FAILED, code 30\) - grant READ on the group"
-        with kafka.proxy.edit_answer(FindCoordinatorRequest, refused), pytest.raises(BrokerError, match=told):
+        message = r"GROUP_AUTHORIZATION_FAILED, code 30\) - grant READ on the group"
+        with kafka.proxy.edit_answer(FindCoordinatorRequest, refused), pytest.raises(BrokerError, match=message):
             await cluster.coordinator(name)
         assert cluster.coordinator_id(name) is None
         assert await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
@@ -412,7 +412,7 @@ async def test_permanent_errors_are_not_retried(failure):
 
 
 @pytest.mark.parametrize(
-    ("failures", "kind", "told"),
+    ("failures", "kind", "message"),
     [
         ([BrokerConnectionError("gone")] * 99, BrokerConnectionError, "a test: tried for 0.3 s; last error: gone"),
         (
@@ -431,7 +431,7 @@ async def test_permanent_errors_are_not_retried(failure):
     ],
     ids=["connection", "code", "hangs", "code-then-hangs", "connection-then-hangs", "torn"],
 )
-async def test_retries_end_at_the_deadline(failures, kind, told):
+async def test_retries_end_at_the_deadline(failures, kind, message):
     """The last error is raised in a fitting class, with the operation and the duration."""
     async with cluster_at("localhost") as cluster:
         began = time.monotonic()
@@ -440,7 +440,7 @@ async def test_retries_end_at_the_deadline(failures, kind, told):
 
     assert time.monotonic() - began < 15
     assert type(caught.value) is kind
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.__cause__ is not None
 
 

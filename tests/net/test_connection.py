@@ -214,7 +214,7 @@ async def test_a_reset_fails_pending_requests(kafka, address):
 
 
 @pytest.mark.parametrize(
-    ("garbled", "told"),
+    ("garbled", "message"),
     [
         (struct.pack(">ii", 4, 77_777), "unexpected correlation id 77777"),
         (struct.pack(">iih", 6, 2, 0), "a field claims"),
@@ -222,7 +222,7 @@ async def test_a_reset_fails_pending_requests(kafka, address):
     ],
     ids=["answer to nothing", "short answer", "negative length"],
 )
-async def test_malformed_bytes_close_the_connection(garbled, told):
+async def test_malformed_bytes_close_the_connection(garbled, message):
     """All pending requests fail, and none gets the response of another."""
     async with Peer(opens_then(lambda *_: garbled)) as peer, dialled(peer.address) as connection:
         reasons = lost_reasons(connection)
@@ -232,7 +232,7 @@ async def test_malformed_bytes_close_the_connection(garbled, told):
     assert [MalformedMessageError] * 2 == [type(error) for error in errors]
     assert all(str(error).startswith(f"{peer.address}: ") for error in errors)
     # The peer answers the second request with the same bytes, whose correlation id is wrong there.
-    assert told in str(errors[0])
+    assert message in str(errors[0])
     assert len(reasons) == 1
 
 

@@ -141,7 +141,7 @@ def test_large_responses_are_accepted_after_the_connection_is_open():
 
 
 @pytest.mark.parametrize(
-    ("head", "told"),
+    ("head", "message"),
     [
         (b"HTTP", "web server"),
         (b"SSH-", "SSH server"),
@@ -149,7 +149,7 @@ def test_large_responses_are_accepted_after_the_connection_is_open():
         (b"\x16\x03\x01\x02", "security_protocol='SSL'"),
     ],
 )
-def test_another_protocol_is_recognized(head, told):
+def test_another_protocol_is_recognized(head, message):
     """The error names the server that answered, with advice."""
     reading = Reading()
 
@@ -158,7 +158,7 @@ def test_another_protocol_is_recognized(head, told):
 
     (reason,) = reading.lost
     assert isinstance(reason, BrokerConnectionError)
-    assert told in str(reason)
+    assert message in str(reason)
 
 
 def test_kafka_frames_are_not_mistaken_for_another_protocol():

@@ -36,10 +36,10 @@ async def refusal(sasl_answers, mechanism="SCRAM-SHA-256", **options) -> Tailrac
         if isinstance(request, SaslHandshakeRequest):
             return SaslHandshakeResponse(0, (mechanism,))
         assert isinstance(request, SaslAuthenticateRequest)
-        said = next(answers)
-        if callable(said):
-            said = said(request.auth_bytes.decode())
-        return SaslAuthenticateResponse(0, None, said) if isinstance(said, bytes) else said
+        response = next(answers)
+        if callable(response):
+            response = response(request.auth_bytes.decode())
+        return SaslAuthenticateResponse(0, None, response) if isinstance(response, bytes) else response
 
     credentials = {"sasl_plain_username": "alice", "sasl_plain_password": PASSWORD}
     asked = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": mechanism, **credentials, **options}
@@ -142,16 +142,16 @@ async def test_login_counts_towards_the_connection_timeout(mechanism):
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "options", "told"),
+    ("mechanism", "options", "message"),
     [
         ("PLAIN", {"sasl_plain_password": f"{PASSWORD}\udc80"}, "sasl_plain_password cannot be encoded as UTF-8"),
         ("SCRAM-SHA-512", {"sasl_plain_username": "al\udc80ice"}, "sasl_plain_username cannot be encoded as UTF-8"),
         ("GSSAPI", {}, "sasl_mechanism='GSSAPI' needs the package gssapi - pip install gssapi"),
     ],
 )
-async def test_unusable_credentials_are_configuration_errors(mechanism, options, told):
+async def test_unusable_credentials_are_configuration_errors(mechanism, options, message):
     """Credentials that are not UTF-8, and a mechanism without its package, name the option to change."""
     error = await refusal([], mechanism, **options)
 
     assert type(error) is ConfigurationError
-    assert told in str(error)
+    assert message in str(error)

@@ -28,7 +28,7 @@ async def no_text() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("provider", "in_ms", "kind", "told"),
+    ("provider", "in_ms", "kind", "message"),
     [
         (failing, 60_000, BrokerConnectionError, "sasl_oauth_token_provider raised LookupError - "),
         (hanging, 500, BrokerConnectionError, "no connection within 0.5 s"),
@@ -43,12 +43,12 @@ async def no_text() -> bytes:
     ids=["fails", "hangs", "is not async", "gives bytes"],
 )
 @by(OAUTH)
-async def test_a_failing_token_provider_is_no_authentication_error(secured, provider, in_ms, kind, told):
+async def test_a_failing_token_provider_is_no_authentication_error(secured, provider, in_ms, kind, message):
     """A failure that may be transient is not an AuthenticationError."""
     error = await refusal(secured, sasl_oauth_token_provider=provider, socket_connection_setup_timeout_ms=in_ms)
 
     assert type(error) is kind
-    assert told in str(error)
+    assert message in str(error)
     assert not any(map(holds_a_secret, shown_by(error)))
 
 

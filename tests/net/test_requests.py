@@ -159,8 +159,10 @@ async def test_offsets_are_committed_and_read_back(direct, new_topic, name, witn
 
 
 def join(group, topic, member_id=""):
-    said = encode_subscription(MemberSubscription((topic,)))
-    return JoinGroupRequest(group, SESSION_MS, SESSION_MS, member_id, "consumer", (JoinGroupProtocol("range", said),))
+    subscription = encode_subscription(MemberSubscription((topic,)))
+    return JoinGroupRequest(
+        group, SESSION_MS, SESSION_MS, member_id, "consumer", (JoinGroupProtocol("range", subscription),)
+    )
 
 
 async def joined(broker: Broker, group: str, topic: str, member: str):

@@ -129,8 +129,8 @@ async def test_a_renewal_counts_towards_the_timeout_of_its_request(secured):
     address, found = options(secured)
     async with dialled(address, **found) as connection:
         await session_over()
-        told = r"SASL session was not renewed within 0\.5 s"
-        with secured.proxy.hold_answer(SaslAuthenticateRequest), pytest.raises(RequestTimedOutError, match=told):
+        message = r"SASL session was not renewed within 0\.5 s"
+        with secured.proxy.hold_answer(SaslAuthenticateRequest), pytest.raises(RequestTimedOutError, match=message):
             await connection.send(NOTHING, 0.5)
 
         assert not connection.is_open
@@ -169,7 +169,7 @@ async def test_a_renewal_that_is_refused_ends_the_connection(secured, then):
             return "no.token.at-all"
         raise LookupError("the identity provider is down")
 
-    kind, told = {
+    kind, message = {
         "refused": (AuthenticationError, "OAUTHBEARER: the broker refused the token"),
         "no token": (BrokerConnectionError, "sasl_oauth_token_provider raised"),
     }[then]
@@ -178,7 +178,7 @@ async def test_a_renewal_that_is_refused_ends_the_connection(secured, then):
         reasons = []
         connection.on_lost = reasons.append
         await asyncio.sleep(TOKENS_LAST_S)
-        with pytest.raises(kind, match=told) as caught:
+        with pytest.raises(kind, match=message) as caught:
             await connection.send(NOTHING, 30)
 
         assert type(caught.value) is kind

@@ -69,7 +69,7 @@ SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice", "sasl_plain_p
 
 
 @pytest.mark.parametrize(
-    ("secured", "changed", "kind", "told"),
+    ("secured", "changed", "kind", "message"),
     [
         (
             SSL,
@@ -161,7 +161,7 @@ SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice", "sasl_plain_p
         "OAUTHBEARER, wrong token",
     ],
 )
-async def test_each_mistake_has_a_clear_error(secured, changed, kind, told, caplog):
+async def test_each_mistake_has_a_clear_error(secured, changed, kind, message, caplog):
     """The error is typed, prompt, gives advice and shows no secret."""
     caplog.set_level(logging.DEBUG)
     events = EventRecorder()
@@ -170,7 +170,7 @@ async def test_each_mistake_has_a_clear_error(secured, changed, kind, told, capl
 
     assert type(error) is kind
     assert secured.bootstrap_servers in str(error)
-    assert told in str(error)
+    assert message in str(error)
     assert not [one for one in (caplog.text, *map(repr, events.events), *shown_by(error)) if holds_a_secret(one)]
 
 
@@ -202,8 +202,8 @@ async def test_tls_or_sasl_with_a_plain_listener(kafka, direct, security):
     """The error says that the listener does not use TLS or SASL."""
     error = await refusal(kafka, bootstrap_servers=direct, security_protocol=security, **SASL)
 
-    told = "the listener does not use SASL" if security == "SASL_PLAINTEXT" else "security_protocol='PLAINTEXT'"
-    assert told in str(error)
+    message = "the listener does not use SASL" if security == "SASL_PLAINTEXT" else "security_protocol='PLAINTEXT'"
+    assert message in str(error)
     assert not any(map(holds_a_secret, shown_by(error)))
 
 

@@ -45,7 +45,7 @@ async def refusal(address: str, **options: object) -> BrokerConnectionError:
 
 
 @pytest.mark.parametrize(
-    ("behave", "told"),
+    ("behave", "message"),
     [
         (
             sends(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
@@ -76,10 +76,10 @@ async def refusal(address: str, **options: object) -> BrokerConnectionError:
         "resets",
     ],
 )
-async def test_another_server_is_recognized(behave, told):
+async def test_another_server_is_recognized(behave, message):
     """A server of another protocol is refused with a hint of what it may be."""
     async with Peer(behave) as peer:
-        assert told in str(await refusal(peer.address))
+        assert message in str(await refusal(peer.address))
 
 
 @pytest.mark.parametrize("security", ["PLAINTEXT", "SSL"])

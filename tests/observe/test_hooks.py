@@ -50,6 +50,6 @@ def test_a_hook_that_returns_a_coroutine_is_named_in_the_log(caplog):
     with caplog.at_level(logging.ERROR, "tailrace"), pytest.warns(RuntimeWarning, match="never awaited"):
         Observer([Late()]).emit(RecordSkipped("charge", ORDERS[1], 17, "no"))
 
-    (told,) = (line for record in caplog.records if "a hook" in (line := record.getMessage()))
-    assert "make on_event a plain method" in told
-    assert "Late" in told
+    (message,) = (line for record in caplog.records if "a hook" in (line := record.getMessage()))
+    assert "make on_event a plain method" in message
+    assert "Late" in message

@@ -116,20 +116,22 @@ async def test_many_records_arrive_once_and_in_order(kafka_server, new_producer,
 
 
 @pytest.mark.parametrize(
-    ("config", "value", "said"),
+    ("config", "value", "message"),
     [
         ({"max.message.bytes": 1_000}, b"x" * 10_000, "MESSAGE_TOO_LARGE"),
         ({"cleanup.policy": "compact"}, b"no key", "cannot accept message without key"),
     ],
 )
-async def test_a_refused_record_raises_in_its_own_publish_only(kafka_server, new_producer, topic, config, value, said):  # noqa: PLR0917
+async def test_a_refused_record_raises_in_its_own_publish_only(  # noqa: PLR0917
+    kafka_server, new_producer, topic, config, value, message
+):
     """A record that the broker refuses raises PublishError in its own publish(); later records are written."""
     kafka_server.create_topic(strict := f"{topic}-strict", config=config)
 
     async with new_producer() as producer:
         places = [await producer.publish(strict, b"0", key=b"k")]
         for n in (1, 2):
-            with pytest.raises(PublishError, match=f"{strict}.*{said}"):
+            with pytest.raises(PublishError, match=f"{strict}.*{message}"):
                 await producer.publish(strict, value)
             places.append(await producer.publish(strict, b"%d" % n, key=b"k"))
 
@@ -144,11 +146,13 @@ async def test_a_refused_record_fails_alone(kafka_server, new_producer, topic):
 
     async with new_producer() as producer:
         await producer.publish(strict, b"first")
-        told = await asyncio.gather(*(producer.publish(strict, one) for one in values.values()), return_exceptions=True)
+        results = await asyncio.gather(
+            *(producer.publish(strict, one) for one in values.values()), return_exceptions=True
+        )
         last = await producer.publish(strict, b"last")
 
-    refused = [n for n, one in enumerate(told) if isinstance(one, PublishTooLargeError)]
-    placed = {one.offset: values[n] for n, one in enumerate(told) if isinstance(one, Published)}
+    refused = [n for n, one in enumerate(results) if isinstance(one, PublishTooLargeError)]
+    placed = {one.offset: values[n] for n, one in enumerate(results) if isinstance(one, Published)}
     records = await read_all(kafka_server, strict, 296)
     assert refused == [7, 57, 107, 157, 207, 257]
     assert last.offset == 295

@@ -73,17 +73,17 @@ async def test_the_liveness_probe_fails_if_a_restart_helps(home, tmp_path):
     await service.wait_for_status("/readyz", 200)
     home.witness.produce("blocks", [str(free).encode()])
     # Its loop may be blocked while it starts on a busy machine, too.
-    told = await service.wait_for_log("handler=block")
+    line = await service.wait_for_log("handler=block")
     with pytest.raises(httpx.TimeoutException):
         await service.http.get("/livez", timeout=0.5)
-    was_blocked_all_along = "loop unblocked" not in service.log.partition(told)[2]
+    was_blocked_all_along = "loop unblocked" not in service.log.partition(line)[2]
     free.touch()
     await service.wait_for_status("/livez", 200)
-    await until(lambda: "loop unblocked" in service.log.partition(told)[2])
+    await until(lambda: "loop unblocked" in service.log.partition(line)[2])
 
     assert was_blocked_all_along
-    assert "loop blocked" in told
-    assert "where=spoils.py:" in told
+    assert "loop blocked" in line
+    assert "where=spoils.py:" in line
     await service.wait_until_ready()
 
     home.witness.produce("fatal", [b"customer bob"])

@@ -309,10 +309,10 @@ def test_options_that_split_partitions_are_refused():
         check_source_options({"minPartitions": "8"}, keeps_order=True)
 
 
-@pytest.mark.parametrize("said", ["true", "True"])
-def test_speculation_is_refused(said):
+@pytest.mark.parametrize("spelling", ["true", "True"])
+def test_speculation_is_refused(spelling):
     """Two runs of a task at once break the order; any spelling of true counts."""
-    session: Any = SimpleNamespace(_jsc=None, conf=SimpleNamespace(get=lambda _name, _default: said))
+    session: Any = SimpleNamespace(_jsc=None, conf=SimpleNamespace(get=lambda _name, _default: spelling))
 
     async def charge(value: bytes) -> None: ...
 

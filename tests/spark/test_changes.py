@@ -161,10 +161,10 @@ def test_the_next_start_commits_what_a_query_could_not(world, monkeypatch):
         if record.offset >= 15:
             await asyncio.Event().wait()
 
-    def only_begins(store, offsets, said: str, **more: bool) -> None:
-        if not said.startswith("spark begins"):
+    def only_begins(store, offsets, text: str, **more: bool) -> None:
+        if not text.startswith("spark begins"):
             raise BrokerConnectionError("nobody answers")
-        commit(store, offsets, said, **more)
+        commit(store, offsets, text, **more)
 
     monkeypatch.setattr(SparkOffsetStore, "commit", only_begins)
     app = world.entering(first=hang, hooks=(recorder,))
@@ -190,11 +190,11 @@ def test_an_idle_stream_retries_a_failed_commit(world, monkeypatch):
     world.produce([b"a"] * 10)
     failed, commit = [], SparkOffsetStore.commit
 
-    def fail_once(store, offsets, said: str, **more: bool) -> None:
-        if not said.startswith("spark begins") and not failed:
-            failed.append(said)
+    def fail_once(store, offsets, text: str, **more: bool) -> None:
+        if not text.startswith("spark begins") and not failed:
+            failed.append(text)
             raise BrokerConnectionError("nobody answers")
-        commit(store, offsets, said, **more)
+        commit(store, offsets, text, **more)
 
     monkeypatch.setattr(SparkOffsetStore, "commit", fail_once)
     try:

@@ -30,7 +30,7 @@ def test_delta_has_each_batch_once(world):
     )
 
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["batches"] == [0, 0, 1, 1]
-    assert sorted(told["values"]) == sorted(2 * n for n in (*range(50), *range(30, 40)))
+    result = json.loads(done.stdout)
+    assert result["batches"] == [0, 0, 1, 1]
+    assert sorted(result["values"]) == sorted(2 * n for n in (*range(50), *range(30, 40)))
     assert world.committed == {0: 50}

@@ -78,9 +78,9 @@ def test_a_failed_query_emits_an_event_without_await_termination(world):
     query = world.pipeline(app).start("enter")
     world.until(lambda: events.of(SparkQueryFailed))
 
-    (told,) = events.of(SparkQueryFailed)
-    assert (told.group_id, "the disk is full" in told.error) == (world.group, True)
-    assert isinstance(told.exception, HandlerFailedError)
+    (event,) = events.of(SparkQueryFailed)
+    assert (event.group_id, "the disk is full" in event.error) == (world.group, True)
+    assert isinstance(event.exception, HandlerFailedError)
     assert {one for one in threading.enumerate() if one.name == "tailrace spark"} <= before
     assert not query.is_active
     with pytest.raises(HandlerFailedError):

@@ -26,9 +26,9 @@ def started(
     variables = without_java(environment(), world.folder) if hides_java else environment()
     names = [world.server.bootstrap_servers, world.group, world.topic, str(world.folder)]
     arguments = [*names, master, how, str(batch), str(at)]
-    with (world.folder / "stderr").open("w") as said:
+    with (world.folder / "stderr").open("w") as stderr:
         return subprocess.Popen(
-            [sys.executable, str(_DRIVER), *arguments], env=variables, stdout=subprocess.PIPE, stderr=said, text=True
+            [sys.executable, str(_DRIVER), *arguments], env=variables, stdout=subprocess.PIPE, stderr=stderr, text=True
         )
 
 

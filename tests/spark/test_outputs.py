@@ -43,9 +43,9 @@ def test_results_and_dead_letters_are_published(world):
     assert {tuple(one.headers()) for one in published} == {(("traceparent", b"00-1-2-3"),)}
     (letter,) = letters
     headers = tuple(letter.headers())
-    said = read_dead_letter(Record(dead, 0, 0, letter.key(), letter.value(), 0, headers))
-    assert (said.reason, said.attempts, said.group_id, said.value) == ("no sevens", 2, world.group, b"7")
-    assert said.headers == (("traceparent", b"00-1-2-3"), ("mine", b"\xff\x00"), ("none", None))
+    parsed = read_dead_letter(Record(dead, 0, 0, letter.key(), letter.value(), 0, headers))
+    assert (parsed.reason, parsed.attempts, parsed.group_id, parsed.value) == ("no sevens", 2, world.group, b"7")
+    assert parsed.headers == (("traceparent", b"00-1-2-3"), ("mine", b"\xff\x00"), ("none", None))
 
 
 def test_records_of_a_retry_topic_are_left_to_the_app(world):

@@ -80,12 +80,16 @@ async def cluster_snapshot(cluster: Cluster, *, topics: Accepts, groups: Accepts
     members = await _count_members(steps, listed)
     committed = await _committed_offsets(steps, listed)
     # After the committed offsets, or a lag could be negative.
-    begins, ends = await _log_bounds(steps, {one: (led.leader_id, led.epoch) for one, led in leaderships.items()})
+    begins, ends = await _log_bounds(
+        steps, {one: (leadership.leader_id, leadership.epoch) for one, leadership in leaderships.items()}
+    )
     return ClusterSnapshot(
         {node_id: f"{node.host}:{node.port}" for node_id, node in sorted(topology.brokers.items())},
         {
-            one: PartitionSnapshot(led.leader_id, led.replicas, led.in_sync, begins.get(one), ends.get(one))
-            for one, led in leaderships.items()
+            one: PartitionSnapshot(
+                leadership.leader_id, leadership.replicas, leadership.in_sync, begins.get(one), ends.get(one)
+            )
+            for one, leadership in leaderships.items()
         },
         {
             group_id: GroupSnapshot(members.get(group_id), committed.get(group_id))
@@ -219,11 +223,11 @@ async def _log_bounds(
             (leader_id, place): (
                 leader_id,
                 ListOffsetsRequest(
-                    tuple(ListOffsetsPartition(*one, place, current_leader_epoch=epoch) for one, epoch in led),
+                    tuple(ListOffsetsPartition(*one, place, current_leader_epoch=epoch) for one, epoch in partitions),
                     isolation_level=steps.isolation_level,
                 ),
             )
-            for leader_id, led in by_leader.items()
+            for leader_id, partitions in by_leader.items()
             for place in (EARLIEST, LATEST)
         }
     )

@@ -202,9 +202,9 @@ async def list_offsets(
     """
     isolation_level = int(cluster.config.isolation_level == "read_committed")
 
-    def request(led: Iterable[tuple[TopicPartition, int]]) -> ListOffsetsRequest:
+    def request(partitions: Iterable[tuple[TopicPartition, int]]) -> ListOffsetsRequest:
         return ListOffsetsRequest(
-            tuple(ListOffsetsPartition(*one, wanted[one], current_leader_epoch=epoch) for one, epoch in led),
+            tuple(ListOffsetsPartition(*one, wanted[one], current_leader_epoch=epoch) for one, epoch in partitions),
             isolation_level=isolation_level,
         )
 
@@ -222,9 +222,12 @@ async def epoch_end_offsets(
         BrokerConnectionError: a leader did not answer in time.
     """
 
-    def request(led: Iterable[tuple[TopicPartition, int]]) -> OffsetForLeaderEpochRequest:
+    def request(partitions: Iterable[tuple[TopicPartition, int]]) -> OffsetForLeaderEpochRequest:
         return OffsetForLeaderEpochRequest(
-            tuple(OffsetForLeaderEpochPartition(*one, epochs[one], current_leader_epoch=epoch) for one, epoch in led)
+            tuple(
+                OffsetForLeaderEpochPartition(*one, epochs[one], current_leader_epoch=epoch)
+                for one, epoch in partitions
+            )
         )
 
     what = "finding where leader epochs end"
@@ -246,9 +249,9 @@ async def _ask_leaders(  # noqa: PLR0913 - two kinds of requests share it
 
     async def ask() -> None:
         missing = [partition for partition in partitions if partition not in found]
-        led, refused = _by_leader(cluster, missing)
+        by_leader_id, refused = _by_leader(cluster, missing)
         try:
-            answers = await ask_each(cluster, {leader_id: request(those) for leader_id, those in led.items()})
+            answers = await ask_each(cluster, {leader_id: request(those) for leader_id, those in by_leader_id.items()})
         except BrokerConnectionError:
             await cluster.refresh()
             raise
@@ -275,15 +278,15 @@ def _by_leader(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> tuple[dict[int, list[tuple[TopicPartition, int]]], list[BrokerError]]:
     """Return the partitions with their leader epochs by leader, and an error for each partition without a leader."""
-    led: dict[int, list[tuple[TopicPartition, int]]] = {}
+    by_leader_id: dict[int, list[tuple[TopicPartition, int]]] = {}
     leaderless = []
     for partition in partitions:
         leadership = cluster.topology.leader(partition)
         if leadership is None or leadership.leader_id < 0:
             leaderless.append(broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader"))
         else:
-            led.setdefault(leadership.leader_id, []).append((partition, leadership.epoch))
-    return led, leaderless
+            by_leader_id.setdefault(leadership.leader_id, []).append((partition, leadership.epoch))
+    return by_leader_id, leaderless
 
 
 async def delete_offsets(

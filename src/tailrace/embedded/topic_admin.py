@@ -86,8 +86,8 @@ class TopicAdmin:
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
         """Delete the records before an offset in each partition; -1 deletes all records."""
         wanted = dict(before)
-        for address, led in self._by_leader(name, before).items():
-            asked = tuple(RecordsToDelete(name, one, before[one]) for one in led)
+        for address, of_leader in self._by_leader(name, before).items():
+            asked = tuple(RecordsToDelete(name, one, before[one]) for one in of_leader)
             with contextlib.suppress(OSError):
                 for done in self._send(address, DeleteRecordsRequest(asked)).partitions:
                     if not done.error_code:
@@ -111,19 +111,19 @@ class TopicAdmin:
         _check(done)
 
     def _wait_for_leaders(self, name: str, partitions: int) -> None:
-        def led(answer: MetadataResponse) -> bool:
+        def have_leaders(answer: MetadataResponse) -> bool:
             found = answer.topics[0].partitions
             return len(found) >= partitions and all(p.leader_id >= 0 and not p.error_code for p in found)
 
-        self._until(MetadataRequest((MetadataTopic(name),)), led, f"leaders of {name}")
+        self._until(MetadataRequest((MetadataTopic(name),)), have_leaders, f"leaders of {name}")
         self._wait_until_served(name, partitions)
 
     def _wait_until_served(self, name: str, partitions: int) -> None:
         # Metadata name a new leader a moment before the leader serves requests.
         wanted = set(range(partitions))
         for _ in _attempts(self._timeout_s):
-            for address, led in self._by_leader(name, sorted(wanted)).items():
-                asked = tuple(ListOffsetsPartition(name, one, _START) for one in led)
+            for address, of_leader in self._by_leader(name, sorted(wanted)).items():
+                asked = tuple(ListOffsetsPartition(name, one, _START) for one in of_leader)
                 with contextlib.suppress(OSError):
                     answer = self._send(address, ListOffsetsRequest(asked), _TRY_S)
                     wanted -= {listed.partition for listed in answer.partitions if not listed.error_code}
@@ -138,11 +138,11 @@ class TopicAdmin:
         found = self.metadata(name)
         places = {broker.node_id: (broker.host, broker.port) for broker in found.brokers}
         leaders = {one.partition: places.get(one.leader_id) for one in found.topics[0].partitions}
-        led: dict[tuple[str, int], list[int]] = {}
+        by_address: dict[tuple[str, int], list[int]] = {}
         for partition in partitions:
             if (place := leaders.get(partition)) is not None:
-                led.setdefault(place, []).append(partition)
-        return led
+                by_address.setdefault(place, []).append(partition)
+        return by_address
 
     def _until(
         self,

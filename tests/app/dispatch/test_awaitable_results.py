@@ -201,12 +201,12 @@ async def test_a_result_that_cannot_be_awaited_fails_the_record(  # noqa: PLR091
     assert "another event loop" in skipped.error or "never ran" in skipped.error
 
 
-said: list[str] = []
+words: list[str] = []
 
 
 async def say(word: str) -> str:
     await asyncio.sleep(0)
-    said.append(word)
+    words.append(word)
     return word
 
 
@@ -223,7 +223,7 @@ def teller():
 async def test_awaitables_of_providers_middleware_and_hooks_are_awaited(new_app, new_topic, witness):
     """Plain functions may return coroutines wherever the app calls the user's functions."""
     topic = new_topic()
-    said.clear()
+    words.clear()
 
     def around(call):
         async def called(record: Record):
@@ -246,9 +246,9 @@ async def test_awaitables_of_providers_middleware_and_hooks_are_awaited(new_app,
         return say("handled")
 
     async with app:
-        await until(lambda: "handled" in said)
+        await until(lambda: "handled" in words)
 
-    assert said == ["bank", "start", "teller", "handled", "stop"]
+    assert words == ["bank", "start", "teller", "handled", "stop"]
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])

@@ -297,7 +297,7 @@ async def test_named_indices_without_errors_have_the_cause(new_app, new_topic, w
 
 
 @pytest.mark.parametrize(
-    ("failed", "said"),
+    ("failed", "message"),
     [
         ({4: ValueError("no")}, "index 4, for a batch of 4 records"),
         ([-1], "index -1"),
@@ -307,7 +307,7 @@ async def test_named_indices_without_errors_have_the_cause(new_app, new_topic, w
         ({1: "no"}, "'no', which is not an exception, at index 1"),
     ],
 )
-async def test_invalid_indices_fail_the_whole_batch(new_app, new_topic, witness, recorder, failed, said):  # noqa: PLR0917
+async def test_invalid_indices_fail_the_whole_batch(new_app, new_topic, witness, recorder, failed, message):  # noqa: PLR0917
     """A PartialFailureError with invalid or no indices fails the whole batch, with an error that says why."""
     topic, app, calls = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(4))
@@ -321,7 +321,7 @@ async def test_invalid_indices_fail_the_whole_batch(new_app, new_topic, witness,
         await until(lambda: len(recorder.of(RecordSkipped)) == 4)
 
     assert calls == [[0, 1, 2, 3]] * 2
-    assert all(said in one.error and "HandlerFailedError" in one.error for one in recorder.of(RecordSkipped))
+    assert all(message in one.error and "HandlerFailedError" in one.error for one in recorder.of(RecordSkipped))
 
 
 @pytest.mark.parametrize("order_by", ["partition", "none"])
@@ -785,7 +785,7 @@ def null_records(values: list[Record | None]) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (not_a_list, "a batch is a list"),
         (nothing, "takes no batch"),
@@ -793,12 +793,12 @@ def null_records(values: list[Record | None]) -> None: ...
         (null_records, "a record stands alone"),
     ],
 )
-async def test_invalid_batch_signatures_are_refused_before_the_start(function, said):
+async def test_invalid_batch_signatures_are_refused_before_the_start(function, message):
     """A batch handler that cannot work raises ConfigurationError at the start, before a broker is contacted."""
     app = App(bootstrap_servers="localhost:1", group_id="g")
     app.batch_handler("t")(function)
 
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         await app.start()
 
 

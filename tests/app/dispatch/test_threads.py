@@ -21,7 +21,7 @@ from tests.support.commands import environment
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 
-said: contextvars.ContextVar[str] = contextvars.ContextVar("said", default="nothing")
+greeting: contextvars.ContextVar[str] = contextvars.ContextVar("greeting", default="nothing")
 
 
 async def test_a_free_thread_is_used_again():
@@ -44,16 +44,16 @@ async def test_a_free_thread_is_used_again():
 async def test_a_function_has_the_context_and_its_errors_come_back():
     """A function sees a copy of the caller's context variables, and its exceptions are raised in the caller."""
     pool = Threads()
-    said.set("hello")
+    greeting.set("hello")
 
     def answer() -> str:
-        heard = said.get()
-        said.set("in the thread")
+        heard = greeting.get()
+        greeting.set("in the thread")
         return heard
 
     heard = await pool.call(answer)
 
-    assert (heard, said.get()) == ("hello", "hello")
+    assert (heard, greeting.get()) == ("hello", "hello")
     with pytest.raises(ZeroDivisionError):
         await pool.call(lambda: 1 // 0)
     with pytest.raises(RuntimeError, match="StopIteration"):

@@ -464,9 +464,9 @@ async def test_health_names_a_handler_that_never_ends(new_app, new_topic, witnes
     async with app:
         await until(lambda: check_of(app, "handlers").status == "failed")
         assert not app.health().is_live
-        said = check_of(app, "handlers").detail
+        detail = check_of(app, "handlers").detail
 
-    assert "endless has run for" in said
+    assert "endless has run for" in detail
 
 
 @pytest.mark.parametrize("is_retried", [True, False])

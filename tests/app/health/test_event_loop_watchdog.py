@@ -35,14 +35,14 @@ class Watched:
     def __init__(self, new_loop=asyncio.new_event_loop, *, tell=None) -> None:
         self._new_loop = new_loop
         self._tell = self._take if tell is None else tell
-        self.told: queue.SimpleQueue[LoopBlocked | LoopUnblocked] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[LoopBlocked | LoopUnblocked] = queue.SimpleQueue()
         self.is_blocked = threading.Event()
         self.threads: list[threading.Thread] = []
         self.watchdog: Watchdog | None = None
 
     def _take(self, event: LoopBlocked | LoopUnblocked) -> None:
         self.threads.append(threading.current_thread())
-        self.told.put(event)
+        self.events.put(event)
         if isinstance(event, LoopBlocked):
             self.is_blocked.set()
 
@@ -64,12 +64,12 @@ class Watched:
 
     def left(self) -> list[LoopBlocked | LoopUnblocked]:
         found = []
-        while not self.told.empty():
-            found.append(self.told.get())
+        while not self.events.empty():
+            found.append(self.events.get())
         return found
 
     async def next(self) -> LoopBlocked | LoopUnblocked:
-        return await asyncio.to_thread(self.told.get, timeout=10)
+        return await asyncio.to_thread(self.events.get, timeout=10)
 
 
 def line_of(function: Callable[..., object], text: str) -> int:
@@ -92,8 +92,8 @@ def test_a_block_is_reported_while_it_lasts(new_loop):
         # Returns once the event was emitted; without one, this takes ten seconds and fails.
         for _ in range(1_000):
             time.sleep(0.01)  # here
-            if not watched.told.empty():
-                seen.append((watched.told.get(), watched.watchdog.blocked_s))
+            if not watched.events.empty():
+                seen.append((watched.events.get(), watched.watchdog.blocked_s))
                 return
 
     async def main() -> None:
@@ -149,7 +149,7 @@ def test_the_line_is_the_users_and_not_a_librarys():
     reading, writing = os.pipe()
 
     def tell(event: LoopBlocked | LoopUnblocked) -> None:
-        watched.told.put(event)
+        watched.events.put(event)
         if isinstance(event, LoopBlocked):
             os.close(writing)
 
@@ -198,7 +198,7 @@ def test_c_code_that_holds_the_gil_is_reported(new_loop):
         sum(range(enough))
         let_go = time.monotonic()
         # On a busy machine the watchdog's thread may not run at once.
-        while watched.told.empty():
+        while watched.events.empty():
             time.sleep(0.001)
         return let_go - began, time.monotonic() - began
 
@@ -244,11 +244,11 @@ def test_a_busy_loop_that_yields_is_not_reported(new_loop):
             for _ in range(20):
                 tasks.create_task(work())
 
-    told = watched.run(busy)
+    events = watched.run(busy)
     turned_at.append(time.monotonic())
     stood_still_s = max(later - before for before, later in pairwise(turned_at))
 
-    assert told == [] or stood_still_s >= LIMIT_S
+    assert events == [] or stood_still_s >= LIMIT_S
 
 
 def test_an_idle_loop_with_an_overdue_tick_is_not_reported(new_loop):
@@ -277,11 +277,13 @@ def test_a_loop_that_is_not_running_is_not_reported(new_loop):
         else:
             time.sleep(3 * LIMIT_S)
 
-    told: list[object] = []
+    events: list[object] = []
     with asyncio.Runner(loop_factory=new_loop) as runner:
 
         async def start() -> Watchdog:
-            watchdog = Watchdog(asyncio.get_running_loop(), LIMIT_S, running_handler=lambda: None, on_event=told.append)
+            watchdog = Watchdog(
+                asyncio.get_running_loop(), LIMIT_S, running_handler=lambda: None, on_event=events.append
+            )
             watchdog.start()
             return watchdog
 
@@ -290,7 +292,7 @@ def test_a_loop_that_is_not_running_is_not_reported(new_loop):
         runner.run(asyncio.sleep(LIMIT_S))
         watchdog.stop()
 
-    assert told == []
+    assert events == []
 
 
 # ---- life ----------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, w
     """A handler that blocks the loop is reported by name and line before the loop is free again."""
     topic, app = new_topic(), new_app(heartbeat_interval_ms=100, hooks=[recorder])
     witness.produce(topic, [b"0"])
-    told, begun, over = [], threading.Event(), threading.Event()
+    seen, begun, over = [], threading.Event(), threading.Event()
 
     def by_the_handler() -> list[LoopBlocked]:
         # On a busy machine the loop may have been blocked before.
@@ -93,7 +93,7 @@ async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, w
     def look() -> None:
         while not over.is_set() and not by_the_handler():
             time.sleep(0.01)
-        told.append(app.health().is_live)
+        seen.append(app.health().is_live)
         over.set()
 
     async def block() -> None:
@@ -120,18 +120,18 @@ async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, w
         await until(lambda: app.health().is_live)
 
     blocked = by_the_handler()[-1]
-    assert told == [False]
+    assert seen == [False]
     assert "handle" in blocked.handler
     assert "test_health_under_faults.py" in blocked.where
 
 
 async def test_it_is_not_ready_while_it_stops_nor_afterwards():
     """A stopping app is not ready, but live, as a restart would not help."""
-    app, begun, let_go, said = App(group_id="g"), asyncio.Event(), asyncio.Event(), []
+    app, begun, let_go, states = App(group_id="g"), asyncio.Event(), asyncio.Event(), []
 
     def look() -> None:
         health = app.health()
-        said.append((health.status, health.is_live, health.is_ready))
+        states.append((health.status, health.is_live, health.is_ready))
 
     @app.handler("t")
     async def handle(value: bytes) -> None:
@@ -149,7 +149,7 @@ async def test_it_is_not_ready_while_it_stops_nor_afterwards():
         await stopping
         look()
 
-    assert said == [("ok", True, True), ("stopping", True, False), ("stopping", True, False)]
+    assert states == [("ok", True, True), ("stopping", True, False), ("stopping", True, False)]
 
 
 looks: list[tuple[bool, bool]] = []

@@ -438,7 +438,7 @@ async def test_an_unknown_topic_fails_the_start(new_pool):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"workers": 0}, "workers must be a positive integer, not 0"),
         ({"partitions_per_worker": 0}, "partitions_per_worker must be a positive integer, not 0"),
@@ -450,9 +450,9 @@ async def test_an_unknown_topic_fails_the_start(new_pool):
         ({"hosts": "x"}, "bootstrap_servers"),
     ],
 )
-def test_invalid_arguments_are_refused(new_pool, options, said):
+def test_invalid_arguments_are_refused(new_pool, options, message):
     """The constructor raises."""
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         new_pool("orders", **options)
 
 

@@ -161,20 +161,20 @@ async def test_a_killed_worker_comes_back_and_affects_no_other(new_shop, new_top
 
 
 @pytest.mark.parametrize(
-    ("workers", "source", "said"),
+    ("workers", "source", "message"),
     [
         (2, "app = 7\n", "is not an App"),
         (1, "app = (\n", "cannot be imported: SyntaxError"),
         (1, "import nowhere_at_all\n", "nowhere"),
     ],
 )
-async def test_a_configuration_error_ends_the_pool(new_shop, workers, source, said):
+async def test_a_configuration_error_ends_the_pool(new_shop, workers, source, message):
     """An error that would recur at every start is raised, not retried; no process is left."""
     shop = new_shop(source)
     pool = WorkerPool(shop.place, workers=workers)
 
     async with asyncio.timeout(60):
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match=message):
             await pool.start()
 
     assert pool.pids == ()
@@ -301,8 +301,8 @@ async def handle(value: bytes, bank: Annotated[object, Depends(open_bank, scope=
 """
 
 
-@pytest.mark.parametrize(("last", "told"), [("os._exit(3)", [(0, 3, None)]), ("pass", [])])
-async def test_a_requested_stop_that_fails_is_reported(new_shop, recorder, last, told):
+@pytest.mark.parametrize(("last", "exits"), [("os._exit(3)", [(0, 3, None)]), ("pass", [])])
+async def test_a_requested_stop_that_fails_is_reported(new_shop, recorder, last, exits):
     """A worker that fails while stopping, or has to be killed, leaves records unfinished: an event reports it."""
     shop = new_shop(ENDS_BADLY.format(last=last))
     pool = WorkerPool(shop.place, workers=1, hooks=[recorder])
@@ -311,7 +311,7 @@ async def test_a_requested_stop_that_fails_is_reported(new_shop, recorder, last,
     await pool.stop()
     await starting
 
-    assert [(one.worker, one.exit_code, one.restarts_after_s) for one in recorder.of(WorkerExited)] == told
+    assert [(one.worker, one.exit_code, one.restarts_after_s) for one in recorder.of(WorkerExited)] == exits
 
 
 def test_a_worker_runs_with_its_output_closed(monkeypatch):
@@ -332,14 +332,14 @@ class OddError(TailraceError):
 
 def test_an_error_of_an_unknown_class_is_reported_as_text():
     """An exception class that the parent cannot import is reported as text and does not end the pool."""
-    told = failure_message(OddError("the bank", "it is closed"))
+    failure = failure_message(OddError("the bank", "it is closed"))
 
-    assert told.error is not None
-    assert str(unpickled_error(told.error, told.text)) == "OddError: the bank, it is closed"
+    assert failure.error is not None
+    assert str(unpickled_error(failure.error, failure.text)) == "OddError: the bank, it is closed"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"workers": 0}, "workers must be a positive integer, not 0"),
         ({"workers": True}, "workers must be a positive integer, not True"),
@@ -347,9 +347,9 @@ def test_an_error_of_an_unknown_class_is_reported_as_text():
         ({"workers": 1, "post_rebalance_callback": lambda *_: None}, "cannot be sent to another process"),
     ],
 )
-def test_invalid_arguments_are_refused(arguments, said):
+def test_invalid_arguments_are_refused(arguments, message):
     """The constructor raises."""
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         WorkerPool("shop:app", **arguments)
 
 

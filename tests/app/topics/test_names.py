@@ -59,10 +59,10 @@ def test_dead_letters_are_the_default():
 )
 def test_an_invalid_template_is_refused(template, options, hint):
     """A template that yields an illegal name, or the topic itself, is refused before the start, with advice."""
-    with pytest.raises(ConfigurationError, match=re.escape(hint)) as told:
+    with pytest.raises(ConfigurationError, match=re.escape(hint)) as caught:
         topic_name(template, topic="orders", group="billing", **options)
 
-    assert "{topic}.{group}.dead" in str(told.value)
+    assert "{topic}.{group}.dead" in str(caught.value)
 
 
 def test_groups_of_any_name_have_topics():
@@ -171,8 +171,10 @@ def test_a_handler_that_names_a_topic_receives_it():
 @pytest.mark.parametrize("other", [{"topics": ["orders"]}])
 def test_two_handlers_of_one_topic_are_refused(one, other):
     """Two handlers of one topic, by name or pattern, are refused unless both have when=."""
-    both = [handlers_of(*said.get("topics", ()), pattern=said.get("pattern")) for said in (one, other)]
-    sharing = [handlers_of(*said.get("topics", ()), pattern=said.get("pattern"), when=bool) for said in (one, other)]
+    both = [handlers_of(*options.get("topics", ()), pattern=options.get("pattern")) for options in (one, other)]
+    sharing = [
+        handlers_of(*options.get("topics", ()), pattern=options.get("pattern"), when=bool) for options in (one, other)
+    ]
 
     for order in (both, both[::-1], [both[0], sharing[1]]):
         with pytest.raises(ConfigurationError, match=r"both receive topic 'orders' in group 'g'.*when="):

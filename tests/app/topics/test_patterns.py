@@ -112,8 +112,8 @@ async def test_two_patterns_that_match_one_topic_emit_an_event(new_app, new_topi
     async with app:
         await until(lambda: len(seen) == 2)
 
-    (told,) = recorder.of(HandlersOverlap)
-    assert (told.topic, told.handlers) == (topic, (first.__qualname__, second.__qualname__))
+    (event,) = recorder.of(HandlersOverlap)
+    assert (event.topic, event.handlers) == (topic, (first.__qualname__, second.__qualname__))
 
 
 async def test_patterns_share_topics_by_when(new_app, new_topic, kafka_server, witness, recorder):

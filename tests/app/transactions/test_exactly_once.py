@@ -253,7 +253,7 @@ async def test_a_stop_aborts_a_transaction_whose_handler_does_not_end(ledger, wi
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"delivery": "exactly-once"}, "delivery must be .*'exactly_once', not 'exactly-once'"),
         ({"delivery": True}, "delivery must be .*, not True"),
@@ -266,14 +266,14 @@ async def test_a_stop_aborts_a_transaction_whose_handler_does_not_end(ledger, wi
         ({"transaction_interval_ms": 6_000}, "at most half of transaction_timeout_ms=10000"),
     ],
 )
-def test_invalid_options_are_refused(options, said):
+def test_invalid_options_are_refused(options, message):
     """An invalid option raises ConfigurationError with its name, value and valid values."""
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         App(**{"delivery": "exactly_once", "group_id": "g", **options})
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"isolation_level": "read_uncommitted"}, "isolation_level='read_uncommitted' contradicts"),
         ({"offset_metadata_max_bytes": 0}, "offset_metadata_max_bytes=0 contradicts"),
@@ -284,14 +284,14 @@ def test_invalid_options_are_refused(options, said):
         ({"transaction_timeout_ms": 1_000}, "timeout_ms=2000.*transaction_timeout_ms=1000"),
     ],
 )
-async def test_options_that_contradict_each_other(new_app, options, said):
+async def test_options_that_contradict_each_other(new_app, options, message):
     """Contradicting options raise ConfigurationError at the start, before the app connects."""
     app = new_app(**options)
 
     @app.handler("t", timeout_ms=2_000)
     async def handle(_value: bytes) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         await app.start()
 
 

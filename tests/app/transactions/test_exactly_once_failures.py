@@ -362,14 +362,14 @@ async def test_a_record_of_a_batch_that_fails_slowly_dies(ledger, witness, short
 
 
 @pytest.mark.parametrize(
-    ("handler", "said"),
+    ("handler", "message"),
     [
         ({"timeout_ms": 400}, "timeout_ms=400.*below 400 ms.*transaction_timeout_ms=500"),
         ({"max_wait_ms": 300, "timeout_ms": 100}, "max_wait_ms=300 and timeout_ms=100"),
         ({"max_wait_ms": 400}, "max_wait_ms=400"),
     ],
 )
-async def test_options_that_fit_no_transaction_are_refused_at_the_start(short_app, handler, said):
+async def test_options_that_fit_no_transaction_are_refused_at_the_start(short_app, handler, message):
     """The start refuses times that exceed the transaction timeout, and names the longest that fits."""
     app = short_app()
     declare = app.batch_handler if "max_wait_ms" in handler else app.handler
@@ -377,5 +377,5 @@ async def test_options_that_fit_no_transaction_are_refused_at_the_start(short_ap
     @declare("t", **handler)
     async def handle(_values: list[bytes]) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         await app.start()

@@ -98,9 +98,9 @@ async def test_a_changed_map_is_committed(topic, by_hand, events, witness, group
         for record in records[5:8]:
             assert consumer.ack(record)
         await events.wait_for(OffsetsCommitted, 2)
-        said = decode_metadata(await witness.metadata(group, topic), 0)
-        unfinished = list(said.offset_map.unfinished_from(0))
-        assert (said.offset_map.limit, unfinished, said.writer) == (8, [0, 1, 2, 3, 4], "tailrace")
+        metadata = decode_metadata(await witness.metadata(group, topic), 0)
+        unfinished = list(metadata.offset_map.unfinished_from(0))
+        assert (metadata.offset_map.limit, unfinished, metadata.writer) == (8, [0, 1, 2, 3, 4], "tailrace")
         assert consumer.ack(records[1])
         await events.wait_for(OffsetsCommitted, 3)
         await take(consumer, 80)
@@ -348,8 +348,8 @@ async def test_a_map_that_does_not_fit_is_left_out_of_the_commit(new_topic, by_h
         assert any(consumer.ack(record) for record in records[501:])
         await consumer.commit()
 
-    said = decode_metadata(await witness.metadata(group, topic), 500)
-    assert (await witness.committed(group, topic, 1), said.offset_map, said.user_text) == ({0: 500}, None, "")
+    metadata = decode_metadata(await witness.metadata(group, topic), 500)
+    assert (await witness.committed(group, topic, 1), metadata.offset_map, metadata.user_text) == ({0: 500}, None, "")
     assert [event.offset for event in events.of(OffsetMapDropped)] == [500]
 
 

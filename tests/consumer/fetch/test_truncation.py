@@ -36,12 +36,12 @@ async def test_a_truncated_log_is_read_from_where_it_diverges(witness_of, group)
         with witness_of.proxy.edit_answer(FetchRequest, cut_at(6), times=None):
             witness_of.produce(topic, [b"more"])
             again = [await consumer.getone(timeout_ms=10_000) for _ in range(4)]
-            told = await events.wait_for(LogTruncated)
+            event = await events.wait_for(LogTruncated)
         asked = [frame.message.partitions for frame in witness_of.proxy.requests(FetchRequest, client_id=group)]
 
     epochs = [one.last_fetched_epoch for partitions in asked for one in partitions]
     assert (numbers(first), numbers(again)) == (list(range(10)), [6, 7, 8, 9])
-    assert (told.before, told.after, told.lost) == (10, 6, 4)
+    assert (event.before, event.after, event.lost) == (10, 6, 4)
     assert max(epochs) >= 0
 
 
@@ -56,12 +56,12 @@ async def test_records_in_flight_at_a_truncation_are_delivered_again(witness_of,
             consumer.ack(record)
         with witness_of.proxy.edit_answer(FetchRequest, cut_at(4), times=None):
             witness_of.produce(topic, [b"more"])
-            told = await events.wait_for(LogTruncated)
+            event = await events.wait_for(LogTruncated)
             again = [await consumer.getone(timeout_ms=10_000) for _ in range(9)]
         are_new = [consumer.ack(record) for record in (*first, *again[:1])]
 
     assert numbers(again) == list(range(2, 11))
-    assert (told.before, told.after, told.lost) == (5, 2, 1)
+    assert (event.before, event.after, event.lost) == (5, 2, 1)
     assert are_new == [False] * 5 + [True]
     assert await witness_of.committed(group, topic, 1) == {0: 3}
 

@@ -63,15 +63,15 @@ async def test_a_marker_that_cannot_be_read_is_corrupt(kafka, isolation_level):
     options = {"isolation_level": isolation_level, "hooks": [events], **EARLIEST}
     with kafka.proxy.edit_answer(FetchRequest, with_broken_markers, times=None):
         async with kafka.consumer(topic, **options) as consumer, asyncio.timeout(60):
-            got, told = [], []
-            while len(got) < 2 or len(told) < 2:
+            got, corrupt = [], []
+            while len(got) < 2 or len(corrupt) < 2:
                 try:
                     got.append((await consumer.getone()).value)
                 except CorruptRecordError as error:
-                    told.append((error.partition, error.offset))
+                    corrupt.append((error.partition, error.offset))
             await consumer.seek(TopicPartition(topic, 0), 2)
             assert (await consumer.getone()).value == b"after"
 
     assert set(got) == {b"before", b"other"}
-    assert set(told) == {((topic, 0), 1)}
+    assert set(corrupt) == {((topic, 0), 1)}
     assert len(events.of(CorruptBatchFetched)) >= 3

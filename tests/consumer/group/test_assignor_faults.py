@@ -184,8 +184,8 @@ async def test_an_override_past_the_end_is_out_of_range(witness_of, group, reset
             with pytest.raises(OffsetOutOfRangeError, match="offset 5000 is outside the log"):
                 await read(consumer, 1)
         else:
-            told = await events.wait_for(OffsetReset)
-            assert (told.before, told.after, told.policy) == (5_000, first, reset)
+            event = await events.wait_for(OffsetReset)
+            assert (event.before, event.after, event.policy) == (5_000, first, reset)
             witness_of.produce(topic, [b"new"])
             assert await read(consumer, 1) == [first]
 
@@ -246,9 +246,9 @@ async def test_an_error_on_assignment_ends_the_member(witness_of, group, where, 
     topic, events = witness_of.topic_with(10), EventRecorder()
     broken = Broken(where, error)
     callback = getattr(broken, "post_rebalance_callback", None)
-    said = {"rebalance_listener": broken} if callback is None else {"post_rebalance_callback": callback}
+    options = {"rebalance_listener": broken} if callback is None else {"post_rebalance_callback": callback}
 
-    async with witness_of.consumer(topic, group_id=group, hooks=[events], **said, **PATIENT) as consumer:
+    async with witness_of.consumer(topic, group_id=group, hooks=[events], **options, **PATIENT) as consumer:
         with pytest.raises(RebalanceError, match=f"{where} raised {type(error).__name__}: {error}") as caught:
             await read(consumer, 1)
         await events.wait_for(GroupLeft)

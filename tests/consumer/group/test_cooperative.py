@@ -144,8 +144,8 @@ async def test_a_join_contains_owned_partitions(witness_of, group):
             # When the second leaves, the first may join once more.
             joins = [frame.message for frame in witness_of.proxy.requests(JoinGroupRequest, client_id=group)]
 
-    said = [decode_subscription(join.protocols[0].metadata) for join in joins]
-    owned = [(each.generation_id, sum(len(one.partitions) for one in each.owned_partitions)) for each in said]
+    subscriptions = [decode_subscription(join.protocols[0].metadata) for join in joins]
+    owned = [(each.generation_id, sum(len(one.partitions) for one in each.owned_partitions)) for each in subscriptions]
     assert owned[0] == (-1, 0)
     assert [one for one in owned if one[1]] == [(1, 4), (2, 2)]
 

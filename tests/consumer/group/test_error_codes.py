@@ -329,10 +329,10 @@ async def test_b13_newer_codes_have_their_names(witness_of, group, code):
     async with witness_of.consumer(topic, **options) as consumer:
         await consumer.getone()
         with witness_of.proxy.edit_answer(HeartbeatRequest, refusing(code)):
-            told = await events.wait_for(Event, where=lambda event: name in str(event))
+            reported = await events.wait_for(Event, where=lambda event: name in str(event))
 
-    assert isinstance(told, GroupRequestFailed | PartitionsLost | ConsumerFailed)
-    assert "UNKNOWN" not in str(told).replace(name, "")
+    assert isinstance(reported, GroupRequestFailed | PartitionsLost | ConsumerFailed)
+    assert "UNKNOWN" not in str(reported).replace(name, "")
 
 
 async def test_b13_a_final_commit_error_has_the_error_of_its_code_as_cause(witness_of, group):

@@ -29,7 +29,7 @@ class Election:
 
     def __init__(self, weight=b"1", protocols=("plain",)):
         self.weight, self.names = weight, protocols
-        self.told: list[Generation] = []
+        self.joined: list[Generation] = []
         self.left: list[Generation] = []
         self.dealt: list[tuple] = []
 
@@ -42,7 +42,7 @@ class Election:
         return {one: "primary" if one == primary else "standby" for one in members}
 
     async def on_joined(self, generation):
-        self.told.append(generation)
+        self.joined.append(generation)
 
     def on_rebalance(self, generation):
         self.left.append(generation)
@@ -82,7 +82,7 @@ async def test_a_group_member_role_can_elect_a_leader(kafka, group):
     assert afterwards[0] == "Empty"
     assert (after.state, one.generation) == (b"primary", None)
     assert alone in first.left
-    assert first.told[0] == alone
+    assert first.joined[0] == alone
     syncs = [frame.message for frame in kafka.proxy.requests(SyncGroupRequest, client_id=group)]
     assert {sync.protocol_type for sync in syncs} == {"election"}
     assert len(syncs[0].assignments) == 1
@@ -110,10 +110,10 @@ async def test_the_leader_assigns_from_all_members_data(kafka, group):
 
     async with member(kafka, group, first) as one, member(kafka, group, second) as other:
         generations = await agree([one, other], 2)
-        leader, protocol, said = next(role for role in (first, second) if role.dealt).dealt[-1]
+        leader, protocol, weights = next(role for role in (first, second) if role.dealt).dealt[-1]
 
-    assert said == {generations[0].member_id: b"heavy", generations[1].member_id: b"light"}
-    assert (leader in said, protocol) == (True, "plain")
+    assert weights == {generations[0].member_id: b"heavy", generations[1].member_id: b"light"}
+    assert (leader in weights, protocol) == (True, "plain")
 
 
 async def test_the_chosen_protocol_is_offered_by_all_members(kafka, group):

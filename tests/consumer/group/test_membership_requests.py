@@ -151,8 +151,10 @@ def test_partitions_are_assigned_in_turn():
     """Partitions go round the members, whatever their topics: counts differ by one at most."""
 
     def dealt(members, counts):
-        said = [SubscribedMember(f"m{n}", frozenset(counts)) for n in range(members)]
-        return [[(one.topic, one.partition) for one in share] for share in roundrobin_assignor(said, counts).values()]
+        subscribed = [SubscribedMember(f"m{n}", frozenset(counts)) for n in range(members)]
+        return [
+            [(one.topic, one.partition) for one in share] for share in roundrobin_assignor(subscribed, counts).values()
+        ]
 
     assert sorted(map(len, dealt(4, {"a": 3, "b": 3}))) == [1, 1, 2, 2]
     assert dealt(2, {"a": 1, "b": 1}) == [[("a", 0)], [("b", 0)]]

@@ -68,8 +68,8 @@ class Move:
         return Theirs(consumer, self._note)
 
     def ours(self, *strategies: str) -> Ours:
-        said = {"partition_assignment_strategy": strategies} if strategies else {}
-        return Ours(self.kafka.consumer(self.topic, group_id=self.group, **QUICK, **said), self._note)
+        options = {"partition_assignment_strategy": strategies} if strategies else {}
+        return Ours(self.kafka.consumer(self.topic, group_id=self.group, **QUICK, **options), self._note)
 
     def _note(self, record) -> None:
         self.handled[record.partition, record.offset] += 1

@@ -17,12 +17,12 @@ LIMIT = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 300}
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_consumer_that_is_not_polled_leaves_the_group(quick, group, protocol):
     """After max_poll_interval_ms the member leaves with an error; it joins again when it is polled."""
-    topic, events, told = quick.topic(2), EventRecorder(), []
+    topic, events, losses = quick.topic(2), EventRecorder(), []
     quick.produce(topic, (b"%d" % n for n in range(100)))
 
     class Listener:
         def on_partitions_lost(self, lost):
-            told.append(lost)
+            losses.append(lost)
 
     options = {"group_id": group, "group_protocol": protocol}
     if protocol == "classic":
@@ -49,7 +49,7 @@ async def test_a_consumer_that_is_not_polled_leaves_the_group(quick, group, prot
             quick.produce(topic, [b"after"], partition=partition)
         assert (await coming_back).value == b"after"
 
-    assert lost.partitions == told[0] == {TopicPartition(topic, 0), TopicPartition(topic, 1)}
+    assert lost.partitions == losses[0] == {TopicPartition(topic, 0), TopicPartition(topic, 1)}
     assert "max_poll_interval_ms" in lost.reason
 
 

@@ -276,23 +276,23 @@ async def test_a_task_started_by_a_callback_may_read(new_topic, new_consumer, wi
 
 async def test_listener_methods_are_called_in_order(new_topic, new_consumer, witness, group):
     """Revoked before others own the partitions, assigned before the first record; no record is lost in between."""
-    topic, told = new_topic(2), []
+    topic, steps = new_topic(2), []
     witness.produce(topic, (b"%d" % n for n in range(10)), partition=0)
 
     class Listener:
         async def on_partitions_assigned(self, partitions):
-            told.append(("assigned", len(partitions)))
+            steps.append(("assigned", len(partitions)))
 
         def on_partitions_revoked(self, partitions):
-            told.append(("revoked", len(partitions)))
+            steps.append(("revoked", len(partitions)))
 
     async with new_consumer(topic, group_id=group, rebalance_listener=Listener()) as consumer:
         async for record in consumer:
-            told.append(("record", record.offset))
+            steps.append(("record", record.offset))
             if record.offset == 9:
                 break
 
-    assert [("assigned", 2), *(("record", n) for n in range(10)), ("revoked", 2)] == told
+    assert [("assigned", 2), *(("record", n) for n in range(10)), ("revoked", 2)] == steps
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -361,32 +361,32 @@ async def test_a_listeners_commit_does_not_finish_records_in_flight(new_topic, n
 )
 async def test_a_listener_canceled_by_a_rebalance_is_called_again(quick, group, kind):
     """Kept partitions are assigned once more when the canceled call has ended, and begin at its seek."""
-    topic, told = quick.topic(2), []
+    topic, calls = quick.topic(2), []
     options = {"group_id": group, **kind}
     quick.fill(topic, 2, 10)
 
     class Listener:
         async def on_partitions_assigned(self, partitions):
-            told.append(("begins", len(partitions)))
-            if told == [("begins", 2)]:
+            calls.append(("begins", len(partitions)))
+            if calls == [("begins", 2)]:
                 try:
                     await asyncio.Event().wait()
                 finally:
                     with anyio.CancelScope(shield=True):
                         await asyncio.sleep(0.2)
-                    told.append(("ends", len(partitions)))
+                    calls.append(("ends", len(partitions)))
             for one in partitions:
                 await consumer.seek(one, 7)
 
         async def on_partitions_revoked(self, partitions):
-            told.append(("revoked", len(partitions)))
+            calls.append(("revoked", len(partitions)))
 
     consumer = quick.consumer(topic, rebalance_listener=Listener(), **options)
     async with consumer:
-        await until(lambda: bool(told))
+        await until(lambda: bool(calls))
         async with quick.consumer(topic, **options):
             first = await consumer.getone(timeout_ms=20_000)
-        heard = list(told)
+        heard = list(calls)
 
     assert first is not None
     assert first.offset == 7
@@ -397,12 +397,12 @@ async def test_a_listener_canceled_by_a_rebalance_is_called_again(quick, group, 
 async def test_a_listener_canceled_by_stop_is_called_again(quick, group, protocol):
     """The partitions being revoked are revoked with all others, and may be committed."""
     stays, goes = quick.topic_with(5), quick.topic_with(5)
-    told, called = [], asyncio.Event()
+    revoked, called = [], asyncio.Event()
 
     class Listener:
         async def on_partitions_revoked(self, partitions):
-            told.append({one.topic for one in partitions})
-            if len(told) == 1:
+            revoked.append({one.topic for one in partitions})
+            if len(revoked) == 1:
                 called.set()
                 await asyncio.Event().wait()
             await consumer.commit()
@@ -415,24 +415,24 @@ async def test_a_listener_canceled_by_stop_is_called_again(quick, group, protoco
         await consumer.subscribe(stays)
         await asyncio.wait_for(called.wait(), 30)
 
-    assert told == [{goes}, {stays, goes}]
+    assert revoked == [{goes}, {stays, goes}]
     assert [await quick.committed(group, topic, 1) for topic in (stays, goes)] == [{0: 5}, {0: 5}]
 
 
 async def test_partitions_lost_during_their_revocation_are_reported_as_lost(quick, group):
     """The canceled on_partitions_revoked is followed by on_partitions_lost."""
     stays, goes = quick.topic(), quick.topic()
-    told, called = [], asyncio.Event()
+    calls, called = [], asyncio.Event()
 
     class Listener:
         async def on_partitions_revoked(self, partitions):
-            told.append(("revoked", {one.topic for one in partitions}))
+            calls.append(("revoked", {one.topic for one in partitions}))
             if not called.is_set():
                 called.set()
                 await asyncio.Event().wait()
 
         def on_partitions_lost(self, partitions):
-            told.append(("lost", {one.topic for one in partitions}))
+            calls.append(("lost", {one.topic for one in partitions}))
 
     options = {"group_protocol": "classic", "heartbeat_interval_ms": 200}
     consumer = quick.consumer(stays, goes, group_id=group, rebalance_listener=Listener(), **options)
@@ -441,20 +441,20 @@ async def test_partitions_lost_during_their_revocation_are_reported_as_lost(quic
         await consumer.subscribe(stays)
         await asyncio.wait_for(called.wait(), 30)
         with quick.proxy.edit_answer(HeartbeatRequest, lambda answer: replace(answer, error_code=25)):
-            await until(lambda: len(told) > 1)
-        heard = list(told)
+            await until(lambda: len(calls) > 1)
+        heard = list(calls)
 
     assert heard == [("revoked", {goes}), ("lost", {stays, goes})]
 
 
 async def test_lost_partitions_call_on_partitions_lost(new_topic, new_consumer, witness, group, kafka_server):
     """A member that the broker has forgotten gets on_partitions_lost, not revoked, and joins again."""
-    topic, events, told = new_topic(), EventRecorder(), []
+    topic, events, lost_counts = new_topic(), EventRecorder(), []
     witness.produce(topic, [b"x"])
 
     class Listener:
         async def on_partitions_lost(self, partitions):
-            told.append(len(partitions))
+            lost_counts.append(len(partitions))
 
     options = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 200}
     async with new_consumer(
@@ -467,4 +467,4 @@ async def test_lost_partitions_call_on_partitions_lost(new_topic, new_consumer, 
         await events.wait_for(PartitionsAssigned, 2)
         assert not events.of(PartitionsRevoked)
 
-    assert told == [1]
+    assert lost_counts == [1]

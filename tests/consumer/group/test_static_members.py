@@ -213,14 +213,14 @@ async def test_a_fenced_member_does_not_remove_its_successor(witness_of, group):
 
 async def test_a_fenced_member_loses_its_partitions(witness_of, group):
     """The partitions are lost, not revoked, since the newer member may own them already."""
-    topic, events, told = witness_of.topic_with(10), EventRecorder(), []
+    topic, events, calls = witness_of.topic_with(10), EventRecorder(), []
 
     class Listener:
         def on_partitions_lost(self, partitions):
-            told.append(("lost", partitions))
+            calls.append(("lost", partitions))
 
         def on_partitions_revoked(self, partitions):
-            told.append(("revoked", partitions))
+            calls.append(("revoked", partitions))
 
     both = {"group_id": group, "group_instance_id": "one", **QUICK}
     async with witness_of.consumer(topic, hooks=[events], rebalance_listener=Listener(), **both) as older:
@@ -230,7 +230,7 @@ async def test_a_fenced_member_loses_its_partitions(witness_of, group):
             await events.wait_for(ConsumerFailed)
             assert older.assignment() == frozenset()
 
-    assert told == [("lost", frozenset({TopicPartition(topic, 0)}))]
+    assert calls == [("lost", frozenset({TopicPartition(topic, 0)}))]
 
 
 # ---- going --------------------------------------------------------------------------------------------------------
@@ -268,10 +268,10 @@ async def test_every_request_contains_the_instance_id(witness_of, group, monkeyp
         await until(lambda: bool(proxy.requests(HeartbeatRequest, client_id=group)))
         (seen,) = await instances(witness_of, group)
 
-    said = {kind: {frame.message for frame in proxy.requests(kind, client_id=group)} for kind in WITH_ITS_NAME}
+    requests = {kind: {frame.message for frame in proxy.requests(kind, client_id=group)} for kind in WITH_ITS_NAME}
     name = f"{platform.node()}-3"
     assert seen == name
-    assert {kind: {one.group_instance_id for one in asked} for kind, asked in said.items()} == {
+    assert {kind: {one.group_instance_id for one in asked} for kind, asked in requests.items()} == {
         kind: {name} for kind in WITH_ITS_NAME
     }
 

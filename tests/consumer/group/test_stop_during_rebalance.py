@@ -143,8 +143,8 @@ async def test_a_stop_does_not_wait_for_an_endless_rebalance(quick, group):
     for name, topic, events in found:
         # An app reserves part of its time: if the machine stalls for that long, it reports the whole group.
         cut_short = name.endswith(Handling.__name__) and events.of(LeaveGroupTimedOut)
-        told = [("REBALANCE_IN_PROGRESS" in one.error, one.will_retry) for one in events.of(CommitFailed)]
-        assert told == [(True, False)] or cut_short
+        failures = [("REBALANCE_IN_PROGRESS" in one.error, one.will_retry) for one in events.of(CommitFailed)]
+        assert failures == [(True, False)] or cut_short
         assert await quick.committed(name, topic, 1) != {0: COUNT}
 
 

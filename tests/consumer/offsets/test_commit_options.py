@@ -386,11 +386,11 @@ async def test_a_refused_commit_is_repeated(kafka, group, code, is_soon):
 
 async def test_offset_commit_callback(kafka, group):
     """The callback gets offsets and error after automatic and explicit commits, successful and failed."""
-    topic, told = kafka.topic_with(10), []
+    topic, calls = kafka.topic_with(10), []
     partition = TopicPartition(topic, 0)
 
     async def note(offsets, error):
-        told.append((offsets, error))
+        calls.append((offsets, error))
 
     async with kafka.consumer(topic, group_id=group, offset_commit_callback=note, **NEVER) as consumer:
         await read(consumer, 2)
@@ -399,10 +399,10 @@ async def test_offset_commit_callback(kafka, group):
             await consumer.commit({partition: 3})
         await read(consumer, 4)
 
-    assert told[0] == ({partition: OffsetAndMetadata(2, "a note")}, None)
-    assert told[1][0] == {partition: OffsetAndMetadata(3)}
-    assert isinstance(told[1][1], BrokerError)
-    assert told[2][0][partition].offset == 5
+    assert calls[0] == ({partition: OffsetAndMetadata(2, "a note")}, None)
+    assert calls[1][0] == {partition: OffsetAndMetadata(3)}
+    assert isinstance(calls[1][1], BrokerError)
+    assert calls[2][0][partition].offset == 5
 
 
 async def test_an_error_of_the_commit_callback_is_an_event(kafka, group):

@@ -234,12 +234,12 @@ async def test_a_position_out_of_range_is_reset_by_policy(
 
     async with new_consumer(topic, group_id=group, auto_offset_reset=reset, hooks=[events]) as consumer:
         reading = asyncio.create_task(consumer.getone(timeout_ms=10_000))
-        told = await events.wait_for(OffsetReset)
+        event = await events.wait_for(OffsetReset)
         assert await consumer.position(TopicPartition(topic, 0)) in {goes_on, goes_on + 1}
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
 
-    assert (told.before, told.after, told.lost, told.policy) == (10, goes_on, lost, reset)
+    assert (event.before, event.after, event.lost, event.policy) == (10, goes_on, lost, reset)
 
 
 async def test_a_seek_in_any_turn_after_the_assignment_counts(stamped, new_consumer):

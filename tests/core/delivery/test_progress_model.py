@@ -242,10 +242,10 @@ class Model(RuleBasedStateMachine):
         waiting = sum(len(one.waiting) for one in self.held)
         assert waiting == list(self.state.values()).count(WAITING)
         for offset, is_ in self.state.items():
-            said = offset < progress.finished or (found is not None and found.is_finished(offset))
-            assert not said or is_ is FINISHED, "a record is said to be finished that is not"
+            counts_as_finished = offset < progress.finished or (found is not None and found.is_finished(offset))
+            assert not counts_as_finished or is_ is FINISHED, "a record is said to be finished that is not"
             if is_ is FINISHED:
-                assert said, "a record is finished, and nobody would know"
+                assert counts_as_finished, "a record is finished, and nobody would know"
 
 
 TestModel = Model.TestCase

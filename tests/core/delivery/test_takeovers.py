@@ -36,14 +36,15 @@ class Owners(RuleBasedStateMachine):
         if self.stored is None:
             self.position.begin(0)
         else:
-            said = decode_metadata(self.stored.metadata, self.stored.offset)
-            assert not said.problem
-            self.position.begin(self.stored.offset, known=said.offset_map)
-            self.position.note_committed(self.stored.offset, said.user_text, said.offset_map)
+            metadata = decode_metadata(self.stored.metadata, self.stored.offset)
+            assert not metadata.problem
+            self.position.begin(self.stored.offset, known=metadata.offset_map)
+            self.position.note_committed(self.stored.offset, metadata.user_text, metadata.offset_map)
             self.promised = {
                 one
                 for one in self.log
-                if one < self.stored.offset or (said.offset_map is not None and said.offset_map.is_finished(one))
+                if one < self.stored.offset
+                or (metadata.offset_map is not None and metadata.offset_map.is_finished(one))
             }
         self.has_in_flight: set[int] = set()
 

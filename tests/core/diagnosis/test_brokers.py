@@ -172,10 +172,10 @@ def test_missing_consumer_protocol_is_a_problem_only_for_an_app_that_uses_it(cha
 def test_controllers_that_do_not_follow(behind, text):
     """The number of controllers that may still fail is given."""
     facts = cluster(voters=[VoterFacts(number, one) for number, one in enumerate(behind, 1)])
-    level, said, _ = found(facts)["controller.behind"]
+    level, found_text, _ = found(facts)["controller.behind"]
 
     assert level is Level.WARNING
-    assert text in said
+    assert text in found_text
 
 
 def test_controllers_that_do_not_answer():
@@ -199,10 +199,10 @@ def test_controllers_that_do_not_answer():
 )
 def test_clock_skew_counts_beyond_the_error_of_its_measurement(ahead_ms, error_ms, check, level, text):
     """A second is a warning, five minutes are a problem; the text says how exact the value is."""
-    found_level, said, _ = found(cluster(clock=ClockReading(1, ahead_ms, error_ms)))[check]
+    found_level, found_text, _ = found(cluster(clock=ClockReading(1, ahead_ms, error_ms)))[check]
 
     assert found_level is level
-    assert text in said
+    assert text in found_text
 
 
 def test_a_clock_that_cannot_be_read_is_skipped():

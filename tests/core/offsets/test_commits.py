@@ -173,8 +173,8 @@ def test_map_after_a_stuck_record_is_committed(positions):
     two.progress.finish(1)
     snapshot = commits.snapshot([TWO])
 
-    said = decode_metadata(snapshot.offsets[TWO].metadata, 0)
-    assert (snapshot.offsets[TWO].offset, said.offset_map, said.writer) == (0, OffsetMap(0, 2, (0,)), "me")
+    metadata = decode_metadata(snapshot.offsets[TWO].metadata, 0)
+    assert (snapshot.offsets[TWO].offset, metadata.offset_map, metadata.writer) == (0, OffsetMap(0, 2, (0,)), "me")
     commits.acknowledged(snapshot, [TWO])
     assert not commits.snapshot([TWO])
 

@@ -136,10 +136,10 @@ def test_acknowledge_finishes_a_record_in_flight_once():
     readers = Readers()
     readers.put(0, 0, 3)
     first = readers.next()
-    said = readers.intake.acknowledge(record(0, 2)), readers.intake.acknowledge(first)
+    results = readers.intake.acknowledge(record(0, 2)), readers.intake.acknowledge(first)
     readers.intake.report_all()
 
-    assert said == (False, True)
+    assert results == (False, True)
     assert readers.done[0, 0] == 1
     assert not readers.intake.acknowledge(first)
 

@@ -217,18 +217,18 @@ def test_a_step_at_a_deadline_advances_whatever_the_rounding(opened_at, interval
     settings = WindowSettings(
         interval_s=interval_ms / 1000, max_records=1 + (not is_full), timeout_s=1.25, gathers_s=gathers_ms / 1000
     )
-    window, now, said = Window(settings), opened_at, []
+    window, now, steps = Window(settings), opened_at, []
     window.took(1, opened_at)
-    while not said or said[-1] is not WindowStep.ABORT:
+    while not steps or steps[-1] is not WindowStep.ABORT:
         deadline = window.next_deadline(now)
         assert deadline is not None
         assert deadline > now
         now = deadline
-        said.append(window.step(now, is_done=False, is_gathering=is_gathering))
+        steps.append(window.step(now, is_done=False, is_gathering=is_gathering))
 
     feeds = not is_full and is_gathering and gathers_ms > interval_ms
     cuts = 1 if is_full else 1 + (gathers_ms > interval_ms) - feeds
-    assert said == [*([WindowStep.FEED] if feeds else []), *[WindowStep.CUT] * cuts, WindowStep.ABORT]
+    assert steps == [*([WindowStep.FEED] if feeds else []), *[WindowStep.CUT] * cuts, WindowStep.ABORT]
 
 
 @pytest.mark.parametrize(

@@ -30,16 +30,16 @@ def test_batch_numbers_continue_across_streams_and_backfills():
     st.integers(0, 4_096),
     st.text(max_size=30),
 )
-def test_an_offset_map_has_priority_over_the_text(unfinished, said, limit, writer):
+def test_an_offset_map_has_priority_over_the_text(unfinished, text, limit, writer):
     """The map is committed whenever it fits alone, and reported as dropped otherwise."""
     done = None if unfinished is None else OffsetMap(0, 6_000, tuple(sorted(unfinished)))
 
-    envelope = commit_metadata(PartitionCommit(0, done), said, limit, writer)
+    envelope = commit_metadata(PartitionCommit(0, done), text, limit, writer)
 
     fits = done is None or not encode_metadata(done, "", limit).is_map_dropped
     found = decode_metadata(envelope.text, 0)
     assert envelope.is_map_dropped is not fits
-    assert len(envelope.text.encode()) <= max(limit, len(said.encode()) + 40)
+    assert len(envelope.text.encode()) <= max(limit, len(text.encode()) + 40)
     if done is not None:
         assert found.offset_map == (done if fits else None)
     if limit < 256:

@@ -68,8 +68,8 @@ def test_an_unreadable_checkpoint_starts_a_new_generation(world, file, content):
     events = Events()
     world.run_to_the_end(hooks=[events])
 
-    (told,) = [one for one in events if isinstance(one, CheckpointAbandoned)]
-    assert f"generation-1/{file} cannot be read" in told.reason
+    (event,) = [one for one in events if isinstance(one, CheckpointAbandoned)]
+    assert f"generation-1/{file} cannot be read" in event.reason
     assert world.ledger.counts() == {(0, n): 1 for n in range(15)}
     assert world.committed == {0: 15}
 

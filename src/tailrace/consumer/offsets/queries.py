@@ -175,7 +175,7 @@ class OffsetQueries:
 
     async def _round(self, wanted: Mapping[TopicPartition, int], found: dict[TopicPartition, ListedOffset]) -> None:
         """Request the offsets that are still missing, from all leaders concurrently."""
-        led, leaderless = by_leader(self._cluster, wanted.keys() - found.keys())
+        by_leader_id, leaderless = by_leader(self._cluster, wanted.keys() - found.keys())
         failures: list[TailraceError] = []
         level = self._isolation_level()
 
@@ -190,7 +190,7 @@ class OffsetQueries:
                 failures.extend(refused)
 
         async with anyio.create_task_group() as tasks:
-            for leader_id, partitions in led.items():
+            for leader_id, partitions in by_leader_id.items():
                 tasks.start_soon(ask, leader_id, partitions)
         if leaderless:
             failures.append(broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{leaderless[0]} has no leader now"))

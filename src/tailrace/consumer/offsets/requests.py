@@ -146,15 +146,15 @@ def by_leader(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> tuple[dict[int, list[TopicPartition]], list[TopicPartition]]:
     """Return the partitions of each leader, and the partitions without a leader."""
-    led: dict[int, list[TopicPartition]] = {}
+    by_leader_id: dict[int, list[TopicPartition]] = {}
     leaderless = []
     for partition in partitions:
         leadership = cluster.topology.leader(partition)
         if leadership is None or leadership.leader_id < 0:
             leaderless.append(partition)
         else:
-            led.setdefault(leadership.leader_id, []).append(partition)
-    return led, leaderless
+            by_leader_id.setdefault(leadership.leader_id, []).append(partition)
+    return by_leader_id, leaderless
 
 
 async def list_offsets(

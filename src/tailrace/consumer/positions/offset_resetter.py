@@ -105,12 +105,16 @@ class OffsetResetter:
                     if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
                         self._start_positions.leave_to_user(position)
                         self._wake_waiters()
-                led, leaderless = by_leader(self._cluster, (p for p, at in waiting.items() if at.reset_to is not None))
+                by_leader_id, leaderless = by_leader(
+                    self._cluster, (p for p, at in waiting.items() if at.reset_to is not None)
+                )
                 if leaderless:
                     self._metadata_refresher.ask()
-                for leader_id in led.keys() - self._busy:
+                for leader_id in by_leader_id.keys() - self._busy:
                     self._busy.add(leader_id)
-                    tasks.start_soon(self._look_up, leader_id, [waiting[partition] for partition in led[leader_id]])
+                    tasks.start_soon(
+                        self._look_up, leader_id, [waiting[partition] for partition in by_leader_id[leader_id]]
+                    )
                 await self._news.wait()
 
     async def _look_up(self, leader_id: int, waiting: list[Position]) -> None:

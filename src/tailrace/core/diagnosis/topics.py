@@ -57,15 +57,15 @@ class TopicFacts:
     @classmethod
     def of(cls, topic: TopicMetadata) -> TopicFacts:
         """Return the facts that a Metadata response contains."""
-        led = [one for one in topic.partitions if one.leader_id >= 0]
-        short = [one for one in led if len(one.isr) < len(one.replicas)]
+        with_leader = [one for one in topic.partitions if one.leader_id >= 0]
+        short = [one for one in with_leader if len(one.isr) < len(one.replicas)]
         return cls(
             topic.name or "",
             topic.error_code,
             topic.is_internal,
             len(topic.partitions),
             min((len(one.replicas) for one in topic.partitions), default=0),
-            min((len(one.isr) for one in led), default=0),
+            min((len(one.isr) for one in with_leader), default=0),
             tuple(sorted(one.partition for one in topic.partitions if one.leader_id < 0)),
             tuple(sorted(one.partition for one in short)),
             frozenset(node for one in short for node in set(one.replicas) - set(one.isr)),

@@ -147,14 +147,14 @@ def event_of(  # noqa: C901, PLR0911 - one for each reaction
     """Return the event of an error code; None if there is no error. ``detail`` names the partition or group."""
     if code == ErrorCode.NONE:
         return None
-    said = f"{detail}: {asked}: {name_of(code)}" if detail else f"{asked}: {name_of(code)}"
+    message = f"{detail}: {asked}: {name_of(code)}" if detail else f"{asked}: {name_of(code)}"
     match REACTIONS.reaction_to(code, asked):
         case TransactionReaction.RETRY_SOON:
-            return TryAgain(said, is_soon=True)
+            return TryAgain(message, is_soon=True)
         case TransactionReaction.RETRY:
-            return TryAgain(said)
+            return TryAgain(message)
         case TransactionReaction.LOOK_UP:
-            return Moved(said)
+            return Moved(message)
         case TransactionReaction.REJOINED:
             return GenerationRefused(error_of(code, asked, detail))
         case TransactionReaction.ABORT:
@@ -164,7 +164,7 @@ def event_of(  # noqa: C901, PLR0911 - one for each reaction
         case TransactionReaction.LOOK_BACK:
             return NoTransaction(error_of(code, asked, detail))
         case TransactionReaction.FENCED:
-            return Fenced(said)
+            return Fenced(message)
         case TransactionReaction.FAIL:
             return TransactionFailed(error_of(code, asked, detail))
 

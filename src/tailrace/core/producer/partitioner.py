@@ -54,8 +54,8 @@ class Partitioner:
             return partition_of(key, len(partitions))
         current = self._current.get(topic)
         if current is None or current not in partitions:
-            led = [number for number, one in partitions.items() if one.leader_id >= 0] or list(partitions)
-            current = self._current[topic] = led[int(self._chance() * len(led))]
+            choices = [number for number, one in partitions.items() if one.leader_id >= 0] or list(partitions)
+            current = self._current[topic] = choices[int(self._chance() * len(choices))]
         return current
 
     def move_on(self, topic: str | None = None) -> None:

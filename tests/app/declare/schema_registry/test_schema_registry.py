@@ -700,9 +700,9 @@ async def test_credentials_are_sent_to_the_registry_only(auth, header, gate):
         await SchemaRegistry(url, auth=auth).fetch(data)
 
     assert not right.lacks(data)
-    told = repr(right) + repr(vars(right)) + str(refused.value) + repr(refused.value.__cause__)
-    assert "hunter2" not in told
-    assert "YW5uO" not in told
+    shown = repr(right) + repr(vars(right)) + str(refused.value) + repr(refused.value.__cause__)
+    assert "hunter2" not in shown
+    assert "YW5uO" not in shown
 
 
 async def test_credentials_that_cannot_be_had_are_an_outage():
