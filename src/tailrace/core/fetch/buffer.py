@@ -54,10 +54,6 @@ class FetchBuffer(Generic[ChunkT]):
         """Return the bytes that one partition holds."""
         return self._bytes.get(partition, 0)
 
-    def room_of(self, partition: TopicPartition, partitions: int) -> int:
-        """Return the free bytes of a partition's share if ``partitions`` partitions share the buffer."""
-        return max(0, self.share_of(partitions) - self.bytes_of(partition))
-
     def share_of(self, partitions: int) -> int:
         """Return the bytes that each of ``partitions`` partitions may hold."""
         return self.max_bytes // max(partitions, 1)

@@ -99,8 +99,6 @@ class BufferRoom(Protocol):
 
     def bytes_of(self, partition: TopicPartition) -> int: ...
 
-    def room_of(self, partition: TopicPartition, partitions: int) -> int: ...
-
     def share_of(self, partitions: int) -> int: ...
 
 
@@ -152,7 +150,9 @@ class FetchPlan:
 
     def topic_names(self) -> dict[UUID, str]:
         """Return the names of the topic ids in an answer."""
-        return {fetch.topic_id: fetch.topic for fetch in self.partitions.values()}
+        # A UUID is slow to hash, so each is hashed once for its topic and not for each of its partitions.
+        topics = {fetch.topic: fetch.topic_id for fetch in self.partitions.values()}
+        return {topic_id: topic for topic, topic_id in topics.items()}
 
 
 def source_of(position: Position, topology: ClusterMetadata, now: float) -> int | None:
@@ -209,13 +209,15 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     awake = [position for position in ready if position.retry_at <= now]
     due = [position for position in awake if not is_recreated(position, topology)]
     # A broker would answer a smaller fetch with one batch at a time, for which a request costs too much.
-    least = min(limits.max_bytes, limits.partition_max_bytes, max(1, room.share_of(len(positions)) // 2))
+    share = room.share_of(len(positions))
+    least = min(limits.max_bytes, limits.partition_max_bytes, max(1, share // 2))
     chosen, wanted = {}, 0
     for position in due:
-        size = min(limits.partition_max_bytes, room.room_of(position.partition, len(positions)))
+        held = room.bytes_of(position.partition)
+        size = min(limits.partition_max_bytes, share - held)
         if size >= least:
             wanted += size
-            if not room.bytes_of(position.partition):
+            if not held:
                 # A broker sends a batch that is larger than requested only for one partition of an answer.
                 size = min(limits.partition_max_bytes, max(size, room.largest_bytes))
             chosen[position.partition] = _fetch_of(position, topology, size)
