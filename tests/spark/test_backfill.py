@@ -98,7 +98,7 @@ def test_records_finished_by_the_app_are_skipped(world):
     report = world.pipeline(world.entering()).backfill("enter", max_records_per_batch=30)
 
     assert sorted(world.ledger.lines()) == [(0, 3), (0, 50), *((0, offset) for offset in range(100, 105))]
-    assert (report.records, report.passed) == (7, 95)
+    assert (report.records, report.already_finished) == (7, 95)
     assert world.committed == {0: 105}
 
 

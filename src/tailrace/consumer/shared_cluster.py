@@ -22,12 +22,12 @@ __all__ = ["SharedCluster", "opened"]
 class SharedCluster:
     """Cluster shared by several consumers: ``async with SharedCluster(bootstrap_servers=…) as cluster``.
 
-    ``Consumer("orders", cluster=cluster)`` inherits the cluster's options, may override them, and leaves the cluster
-    open when it stops. Options of the cluster itself cannot be overridden: addresses, security, connections, retries,
-    age of the metadata, ``exclude_internal_topics``.
+    ``Consumer("orders", cluster=cluster)`` has the cluster's options as defaults, and leaves the cluster open when it
+    stops. It may override them, except those of the shared connections: addresses, security, connections, retries, age
+    of the metadata, ``exclude_internal_topics``.
 
     Args:
-        options: options of a Consumer that concern the cluster and its security.
+        options: options of a Consumer.
 
     Raises:
         ConfigurationError: an option is unknown, mistyped, or contradicts another.
@@ -49,7 +49,7 @@ class SharedCluster:
             AuthenticationError: the brokers refuse the credentials.
         """
         if self._cluster is not None or self._is_stopped:
-            raise ConsumerStateError("this cluster was already started - create a new one")
+            raise ConsumerStateError("this cluster was already started or stopped - create a new one")
         config = resolve(self.options)
         cluster = Cluster(config, Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id))
         try:

@@ -92,7 +92,7 @@ _COORDINATORS = OneElement("coordinators", since=4)
 class FindCoordinatorResponse(ApiMessage):
     throttle_time_ms: int32 = field(since=1, default=0, kw_only=True)
     key: str | None = field(since=4, nullable_from=NEVER, inside=_COORDINATORS, default=None, kw_only=True)
-    """Group or transactional id; None before version 4, in which responses do not repeat the key."""
+    """Group or transactional id; None in versions before 4, whose responses do not repeat the key."""
     error_code: int16 = field(inside=_COORDINATORS, behind=(4, "port"), default=0, kw_only=True)
     error_message: str | None = field(
         since=1, inside=_COORDINATORS, behind=(4, "error_code"), default=None, kw_only=True
@@ -174,6 +174,6 @@ class DescribeQuorumResponse(ApiMessage):
     partitions: tuple[DescribedQuorum, ...] = by_topic()
 
 
-# Version 2 adds the addresses of controllers, which brokers' clients cannot reach in general.
+# Version 2 adds the addresses of controllers, which clients of the brokers usually cannot reach.
 class DescribeQuorumRequest(Request[DescribeQuorumResponse], key=55, versions=(0, 1), flexible_from=0):
     partitions: tuple[QuorumPartition, ...] = by_topic()

@@ -93,7 +93,7 @@ class Backfill:
             dead_letters=total_metrics.dead_letters,
             duration_s=self.store.now - began_at,
             offsets=at,
-            passed=total_metrics.passed,
+            already_finished=total_metrics.already_finished,
             lost=start_offsets.lost,
             batches=count,
         )

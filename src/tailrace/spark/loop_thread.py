@@ -58,7 +58,7 @@ class LoopThread:
                 pass
             return future.result(0)
         except BaseException as error:
-            # A loop that ends cancels its tasks and ignores coroutines submitted last.
+            # A loop that ends cancels its tasks and never runs coroutines submitted just before.
             if not self._is_running() and isinstance(error, CancelledError | SystemExit | TimeoutError):
                 # Let the tasks of the loop clean up before the caller continues.
                 self._thread.join(_JOIN_TIMEOUT_S)
@@ -81,8 +81,8 @@ class LoopThread:
         with asyncio.Runner(loop_factory=lambda: self.loop):
             self._run_until_ended(self._closing.wait())
             canceled: set[asyncio.Task[Any]] = set()
-            # Cancel each task once: a second cancellation would interrupt its cleanup. And not before its first step:
-            # anyio wraps a coroutine in another one, which would end without awaiting it.
+            # Cancel each task once: a second cancellation would interrupt its cleanup. Do not cancel a task before its
+            # first step: anyio wraps a coroutine in another one, which would end without ever awaiting the first.
             while running := asyncio.all_tasks(self.loop):
                 started = {task for task in running if not _is_new(task)}
                 for task in started - canceled:

@@ -48,7 +48,7 @@ class BackfillReport:
     duration_s: float
     offsets: Mapping[TopicPartition, int] = field(repr=False)
     """Committed offsets after the backfill."""
-    passed: int = 0
+    already_finished: int = 0
     """Number of records skipped because the group had already finished them."""
     lost: int = 0
     """Number of offsets deleted from the log before they were read."""

@@ -90,7 +90,7 @@ def test_a_name_is_parsed(topic, group, template):
     name = topic_name(template, topic=topic, group=group, delay="5s" if template == RETRY else None)
 
     assert set(NameForm(template, group=group).topics_of(name)) == {topic}
-    assert not NameForm(template, group=group).is_common_name(name)
+    assert not NameForm(template, group=group).is_shared_name(name)
 
 
 # ---- routing -------------------------------------------------------------------------------------------------------

@@ -339,6 +339,7 @@ def test_fetch_never_exceeds_the_free_space(size, held, reserved, partition_max,
     for partition, holds in zip((A, B, C), held, strict=True):
         buffer.put(partition, "chunk", holds)
     buffer.reserve("another fetch", reserved)
+    share = buffer.share_of(3)
 
     found = plan(ready(A, B, C), buffer=buffer, limits=FetchLimits(most, partition_max, 0.5))
 
@@ -347,7 +348,7 @@ def test_fetch_never_exceeds_the_free_space(size, held, reserved, partition_max,
         assert all(
             0
             < asked.partition_max_bytes
-            <= min(partition_max, max(buffer.share_of(3) - buffer.bytes_of(one), 0 if buffer.bytes_of(one) else max(held)))
+            <= min(partition_max, max(share - buffer.bytes_of(one), 0 if buffer.bytes_of(one) else max(held)))
             for one, asked in found.partitions.items()
         )
     assert found.lacks_room == (found.partitions.keys() != {A, B, C})

@@ -98,6 +98,6 @@ def test_a_truncation_during_a_backfill_ends_it(world):
     assert sorted(world.ledger.lines()) == [(0, n) for n in range(10)]
     report = pipeline.backfill("enter")
 
-    assert report.passed == 0
+    assert report.already_finished == 0
     assert sorted(world.ledger.lines()) == [(0, n) for n in range(50)]
     assert world.committed == {0: 50}

@@ -25,7 +25,7 @@ from tailrace.observe.hooks import Observer
 __all__ = ["create_group_topics", "create_topics_of"]
 
 _GRACE_S = 5.0
-"""Seconds to wait for the handlers' topics in the metadata; a topic that was just created appears after a while."""
+"""Seconds to wait for topics in the metadata, because a new topic appears after a while, or for a broker to answer."""
 _RETAINED_FOREVER = {"cleanup.policy": "delete", "retention.ms": -1}
 _CREATE = "create it, or correct publish=, unless the brokers create topics automatically"
 _RETAINED_BY_DEFAULT = {"cleanup.policy": "delete"}
@@ -52,6 +52,7 @@ async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: 
     if not retries and not dead and not published and not routes.matches_dead_letters:
         return frozenset()
     with closing(Cluster(config, observer)) as cluster:
+        # Two sets of topics are watched; the first argument names the set that a call replaces.
         cluster.watch(observer, None if routes.matches_dead_letters else {*retries, *dead, *replays, *published})
         origins = {origin for wanted in (retries, dead) for of in wanted.values() for origin in of}
         cluster.watch(routes, origins)
@@ -126,7 +127,7 @@ def _unknown_topics(cluster: Cluster, topics: Iterable[str]) -> list[str]:
 
 
 def _missing_topics(cluster: Cluster, wanted: Mapping[str, Iterable[str]]) -> list[tuple[str, list[TopicInfo]]]:
-    """Return the unknown topics that belong to existing topics, each with these existing topics."""
+    """Return the missing topics of which an origin topic exists, each with its existing origins."""
     topics = cluster.topology.topics
     found = [
         (name, [topics[one] for one in wanted[name] if one in topics]) for name in _unknown_topics(cluster, wanted)

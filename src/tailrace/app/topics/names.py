@@ -66,7 +66,7 @@ class NameForm:
         # Without a group id, the topic may end at any of several dots; the longest and the shortest topic are tried.
         self._forms = [re.compile(_as_pattern(template, group, topic)) for topic in ("(?P<topic>.+)", "(?P<topic>.+?)")]
 
-    def is_common_name(self, name: str) -> bool:
+    def is_shared_name(self, name: str) -> bool:
         """Return True if the template has no ``{topic}`` and yields ``name``."""
         form = self._forms[0]
         return not form.groups and form.fullmatch(name) is not None

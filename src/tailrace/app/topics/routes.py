@@ -86,7 +86,8 @@ class Routes:
             if handler_topics.dead_letter is None:
                 continue
             for topic in handler_topics.handler.topics or [one for one in existing if one in handler_topics]:
-                # A topic that a pattern matches may have too long a name for a suffix; sending its dead letters raises.
+                # The name of a topic that a pattern matches may be too long for a suffix. That error is raised when a
+                # dead letter of the topic is sent.
                 with contextlib.ExitStack() as stack:
                     if not handler_topics.handler.topics:
                         stack.enter_context(contextlib.suppress(ConfigurationError))
@@ -152,7 +153,7 @@ class HandlerTopics:
         if pattern.fullmatch(topic) is None:
             return False
         return not any(
-            form.is_common_name(topic) or any(pattern.fullmatch(origin) for origin in form.topics_of(topic))
+            form.is_shared_name(topic) or any(pattern.fullmatch(origin) for origin in form.topics_of(topic))
             for form in self._own_topic_forms
         )
 

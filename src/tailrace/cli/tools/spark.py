@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["work"]
 
-_SIGTERM = 143
+_SIGTERM_EXIT_CODE = 143
 _POLL_INTERVAL_S = 1
 _USAGE_ERROR = 2
 
@@ -98,7 +98,7 @@ def _run(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> 
             query.stop()
     counts = query.counted
     _print(f"{counts.records:,} records handled, {counts.dead_letters:,} dead letters")
-    return 130 if signal.SIGINT in received else _SIGTERM if received else 0
+    return 130 if signal.SIGINT in received else _SIGTERM_EXIT_CODE if received else 0
 
 
 def _backfill(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> int:
@@ -113,8 +113,8 @@ def _backfill(pipeline: SparkPipeline, handler: str, options: argparse.Namespace
         f"{report.records:,} records handled in {report.duration_s:.1f} s and {report.batches} batches,"
         f" {report.failures:,} failed, {report.dead_letters:,} dead letters"
     )
-    if report.passed:
-        _print(f"{report.passed:,} records skipped: finished before")
+    if report.already_finished:
+        _print(f"{report.already_finished:,} records skipped: they were already finished")
     if report.lost:
         _print(f"{report.lost:,} offsets lost: deleted from the log before they were read")
     _print(f"to continue from here, run: tailrace run {options.app}")

@@ -1,6 +1,7 @@
 """Offset maps of the assigned partitions: skips records that an earlier owner finished, and limits the size of maps.
 
-The checks run once per slice, not for each record, and not at all while a partition's records are finished in order.
+The size of a map is checked once for the records that are delivered together, not for each record, and not at all while
+a partition's records are finished in order.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class OffsetMapWatch:
         writer: name of this consumer, written into its maps.
 
     Attributes:
-        ignored: number of commits whose metadata was ignored at a takeover because it was foreign, unreadable or of
-            another log.
+        ignored: number of commits of earlier owners whose metadata was ignored, because another program wrote it, it
+            is unreadable, or the partition's log was replaced or rewritten since.
         recheck_at: time at which ``holds_back`` must be called again even if no event occurs; None if it need not.
     """
 
@@ -131,7 +132,7 @@ class OffsetMapWatch:
         return fill.is_high
 
     def _may_shrink(self, progress: Progress) -> bool:
-        """Return True if the map can shrink: a record is in flight, and any earlier owner's map is passed."""
+        """Return True if the map can shrink: a record is in flight, and delivery is past an earlier owner's map."""
         if not self._max_bytes or not progress.started:
             return False
         return progress.known is None or progress.delivered >= progress.known.limit

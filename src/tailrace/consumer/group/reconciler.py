@@ -171,7 +171,8 @@ class AssignmentReconciler:
     async def _commit_reset_positions(self, added: Partitions) -> None:
         """Commit the reset positions once, at the first assignment (``reset_offset_on_start``)."""
         self._start_positions.on_changed()
-        await self._offset_resetter.found(self._positions.of(added), self._config.max_poll_interval_ms / 1000)
+        timeout_s = self._config.max_poll_interval_ms / 1000
+        await self._offset_resetter.wait_until_found(self._positions.of(added), timeout_s)
         await self._committer.commit_automatically(added, timeout_s=self._commit_timeout_s, will_retry=True)
         self._resets_offsets = False
 

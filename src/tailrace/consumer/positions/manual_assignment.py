@@ -69,10 +69,10 @@ class ManualAssignment:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the group's committed offsets of the partitions in ``chosen`` without a requested start.
 
-        The result is empty while ``reset_offset_on_start`` applies.
+        The result is empty for the first assignment with ``reset_offset_on_start``.
 
         Raises:
-            BrokerError: the committed offsets may not be read.
+            BrokerError: the coordinator refuses to return the committed offsets.
             BrokerConnectionError: the committed offsets could not be read in time.
         """
         without_start = [one for one, begin in chosen.items() if begin is None]
@@ -90,7 +90,7 @@ class ManualAssignment:
             position.is_fetchable = True
         self._start_positions.on_changed()
         if resets_offsets and chosen and self._committer is not None:
-            await self._offset_resetter.found(self._positions.of(chosen), self._timeout_s)
+            await self._offset_resetter.wait_until_found(self._positions.of(chosen), self._timeout_s)
             await self._committer.commit_automatically(timeout_s=self._timeout_s, will_retry=True)
         self._is_first = self._is_first and not chosen
 

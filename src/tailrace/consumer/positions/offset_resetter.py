@@ -86,7 +86,7 @@ class OffsetResetter:
         self._round.set()
         self._round = asyncio.Event()
 
-    async def found(self, positions: Iterable[Position], timeout_s: float) -> None:
+    async def wait_until_found(self, positions: Iterable[Position], timeout_s: float) -> None:
         """Wait, at most ``timeout_s``, until each position is known, released or left to the user."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

@@ -69,7 +69,7 @@ class Seek:
         """
         among = [one for one in partitions if one in self._positions or not may_go]
         wanted = [self.assigned(partition) for partition in among]
-        await self._offset_resetter.found(wanted, self._timeout_s)
+        await self._offset_resetter.wait_until_found(wanted, self._timeout_s)
         if may_go:
             among = [one.partition for one in wanted if self._positions.get(one.partition) is one]
         return {partition: _known(self.assigned(partition)) for partition in among}
@@ -129,7 +129,7 @@ class Seek:
         for partition, position in moved.items():
             self._start_positions.move(position, to[partition])
         self._start_positions.on_changed()
-        await self._offset_resetter.found(moved.values(), self._timeout_s)
+        await self._offset_resetter.wait_until_found(moved.values(), self._timeout_s)
         return {one: _known(position) for one, position in moved.items() if self._positions.get(one) is position}
 
 

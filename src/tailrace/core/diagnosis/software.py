@@ -47,7 +47,7 @@ def software_findings(facts: SoftwareFacts) -> Iterator[Finding]:
             Level.WARNING,
             "decoder",
             f"records are decoded in Python, which takes several times as long: {reason}",
-            "unset TAILRACE_PURE_PYTHON" if facts.is_pure_requested else "install tailrace where a C compiler is",
+            "unset TAILRACE_PURE_PYTHON" if facts.is_pure_requested else "reinstall tailrace with a C compiler",
             "unset TAILRACE_PURE_PYTHON" if facts.is_pure_requested else "cc --version",
         )
     if not facts.has_fast_checksums:

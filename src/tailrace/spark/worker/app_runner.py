@@ -89,7 +89,7 @@ class AppRunner:
         for partition, some in slices:
             records = _unfinished(some, done.get(partition))
             self._counter.metrics.records += len(records)
-            self._counter.metrics.passed += len(some) - len(records)
+            self._counter.metrics.already_finished += len(some) - len(records)
             if records:
                 self._source.put(partition, records)
         # Results for a sink are returned only once their records can no longer fail.

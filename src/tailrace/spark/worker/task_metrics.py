@@ -28,7 +28,7 @@ class TaskMetrics:
 
     records: int = 0
     """Number of records delivered to handlers."""
-    passed: int = 0
+    already_finished: int = 0
     """Number of records skipped because the group's offset map lists them as finished."""
     dead_letters: int = 0
     skipped: int = 0
@@ -46,7 +46,7 @@ class TaskMetrics:
     def __add__(self, other: TaskMetrics) -> TaskMetrics:
         return TaskMetrics(
             self.records + other.records,
-            self.passed + other.passed,
+            self.already_finished + other.already_finished,
             self.dead_letters + other.dead_letters,
             self.skipped + other.skipped,
             self.delayed + other.delayed,
