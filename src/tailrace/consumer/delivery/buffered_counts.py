@@ -44,7 +44,7 @@ class BufferedCounts:
                 found += buffered.expected(position.delivered or 0)
                 if found >= count or buffered.has_error:
                     return True
-            takes_more = self._buffer.room_of(position.partition, len(self._positions)) > share // 2
+            takes_more = share - self._buffer.bytes_of(position.partition) > share // 2
             has_room, is_full = has_room or takes_more, is_full or not takes_more
         # Bytes reserved by a fetch in flight count as room, because that fetch may bring the missing records.
         has_room = has_room and self._buffer.max_bytes - self._buffer.held_bytes > share // 2
