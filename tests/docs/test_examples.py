@@ -117,7 +117,8 @@ def test_the_trace_of_a_payment_goes_on_in_the_cashier(started, made, options):
     rest, _ = charging.communicate(timeout=60)
 
     assert (paying.returncode, charging.returncode) == (0, 0)
-    assert "commit payments" in {name for name, _ in printed_spans(lines + rest)}
+    # Lines of two workers may alternate, so the names of spans are not looked for with their traces here.
+    assert '"name": "commit payments"' in lines + rest
 
 
 def printed_spans(text: str) -> list[tuple[str, str]]:
