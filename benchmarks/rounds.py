@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import subprocess
 import sys
 import tempfile
@@ -59,13 +60,16 @@ def cluster_of(screen: Screen, brokers: int) -> AbstractContextManager[EmbeddedC
 def in_turns(
     screen: Screen, rounds: int, clients: Sequence[NamedT], run: Callable[[NamedT], dict]
 ) -> dict[str, list[dict]]:
-    """Return the figures of all runs by client; each round starts with another client."""
+    """Return the figures of all runs by client.
+
+    Each round has an order of its own, the same in each process, because a client that leaves the broker busy would
+    slow down whichever client always follows it.
+    """
     runs: dict[str, list[dict]] = {client.name: [] for client in clients}
     with screen.progress() as progress:
         bar = progress.add_task("run", total=rounds * len(clients), note="")
         for number in range(rounds):
-            turn = number % len(clients)
-            for client in (*clients[turn:], *clients[:turn]):
+            for client in random.Random(number).sample(clients, len(clients)):
                 progress.update(bar, note=client.name)
                 runs[client.name].append(run(client))
                 progress.advance(bar)

@@ -26,9 +26,9 @@ written by `python docs/performance.py` from the JSON in [docs/performance](perf
 mean anything: other machines, brokers and records give other numbers.
 
 Each client reads the same topic from one broker on the same machine, in a separate process and a new group, with its
-default options. Clients take turns: each round starts with another client. A run is measured after a warm-up of two
-seconds. Tables show the median of the rounds and their spread (highest minus lowest, divided by the median). CPU is
-that of the client's process with all its threads, without the broker. Memory is the highest resident set of all rounds.
+default options. Clients take turns, in another order in each round. A run is measured after a warm-up of two seconds.
+Tables show the median of the rounds and their spread (highest minus lowest, divided by the median). CPU is that of the
+client's process with all its threads, without the broker. Memory is the highest resident set of all rounds.
 
 - Batches of about 100 KB before compression, with values of text, keys and no headers unless stated otherwise.
 - `confluent-kafka` does not check CRCs by default; tailrace, aiokafka and Java's client do. It appears with
