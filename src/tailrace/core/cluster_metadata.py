@@ -126,9 +126,12 @@ class ClusterMetadata:
 
 def is_other_log(fetched_topic_id: UUID | None, partition: TopicPartition, topology: ClusterMetadata) -> bool:
     """Return True if the partition's topic is known to have another id than ``fetched_topic_id``."""
+    topic = topology.topics.get(partition.topic)
+    # The comparison of two UUIDs is slow, and this function is called for each partition of each fetch.
+    if topic is None or fetched_topic_id is None or fetched_topic_id is topic.topic_id:
+        return False
     # Brokers before Kafka 2.8 have no topic ids.
-    is_known = fetched_topic_id not in {None, NO_TOPIC_ID} and partition.topic in topology.topics
-    return is_known and fetched_topic_id != topology.topic_id(partition.topic)
+    return fetched_topic_id not in {NO_TOPIC_ID, topic.topic_id}
 
 
 def _merged(before: TopicInfo | None, topic: TopicMetadata) -> TopicInfo:
@@ -137,7 +140,9 @@ def _merged(before: TopicInfo | None, topic: TopicMetadata) -> TopicInfo:
     same = before is not None and before.topic_id == topic.topic_id
     known = before.partitions if before is not None and same else {}
     partitions = {found.partition: _newer(known.get(found.partition), found) for found in topic.partitions}
-    return TopicInfo(topic.name, topic.topic_id, topic.is_internal, MappingProxyType(partitions))
+    # The same object as before, so that ``is_other_log`` rarely compares ids.
+    topic_id = before.topic_id if before is not None and same else topic.topic_id
+    return TopicInfo(topic.name, topic_id, topic.is_internal, MappingProxyType(partitions))
 
 
 def _newer(known: Leadership | None, found: PartitionMetadata) -> Leadership:

@@ -204,7 +204,9 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     slot: FetcherSlot = FetcherSlot(),
 ) -> FetchPlan:
     """Return the fetch to send to the broker ``node_id`` now, on the connection ``slot``."""
-    mine = [one for one in positions if source_of(one, topology, now) == node_id and slot.has(one.partition)]
+    mine = [one for one in positions if source_of(one, topology, now) == node_id]
+    if slot.of > 1:
+        mine = [one for one in mine if slot.has(one.partition)]
     ready = [position for position in mine if _is_ready(position)]
     awake = [position for position in ready if position.retry_at <= now]
     due = [position for position in awake if not is_recreated(position, topology)]

@@ -62,7 +62,13 @@ class FetchSession:
 
     def ask(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
         """Return the session fields of the next request, by which the broker fetches exactly ``wanted``."""
-        if any(key in self._known and self._known[key].topic_id != one.topic_id for key, one in wanted.items()):
+        # Ids are nearly always the same objects; comparing two of them is slow.
+        if any(
+            (known := self._known.get(key)) is not None
+            and known.topic_id is not one.topic_id
+            and known.topic_id != one.topic_id
+            for key, one in wanted.items()
+        ):
             # A topic was recreated. A broker that identifies topics by name would forget both topics.
             self.lost()
         self._requested = dict(wanted)
