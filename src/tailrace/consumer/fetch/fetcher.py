@@ -192,11 +192,11 @@ class Fetcher:
                 failures, took_s = 0, self._loop.time() - sent_at
                 is_awaited = not self._buffer.held_bytes and _size_of(answer) <= _SMALL
                 self._handle_response(node_id, plan, session, answer)
+                self._measure(node_id, answer, took_s)
                 if is_awaited or self._waiting_for_room:
                     # Let the reader run first, because it probably waits for these few records; and the loops that wait
                     # for room, because this loop would reserve again the room that its fetch has just released.
                     await asyncio.sleep(0)
-                self._measure(node_id, answer, took_s)
         finally:
             del self._loops[connection]
             loop.added.set()
