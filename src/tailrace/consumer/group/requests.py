@@ -104,8 +104,9 @@ class GroupRequests:
         """Send the request of an effect and return its outcome."""
         began_at = asyncio.get_running_loop().time()
         event = self._limit.after(question, await outcome_of(self._send(question)))
-        # Getting a member id is only the first step of a join; the join is measured when it is complete.
-        if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdAssigned):
+        # A member id is only the first step of a join. RetryLater: the request has to be sent again, or was not sent,
+        # because the coordinator could not be found.
+        if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdAssigned | RetryLater):
             what = type(question).__name__.removeprefix("Send")
             took_s = asyncio.get_running_loop().time() - began_at
             self._observer.emit(GroupRequestCompleted(self._group_id, what, took_s))
