@@ -20,12 +20,12 @@ from tailrace.core.offset_map import OffsetMap
 from tailrace.spark import SparkPipeline
 from tailrace.spark.error_lines import line_of
 from tailrace.spark.handler_selection import select_handlers
-from tailrace.spark.offsets.ranges import left_between, next_ends, offsets_of, partition_start, spark_json
+from tailrace.spark.offsets.ranges import next_ends, offsets_left, offsets_of, partition_start, spark_json
 from tailrace.spark.offsets.start_offsets import StartOffsets, ends_at
-from tailrace.spark.offsets.store import remaining
+from tailrace.spark.offsets.store import remaining_map
 from tailrace.spark.session.kafka_options import check_source_options, source_options
 from tailrace.spark.streaming import trigger_of
-from tailrace.spark.worker.shipment import pack, place_of, unpacked
+from tailrace.spark.worker.shipment import import_path_of, pack, unpack
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 
@@ -85,7 +85,7 @@ def test_types_of_a_script_are_restored():
         return order.doubled()
 
     handle.__annotations__ = {"order": Order, "return": int}
-    arrived = unpacked(packed(app_with(handle), "handle"))
+    arrived = unpack(packed(app_with(handle), "handle"))
 
     kind = arrived.declared[0].function.__annotations__["order"]
     order = msgspec.json.decode(b'{"type":"order","total":4}', type=kind)
@@ -105,7 +105,7 @@ def test_a_module_that_workers_lack_is_named():
     )
 
     with pytest.raises(ConfigurationError, match=r"workers cannot import .*'no_such_shop'.* spark\.submit\.pyFiles"):
-        unpacked(shipment)
+        unpack(shipment)
 
 
 SHOP = """
@@ -155,7 +155,7 @@ def test_workers_get_options_and_overrides_of_the_driver(shop, monkeypatch, prot
     monkeypatch.setenv("TAILRACE_CHECK_CRCS", "false")
     there = shop()
 
-    app = unpacked(shipment)
+    app = unpack(shipment)
 
     config = resolve(app.options)
     assert app is there.billing is not here.billing
@@ -188,8 +188,8 @@ def test_the_current_directory_is_sent_as_a_path(monkeypatch, tmp_path):
 
     async def handle(value: bytes) -> None: ...
 
-    assert str(tmp_path) in packed(app_with(handle), "handle").path
-    assert "" not in packed(app_with(handle), "handle").path
+    assert str(tmp_path) in packed(app_with(handle), "handle").sys_path
+    assert "" not in packed(app_with(handle), "handle").sys_path
 
 
 def test_an_app_of_a_module_is_found_in_a_notebook(shop, monkeypatch, tmp_path):
@@ -197,7 +197,7 @@ def test_an_app_of_a_module_is_found_in_a_notebook(shop, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *(one for one in sys.path if one != str(tmp_path))])
 
-    assert place_of(shop().billing) == "shop_that_is_sent:billing"
+    assert import_path_of(shop().billing) == "shop_that_is_sent:billing"
 
 
 # ---- which handler ---------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_a_batch_is_shared_evenly_among_partitions():
     following = next_ends(at, ends, 100)
 
     assert following == {A: 45, B: 20, C: 50}
-    assert left_between(at, ends) - left_between(following, ends) == 100
+    assert offsets_left(at, ends) - offsets_left(following, ends) == 100
     assert offsets_of(spark_json(following)) == following
 
 
@@ -375,7 +375,9 @@ def test_a_batch_is_shared_evenly_among_partitions():
 )
 def test_start_is_committed_offset_then_since_then_policy(committed, since, policy, offset, lost):
     """Offsets deleted from the log before they were read are counted."""
-    begun = partition_start(A, committed=committed, done=None, since=since, policy=policy, begin=10, end=100)
+    begun = partition_start(
+        A, committed=committed, offset_map=None, since=since, reset_offset=policy, begin=10, end=100
+    )
 
     assert (begun.offset, begun.lost) == (offset, lost)
 
@@ -383,16 +385,16 @@ def test_start_is_committed_offset_then_since_then_policy(committed, since, poli
 def test_a_partition_without_a_start_offset_raises():
     """Without a policy there is no guess."""
     with pytest.raises(OffsetOutOfRangeError):
-        partition_start(A, committed=None, done=None, since=None, policy=None, begin=0, end=1)
+        partition_start(A, committed=None, offset_map=None, since=None, reset_offset=None, begin=0, end=1)
 
 
 def test_an_offset_map_is_kept_from_a_later_offset_on():
     """The rest of a map is kept while it has finished records."""
     done = OffsetMap(10, 40, (10, 20, 30))
 
-    assert remaining(done, 20) == OffsetMap(20, 40, (20, 30))
-    assert remaining(done, 25) == OffsetMap(25, 40, (30,))
-    assert remaining(done, 40) is None
+    assert remaining_map(done, 20) == OffsetMap(20, 40, (20, 30))
+    assert remaining_map(done, 25) == OffsetMap(25, 40, (30,))
+    assert remaining_map(done, 40) is None
 
 
 @pytest.mark.parametrize("until", [dt.datetime(2026, 1, 1), "then", True, {"t": 5}, {A: "5"}])  # noqa: DTZ001 - wrong

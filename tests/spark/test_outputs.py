@@ -15,7 +15,7 @@ import pytest
 from tailrace import Depends, HandlerFailedError, Handlers, PartialFailureError, Record, Retry
 from tailrace.app.failures.dead_letters import read_dead_letter
 from tailrace.spark import SparkPipeline, overwritten_folders
-from tailrace.spark.worker.shipment import place_of
+from tailrace.spark.worker.shipment import import_path_of
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
@@ -294,7 +294,7 @@ async def charge(number: int) -> None:
     monkeypatch.syspath_prepend(world.folder)
 
     report = SparkPipeline(f"{name}:billing", world.spark).backfill("charge")
-    again = place_of(importlib.import_module(name).billing)
+    again = import_path_of(importlib.import_module(name).billing)
 
     assert again == f"{name}:billing"
     assert report.records == 5

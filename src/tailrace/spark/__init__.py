@@ -1,4 +1,4 @@
-"""Handlers of an app on Apache Spark: streaming, backfill and handoff to the app.
+"""Run the handlers of an app on Apache Spark: in a streaming query, or in a backfill that hands over to the app.
 
 Needs the extra ``tailrace[spark]``.
 """

@@ -1,7 +1,7 @@
 """Registry of the queries and backfills of this process.
 
-Only one may run per group and topic, since two would handle the same records. Queries are stopped before their Spark
-session and before the process exits, so that the current batch finishes and is committed.
+Only one of them may run per group and topic, since two would handle the same records. Queries are stopped before their
+Spark session stops and before the process exits, so that the current batch finishes and is committed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tailrace.spark.offsets.store import ClusterState
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ActiveRun", "claim", "finish_ended", "release", "stop_queries_before"]
+__all__ = ["ActiveRun", "claim", "finish_ended_queries", "release", "stop_queries_with"]
 
 
 class _Query(Protocol):
-    """Interface of ``SparkQuery`` that this module needs to stop it."""
+    """Part of ``SparkQuery`` that this module uses."""
 
     @property
     def is_active(self) -> bool: ...
@@ -39,7 +39,7 @@ class _Query(Protocol):
 
 _lock = threading.Lock()
 _runs: list[ActiveRun] = []
-_hooked_sessions: list[SparkSession] = []
+_wrapped_sessions: list[SparkSession] = []
 """Sessions whose ``stop`` stops their queries first."""
 
 
@@ -48,66 +48,69 @@ class ActiveRun:
     """Running query or backfill.
 
     Attributes:
-        name: name in the error that refuses a second run.
-        query: None for a backfill, and for a query that is not started yet.
+        name: description of this run in the error that refuses a second run.
+        group_id: group whose offsets the run commits.
+        cluster_state: state of the cluster before the run, with the partitions that the run reads.
+        query: query; None for a backfill, and for a query that is not started yet.
     """
 
     name: str
     group_id: str
-    seen: ClusterState
+    cluster_state: ClusterState
     query: _Query | None = None
 
     @property
     def is_active(self) -> bool:
-        """False once its query has ended."""
+        """True for a backfill, and for a query that has not ended."""
         return self.query is None or self.query.is_active
 
     def overlaps(self, other: ActiveRun) -> bool:
-        """Return True if both runs read the same partition of one cluster for the same group."""
-        is_same = self.group_id == other.group_id and self.seen.cluster_id == other.seen.cluster_id
-        return is_same and not self.seen.logs.keys().isdisjoint(other.seen.logs)
+        """Return True if both runs read a common partition for the same group of the same cluster."""
+        mine, theirs = self.cluster_state, other.cluster_state
+        is_same_group = self.group_id == other.group_id and mine.cluster_id == theirs.cluster_id
+        return is_same_group and not mine.logs.keys().isdisjoint(theirs.logs)
 
 
-def claim(name: str, group_id: str, seen: ClusterState) -> ActiveRun:
-    """Register a run until ``release``.
+def claim(name: str, group_id: str, cluster_state: ClusterState) -> ActiveRun:
+    """Register a run, so that no other run for its group and topics starts before ``release``.
 
     Raises:
-        ConsumerStateError: another run of this group reads the same topics.
+        ConsumerStateError: another run for this group reads the same topics.
     """
-    run = ActiveRun(name, group_id, seen)
+    run = ActiveRun(name, group_id, cluster_state)
     with _lock:
         for other in _runs:
             if other.is_active and run.overlaps(other):
-                how = "wait until it ends" if other.query is None else "stop() it first"
-                raise ConsumerStateError(f"{other.name} already reads the same topics in this process - {how}")
+                advice = "wait until it ends" if other.query is None else "stop() it first"
+                raise ConsumerStateError(f"{other.name} already reads the same topics in this process - {advice}")
         _runs.append(run)
     return run
 
 
 def release(run: ActiveRun) -> None:
-    """Remove a run from the registry; may be called again."""
+    """Remove a run from the registry, if it is registered."""
     with _lock, contextlib.suppress(ValueError):
         _runs.remove(run)
 
 
-def finish_ended(group_id: str) -> None:
-    """Commit the last batch of queries that Spark has ended; call it before reading the group's offsets."""
+def finish_ended_queries(group_id: str) -> None:
+    """Commit the last batch of each query of the group that Spark has ended, before the group's offsets are read."""
     for query in _queries():
         if query.group_id == group_id and not query.is_active:
             query.finish()
 
 
-def stop_queries_before(spark: SparkSession) -> None:
-    """Wrap the session's ``stop``, which ``with`` calls, so that it stops the session's queries first."""
+def stop_queries_with(spark: SparkSession) -> None:
+    """Wrap the session's ``stop``, which a ``with`` block calls, so that it stops the session's queries first."""
     with _lock:
-        if any(one is spark for one in _hooked_sessions):
+        if any(one is spark for one in _wrapped_sessions):
             return
-        _hooked_sessions.append(spark)
+        _wrapped_sessions.append(spark)
     stop_session = spark.stop
 
     def stop() -> None:
         with _lock:
-            _hooked_sessions[:] = [one for one in _hooked_sessions if one is not spark]
+            _wrapped_sessions[:] = [one for one in _wrapped_sessions if one is not spark]
         spark.stop = stop_session  # type: ignore[method-assign]
         with contextlib.ExitStack() as stack:
             # The session is stopped even if a query raises.

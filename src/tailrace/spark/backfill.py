@@ -1,7 +1,7 @@
-"""Backfill: handles existing records in bounded batches and commits the group's offsets after each.
+"""Backfill: handles existing records in bounded batches and commits the group's offsets after each batch.
 
-A killed backfill continues at the committed offsets. With a checkpoint, the offsets and the number of a batch are saved
-there before the batch starts, so that they are the same if the batch is repeated.
+After a crash, the next backfill starts at the committed offsets. With a checkpoint, the offsets and the number of a
+batch are saved before the batch starts, so that they are the same if the batch is repeated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace.errors import TailraceError
 from tailrace.records import TopicPartition
 from tailrace.spark.batches import BatchRunner
 from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState, PlannedBatch, key_of, partition_of
-from tailrace.spark.offsets.ranges import Offsets, left_between, next_ends, spark_assign, spark_json
+from tailrace.spark.offsets.ranges import Offsets, next_ends, offsets_left, spark_assign, spark_json
 from tailrace.spark.offsets.resume import backfill_metadata, start_metadata
 from tailrace.spark.offsets.start_offsets import StartOffsets
 from tailrace.spark.offsets.store import LogBounds, SparkOffsetStore
@@ -29,19 +29,23 @@ __all__ = ["Backfill"]
 
 @dataclass
 class Backfill:
-    """One backfill.
+    """Backfill of the topics of some handlers.
 
     Attributes:
+        spark: session that reads the records.
+        store: offsets of the group and of the logs.
+        batch_runner: runner of the batches.
         options: options of Spark's Kafka source.
-        checkpoint: checkpoint in which batches are planned, if any.
+        checkpoint: checkpoint that numbers the batches and keeps the planned batch, if any.
+        state: state of the checkpoint, if there is one.
         max_offsets: maximum number of offsets in a batch.
         restart_after_loss: function that returns new start offsets if the next offsets were deleted from the log, and
-            None otherwise; its arguments are the previous start offsets and the current offsets.
+            None otherwise; its arguments are the previous start offsets and the next offset of each partition.
     """
 
     spark: SparkSession
     store: SparkOffsetStore
-    batches: BatchRunner
+    batch_runner: BatchRunner
     options: Mapping[str, str]
     checkpoint: Checkpoint | None
     state: PipelineState | None
@@ -58,78 +62,84 @@ class Backfill:
             HandlerFailedError: a handler failed for good and its options end the run.
             TailraceError: a worker failed.
         """
-        began_at, at, total_metrics, count = self.store.now, dict(start_offsets.at), TaskMetrics(), 0
-        batches = self.batches.beginning_at(start_offsets.done)
-        total = left_between(at, ends)
-        self.store.watch_maps(start_offsets.done)
-        # Start offsets without a commit are committed, so that the app would start at the same ones.
+        started_at, total_metrics, batch_count = self.store.now, TaskMetrics(), 0
+        next_offsets = dict(start_offsets.offsets)
+        batch_runner = self.batch_runner.with_offset_maps(start_offsets.offset_maps)
+        total = offsets_left(next_offsets, ends)
+        self.store.watch_maps(start_offsets.offset_maps)
+        # Later runs, and the live app, start at the same offsets.
         self.store.commit(start_offsets.commits(start_offsets.uncommitted), start_metadata(), may_go_back=True)
         on_progress(BackfillProgress(0, total, 0.0))
-        while left_between(at, ends):
-            batch_number, following = self._plan(at, ends, start_offsets.logs)
+        while offsets_left(next_offsets, ends):
+            batch_number, batch_ends = self._plan(next_offsets, ends, start_offsets.logs)
             self.store.check_unchanged()
             try:
-                metrics = batches.run(self._read(at, following), batch_number)
+                metrics = batch_runner.run(self._read(next_offsets, batch_ends), batch_number)
             except TailraceError:
                 raise
             except Exception:
-                restart = self.restart_after_loss(start_offsets, at)
+                restart = self.restart_after_loss(start_offsets, next_offsets)
                 if restart is None:
                     raise
-                moved = {one: offset for one, offset in restart.at.items() if offset != at[one]}
-                self.store.watch_maps(restart.done)
+                moved = {one: offset for one, offset in restart.offsets.items() if offset != next_offsets[one]}
+                self.store.watch_maps(restart.offset_maps)
                 self.store.commit(restart.commits(moved), start_metadata(), may_go_back=True)
-                start_offsets, at, batches = restart, dict(restart.at), self.batches.beginning_at(restart.done)
+                start_offsets, next_offsets = restart, dict(restart.offsets)
+                batch_runner = self.batch_runner.with_offset_maps(restart.offset_maps)
                 ends = {one: min(offset, start_offsets.logs[one].end) for one, offset in ends.items()}
                 continue
-            self.store.commit(start_offsets.commits(following), backfill_metadata(batch_number))
+            self.store.commit(start_offsets.commits(batch_ends), backfill_metadata(batch_number))
             self._clear_plan()
-            at, count = following, count + 1
+            next_offsets, batch_count = batch_ends, batch_count + 1
             total_metrics += metrics
-            on_progress(BackfillProgress(total - left_between(at, ends), total, self.store.now - began_at))
+            left = offsets_left(next_offsets, ends)
+            on_progress(BackfillProgress(total - left, total, self.store.now - started_at))
         return BackfillReport(
             records=total_metrics.records,
             failures=total_metrics.failures,
             dead_letters=total_metrics.dead_letters,
-            duration_s=self.store.now - began_at,
-            offsets=at,
+            duration_s=self.store.now - started_at,
+            offsets=next_offsets,
             already_finished=total_metrics.already_finished,
             lost=start_offsets.lost,
-            batches=count,
+            batches=batch_count,
         )
 
-    def _plan(self, at: Offsets, ends: Offsets, logs: Mapping[TopicPartition, LogBounds]) -> tuple[int, Offsets]:
-        """Return batch number and end offsets of the next batch, or those of a planned batch that was not committed."""
+    def _plan(
+        self, next_offsets: Offsets, ends: Offsets, logs: Mapping[TopicPartition, LogBounds]
+    ) -> tuple[int, Offsets]:
+        """Return number and end offsets of the next batch, and save them in the checkpoint, if there is one.
+
+        A saved batch that starts at ``next_offsets`` is returned again, because it was not committed.
+        """
         if self.state is None or self.checkpoint is None:
-            return 0, next_ends(at, ends, self.max_offsets)
+            return 0, next_ends(next_offsets, ends, self.max_offsets)
+        start = {key_of(one): offset for one, offset in next_offsets.items()}
         planned = self.state.planned
-        if planned is not None and planned.start == {key_of(one): offset for one, offset in at.items()}:
-            end = {partition_of(one): offset for one, offset in planned.end.items()}
-            if all(offset <= logs[one].end for one, offset in end.items()):
-                return self.state.number(planned.batch_id), end
-        following = next_ends(at, ends, self.max_offsets)
+        if planned is not None and planned.start == start:
+            planned_ends = {partition_of(one): offset for one, offset in planned.end.items()}
+            if all(offset <= logs[one].end for one, offset in planned_ends.items()):
+                return self.state.batch_number(planned.batch_id), planned_ends
+        batch_ends = next_ends(next_offsets, ends, self.max_offsets)
         batch_id = self.state.next_batch_id
         self.state.next_batch_id += 1
-        self.state.planned = PlannedBatch(
-            batch_id,
-            {key_of(one): offset for one, offset in at.items()},
-            {key_of(one): offset for one, offset in following.items()},
-        )
+        end = {key_of(one): offset for one, offset in batch_ends.items()}
+        self.state.planned = PlannedBatch(batch_id, start, end)
         self.checkpoint.save(self.state)
-        return self.state.number(batch_id), following
+        return self.state.batch_number(batch_id), batch_ends
 
     def _clear_plan(self) -> None:
-        """Delete the plan of a committed batch: after a reset to its start, another batch must not reuse its number."""
+        """Delete the saved batch after its commit: if the group is reset, another batch must not reuse its number."""
         if self.state is not None and self.checkpoint is not None:
             self.state.planned = None
             self.checkpoint.save(self.state)
 
-    def _read(self, at: Offsets, following: Offsets) -> DataFrame:
-        moved: list[TopicPartition] = [one for one, offset in following.items() if offset > at[one]]
+    def _read(self, starts: Offsets, ends: Offsets) -> DataFrame:
+        partitions: list[TopicPartition] = [one for one, offset in ends.items() if offset > starts[one]]
         reader = self.spark.read.format("kafka").options(**self.options)
         return (
-            reader.option("assign", spark_assign(moved))
-            .option("startingOffsets", spark_json({one: at[one] for one in moved}))
-            .option("endingOffsets", spark_json({one: following[one] for one in moved}))
+            reader.option("assign", spark_assign(partitions))
+            .option("startingOffsets", spark_json({one: starts[one] for one in partitions}))
+            .option("endingOffsets", spark_json({one: ends[one] for one in partitions}))
             .load()
         )

@@ -1,4 +1,4 @@
-"""One batch on Spark: read by Spark's Kafka source, handled by Python workers, counted and passed to a sink.
+"""Execution of one batch on Spark: Python workers handle its records, and a sink writes their results.
 
 One Spark job runs the handlers. Without a sink, its rows are the metrics of the tasks. With a sink, the rows also
 contain the results, and are persisted until the sink has written them, so that the sink's jobs do not run the handlers
@@ -19,8 +19,8 @@ from tailrace.spark.worker.records import columns_for
 from tailrace.spark.worker.rows import columns_of
 from tailrace.spark.worker.shipment import Shipment
 from tailrace.spark.worker.shipped_maps import ShippedMaps
-from tailrace.spark.worker.task_metrics import COLUMN, TaskMetrics
-from tailrace.spark.worker.task_runner import handling
+from tailrace.spark.worker.task_metrics import METRICS_COLUMN, TaskMetrics
+from tailrace.spark.worker.task_runner import task_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,59 +29,65 @@ if TYPE_CHECKING:
 __all__ = ["BatchRunner", "Sink"]
 
 Sink: TypeAlias = "Callable[[DataFrame, int], object]"
-"""Function that writes the rows of a batch; its second argument is the number of the batch, stable on repetition."""
-
+"""Function of the rows and the number of a batch that writes the rows. A repeated batch has the same number."""
 
 _IS_RESULT = f"""
-    CASE WHEN {COLUMN} IS NULL THEN true WHEN get_json_object({COLUMN}, '$.error') = '' THEN false
-    ELSE raise_error({COLUMN}) END
+    CASE WHEN {METRICS_COLUMN} IS NULL THEN true WHEN get_json_object({METRICS_COLUMN}, '$.error') = '' THEN false
+    ELSE raise_error({METRICS_COLUMN}) END
 """
 """SQL condition that selects the rows of results and excludes the rows of metrics.
 
-It raises in the sink's job if a task failed, since the sink must not write the results of an incomplete batch.
+It raises an error if a task failed, so that the sink does not write the results of an incomplete batch.
 """
 
 
 @dataclass(frozen=True)
 class BatchRunner:
-    """Handles batches.
+    """Runs the handlers for the records of batches.
 
     Attributes:
-        chosen: handlers to run.
-        kind: Spark type of the handlers' results; None without a sink.
-        done: offset maps of the partitions, for records finished after the start offsets.
+        selected: handlers to run.
+        shipment: serialized app for the workers.
+        row_type: Spark type of the handlers' results; None without a sink.
+        sink: function that writes the results, if any.
+        parallelism: number of tasks; None for one task for each partition.
+        offset_maps: offset maps, by which workers skip finished records.
     """
 
-    chosen: SelectedHandlers
+    selected: SelectedHandlers
     shipment: Shipment
-    kind: DataType | None
+    row_type: DataType | None
     sink: Sink | None
     parallelism: int | None
-    done: ShippedMaps = field(default_factory=lambda: ShippedMaps({}))
+    offset_maps: ShippedMaps = field(default_factory=lambda: ShippedMaps({}))
 
-    def beginning_at(self, done: Mapping[TopicPartition, OffsetMap]) -> BatchRunner:
-        """Return a copy with the offset maps of new start offsets."""
-        return replace(self, done=ShippedMaps(done))
+    def with_offset_maps(self, offset_maps: Mapping[TopicPartition, OffsetMap]) -> BatchRunner:
+        """Return a copy with these offset maps."""
+        return replace(self, offset_maps=ShippedMaps(offset_maps))
 
     def run(self, records: DataFrame, batch_number: int) -> TaskMetrics:
-        """Handle the records that Spark's Kafka source has read.
+        """Handle the records that Spark's Kafka source has read, call the sink, and return the metrics of all tasks.
 
         Raises:
             HandlerFailedError: a handler failed for good and its options end the run.
             TailraceError: a task failed.
         """
         # With one topic, its name is not sent from Java with every record.
-        topic = None if self.chosen.patterns or len(self.chosen.topics) > 1 else self.chosen.topics[0]
+        topic = None if self.selected.patterns or len(self.selected.topics) > 1 else self.selected.topics[0]
         # Without a shuffle, each task reads one partition of Kafka.
-        handle = handling(self.shipment, self.done, self.kind, topic, has_one_partition=self.parallelism is None)
-        rows = self._spread(records).selectExpr(*columns_for(topic)).mapInArrow(handle, columns_of(self.kind))
+        has_one_partition = self.parallelism is None
+        handle = task_function(
+            self.shipment, self.offset_maps, self.row_type, topic, has_one_partition=has_one_partition
+        )
+        columns = columns_for(topic)
+        rows = self._repartitioned(records).selectExpr(*columns).mapInArrow(handle, columns_of(self.row_type))
         if self.sink is None:
-            return TaskMetrics.summed(row[COLUMN] for row in rows.collect())
+            return TaskMetrics.sum_of(row[METRICS_COLUMN] for row in rows.collect())
         persisted = rows.persist()
         try:
             metrics = _metrics_of(persisted)
             try:
-                self.sink(persisted.filter(_IS_RESULT).drop(COLUMN), batch_number)
+                self.sink(persisted.filter(_IS_RESULT).drop(METRICS_COLUMN), batch_number)
             except Exception:
                 # The sink's job also fails if a task failed: raise the error of the task, which names the cause.
                 _raise_task_error(persisted)
@@ -92,15 +98,15 @@ class BatchRunner:
             persisted.unpersist()
         return metrics
 
-    def _spread(self, records: DataFrame) -> DataFrame:
-        """Repartition the records to ``parallelism`` tasks, keeping the handlers' order."""
+    def _repartitioned(self, records: DataFrame) -> DataFrame:
+        """Return the records in ``parallelism`` tasks, which keep the handlers' order."""
         if self.parallelism is None:
             return records
-        orders = {one.order_by for one in self.chosen.handlers}
-        together = ["topic", "partition"] if "partition" in orders else ["topic", "partition", "key"]
+        orders = {one.order_by for one in self.selected.handlers}
         if orders == {"none"}:
             return records.repartition(self.parallelism)
-        return records.repartition(self.parallelism, *together).sortWithinPartitions("topic", "partition", "offset")
+        key = ["topic", "partition"] if "partition" in orders else ["topic", "partition", "key"]
+        return records.repartition(self.parallelism, *key).sortWithinPartitions("topic", "partition", "offset")
 
 
 def _raise_task_error(rows: DataFrame) -> None:
@@ -109,4 +115,5 @@ def _raise_task_error(rows: DataFrame) -> None:
 
 
 def _metrics_of(rows: DataFrame) -> TaskMetrics:
-    return TaskMetrics.summed(row[COLUMN] for row in rows.filter(f"{COLUMN} IS NOT NULL").select(COLUMN).collect())
+    texts = rows.filter(f"{METRICS_COLUMN} IS NOT NULL").select(METRICS_COLUMN).collect()
+    return TaskMetrics.sum_of(row[METRICS_COLUMN] for row in texts)

@@ -1,4 +1,4 @@
-"""Errors of Spark as one line, without the stack traces of Java and of Python workers."""
+"""One-line messages for errors of Spark, without the stack traces of Java and of Python workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TRACE = "Traceback (most recent call last):"
 
 
 def line_of(error: BaseException) -> str | None:
-    """Return the message of an error of Spark or py4j in one line; None for other errors."""
+    """Return the message of an error of Spark or py4j as one line; None for other errors."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
     py4j: Any = import_module("py4j.protocol")  # untyped
@@ -24,7 +24,7 @@ def line_of(error: BaseException) -> str | None:
         return type(error).__name__
     if _TRACE not in text:
         return lines[0]
-    # The last line of a Python traceback has the error.
+    # The last unindented line of a Python traceback is the error.
     unindented = [line for line in lines if not line[0].isspace()]
-    first = lines[0].partition(_TRACE)[0].rstrip(" :")
-    return f"{first}: {unindented[-1]}" if unindented[-1] != lines[0] else first
+    prefix = lines[0].partition(_TRACE)[0].rstrip(" :")
+    return f"{prefix}: {unindented[-1]}" if unindented[-1] != lines[0] else prefix

@@ -1,7 +1,7 @@
 """Selection of the handlers that run on Spark, and of the topics that are read for them.
 
-A committed offset covers all handlers of the group, so the named handler runs together with all handlers of its group
-that share a topic with it.
+The committed offset of a partition is that of all handlers of the group. The handler that the user names therefore runs
+together with all handlers of its group that share a topic with it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ class SelectedHandlers:
     """Handlers to run.
 
     Attributes:
-        name: name of the handler that the user selected.
-        numbers: indices of all handlers to run among those that the app declares.
+        name: name of the handler that the user named.
+        group_id: group of the handlers.
+        handlers: all handlers to run.
+        indices: index of each handler in ``App.declared``.
+        topics: names of topics that the named handler reads.
+        patterns: patterns of topics that the named handler reads.
     """
 
     name: str
     group_id: str
     handlers: tuple[Handler, ...]
-    numbers: tuple[int, ...]
+    indices: tuple[int, ...]
     topics: tuple[str, ...]
     patterns: tuple[HandlerTopics, ...]
 
@@ -44,19 +48,19 @@ class SelectedHandlers:
 def select_handlers(
     app: App, wanted: Callable[..., object] | str, group_id: str | None, matched_topics: Iterable[str] = ()
 ) -> SelectedHandlers:
-    """Return the selected handler and the handlers of its group that share a topic with it.
+    """Return the named handler and the handlers of its group that share a topic with it.
 
     Args:
         app: app that declares the handler.
-        wanted: decorated function or its name.
-        group_id: group of handlers that name none.
-        matched_topics: existing topics that the handler's patterns match, once known; two patterns alone do not tell
-            whether they share a topic.
+        wanted: decorated function of the handler, or its name.
+        group_id: group of handlers that are declared without a group.
+        matched_topics: existing topics that the handler's patterns match, if they are known already. Without them, two
+            handlers that both read by pattern are not known to share a topic.
 
     Raises:
         ConfigurationError: the name is unknown or ambiguous, or the handler has no group or several groups.
     """
-    named = [one for one in app.declared if _is(one, wanted)]
+    named = [one for one in app.declared if _is_named(one, wanted)]
     found = [one for one in named if one.name == wanted] or named
     if not found:
         names = ", ".join(sorted({one.name for one in app.declared})) or "none"
@@ -82,21 +86,21 @@ def select_handlers(
         HandlerTopics(one, group, one.dead_letter or dead_letter) for one in found if one.pattern is not None
     )
     selected = [
-        (number, one)
-        for number, one in enumerate(app.declared)
+        (index, one)
+        for index, one in enumerate(app.declared)
         if (one.group_id or group_id) == group and (one in found or _shares_topic(one, read_topics, patterns))
     ]
     return SelectedHandlers(
         found[0].name,
         group,
         tuple(one for _, one in selected),
-        tuple(number for number, _ in selected),
+        tuple(index for index, _ in selected),
         topics,
         patterns,
     )
 
 
-def _is(handler: Handler, wanted: Callable[..., object] | str) -> bool:
+def _is_named(handler: Handler, wanted: Callable[..., object] | str) -> bool:
     if isinstance(wanted, str):
         return wanted in {handler.name, handler.name.rpartition(".")[2]}
     return handler.function is wanted or handler.function == wanted

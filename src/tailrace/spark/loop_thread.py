@@ -1,7 +1,7 @@
 """Event loop in a daemon thread, for synchronous callers: the driver and Spark's Python workers.
 
-The thread is a daemon because Spark ends its workers without cleanup. If a task ends the loop, callers get an error
-instead of waiting forever.
+The thread is a daemon because Spark ends its workers without cleanup. If an asyncio task ends the loop, for example by
+``sys.exit()``, callers get an error instead of waiting forever.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _POLL_INTERVAL_S = 0.2
 
 
 class LoopThread:
-    """Event loop that runs coroutines of synchronous callers until it is closed.
+    """Event loop that runs coroutines for synchronous callers until it is closed.
 
-    The loop also runs between calls, which keeps connections and background tasks alive.
+    The loop also runs between calls, so that connections and background tasks stay alive.
 
     Attributes:
-        ended_by: SystemExit or KeyboardInterrupt of a task that ended the loop; None otherwise.
+        loop: event loop.
+        ended_by: SystemExit or KeyboardInterrupt that an asyncio task raised, which ended the loop; None otherwise.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,9 +43,9 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run a coroutine in the loop and return its result; cancel it if the caller is interrupted.
+        """Run a coroutine in the loop and return its result; cancel the coroutine if the caller is interrupted.
 
-        There is no timeout: the coroutine must bound its own waits.
+        There is no timeout: the coroutine must limit its own waits.
 
         Raises:
             TailraceError: the loop has ended; the message names the cause.
@@ -58,7 +59,7 @@ class LoopThread:
                 pass
             return future.result(0)
         except BaseException as error:
-            # A loop that ends cancels its tasks and never runs coroutines submitted just before.
+            # When the loop ends, it cancels its tasks and does not start coroutines that were submitted just before.
             if not self._is_running() and isinstance(error, CancelledError | SystemExit | TimeoutError):
                 # Let the tasks of the loop clean up before the caller continues.
                 self._thread.join(_JOIN_TIMEOUT_S)
@@ -69,7 +70,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Cancel all tasks of the loop and end it once they have ended."""
+        """Cancel all tasks of the loop, end the loop after them, and wait for the end for up to five seconds."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
                 self.loop.call_soon_threadsafe(self._closing.set)
@@ -82,9 +83,9 @@ class LoopThread:
             self._run_until_ended(self._closing.wait())
             canceled: set[asyncio.Task[Any]] = set()
             # Cancel each task once: a second cancellation would interrupt its cleanup. Do not cancel a task before its
-            # first step: anyio wraps a coroutine in another one, which would end without ever awaiting the first.
+            # first step: anyio wraps the coroutine of a task in another one, which would end without awaiting it.
             while running := asyncio.all_tasks(self.loop):
-                started = {task for task in running if not _is_new(task)}
+                started = {task for task in running if not _is_unstarted(task)}
                 for task in started - canceled:
                     task.cancel()
                 canceled |= started
@@ -101,10 +102,10 @@ class LoopThread:
         return self.ended_by is None and self._thread.is_alive()
 
     def _ended_error(self) -> TailraceError:
-        by = "" if self.ended_by is None else f" by {type(self.ended_by).__name__}: {self.ended_by}"
-        return TailraceError(f"the event loop of thread {self._thread.name!r} was ended{by}")
+        cause = "" if self.ended_by is None else f" by {type(self.ended_by).__name__}: {self.ended_by}"
+        return TailraceError(f"the event loop of thread {self._thread.name!r} was ended{cause}")
 
 
-def _is_new(task: asyncio.Task[Any]) -> bool:
+def _is_unstarted(task: asyncio.Task[Any]) -> bool:
     coroutine = task.get_coro()
     return inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED

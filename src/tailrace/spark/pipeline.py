@@ -1,7 +1,7 @@
-"""SparkPipeline: runs the handlers of an app on Spark; this module checks a run and puts it together.
+"""SparkPipeline, which checks a run of an app's handlers on Spark and creates its parts.
 
-The group's committed offsets are authoritative for the app and for Spark; a checkpoint that disagrees starts again from
-them.
+The group's committed offsets are authoritative for the app and for Spark: if a checkpoint has other offsets, the run
+starts at the group's.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tailrace.error_codes import ErrorCode
 from tailrace.errors import ConfigurationError, CorruptCheckpointError, UnknownTopicError
 from tailrace.observe.events import CheckpointAbandoned
 from tailrace.observe.hooks import Hook, Observer
-from tailrace.spark.active_runs import claim, finish_ended, release
+from tailrace.spark.active_runs import claim, finish_ended_queries, release
 from tailrace.spark.backfill import Backfill
 from tailrace.spark.batches import BatchRunner, Sink
 from tailrace.spark.handler_selection import SelectedHandlers, select_handlers
 from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState, check_matches, partition_of
-from tailrace.spark.offsets.resume import Resumption, next_number, resumption
+from tailrace.spark.offsets.resume import Resumption, decide_resumption, next_number
 from tailrace.spark.offsets.start_offsets import Since, Until, ends_at, start_offsets_after, start_offsets_of
 from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
 from tailrace.spark.reports import BackfillReport, GroupStatus, OnProgress, progress_reporter
 from tailrace.spark.session.kafka_options import check_source, check_source_options, source_options
 from tailrace.spark.streaming import SparkQuery, Stage, Trigger, start_stream
 from tailrace.spark.worker.rows import result_type
-from tailrace.spark.worker.shipment import Shipment, pack, place_of
+from tailrace.spark.worker.shipment import Shipment, import_path_of, pack
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,21 +51,21 @@ class SparkPipeline:
     Args:
         app: app, or its import path, such as ``"shop:billing"``.
         spark: session with Spark's Kafka connector, such as one from ``spark_session()``.
-        checkpoint: folder of this pipeline, on any file system that Spark supports; not required for ``backfill`` and
-            ``handoff`` without a sink.
+        checkpoint: path or URL of a folder for this pipeline only, on any file system that Spark supports. It is not
+            required for ``backfill`` and ``handoff`` without a sink.
 
     Raises:
-        ConfigurationError: the session is a Spark Connect session, or the app is exactly-once.
+        ConfigurationError: the session is a Spark Connect session, or the app has ``delivery="exactly_once"``.
     """
 
     def __init__(self, app: App | str, spark: SparkSession, checkpoint: str | None = None) -> None:
         if type(spark).__module__.startswith("pyspark.sql.connect") or not hasattr(spark, "_jsc"):
             raise ConfigurationError(
                 "a Spark Connect session gives no access to the checkpoint and the listener that a pipeline needs"
-                " - run the driver in the cluster, with a classic session"
+                " - use a classic session, whose driver runs in the cluster"
             )
         self.app = load_app(app) if isinstance(app, str) else app
-        self._place = app if isinstance(app, str) else place_of(app)
+        self._import_path = app if isinstance(app, str) else import_path_of(app)
         self._spark = spark
         self._checkpoint = None if checkpoint is None else Checkpoint(spark, str(checkpoint))
         self._settings = settings_of(self.app)
@@ -74,7 +74,7 @@ class SparkPipeline:
         self._observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
 
     def __repr__(self) -> str:
-        where = "" if self._checkpoint is None else f" checkpoint={self._checkpoint.place}"
+        where = "" if self._checkpoint is None else f" checkpoint={self._checkpoint.location}"
         return f"<SparkPipeline of {self.app!r}{where}>"
 
     def start(  # noqa: PLR0913 - public options
@@ -87,62 +87,64 @@ class SparkPipeline:
         parallelism: int | None = None,
         options: Mapping[str, str] | None = None,
     ) -> SparkQuery:
-        """Start to handle existing and new records in micro-batches; each one is followed by a commit of the group.
+        """Start a query that handles existing and new records in batches, and commits the group's offsets after each.
 
         Args:
-            handler: decorated function or its name. Handlers of its group that share a topic with it run, too.
-            trigger: interval of micro-batches, such as ``"5 seconds"``; ``"available_now"`` to end after the records
-                that exist at the start; or a mapping of the arguments of Spark's ``trigger``. By default a micro-batch
-                starts when the previous one has ended.
-            max_records_per_batch: maximum number of records in a batch, and so of records handled again after a crash;
-                the source option ``maxOffsetsPerTrigger`` overrides it.
-            sink: function called with a DataFrame of the handlers' results, with ``topic``, ``partition`` and
-                ``offset`` of the records, and with the number of the batch.
-            parallelism: number of tasks; one per partition by default. The handler's order is kept.
+            handler: decorated function of the handler, or its name. Handlers of its group that share a topic with it
+                run, too.
+            trigger: interval of batches, such as ``"5 seconds"``; ``"available_now"`` to end after the records that
+                exist at the start; or a mapping of the arguments of Spark's ``trigger``. By default, a batch starts
+                when the previous one has ended.
+            max_records_per_batch: maximum number of records in a batch, and thus of records that are handled again
+                after a crash. The source option ``maxOffsetsPerTrigger`` overrides it.
+            sink: function that writes the results of a batch. Its arguments are a DataFrame of the results, with the
+                columns ``topic``, ``partition`` and ``offset`` of their records, and the number of the batch.
+            parallelism: number of tasks among which the records are distributed, in the handler's order; by default,
+                there is a task for each partition.
             options: further options of Spark's Kafka source.
 
         Raises:
             ConfigurationError: an argument is invalid, the pipeline has no checkpoint, the handler cannot be sent to
-                workers, or the checkpoint is of another handler, group or cluster.
+                workers, or the checkpoint belongs to another handler, group or cluster.
             ConsumerStateError: a query or a backfill of this group reads the same topics in this process.
             GroupNotEmptyError: the group has live members.
             OffsetOutOfRangeError: a committed offset is not in the log, and ``auto_offset_reset="none"``.
             CorruptCheckpointError: the checkpoint cannot be read, and the group has no committed offsets.
-            UnknownTopicError: a topic does not exist, or no topic matches.
+            UnknownTopicError: a topic does not exist, or no topic matches the handler's pattern.
             TailraceError: no broker answers, or an operation is not authorized.
         """
         if self._checkpoint is None:
-            raise ConfigurationError("a stream needs a checkpoint folder - pass SparkPipeline(checkpoint=...)")
+            raise ConfigurationError("a query needs a checkpoint folder - pass SparkPipeline(checkpoint=...)")
         _check_at_least_one("max_records_per_batch", max_records_per_batch)
-        chosen, batches, source = self._prepare(handler, sink, parallelism, options)
+        selected, batch_runner, source = self._prepare(handler, sink, parallelism, options)
         if "maxoffsetspertrigger" not in map(str.lower, source):
             source["maxOffsetsPerTrigger"] = str(max_records_per_batch)
-        state = self._checkpoint.load(chosen.group_id, chosen.name)
-        config = self._config_of(chosen)
-        store = SparkOffsetStore(config, chosen.group_id, self._observer)
+        state = self._checkpoint.load(selected.group_id, selected.name)
+        config = self._config_of(selected)
+        store = SparkOffsetStore(config, selected.group_id, self._observer)
         run = None
         try:
-            seen = self._cluster_state(store, chosen, state)
-            run = claim(f"<SparkQuery {chosen.name} group={chosen.group_id}>", chosen.group_id, seen)
-            _check_topics_found(chosen, seen)
-            if chosen.patterns:
-                # The topics that a pattern matches are known only now, and so the handlers that share them.
-                _, batches, _ = self._prepare(handler, sink, parallelism, options, seen.topics)
-            resumed = self._resumption(self._checkpoint, state, seen)
-            state.note(seen.cluster_id, seen.topics)
-            start_offsets = start_offsets_of(store, seen, config, self._observer, overrides=resumed.offsets)
-            if not resumed.continues:
-                self._set_next_number(state, seen)
-            batches = batches.beginning_at(start_offsets.done)
+            cluster_state = self._cluster_state(store, selected, state)
+            run = claim(f"<SparkQuery {selected.name} group={selected.group_id}>", selected.group_id, cluster_state)
+            _check_topics_found(selected, cluster_state)
+            if selected.patterns:
+                # Only now are the topics known that a pattern matches, and the handlers that share these topics.
+                _, batch_runner, _ = self._prepare(handler, sink, parallelism, options, cluster_state.topic_ids)
+            resumption = self._resumption(self._checkpoint, state, cluster_state)
+            state.add_ids(cluster_state.cluster_id, cluster_state.topic_ids)
+            start_offsets = start_offsets_of(store, cluster_state, config, self._observer, overrides=resumption.offsets)
+            if not resumption.continues:
+                self._set_next_number(state, cluster_state)
+            batch_runner = batch_runner.with_offset_maps(start_offsets.offset_maps)
             stage = Stage(
                 self._spark,
                 store,
-                batches,
+                batch_runner,
                 self._checkpoint,
                 state,
-                seen,
+                cluster_state,
                 start_offsets,
-                resumed,
+                resumption,
                 config,
                 self._observer,
                 run,
@@ -166,26 +168,28 @@ class SparkPipeline:
         options: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> BackfillReport:
-        """Handle existing records from the committed offsets on in bounded batches, committing after each.
+        """Handle existing records, starting at the committed offsets, in batches, and commit after each batch.
 
         Args:
             handler: as in ``start``.
-            since: start of partitions without a committed offset: ``"earliest"``, a time, or offsets;
-                ``auto_offset_reset`` by default.
-            until: end: the current end of the logs, a time, or offsets. Partitions that the offsets do not name are
-                not handled, but their start offsets are committed.
-            max_records_per_batch: maximum number of records in a batch, and so of records handled again after a crash.
+            since: start of partitions without a committed offset: ``"earliest"``, a datetime with a time zone,
+                milliseconds since 1970, or a mapping of partitions to offsets. By default, ``auto_offset_reset``.
+            until: end of the backfill: ``"now"`` for the current ends of the logs, a time as in ``since``, or a mapping
+                of partitions to offsets. Partitions that are missing from the mapping are not read, but their start
+                offsets are committed.
+            max_records_per_batch: maximum number of records in a batch, and thus of records that are handled again
+                after a crash.
             sink: as in ``start``; needs a checkpoint.
             parallelism: as in ``start``.
             options: as in ``start``.
-            on_progress: function called after each batch; by default a terminal shows a progress bar, with
-                ``tailrace[cli]``.
+            on_progress: function that is called at the start and after each batch. By default, a terminal shows a
+                progress bar, if ``rich`` is installed (extra ``tailrace[cli]``).
 
         Raises:
-            ConfigurationError: an argument is invalid, the handler cannot be sent to workers, or the checkpoint is of
-                another handler, group or cluster.
+            ConfigurationError: an argument is invalid, the handler cannot be sent to workers, or the checkpoint
+                belongs to another handler, group or cluster.
             ConsumerStateError: a query or a backfill of this group reads the same topics in this process.
-            GroupNotEmptyError: the group has live members, or one joins.
+            GroupNotEmptyError: the group has live members, or a member joins.
             CommitFailedError: the group's offsets were changed by another client.
             HandlerFailedError: a handler failed for good and its options end the run.
             OffsetOutOfRangeError: a committed offset is not in the log, and ``auto_offset_reset="none"``.
@@ -196,34 +200,36 @@ class SparkPipeline:
             raise ConfigurationError(
                 "sink= needs a checkpoint, which numbers the batches - pass SparkPipeline(checkpoint=...)"
             )
-        chosen, batches, source = self._prepare(handler, sink, parallelism, options)
+        selected, batch_runner, source = self._prepare(handler, sink, parallelism, options)
         state = None
         if self._checkpoint is not None:
-            state = self._checkpoint.load(chosen.group_id, chosen.name)
-        config = self._config_of(chosen)
+            state = self._checkpoint.load(selected.group_id, selected.name)
+        config = self._config_of(selected)
         with (
-            SparkOffsetStore(config, chosen.group_id, self._observer) as store,
-            progress_reporter(f"{chosen.name} on Spark", on_progress) as report,
+            SparkOffsetStore(config, selected.group_id, self._observer) as store,
+            progress_reporter(f"{selected.name} on Spark", on_progress) as report,
             contextlib.ExitStack() as stack,
         ):
-            seen = self._cluster_state(store, chosen, state)
-            name = f"a backfill of {chosen.name} for group {chosen.group_id!r}"
-            stack.callback(release, claim(name, chosen.group_id, seen))
-            if chosen.patterns:
-                _, batches, _ = self._prepare(handler, sink, parallelism, options, seen.topics)
+            cluster_state = self._cluster_state(store, selected, state)
+            name = f"a backfill of {selected.name} for group {selected.group_id!r}"
+            stack.callback(release, claim(name, selected.group_id, cluster_state))
+            if selected.patterns:
+                _, batch_runner, _ = self._prepare(handler, sink, parallelism, options, cluster_state.topic_ids)
             if state is not None:
-                state.note(seen.cluster_id, seen.topics)
-                self._set_next_number(state, seen)
-            start_offsets = start_offsets_of(store, seen, config, self._observer, since=since)
+                state.add_ids(cluster_state.cluster_id, cluster_state.topic_ids)
+                self._set_next_number(state, cluster_state)
+            start_offsets = start_offsets_of(store, cluster_state, config, self._observer, since=since)
             run = Backfill(
                 self._spark,
                 store,
-                batches,
+                batch_runner,
                 source,
                 self._checkpoint,
                 state,
                 max_records_per_batch,
-                lambda before, at: start_offsets_after(store, before, at, config, self._observer),
+                lambda previous, next_offsets: start_offsets_after(
+                    store, previous, next_offsets, config, self._observer
+                ),
             )
             return run.run(start_offsets, ends_at(store, start_offsets, until), report)
 
@@ -240,12 +246,12 @@ class SparkPipeline:
         options: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> GroupStatus:
-        """Backfill to the end of the logs, and repeat it while the lag of the group is more than ``max_lag`` records.
+        """Backfill to the end of the logs, and repeat this while the lag of the group is more than ``max_lag``.
 
         Args:
             handler: as in ``backfill``.
             since: as in ``backfill``.
-            max_lag: lag in records at which the app can take over.
+            max_lag: number of offsets that may be left for the live app.
             max_rounds: maximum number of backfills, because records may arrive faster than Spark handles them.
             max_records_per_batch: as in ``backfill``.
             sink: as in ``backfill``.
@@ -254,7 +260,8 @@ class SparkPipeline:
             on_progress: as in ``backfill``.
 
         Returns:
-            Committed offsets and end offsets; its ``lag`` exceeds ``max_lag`` if ``max_rounds`` were not enough.
+            Status of the group after the last backfill; its ``lag`` exceeds ``max_lag`` if ``max_rounds`` backfills
+            were not enough.
 
         Raises:
             TailraceError: a backfill failed; see ``backfill``.
@@ -271,24 +278,24 @@ class SparkPipeline:
                 on_progress=on_progress,
             )
             status = self.group_status(handler)
-            # A partition that was added meanwhile counts as lag only after a round has committed its start.
+            # A partition that was added meanwhile has no lag until a backfill has committed its start.
             if status.lag <= max_lag and status.ends.keys() <= status.committed.keys():
                 break
         return status or self.group_status(handler)
 
     def group_status(self, handler: HandlerOrName) -> GroupStatus:
-        """Return the committed offsets of the handler's group and the end offsets of its topics.
+        """Return the committed offsets and live members of the handler's group, and the end offsets of its topics.
 
         Raises:
             ConfigurationError: the handler is unknown.
             TailraceError: no broker answers, or an operation is not authorized.
         """
-        chosen = select_handlers(self.app, handler, self._config.group_id)
-        with SparkOffsetStore(self._config_of(chosen), chosen.group_id, self._observer) as store:
-            partitions = store.partitions(chosen.topics, chosen.patterns)
+        selected = select_handlers(self.app, handler, self._config.group_id)
+        with SparkOffsetStore(self._config_of(selected), selected.group_id, self._observer) as store:
+            partitions = store.partitions(selected.topics, selected.patterns)
             committed, logs = store.committed(partitions), store.logs(partitions)
             return GroupStatus(
-                chosen.group_id,
+                selected.group_id,
                 {one: committed[one].offset for one in partitions if one in committed},
                 {one: log.end for one, log in logs.items()},
                 store.members(),
@@ -298,7 +305,7 @@ class SparkPipeline:
 
     @property
     def _config(self) -> ConsumerConfig:
-        """Current configuration of the app, for source, workers and group."""
+        """Current configuration of the app."""
         return resolve(self.app.options)
 
     def _prepare(
@@ -309,74 +316,78 @@ class SparkPipeline:
         options: Mapping[str, str] | None,
         matched_topics: Iterable[str] = (),
     ) -> tuple[SelectedHandlers, BatchRunner, dict[str, str]]:
-        """Check the handlers and options of a run, without requests to a broker, and return its parts."""
-        chosen, shipment, source = _check_and_pack(
+        """Check handlers and options without requests to a broker; return handlers, batch runner and source options."""
+        selected, shipment, source = _check_and_pack(
             self.app,
-            self._place,
+            self._import_path,
             handler,
             has_sink=sink is not None,
             parallelism=parallelism,
             options=options,
             matched_topics=matched_topics,
         )
-        if chosen.keeps_order and str(self._spark.conf.get("spark.speculation", "false")).lower() == "true":
+        if selected.keeps_order and str(self._spark.conf.get("spark.speculation", "false")).lower() == "true":
             raise ConfigurationError(
                 "spark.speculation may run a task twice at once, which breaks the order of the handler's records"
                 ' - set spark.speculation=false or order_by="none"'
             )
         check_source(self._spark, source)
-        kind = None if sink is None else result_type(chosen.handlers)
-        return chosen, BatchRunner(chosen, shipment, kind, sink, parallelism), source
+        row_type = None if sink is None else result_type(selected.handlers)
+        return selected, BatchRunner(selected, shipment, row_type, sink, parallelism), source
 
-    def _config_of(self, chosen: SelectedHandlers) -> ConsumerConfig:
-        """Return the configuration with the handler's group."""
-        return resolve({**self.app.options, "group_id": chosen.group_id})
+    def _config_of(self, selected: SelectedHandlers) -> ConsumerConfig:
+        """Return the configuration of the app, with the group of the handlers."""
+        return resolve({**self.app.options, "group_id": selected.group_id})
 
     def _cluster_state(
-        self, store: SparkOffsetStore, chosen: SelectedHandlers, state: PipelineState | None
+        self, store: SparkOffsetStore, selected: SelectedHandlers, state: PipelineState | None
     ) -> ClusterState:
-        finish_ended(chosen.group_id)
+        """Return the state of cluster and group, after the checks of a run and the creation of missing topics."""
+        finish_ended_queries(selected.group_id)
         store.check_idle()
-        store.create_topics(chosen.handlers, self._settings.defaults)
-        seen = store.cluster_state(chosen.topics, chosen.patterns)
+        store.create_topics(selected.handlers, self._settings.defaults)
+        cluster_state = store.cluster_state(selected.topics, selected.patterns)
         if state is not None and self._checkpoint is not None:
-            check_matches(self._checkpoint.place, state, seen.cluster_id, seen.topics)
-        return seen
+            check_matches(self._checkpoint.location, state, cluster_state.cluster_id, cluster_state.topic_ids)
+        return cluster_state
 
-    def _resumption(self, checkpoint: Checkpoint, state: PipelineState, seen: ClusterState) -> Resumption:
-        """Return the decision about Spark's checkpoint; abandon an unreadable one if the group has offsets.
+    def _resumption(self, checkpoint: Checkpoint, state: PipelineState, cluster_state: ClusterState) -> Resumption:
+        """Decide where the query resumes; abandon an unreadable checkpoint if the group has committed offsets.
 
         Raises:
             CorruptCheckpointError: the checkpoint cannot be read, and the group has no committed offsets.
         """
         try:
-            return resumption(state, checkpoint.written(state.generation), seen)
+            return decide_resumption(state, checkpoint.spark_logs(state.generation), cluster_state)
         except CorruptCheckpointError as error:
-            # Only the checkpoint has the position of these partitions; a guess would lose or repeat records.
-            if any(partition_of(one) in seen.logs.keys() - seen.found.keys() for one in state.start):
+            # Only the checkpoint has the offsets of these partitions; a guess would lose or repeat records.
+            uncommitted = cluster_state.logs.keys() - cluster_state.committed.keys()
+            if any(partition_of(key) in uncommitted for key in state.start):
                 raise CorruptCheckpointError(
-                    f"{error}; group {state.group_id!r} has none: set them with `tailrace offsets reset` first"
+                    f"{error}; group {state.group_id!r} has no committed offsets, so set them with `tailrace offsets"
+                    " reset` first"
                 ) from error
             self._observer.emit(CheckpointAbandoned(state.group_id, str(error), error))
             return Resumption(False)
 
-    def _set_next_number(self, state: PipelineState, seen: ClusterState) -> None:
+    def _set_next_number(self, state: PipelineState, cluster_state: ClusterState) -> None:
         """Make the next batch number higher than those in the checkpoint and in the commit metadata of the group."""
         assert self._checkpoint is not None
         known = [state.next_batch_id]
-        if state.generation and (last := self._checkpoint.last_begun(state.generation)) is not None:
+        if state.generation and (last := self._checkpoint.last_planned(state.generation)) is not None:
             known.append(state.first_batch_id + last + 1)
-        state.next_batch_id = next_number(known, (found.decoded_metadata.user_text for found in seen.found.values()))
+        texts = [commit.decoded_metadata.user_text for commit in cluster_state.committed.values()]
+        state.next_batch_id = next_number(known, texts)
 
 
-def check_run(app: App, place: str, handler: HandlerOrName, *, parallelism: int | None = None) -> None:
-    """Check handler and options before Spark is started, which takes half a minute.
+def check_run(app: App, import_path: str, handler: HandlerOrName, *, parallelism: int | None = None) -> None:
+    """Check handler and options; called before Spark starts, because that takes half a minute.
 
     Raises:
-        ConfigurationError: the handler is unknown or cannot be sent to workers, or an option is wrong.
+        ConfigurationError: the handler is unknown or cannot be sent to workers, or an option is invalid.
     """
     _check_delivery(app)
-    _check_and_pack(app, place, handler, parallelism=parallelism)
+    _check_and_pack(app, import_path, handler, parallelism=parallelism)
 
 
 def _check_delivery(app: App) -> None:
@@ -389,7 +400,7 @@ def _check_delivery(app: App) -> None:
 
 def _check_and_pack(  # noqa: PLR0913 - everything that needs no session
     app: App,
-    place: str | None,
+    import_path: str | None,
     handler: HandlerOrName,
     *,
     has_sink: bool = False,
@@ -397,21 +408,21 @@ def _check_and_pack(  # noqa: PLR0913 - everything that needs no session
     options: Mapping[str, str] | None = None,
     matched_topics: Iterable[str] = (),
 ) -> tuple[SelectedHandlers, Shipment, dict[str, str]]:
-    """Check a run; return its handlers, the app as it is sent to workers, and the options of Spark's Kafka source."""
+    """Check handlers and options; return the handlers, the serialized app, and the options of Spark's Kafka source."""
     config, settings = resolve(app.options), settings_of(app)
-    # Raises for invalid declarations; the workers make plans of their own.
+    # The plan is not used, but raises an error for invalid declarations.
     make_plan(app, config.group_id, settings.defaults, settings.overrides)
-    chosen = select_handlers(app, handler, config.group_id, matched_topics)
+    selected = select_handlers(app, handler, config.group_id, matched_topics)
     _check_at_least_one("parallelism", 1 if parallelism is None else parallelism)
-    check_source_options(options or {}, keeps_order=chosen.keeps_order)
-    return chosen, pack(app, place, chosen, config, has_sink=has_sink), source_options(config, options or {})
+    check_source_options(options or {}, keeps_order=selected.keeps_order)
+    return selected, pack(app, import_path, selected, config, has_sink=has_sink), source_options(config, options or {})
 
 
-def _check_topics_found(chosen: SelectedHandlers, seen: ClusterState) -> None:
-    if not seen.logs:
-        patterns = " or ".join(repr(one.handler.pattern.pattern) for one in chosen.patterns if one.handler.pattern)
-        why = f"no topic matches {patterns}; patterns are matched once, at the start"
-        raise UnknownTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, why)
+def _check_topics_found(selected: SelectedHandlers, cluster_state: ClusterState) -> None:
+    if not cluster_state.logs:
+        patterns = " or ".join(repr(one.handler.pattern.pattern) for one in selected.patterns if one.handler.pattern)
+        detail = f"no topic matches {patterns}; patterns are matched once, at the start"
+        raise UnknownTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)
 
 
 def _check_at_least_one(name: str, number: int) -> None:

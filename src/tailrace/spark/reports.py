@@ -15,24 +15,28 @@ __all__ = ["BackfillProgress", "BackfillReport", "GroupStatus", "OnProgress", "p
 
 @dataclass(frozen=True, slots=True)
 class BackfillProgress:
-    """Progress of a backfill in offsets, some of which may hold no record."""
+    """Progress of a backfill, counted in offsets; an offset may have no record."""
 
     done: int
+    """Number of offsets in finished batches."""
     total: int
+    """Number of offsets between the start and the end of the backfill."""
     elapsed_s: float
+    """Seconds since the start of the backfill."""
 
     @property
     def per_second(self) -> float:
-        """Mean number of offsets per second."""
+        """Mean number of offsets per second since the start."""
         return self.done / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
     def left_s(self) -> float | None:
-        """Estimated remaining time; None before the first offset."""
+        """Estimated remaining time in seconds; None before the end of the first batch."""
         return (self.total - self.done) / self.per_second if self.per_second else None
 
 
 OnProgress: TypeAlias = Callable[[BackfillProgress], object]
+"""Function that is called at the start of a backfill and after each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,39 +46,46 @@ class BackfillReport:
     records: int
     """Number of records delivered to handlers."""
     failures: int
-    """Number of these that failed for good or were written to a retry topic."""
+    """Number of records that failed for good, were skipped, or were written to a retry topic."""
     dead_letters: int
-    """Number of failures written to the dead-letter topic."""
+    """Number of records written to the dead-letter topic."""
     duration_s: float
+    """Duration of the backfill in seconds."""
     offsets: Mapping[TopicPartition, int] = field(repr=False)
-    """Committed offsets after the backfill."""
+    """Committed offsets after the backfill, by partition."""
     already_finished: int = 0
-    """Number of records skipped because the group had already finished them."""
+    """Number of records that were skipped because the live app had finished them before."""
     lost: int = 0
-    """Number of offsets deleted from the log before they were read."""
+    """Number of offsets that were deleted from the log before they were read."""
     batches: int = 0
+    """Number of batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """Committed offsets of a group and end offsets of its topics."""
+    """Committed offsets and members of a group, and end offsets of the topics."""
 
     group_id: str
     committed: Mapping[TopicPartition, int]
-    """Committed offsets; partitions without one are missing."""
+    """Committed offsets by partition; a partition without a committed offset is missing."""
     ends: Mapping[TopicPartition, int] = field(repr=False)
+    """End offsets by partition."""
     members: int
     """Number of live members."""
 
     @property
     def lag(self) -> int:
-        """Sum of end offsets minus committed offsets; partitions without a committed offset have no lag."""
+        """Number of offsets from the committed offset to the end, over all partitions that have a committed offset."""
         return sum(max(0, self.ends[one] - offset) for one, offset in self.committed.items() if one in self.ends)
 
 
 @contextmanager
 def progress_reporter(title: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Yield ``on_progress``, or else a progress bar on stderr if that is a terminal and rich is installed."""
+    """Yield ``on_progress`` if it is not None.
+
+    Otherwise, yield a function that shows a progress bar on stderr if stderr is a terminal and ``rich`` is installed,
+    and that does nothing in other cases.
+    """
     if on_progress is not None:
         yield on_progress
         return
@@ -95,4 +106,4 @@ def progress_reporter(title: str, on_progress: OnProgress | None) -> Iterator[On
     )
     with rich.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=None, rate=0.0)
-        yield lambda one: bar.update(task, completed=one.done, total=one.total, rate=one.per_second)
+        yield lambda now: bar.update(task, completed=now.done, total=now.total, rate=now.per_second)

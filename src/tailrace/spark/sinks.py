@@ -1,6 +1,7 @@
-"""Idempotent sinks: a batch that is handled again is not written twice.
+"""Sinks that write a batch once, even if the batch is handled twice.
 
-A folder per batch is overwritten as a whole, and Delta skips a transaction version that it has from the same writer.
+One sink overwrites a folder for each batch. The other uses that Delta skips a transaction version which it already has
+from the same writer.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ __all__ = ["delta_table", "overwritten_folders"]
 
 
 def overwritten_folders(place: str, file_format: str = "parquet") -> Sink:
-    """Return a sink that overwrites a folder ``batch_id=...`` for each batch; Spark reads them as one table."""
+    """Return a sink that writes each batch to a folder ``batch_id=...`` of its own, and overwrites that folder.
 
-    def write(rows: DataFrame, batch_id: int) -> None:
-        rows.write.mode("overwrite").format(file_format).save(f"{place.rstrip('/')}/batch_id={batch_id}")
+    Args:
+        place: path of the folder that contains the folders of the batches; Spark reads it as one table.
+        file_format: format of the files, as in ``DataFrameWriter.format``.
+    """
+
+    def write(rows: DataFrame, batch_number: int) -> None:
+        rows.write.mode("overwrite").format(file_format).save(f"{place.rstrip('/')}/batch_id={batch_number}")
 
     return write
 
@@ -30,12 +36,13 @@ def delta_table(place: str, writer: str) -> Sink:
 
     Args:
         place: path of the table.
-        writer: name of this writer, unique among the pipelines that write to the table.
+        writer: name of this writer, which no other pipeline that writes to the table may have.
     """
 
-    def write(rows: DataFrame, batch_id: int) -> None:
-        # A new checkpoint may reuse the number of a written batch for other offsets, so its id is part of the key.
-        app_id = f"{writer} {batch_id.checkpoint}".rstrip() if isinstance(batch_id, BatchNumber) else writer
-        rows.write.format("delta").mode("append").option("txnAppId", app_id).option("txnVersion", batch_id).save(place)
+    def write(rows: DataFrame, batch_number: int) -> None:
+        # A new checkpoint may reuse the number of a written batch for other offsets, so its id is part of the name.
+        app_id = f"{writer} {batch_number.checkpoint}".rstrip() if isinstance(batch_number, BatchNumber) else writer
+        delta = rows.write.format("delta").mode("append")
+        delta.option("txnAppId", app_id).option("txnVersion", batch_number).save(place)
 
     return write

@@ -1,8 +1,9 @@
-"""Structured Streaming query: handles micro-batches and commits the group's offsets after Spark's own commits.
+"""Structured Streaming query: handles batches and commits the group's offsets after each.
 
-Offsets are committed to the group only after Spark's commit log has the batch, so at most one batch is handled again
-after a crash. Spark's listener reports batches from its own thread; batches it has not reported are found in the
-checkpoint, at the end of the query and at the next start.
+Offsets of a batch are committed to the group after Spark has written the batch to its commit log. After a crash, at
+most the batch that Spark has not written there is handled again. Spark's listener reports the written batches in a
+thread of its own. At the end of the query and at the next start, the last batch is read from the commit log, in case
+the listener has not reported it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tailrace.errors import (
 )
 from tailrace.observe.events import CommitFailed, SparkQueryFailed
 from tailrace.observe.hooks import Observer
-from tailrace.spark.active_runs import ActiveRun, release, stop_queries_before
+from tailrace.spark.active_runs import ActiveRun, release, stop_queries_with
 from tailrace.spark.batches import BatchRunner
 from tailrace.spark.error_lines import line_of
 from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState
@@ -49,18 +50,20 @@ _RECOMMIT_S = 600.0
 """Interval at which an idle query commits again, so that the broker does not expire the group's offsets."""
 
 _POLL_INTERVAL_S = 0.2
+"""Interval at which ``stop`` checks whether the current batch has ended."""
 _MIN_WAIT_S = 0.001
 """Shortest timeout that Spark accepts."""
-_SLEEP_MS = 10_000
+_PARK_MS = 10_000
+"""Maximum time for which Spark's thread sleeps until ``stop`` interrupts it."""
 _GRACE_S = 20.0
-"""Default time for the current batch when a query is stopped; Kubernetes allows 30 s in all."""
+"""Default time that a stopped query gives its current batch; Kubernetes allows 30 seconds for the whole process."""
 
 
 def trigger_of(trigger: Trigger) -> dict[str, Any]:
     """Return the keyword arguments of Spark's ``trigger``.
 
     Raises:
-        ConfigurationError: the trigger has no batches (``continuous``), or one batch without a limit (``once``).
+        ConfigurationError: the trigger is ``continuous``, which has no batches, or ``once``, whose batch has no limit.
     """
     if trigger is None:
         return {}
@@ -72,7 +75,7 @@ def trigger_of(trigger: Trigger) -> dict[str, Any]:
         )
     if unknown := sorted(trigger.keys() - {"processingTime", "availableNow"}):
         raise ConfigurationError(
-            f"trigger {unknown[0]!r} has no batches, which handlers need - use processingTime or availableNow"
+            f"trigger {unknown[0]!r} cannot run handlers, which need batches - use processingTime or availableNow"
         )
     return dict(trigger)
 
@@ -82,16 +85,16 @@ def trigger_of(trigger: Trigger) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stage:
-    """Parts and state that a query starts with."""
+    """Dependencies and initial state of a query."""
 
     spark: SparkSession
     store: SparkOffsetStore
-    batches: BatchRunner
+    batch_runner: BatchRunner
     checkpoint: Checkpoint
     state: PipelineState
-    seen: ClusterState
+    cluster_state: ClusterState
     start_offsets: StartOffsets
-    resumed: Resumption
+    resumption: Resumption
     config: ConsumerConfig
     observer: Observer
     run: ActiveRun
@@ -103,6 +106,8 @@ class SparkQuery:
     Attributes:
         query: Spark's ``StreamingQuery``.
         counted: numbers of records handled since the start, by outcome.
+        query_id: Spark's id of the query, the same after a restart; empty before the first start.
+        run_id: Spark's id of this run of the query; empty before Spark has started it.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -110,6 +115,7 @@ class SparkQuery:
         self.query: StreamingQuery = None  # type: ignore[assignment] # set by start_stream
         self.counted = TaskMetrics()
         self._failure: Exception | None = None
+        """First error, which ``await_termination`` and ``stop`` raise if it is a TailraceError."""
         self._lock = threading.Lock()
         self._committed: tuple[int, Offsets] = (-1, {})
         """Last batch committed to the group, and its end offsets."""
@@ -117,26 +123,27 @@ class SparkQuery:
         self._reported: tuple[int, Offsets] = (-1, {})
         """Last batch that Spark has reported, and its end offsets."""
         self._has_ended = False
-        self._is_stop_requested = self._is_stopped = False
-        self._is_wanted = True
-        """False once the user has called ``stop``."""
+        self._was_stop_called = False
+        self._must_park = False
+        """True after ``stop`` was called with a grace period: Spark's thread sleeps instead of starting a batch."""
         self._is_parked = threading.Event()
-        """Set when Spark's thread sleeps instead of starting a batch, because a stop was requested."""
+        """Set when Spark's thread sleeps instead of starting a batch."""
+        self._is_spark_stopped = False
+        """True once Spark was told to stop the query."""
         self._listener: Any = None
         self.query_id = self.run_id = ""
-        """Spark's ids; empty before the first start of the query, and before this start."""
 
     def __repr__(self) -> str:
-        return f"<SparkQuery {self._stage.batches.chosen.name} group={self._stage.store.group_id}>"
+        return f"<SparkQuery {self._stage.batch_runner.selected.name} group={self._stage.store.group_id}>"
 
     @property
     def is_active(self) -> bool:
-        """True until the query has ended."""
+        """True until the query has ended, for any reason."""
         return not self._has_ended and bool(self.query.isActive)
 
     @property
     def group_id(self) -> str:
-        """Group of the handler."""
+        """Group whose offsets the query commits."""
         return self._stage.store.group_id
 
     def is_of(self, spark: SparkSession) -> bool:
@@ -144,20 +151,20 @@ class SparkQuery:
         return self._stage.spark.sparkContext is spark.sparkContext
 
     def finish(self) -> None:
-        """Wait until Spark has ended the query, commit its last batch and close connections; may be called again.
+        """Wait until Spark has ended the query, then commit its last batch and close the connections, if not done yet.
 
-        Raises nothing: ``await_termination`` and ``stop`` raise the error that ended the query.
+        No error is raised here: ``await_termination`` and ``stop`` raise the error that ended the query.
         """
         try:
             self.query.awaitTermination()
         except Exception as error:  # noqa: BLE001 - raised by await_termination
-            # After a stop this is the error of the interrupted batch.
-            self._end(None if self._is_stopped else error)
+            # After a stop, the error is that of the interrupted batch.
+            self._end(None if self._is_spark_stopped else error)
         else:
             self._end()
 
     def await_termination(self, timeout_s: float | None = None) -> bool:
-        """Wait until the query has ended; return False after ``timeout_s``, which may be 0.
+        """Wait until the query has ended and return True; return False if that takes longer than ``timeout_s``.
 
         Raises:
             GroupNotEmptyError: a live member joined the group.
@@ -187,26 +194,26 @@ class SparkQuery:
         return True
 
     def stop(self, *, grace_s: float = _GRACE_S) -> None:
-        """Stop the query and commit finished batches; an interrupted batch is handled again by the next run.
+        """Stop the query and commit the last finished batch; the next run handles an interrupted batch again.
 
         Args:
-            grace_s: seconds that the current batch has to finish; no other batch starts. 0 interrupts it at once.
+            grace_s: seconds for which the current batch may continue; 0 interrupts it at once. No other batch starts.
 
         Raises:
             GroupNotEmptyError: a live member has joined, so the last batch is not committed.
             CommitFailedError: the commit of the last batch was rejected.
             BrokerConnectionError: no broker answers; the next start commits the last batch.
-            HandlerFailedError, TailraceError, StreamingQueryException: the query had failed before, as in
+            HandlerFailedError, TailraceError, StreamingQueryException: the query had failed before the stop, as in
                 ``await_termination``.
         """
-        self._is_wanted = False
+        self._was_stop_called = True
         deadline = self._stage.store.now + grace_s
-        self._is_stop_requested = grace_s > 0
+        self._must_park = grace_s > 0
         while self._stage.store.now < deadline and self.is_active and self.query.status["isTriggerActive"]:
             if self._is_parked.wait(_POLL_INTERVAL_S):
                 break
-        # Errors that the stop itself causes are ignored.
-        earlier_error = None if self._is_stopped or self.is_active else self.query.exception()
+        # Errors that the stop causes are ignored.
+        earlier_error = None if self._is_spark_stopped or self.is_active else self.query.exception()
         self._stop_spark()
         self._end(earlier_error)
         self._raise_from(earlier_error)
@@ -216,61 +223,65 @@ class SparkQuery:
     # ---- while it runs -----------------------------------------------------------------------------------------
 
     def handle(self, records: DataFrame, number: int) -> None:
-        """Handle one micro-batch; called by ``foreachBatch``."""
+        """Handle the batch ``number`` of Spark's query; called by ``foreachBatch``."""
         try:
-            if self._is_stop_requested:
+            if self._must_park:
                 self._park()
             self._raise_from(None)
             self._stage.store.check_unchanged()
             state = self._stage.state
-            metrics = self._stage.batches.run(records, state.number(state.first_batch_id + number))
+            metrics = self._stage.batch_runner.run(records, state.batch_number(state.first_batch_id + number))
         except Exception as error:
             self._fail(error)
-            if self._is_stopped:
+            if self._is_spark_stopped:
                 self._drop_java_stack(error)
             raise
         self.counted += metrics
 
     def _park(self) -> None:
-        """Sleep in Spark's Java thread until the stop interrupts it, which Spark treats as a normal end."""
+        """Sleep in Spark's Java thread until ``stop`` interrupts it, which Spark treats as a normal end."""
         spark: Any = self._stage.spark
         self._is_parked.set()
-        spark._jvm.java.lang.Thread.sleep(_SLEEP_MS)  # noqa: SLF001 - Spark has no public access to that thread
-        raise TailraceError("the query was asked to stop, and Spark did not stop it in time - call stop() again")
+        spark._jvm.java.lang.Thread.sleep(_PARK_MS)  # noqa: SLF001 - Spark has no public access to that thread
+        raise TailraceError(f"Spark did not stop the query within {_PARK_MS // 1000} s - call stop() again")
 
     def _drop_java_stack(self, error: Any) -> None:  # noqa: ANN401 - py4j is untyped
-        """Remove the stack trace: Spark's regular expression for a stop overflows Java's stack on a long text."""
+        """Remove the stack trace of a Java error.
+
+        Spark applies a regular expression to the error of a stopped query, which overflows Java's stack if the text is
+        long.
+        """
         if isinstance(error, import_module("py4j.protocol").Py4JJavaError):
             context: Any = self._stage.spark.sparkContext
-            java = context._gateway  # noqa: SLF001 - as above
-            error.java_exception.setStackTrace(java.new_array(java.jvm.java.lang.StackTraceElement, 0))
+            gateway = context._gateway  # noqa: SLF001 - Spark has no public access to the gateway
+            error.java_exception.setStackTrace(gateway.new_array(gateway.jvm.java.lang.StackTraceElement, 0))
 
     def _stop_spark(self) -> None:
-        self._is_stopped = True
+        self._is_spark_stopped = True
         self.query.stop()
 
     def progressed(self, number: int, ends: Offsets) -> None:
-        """Commit the end offsets of a batch that Spark has written to its commit log."""
+        """Commit the end offsets of batch ``number``, which Spark has written to its commit log."""
         with self._lock:
             if not self._has_ended and number > self._committed[0]:
                 self._reported = number, ends
                 self._commit(number, ends)
 
     def idle(self) -> None:
-        """Retry a failed commit, as no later batch may follow; otherwise renew the last commit before it expires."""
+        """Repeat the last commit if it failed, because no batch may follow, or if the group's offsets would expire."""
         with self._lock:
             is_pending = self._reported[0] > self._committed[0]
             if not self._has_ended and (is_pending or self._stage.store.now - self._committed_at > _RECOMMIT_S):
                 self._commit(*(self._reported if is_pending else self._committed))
 
     def commit_batch(self, number: int, ends: Offsets, *, may_go_back: bool = False) -> None:
-        """Commit the end offsets of a batch to the group; number -1 commits the start offsets.
+        """Commit the end offsets of batch ``number`` to the group, or with number -1 the start offsets.
 
         Raises:
             TailraceError: as ``SparkOffsetStore.commit`` does.
         """
         state = self._stage.state
-        text = stream_metadata(self.query_id, state.first_batch_id + number) if number >= 0 else state.begun
+        text = stream_metadata(self.query_id, state.first_batch_id + number) if number >= 0 else state.start_text
         self._stage.store.commit(self._stage.start_offsets.commits(ends), text, may_go_back=may_go_back)
         self._committed, self._committed_at = (number, ends), self._stage.store.now
 
@@ -287,7 +298,7 @@ class SparkQuery:
             self._fail(error)
             observer.emit(CommitFailed(store.group_id, str(error), will_retry=False, exception=error))
             if not self._has_ended:
-                # In another thread: stopping waits for Spark's own thread, which runs this.
+                # The stop waits for Spark's thread, which runs this method, so it needs a thread of its own.
                 threading.Thread(target=self._stop_spark, name="tailrace stop", daemon=True).start()
 
     # ---- end ---------------------------------------------------------------------------------------------------
@@ -300,23 +311,25 @@ class SparkQuery:
             stage = self._stage
             try:
                 self.unlisten()
-                last = stage.checkpoint.last_commit(stage.state.generation)
+                last = stage.checkpoint.last_committed(stage.state.generation)
                 if last is not None and last > self._committed[0]:
                     self._commit_from_log(last)
                 if error is not None and not isinstance(self._failure, TailraceError):
                     self._failure = self._offsets_lost() or self._session_stopped() or self._failure
-            except Exception as found:  # noqa: BLE001 - raised by await_termination
-                self._fail(_uncommitted(found))
+            except Exception as end_error:  # noqa: BLE001 - raised by await_termination
+                self._fail(_uncommitted_error(end_error))
             finally:
                 stage.store.close()
                 release(stage.run)
             failure = self._failure if isinstance(self._failure, TailraceError) else error
-            if failure is not None and self._is_wanted:
+            if failure is not None and not self._was_stop_called:
                 reason = line_of(failure) or str(failure)
-                stage.observer.emit(SparkQueryFailed(stage.store.group_id, stage.batches.chosen.name, reason, failure))
+                stage.observer.emit(
+                    SparkQueryFailed(stage.store.group_id, stage.batch_runner.selected.name, reason, failure)
+                )
 
     def _session_stopped(self) -> TailraceError | None:
-        """Return an error if the session was stopped: Spark's own error does not name that cause."""
+        """Return an error if the session was stopped, a cause that Spark's error does not name; None otherwise."""
         context: Any = self._stage.spark.sparkContext
         if context._jsc is not None and not context._jsc.sc().isStopped():  # noqa: SLF001 - Python has no other way
             return None
@@ -326,7 +339,7 @@ class SparkQuery:
         )
 
     def _commit_from_log(self, last: int) -> None:
-        """Commit a batch that Spark has in its commit log and its listener has not reported."""
+        """Commit batch ``last``, which is in Spark's commit log and was not reported by the listener."""
         stage = self._stage
         try:
             ends = stage.checkpoint.ends_of(stage.state.generation, last)
@@ -337,14 +350,14 @@ class SparkQuery:
             self._commit(last, ends)
 
     def _offsets_lost(self) -> TailraceError | None:
-        """Return an error if the next offsets were deleted from the log, or a topic was deleted."""
+        """Return an error if the next offsets were deleted from the log, or a topic was deleted; None otherwise."""
         _, ends = self._committed
         try:
             logs = self._stage.store.logs(ends)
         except UnknownTopicError as error:
             return error
         except TailraceError:
-            return None  # Spark's own error is raised then
+            return None  # Spark's error is raised instead.
         for one, offset in sorted(ends.items()):
             if not logs[one].begin <= offset <= logs[one].end:
                 if self._stage.config.begins_at == "none":
@@ -356,7 +369,7 @@ class SparkQuery:
         return None
 
     def _fail(self, error: Exception) -> None:
-        """Store the first error; a TailraceError replaces another one, which may be Spark's consequence of it."""
+        """Store the first error, but prefer a TailraceError to another error, which may be its consequence in Spark."""
         if self._failure is None or (isinstance(error, TailraceError) and not isinstance(self._failure, TailraceError)):
             self._failure = error
 
@@ -365,17 +378,17 @@ class SparkQuery:
             raise self._failure from error
 
     def unlisten(self) -> None:
-        """Remove the listener from Spark."""
+        """Remove the listener of this query from Spark."""
         self._stage.spark.streams.removeListener(self._listener)
 
     def listen(self) -> None:
-        """Add a listener to Spark that reports committed batches."""
+        """Add a listener to Spark that commits the batches which Spark has written to its commit log."""
         from pyspark.sql.streaming.listener import StreamingQueryListener  # noqa: PLC0415 - an extra
 
         this = self
 
         class Listener(StreamingQueryListener):
-            """Callbacks of Spark."""
+            """Listener for the events of this query."""
 
             def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
                 pass
@@ -395,7 +408,7 @@ class SparkQuery:
         self._stage.spark.streams.addListener(self._listener)
 
 
-def _uncommitted(error: Exception) -> TailraceError:
+def _uncommitted_error(error: Exception) -> TailraceError:
     if isinstance(error, TailraceError):
         return error
     wrapped = TailraceError(
@@ -407,32 +420,34 @@ def _uncommitted(error: Exception) -> TailraceError:
 
 
 def start_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> SparkQuery:
-    """Start a query at the group's offsets.
+    """Start a query at the start offsets of ``stage``, and commit these.
 
     Args:
-        stage: dependencies of the query, which closes the store at its end.
+        stage: dependencies and initial state of the query, which closes the store at its end.
         options: options of Spark's Kafka source.
-        trigger: trigger of micro-batches.
+        trigger: trigger of batches.
 
     Raises:
         ConfigurationError: the trigger is not valid.
         GroupNotEmptyError: the group has live members.
         CommitFailedError: the group's offsets were changed by another client.
     """
-    state, resumed, start_offsets = stage.state, stage.resumed, stage.start_offsets
+    state, resumption, start_offsets = stage.state, stage.resumption, stage.start_offsets
     query = SparkQuery(stage)
-    generation = state.generation if resumed.continues else state.generation + 1
+    generation = state.generation if resumption.continues else state.generation + 1
     writer = _writer(stage, options, trigger).foreachBatch(query.handle)
     writer = writer.option("checkpointLocation", stage.checkpoint.folder_of(generation))
-    stage.store.watch_maps(start_offsets.done)
-    # Everything above can fail without effects on checkpoint and group.
-    if not resumed.continues:
-        state.begin(stage.seen.topics, start_offsets.at, start_metadata(uuid.uuid4().hex[:12]))
+    stage.store.watch_maps(start_offsets.offset_maps)
+    # An error above has no effect on the checkpoint and the group.
+    if not resumption.continues:
+        state.begin_generation(
+            stage.cluster_state.topic_ids, start_offsets.offsets, start_metadata(uuid.uuid4().hex[:12])
+        )
         stage.checkpoint.save(state)
-        query.commit_batch(-1, start_offsets.at, may_go_back=True)
+        query.commit_batch(-1, start_offsets.offsets, may_go_back=True)
     else:
         query.query_id = stage.checkpoint.query_id(generation)
-        query.commit_batch(-1 if resumed.last is None else resumed.last, resumed.offsets)
+        query.commit_batch(-1 if resumption.last_committed is None else resumption.last_committed, resumption.offsets)
     query.listen()
     try:
         query.query = writer.start()
@@ -442,20 +457,20 @@ def start_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> 
     query.query_id = str(query.query.id)
     query.run_id = str(query.query.runId)
     stage.run.query = query
-    stop_queries_before(stage.spark)
-    # Commits the last batch and closes connections even if the program never waits for the query.
+    stop_queries_with(stage.spark)
+    # The thread commits the last batch and closes connections even if the program never waits for the query.
     threading.Thread(target=query.finish, name="tailrace query", daemon=True).start()
     return query
 
 
 def _writer(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> DataStreamWriter:
-    """Return the configured stream writer, and refuse a trigger that Spark rejects."""
+    """Return a stream writer with the source and the trigger; raise ConfigurationError if Spark rejects the trigger."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
-    arguments, at = trigger_of(trigger), stage.start_offsets.at
+    arguments, start = trigger_of(trigger), stage.start_offsets.offsets
     reader = stage.spark.readStream.format("kafka").options(**options)
-    reader = reader.option("subscribe", ",".join(sorted({one.topic for one in at})))
-    writer = reader.option("startingOffsets", spark_json(at)).load().writeStream
+    reader = reader.option("subscribe", ",".join(sorted({one.topic for one in start})))
+    writer = reader.option("startingOffsets", spark_json(start)).load().writeStream
     try:
         return writer.trigger(**arguments) if arguments else writer
     except (PySparkException, TypeError, ValueError) as error:

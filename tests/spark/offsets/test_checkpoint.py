@@ -48,7 +48,7 @@ def test_an_offset_map_has_priority_over_the_text(unfinished, text, limit, write
 
 def test_a_batch_number_keeps_its_checkpoint_when_pickled():
     """A batch number is an int that carries the id of its checkpoint."""
-    number = PipelineState("g", "h", "abc").number(7)
+    number = PipelineState("g", "h", "abc").batch_number(7)
     sent = pickle.loads(pickle.dumps(number))
 
     assert (number, f"{number}", number + 1) == (7, "7", 8)

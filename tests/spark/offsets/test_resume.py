@@ -20,8 +20,8 @@ from tailrace.spark.offsets.checkpoint import PipelineState, SparkLogs
 from tailrace.spark.offsets.resume import (
     Resumption,
     backfill_metadata,
+    decide_resumption,
     next_number,
-    resumption,
     start_metadata,
     stream_metadata,
 )
@@ -39,7 +39,7 @@ ENDS = [{A: 10, B: 4}, {A: 20, B: 4}, {A: 30, B: 8}]
 
 def state(**changes: Any) -> PipelineState:
     made = PipelineState("g", "h", cluster_id="c", first_batch_id=7, next_batch_id=7)
-    made.begin({"t": "id"}, START, BEGUN)
+    made.begin_generation({"t": "id"}, START, BEGUN)
     for name, value in changes.items():
         setattr(made, name, value)
     return made
@@ -57,7 +57,7 @@ def written(batches: int = 3, begun: int | None = None, ends: list[dict[TopicPar
 def and_new(now: ClusterState, partition: TopicPartition, begin: int) -> ClusterState:
     """Return the state with a partition that was not read before."""
     return replace(
-        now, topics={partition.topic: "new", **now.topics}, logs={**now.logs, partition: LogBounds(begin, 100)}
+        now, topic_ids={partition.topic: "new", **now.topic_ids}, logs={**now.logs, partition: LogBounds(begin, 100)}
     )
 
 
@@ -100,7 +100,7 @@ LAST = ENDS[-1]
 )
 def test_a_checkpoint_continues_after_its_last_batch(what, now):
     """If the group's offsets are the end of one of its batches, or missing, nothing is handled again."""
-    assert resumption(state(), what, now) == Resumption(True, LAST, 2)
+    assert decide_resumption(state(), what, now) == Resumption(True, LAST, 2)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_a_checkpoint_continues_after_its_last_batch(what, now):
 )
 def test_changed_offsets_start_a_new_generation(made, what, now):
     """If another client changed the offsets, or the logs lack the next ones, a new generation starts."""
-    assert resumption(made, what, now) == Resumption(False)
+    assert decide_resumption(made, what, now) == Resumption(False)
 
 
 def test_expired_offsets_come_from_the_checkpoint():
     """Partitions without a commit start where the checkpoint says, even if other offsets were changed."""
-    assert resumption(state(), written(), seen({A: 3})) == Resumption(False, {B: 8})
-    assert resumption(state(next_batch_id=11), written(), seen({})) == Resumption(False, LAST)
+    assert decide_resumption(state(), written(), seen({A: 3})) == Resumption(False, {B: 8})
+    assert decide_resumption(state(next_batch_id=11), written(), seen({})) == Resumption(False, LAST)
 
 
 NEW = TopicPartition("t", 2)
@@ -168,23 +168,23 @@ NEW = TopicPartition("t", 2)
 def test_new_partitions_continue_or_start_a_generation(partition, begin, continues):
     """Spark's checkpoint accepts an added partition that starts at offset 0; otherwise a generation starts."""
     for stands in (seen(LAST, stream_metadata(Q, 9)), seen(ENDS[0], stream_metadata(Q, 7)), seen({})):
-        goes = resumption(state(), written(), and_new(stands, partition, begin))
+        goes = decide_resumption(state(), written(), and_new(stands, partition, begin))
 
         assert goes == (Resumption(True, LAST, 2) if continues else Resumption(False, LAST))
-    assert resumption(state(), written(), and_new(seen({A: 3, B: 8}), partition, begin)) == Resumption(False)
+    assert decide_resumption(state(), written(), and_new(seen({A: 3, B: 8}), partition, begin)) == Resumption(False)
 
 
 @pytest.mark.parametrize("topic_id", ["another", ""])
 def test_a_recreated_topic_is_not_taken_from_the_checkpoint(topic_id):
     """Offsets of a topic with another id, or without one, are ignored."""
-    assert resumption(state(), written(), seen({}, topic_id=topic_id)) == Resumption(False)
+    assert decide_resumption(state(), written(), seen({}, topic_id=topic_id)) == Resumption(False)
 
 
 def test_a_generation_without_batches_continues_at_its_start():
     """If the group's offsets are unchanged or missing, the same generation continues."""
-    assert resumption(state(), written(0), seen(START, BEGUN)) == Resumption(True, START)
-    assert resumption(state(), written(0), seen({})) == Resumption(True, START)
-    assert resumption(state(), written(0), seen({A: 5, B: 1}, BEGUN)) == Resumption(False)
+    assert decide_resumption(state(), written(0), seen(START, BEGUN)) == Resumption(True, START)
+    assert decide_resumption(state(), written(0), seen({})) == Resumption(True, START)
+    assert decide_resumption(state(), written(0), seen({A: 5, B: 1}, BEGUN)) == Resumption(False)
 
 
 # ---- lives -----------------------------------------------------------------------------------------------------
@@ -210,21 +210,21 @@ class Life:
             len(self.batches) - 1 if self.batches else None,
             lambda number: {A: self.batches[number]},
         )
-        goes = resumption(self.state, what, ClusterState("c", {"t": "id"}, {A: LogBounds(0, 10_000)}, found))
+        goes = decide_resumption(self.state, what, ClusterState("c", {"t": "id"}, {A: LogBounds(0, 10_000)}, found))
         at = goes.offsets.get(A, 0 if self.group is None else self.group[0])
 
         assert at == self.due
         if not goes.continues:
             last = self.state.first_batch_id + len(self.batches)
             self.state.next_batch_id = next_number([self.state.next_batch_id, last], [])
-            self.state.begin({"t": "id"}, {A: at}, start_metadata(f"{self.query}"))
+            self.state.begin_generation({"t": "id"}, {A: at}, start_metadata(f"{self.query}"))
             self.batches, self.query = [], self.query + 1
         self.tell()
 
     def tell(self) -> None:
         if self.state.generation:
             text = stream_metadata(f"q{self.query}", self.state.first_batch_id + len(self.batches) - 1)
-            self.group = (self.due, text if self.batches else self.state.begun)
+            self.group = (self.due, text if self.batches else self.state.start_text)
 
     def handle(self, count: int) -> None:
         if self.state.generation:
@@ -298,8 +298,8 @@ def test_a_new_group_loses_nothing():
     places, recorder = placed(seen({}, begin=30))
     late, _ = placed(seen({}, begin=30), "latest")
 
-    assert (places.at, places.lost, recorder.resets()) == ({A: 30, B: 30}, 0, [])
-    assert (late.at, late.lost) == ({A: 100, B: 100}, 0)
+    assert (places.offsets, places.lost, recorder.resets()) == ({A: 30, B: 30}, 0, [])
+    assert (late.offsets, late.lost) == ({A: 100, B: 100}, 0)
 
 
 @pytest.mark.parametrize("stands", [None, {A: 40}])
@@ -310,14 +310,14 @@ def test_an_added_partition_is_read_from_its_beginning(stands):
         and_new(seen({A: 40} if stands is None else {}, begin=30), other, 7), "latest", overrides=stands
     )
 
-    assert (places.at, places.lost, recorder.resets()) == ({A: 40, B: 30, other: 100}, 0, [])
+    assert (places.offsets, places.lost, recorder.resets()) == ({A: 40, B: 30, other: 100}, 0, [])
 
 
 def test_lost_offsets_are_counted_and_reported():
     """Committed offsets that were deleted from the log are counted for each partition."""
     places, recorder = placed(seen({A: 4, B: 40}, begin=30))
 
-    assert (places.at, places.lost) == ({A: 30, B: 40}, 26)
+    assert (places.offsets, places.lost) == ({A: 30, B: 40}, 26)
     assert recorder.resets() == [(A, 4, 30, 26)]
     with pytest.raises(OffsetOutOfRangeError):
         placed(seen({A: 4, B: 40}, begin=30), "none")
@@ -333,8 +333,8 @@ def test_offsets_of_the_checkpoint_override_commits():
 
     places, recorder = placed(now, "none", overrides={A: 30, B: 8})
 
-    assert (places.at, places.lost) == ({A: 30, B: 8}, 0)
-    assert places.done == {A: OffsetMap(30, 40, (35,))}
+    assert (places.offsets, places.lost) == ({A: 30, B: 8}, 0)
+    assert places.offset_maps == {A: OffsetMap(30, 40, (35,))}
     assert [type(one) for one in recorder.events] == [OffsetMapFound]
     assert places.commits({A: 36})[A] == PartitionCommit(36, OffsetMap(36, 40))
 
@@ -347,7 +347,7 @@ def test_a_map_of_another_log_is_ignored(wrong):
 
     places, recorder = placed(now)
 
-    assert (places.at, places.done, places.commits({A: 20})[A]) == ({A: 10}, {}, PartitionCommit(20))
+    assert (places.offsets, places.offset_maps, places.commits({A: 20})[A]) == ({A: 10}, {}, PartitionCommit(20))
     assert [type(one) for one in recorder.events] == [OffsetMapIgnored]
 
 
@@ -360,7 +360,7 @@ def test_a_map_of_a_truncated_epoch_is_ignored(end, is_kept):
 
     places, recorder = placed(now)
 
-    assert (places.at, A in places.done) == ({A: 10}, is_kept)
+    assert (places.offsets, A in places.offset_maps) == ({A: 10}, is_kept)
     assert [type(one) for one in recorder.events] == [OffsetMapFound if is_kept else OffsetMapIgnored]
 
 
@@ -387,7 +387,7 @@ def test_offsets_deleted_during_a_run_are_reset_by_policy():
     assert before.lost == 6
     assert same is None
     assert after is not None
-    assert (after.at, after.lost) == ({A: 50, B: 60}, 36)
+    assert (after.offsets, after.lost) == ({A: 50, B: 60}, 36)
     assert recorder.resets()[1:] == [(A, 20, 50, 30)]
     with pytest.raises(OffsetOutOfRangeError):
         start_offsets_after(

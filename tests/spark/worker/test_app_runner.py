@@ -55,7 +55,7 @@ def bench(monkeypatch) -> Iterator[worker._WorkerProcessState]:
     monkeypatch.setattr(worker, "_PROCESS", made)
     yield made
     with made.task():
-        made.clear()
+        made.stop_app()
     made._timer.cancel()
     if made._thread is not None:
         made._thread.close()

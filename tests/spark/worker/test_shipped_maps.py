@@ -21,8 +21,10 @@ def sent(app: App, maps: dict[TopicPartition, OffsetMap]) -> bytes:
     """Return the object after pickling, as Spark sends it to a task."""
     chosen = select_handlers(app, "enter", "g")
     shipment = pack(app, None, chosen, resolve(app.options), has_sink=False)
-    batches = BatchRunner(chosen, shipment, None, None, None).beginning_at(maps)
-    return cloudpickle.dumps(task_runner.handling(shipment, batches.done, None, "t", has_one_partition=True))
+    batches = BatchRunner(chosen, shipment, None, None, None).with_offset_maps(maps)
+    return cloudpickle.dumps(
+        task_runner.task_function(shipment, batches.offset_maps, None, "t", has_one_partition=True)
+    )
 
 
 def app_of_one_handler() -> App:
@@ -52,8 +54,8 @@ def test_a_large_map_is_sent_as_its_short_text():
 def test_a_task_decodes_only_its_own_maps():
     """The map of its partition is unchanged; other maps are not decoded."""
     maps = {TopicPartition("t", number): OffsetMap(number, 20, (number, 15)) for number in range(3)}
-    batches = BatchRunner(None, None, None, None, None).beginning_at(maps)  # type: ignore[arg-type]
-    done = cloudpickle.loads(cloudpickle.dumps(batches.done))
+    batches = BatchRunner(None, None, None, None, None).with_offset_maps(maps)  # type: ignore[arg-type]
+    done = cloudpickle.loads(cloudpickle.dumps(batches.offset_maps))
 
     found = done.get(TopicPartition("t", 1))
 

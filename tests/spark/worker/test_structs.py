@@ -126,9 +126,9 @@ if __name__ == "__main__":
 _WORKER = """
 import asyncio, pickle, sys, typing
 import msgspec
-from tailrace.spark.worker.shipment import unpacked
+from tailrace.spark.worker.shipment import unpack
 
-app = unpacked(pickle.load(open(sys.argv[1], "rb")))
+app = unpack(pickle.load(open(sys.argv[1], "rb")))
 handle = app.declared[0].function
 kind = typing.get_type_hints(handle)["order"]
 order = msgspec.json.decode(b'{"type": "Paid", "orderId": 7, "totalCents": 5}', type=kind)

@@ -1,15 +1,17 @@
-"""Checkpoint folder of a pipeline: its state, and Spark's own checkpoint in one folder per generation.
+"""Checkpoint folder of a pipeline: the pipeline's state, and a folder with Spark's own checkpoint for each generation.
 
-Files are read and written by Hadoop's file systems, as Spark does, so that the folder may be on any of these. A
-generation is a sequence of batches, each of which starts where the previous one ended; if another client changes the
-group's offsets, the next generation starts there.
+A generation is a sequence of batches of a query, each of which starts where the previous batch ended. If another client
+changes the group's offsets, a new generation starts at these offsets. Spark's checkpoint of a generation has two logs:
+the offset log has a file for each batch that was planned, the commit log has one for each batch that has ended.
+
+Files are read and written through Hadoop's file systems, so the folder may be on any file system that Spark supports.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,16 +39,17 @@ __all__ = [
 
 _FILE = "tailrace.json"
 _DRAFT = "tailrace.json.draft"
+"""Second copy of the state, which is written first."""
 _VERSION = re.compile(r"v\d+")
 _SOURCE = re.compile(r"^[^{]*:(?=\{)")
-"""Name of a source in format 2 of the offset log (Spark 4.2); format 1 has only its offsets."""
+"""Name of a source before its offsets in format 2 of the offset log (Spark 4.2); format 1 has no names."""
 
 
 class BatchNumber(int):
-    """Number of a batch; a batch that is handled again has the same number.
+    """Number of a batch, which stays the same if the batch is handled again.
 
     Attributes:
-        checkpoint: id of the checkpoint, because numbers are unique only within a checkpoint.
+        checkpoint: id of the checkpoint; numbers are unique only within a checkpoint.
     """
 
     checkpoint: str
@@ -59,17 +62,22 @@ class BatchNumber(int):
 
 
 class _QueryMetadata(msgspec.Struct):
-    """Content of the file in which Spark keeps the id of a query."""
+    """Content of the file in which Spark stores the id of a query."""
 
     id: str
 
 
 class PlannedBatch(msgspec.Struct, frozen=True):
-    """Batch of a backfill that was planned and may have started, with its offset ranges."""
+    """Batch of a backfill, saved before the batch starts.
+
+    The keys of its offsets are those of ``key_of``.
+    """
 
     batch_id: int
     start: dict[str, int]
+    """Start offsets."""
     end: dict[str, int]
+    """End offsets."""
 
 
 class PipelineState(msgspec.Struct):
@@ -77,57 +85,59 @@ class PipelineState(msgspec.Struct):
 
     group_id: str
     handler: str
+    """Name of the handler."""
     id: str = ""
     """Random id of the checkpoint."""
     cluster_id: str = ""
     topics: dict[str, str] = {}
-    """Topic ids at the first read or at the start of the generation; empty if the brokers have none."""
+    """Id of each topic when the topic was first read, or when the generation started; empty if brokers have no ids."""
     generation: int = 0
+    """Number of the current generation; 0 before the first query."""
     start: dict[str, int] = {}
-    """Start offsets of the generation by partition."""
-    begun: str = ""
+    """Start offsets of the generation, with the keys of ``key_of``."""
+    start_text: str = msgspec.field(default="", name="begun")
     """Text in the commit metadata of the start offsets."""
     first_batch_id: int = 0
-    """First batch id of the generation; ids continue across generations, so that no sink receives an id twice."""
+    """Id of the generation's first batch. Ids continue across generations, so that no sink receives an id twice."""
     next_batch_id: int = 0
-    """First batch id after the generation."""
+    """Id of the next batch of a backfill, or of the first batch of the next generation."""
     planned: PlannedBatch | None = None
-    """Batch of a backfill that may not be committed."""
+    """Last batch of a backfill, unless it is known to be committed."""
 
     @property
     def has_backfilled(self) -> bool:
-        """True if a backfill has started a batch since the generation started, whose number sinks may have received."""
+        """True if a backfill has started a batch since the generation started."""
         return self.next_batch_id > self.first_batch_id
 
-    def number(self, batch_id: int) -> BatchNumber:
-        """Return the batch number that sinks receive for ``batch_id``."""
+    def batch_number(self, batch_id: int) -> BatchNumber:
+        """Return the number that a sink receives for the batch ``batch_id``."""
         return BatchNumber(batch_id, self.id)
 
-    def note(self, cluster_id: str, topics: Mapping[str, str]) -> None:
-        """Record cluster id and topic ids, unless they are already known."""
-        self.cluster_id, self.topics = self.cluster_id or cluster_id, {**topics, **self.topics}
+    def add_ids(self, cluster_id: str, topic_ids: Mapping[str, str]) -> None:
+        """Add the cluster id and topic ids, and keep those that the state already has."""
+        self.cluster_id, self.topics = self.cluster_id or cluster_id, {**topic_ids, **self.topics}
 
-    def begin(self, topics: Mapping[str, str], at: Offsets, metadata: str) -> None:
-        """Start a new generation and drop a planned batch."""
+    def begin_generation(self, topic_ids: Mapping[str, str], offsets: Offsets, start_text: str) -> None:
+        """Start a new generation at these offsets, and drop a planned batch."""
         self.generation, self.first_batch_id, self.planned = self.generation + 1, self.next_batch_id, None
-        self.topics, self.begun = dict(topics), metadata
-        self.start = {key_of(one): offset for one, offset in at.items()}
+        self.topics, self.start_text = dict(topic_ids), start_text
+        self.start = {key_of(one): offset for one, offset in offsets.items()}
 
 
 @dataclass(frozen=True)
 class SparkLogs:
-    """Spark's own logs of a generation, in its checkpoint.
+    """Contents of Spark's own checkpoint of a generation.
 
     Attributes:
         query_id: id of the query; empty before the first run.
-        last: last batch in the commit log; None if there is none.
-        begun: last batch in the offset log, which was started and may not be in the commit log; None if there is none.
-        ends_of: returns the end offsets of a batch; None if the offset log has no entry for the batch.
+        last_committed: last batch in the commit log; None if there is none.
+        last_planned: last batch in the offset log, which may be missing from the commit log; None if there is none.
+        ends_of: function that returns the end offsets of a batch; None if the offset log does not have the batch.
     """
 
     query_id: str
-    last: int | None
-    begun: int | None
+    last_committed: int | None
+    last_planned: int | None
     ends_of: Callable[[int], Offsets | None]
 
 
@@ -136,17 +146,17 @@ class Checkpoint:
 
     Args:
         spark: session whose file systems are used.
-        place: path or URL of the folder.
+        location: path or URL of the folder.
     """
 
-    def __init__(self, spark: SparkSession, place: str) -> None:
-        self.place = place.rstrip("/")
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        self.location = location.rstrip("/")
         untyped: Any = spark
         self._jvm = untyped._jvm  # noqa: SLF001 - Spark has no public access to Hadoop's file systems
         self._hadoop = untyped._jsc.hadoopConfiguration()  # noqa: SLF001 - and none to their configuration
 
     def load(self, group_id: str, handler: str) -> PipelineState:
-        """Return the stored state, or a new one for an empty folder.
+        """Return the stored state, or a new state for an empty folder.
 
         Raises:
             ConfigurationError: the folder belongs to another group or handler, is not a pipeline's checkpoint, or its
@@ -161,45 +171,45 @@ class Checkpoint:
                 found = msgspec.json.decode(text, type=PipelineState)
                 break
             except msgspec.DecodeError:
-                continue  # The driver was killed while it wrote this copy, so the other one is complete.
+                continue  # The driver was killed while it wrote this copy, so the other copy is complete.
         if found is None:
             if self._read(_FILE) is not None:
-                raise ConfigurationError(f"{self.place}/{_FILE} cannot be read - use another folder as checkpoint=")
+                raise ConfigurationError(f"{self.location}/{_FILE} cannot be read - use another folder as checkpoint=")
             if self._names(""):
                 raise ConfigurationError(
-                    f"{self.place} is not empty and not a pipeline's checkpoint - use another folder as checkpoint="
+                    f"{self.location} is not empty and not a pipeline's checkpoint - use another folder as checkpoint="
                 )
             return PipelineState(group_id, handler, uuid.uuid4().hex[:12])
         if (found.group_id, found.handler) != (group_id, handler):
             raise ConfigurationError(
-                f"{self.place} is the checkpoint of handler {found.handler!r} of group {found.group_id!r}, not of"
+                f"{self.location} is the checkpoint of handler {found.handler!r} of group {found.group_id!r}, not of"
                 f" {handler!r} of {group_id!r} - use a separate folder; the run continues at the committed offsets"
             )
         return found
 
     def save(self, state: PipelineState) -> None:
-        """Store the state in two copies, one of which is complete even if the driver is killed."""
+        """Store the state in two copies, one after the other, so that one is complete even if the driver is killed."""
         text = msgspec.json.encode(state).decode()
         for name in (_DRAFT, _FILE):
             self._write(name, text)
 
     def folder_of(self, generation: int) -> str:
-        """Return the folder of Spark's own checkpoint."""
-        return f"{self.place}/generation-{generation}"
+        """Return the folder of Spark's own checkpoint of a generation."""
+        return f"{self.location}/generation-{generation}"
 
-    def last_commit(self, generation: int) -> int | None:
+    def last_committed(self, generation: int) -> int | None:
         """Return the last batch in Spark's commit log; None if there is none."""
         return max(self._numbers(generation, "commits"), default=None)
 
-    def last_begun(self, generation: int) -> int | None:
+    def last_planned(self, generation: int) -> int | None:
         """Return the last batch in Spark's offset log; None if there is none."""
         return max(self._numbers(generation, "offsets"), default=None)
 
     def ends_of(self, generation: int, batch: int) -> Offsets | None:
-        """Return the end offsets of a batch; None if the offset log has no entry for it.
+        """Return the end offsets of a batch; None if the offset log does not have the batch.
 
         Raises:
-            CorruptCheckpointError: the entry cannot be read.
+            CorruptCheckpointError: the file of the batch cannot be read.
         """
         name = f"generation-{generation}/offsets/{batch}"
         text = self._read(name)
@@ -210,13 +220,13 @@ class Checkpoint:
         except ValueError as error:
             raise self._corrupt(name, error) from error
 
-    def written(self, generation: int) -> SparkLogs:
-        """Return Spark's own logs of a generation.
+    def spark_logs(self, generation: int) -> SparkLogs:
+        """Return the contents of Spark's own checkpoint of a generation.
 
         Raises:
-            CorruptCheckpointError: an entry of the commit log or the query's metadata cannot be read.
+            CorruptCheckpointError: the last file of the commit log, or the file with the query id, cannot be read.
         """
-        last = self.last_commit(generation)
+        last = self.last_committed(generation)
         if last is not None:
             name = f"generation-{generation}/commits/{last}"
             if not _VERSION.match(self._read(name) or ""):
@@ -224,12 +234,12 @@ class Checkpoint:
         return SparkLogs(
             self.query_id(generation),
             last,
-            self.last_begun(generation),
+            self.last_planned(generation),
             lambda batch: self.ends_of(generation, batch),
         )
 
     def query_id(self, generation: int) -> str:
-        """Return the id of Spark's query, which stays the same over runs; empty before the first run.
+        """Return the id of Spark's query, which is the same in all runs of a generation; empty before the first run.
 
         Raises:
             CorruptCheckpointError: the file with the id cannot be read.
@@ -243,8 +253,8 @@ class Checkpoint:
 
     def _corrupt(self, name: str, why: object) -> CorruptCheckpointError:
         return CorruptCheckpointError(
-            f"{self.place}/{name} cannot be read: {why} - start again: a new generation of the checkpoint starts at the"
-            " group's committed offsets"
+            f"{self.location}/{name} cannot be read: {why} - start again: a new generation of the checkpoint starts at"
+            " the group's committed offsets"
         )
 
     # ---- files -------------------------------------------------------------------------------------------------
@@ -254,15 +264,15 @@ class Checkpoint:
 
     def _path(self, name: str) -> tuple[Any, Any]:
         try:
-            path = self._jvm.org.apache.hadoop.fs.Path(f"{self.place}/{name}" if name else self.place)
+            path = self._jvm.org.apache.hadoop.fs.Path(f"{self.location}/{name}" if name else self.location)
             return path.getFileSystem(self._hadoop), path
         except Exception as error:
             if (line := line_of(error)) is None:
                 raise
             version = self._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
             raise ConfigurationError(
-                f"Spark has no file system for checkpoint={self.place!r}: {line} - add its jars to the session, such as"
-                f" spark.jars.packages=org.apache.hadoop:hadoop-aws:{version} for s3a://"
+                f"Spark has no file system for checkpoint={self.location!r}: {line} - add its jars to the session, such"
+                f" as spark.jars.packages=org.apache.hadoop:hadoop-aws:{version} for s3a://"
             ) from error
 
     def _names(self, name: str) -> list[str]:
@@ -288,37 +298,37 @@ class Checkpoint:
             stream.close()
 
 
-def check_matches(place: str, state: PipelineState, cluster_id: str, topics: Mapping[str, str]) -> None:
-    """Check that a checkpoint is of this cluster, and of an app that reads at least one of the same topics.
+def check_matches(location: str, state: PipelineState, cluster_id: str, topics: Collection[str]) -> None:
+    """Check that a checkpoint belongs to the connected cluster, and to at least one of the topics to read.
 
     Args:
-        place: path or URL of the checkpoint.
+        location: path or URL of the checkpoint.
         state: state of the checkpoint.
         cluster_id: id of the connected cluster.
-        topics: topics to read.
+        topics: names of the topics to read.
 
     Raises:
-        ConfigurationError: the checkpoint is of another cluster, or of other topics only.
+        ConfigurationError: the checkpoint belongs to another cluster, or to other topics only.
     """
     if state.cluster_id and cluster_id and state.cluster_id != cluster_id:
         raise ConfigurationError(
-            f"{place} is a checkpoint of cluster {state.cluster_id}, and this is cluster {cluster_id}"
+            f"{location} is a checkpoint of cluster {state.cluster_id}, and this is cluster {cluster_id}"
             " - use a separate folder"
         )
-    if state.topics and not state.topics.keys() & topics.keys():
+    if state.topics and not state.topics.keys() & set(topics):
         raise ConfigurationError(
-            f"{place} is the checkpoint of an app that reads {', '.join(sorted(state.topics))}, and this one reads"
+            f"{location} is the checkpoint of an app that reads {', '.join(sorted(state.topics))}, and this one reads"
             f" {', '.join(sorted(topics))} - use a separate folder; the run continues at the committed offsets"
         )
 
 
 def ends_in_log(text: str) -> Offsets:
-    """Return the end offsets in an entry of Spark's offset log, of format 1 or 2.
+    """Return the end offsets in a file of Spark's offset log, which has format 1 or 2.
 
     Raises:
-        ValueError: the entry is truncated or of another format.
+        ValueError: the file is truncated or has another format.
     """
-    # The lines are the version, metadata of the batch, and the offsets of each source; a pipeline has one source.
+    # The lines are the version, metadata of the batch, and the offsets of each source. A pipeline has one source.
     version, _, *sources = [*text.splitlines(), "", ""]
     if version not in {"v1", "v2"}:
         raise ValueError(f"its format is {version[:20]!r}, and only v1 and v2 are supported")
@@ -326,11 +336,11 @@ def ends_in_log(text: str) -> Offsets:
 
 
 def key_of(partition: TopicPartition) -> str:
-    """Return the key of a partition in the state; topic names have no slash."""
+    """Return the key of a partition in ``PipelineState``; topic names have no slash."""
     return f"{partition.topic}/{partition.partition}"
 
 
 def partition_of(key: str) -> TopicPartition:
-    """Return the partition of a key in the state."""
+    """Return the partition of a key in ``PipelineState``."""
     topic, _, number = key.rpartition("/")
     return TopicPartition(topic, int(number))

@@ -1,6 +1,6 @@
-"""Offset ranges of batches.
+"""Offset ranges of batches, as pure functions.
 
-This module is pure. End offsets are exclusive, as in Kafka's commits and in Spark's plans.
+End offsets are exclusive, as in Kafka's commits and in Spark's plans.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tailrace.records import TopicPartition
 __all__ = [
     "Offsets",
     "PartitionStart",
-    "left_between",
     "next_ends",
+    "offsets_left",
     "offsets_of",
     "partition_start",
     "spark_assign",
@@ -29,72 +29,72 @@ Offsets = dict[TopicPartition, int]
 
 @dataclass(frozen=True, slots=True)
 class PartitionStart:
-    """Offset at which a partition is read first."""
+    """Start of a partition in a run."""
 
     offset: int
-    done: OffsetMap | None = None
+    offset_map: OffsetMap | None = None
     """Offset map of records finished after the offset."""
-    before: int | None = None
-    """Committed offset that is not in the log; None if there is none."""
+    reset_from: int | None = None
+    """Committed offset that the log does not contain; None if the start is no reset of a committed offset."""
     lost: int | None = None
-    """Number of offsets that were deleted from the log before they were read; None if unknown."""
+    """Number of offsets that were deleted from the log before they were read; None if unknown or without a reset."""
 
 
 def partition_start(  # noqa: PLR0913 - inputs of the decision
     partition: TopicPartition,
     *,
     committed: int | None,
-    done: OffsetMap | None,
+    offset_map: OffsetMap | None,
     since: int | None,
-    policy: int | None,
+    reset_offset: int | None,
     begin: int,
     end: int,
 ) -> PartitionStart:
-    """Return the start in a log: the committed offset if the log has it, else ``since``, else ``policy``.
+    """Return the start of a partition: ``committed`` if the log has it, else ``since``, else ``reset_offset``.
 
     Args:
-        partition: partition, for the error.
+        partition: partition, named in the error.
         committed: committed offset, or None.
-        done: offset map of the commit.
-        since: start requested for a partition without a committed offset, or None.
-        policy: start by ``auto_offset_reset``; None for ``"none"``.
+        offset_map: offset map of the commit, or None.
+        since: start that the user requests for a partition without a committed offset, or None.
+        reset_offset: start by ``auto_offset_reset``; None for ``"none"``.
         begin: first offset of the log.
         end: end offset of the log.
 
     Raises:
-        OffsetOutOfRangeError: a policy is needed, and ``auto_offset_reset="none"``.
+        OffsetOutOfRangeError: ``reset_offset`` is needed, and is None.
     """
     if committed is not None and begin <= committed <= end:
-        return PartitionStart(committed, done)
+        return PartitionStart(committed, offset_map)
     if committed is None and since is not None:
         return PartitionStart(min(max(since, begin), end))
-    if policy is None:
+    if reset_offset is None:
         raise OffsetOutOfRangeError(*partition, committed)
-    after = min(max(policy, begin), end)
+    offset = min(max(reset_offset, begin), end)
     lost = None
-    if committed is not None and committed <= after:
-        lost = after - committed
-    return PartitionStart(after, None, committed, lost)
+    if committed is not None and committed <= offset:
+        lost = offset - committed
+    return PartitionStart(offset, None, committed, lost)
 
 
-def next_ends(at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], max_offsets: int) -> Offsets:
-    """Return the end offsets of the next batch, which contains about ``max_offsets`` offsets.
+def next_ends(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], max_offsets: int) -> Offsets:
+    """Return the end offsets of a batch that starts at ``starts`` and contains about ``max_offsets`` offsets.
 
-    They are divided evenly among the partitions; what a partition does not need goes to the others. Each partition with
-    offsets left gets at least one, so that a batch may exceed ``max_offsets``.
+    The offsets are divided evenly among the partitions. If a partition has fewer offsets left, the other partitions get
+    more. Each partition that has offsets left gets at least one, so that a batch may exceed ``max_offsets``.
     """
-    left = {one: ends[one] - offset for one, offset in at.items() if ends.get(one, offset) > offset}
+    left = {one: ends[one] - offset for one, offset in starts.items() if ends.get(one, offset) > offset}
     shares: Offsets = {}
     available = max_offsets
     for number, one in enumerate(sorted(left, key=lambda one: left[one])):
         shares[one] = min(left[one], max(1, available // (len(left) - number)))
         available -= shares[one]
-    return {one: offset + shares.get(one, 0) for one, offset in at.items()}
+    return {one: offset + shares.get(one, 0) for one, offset in starts.items()}
 
 
-def left_between(at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> int:
-    """Return the number of offsets from ``at`` to ``ends``, over all partitions."""
-    return sum(max(0, ends.get(one, offset) - offset) for one, offset in at.items())
+def offsets_left(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> int:
+    """Return the number of offsets from ``starts`` to ``ends``, over all partitions."""
+    return sum(max(0, ends.get(one, offset) - offset) for one, offset in starts.items())
 
 
 def spark_json(offsets: Mapping[TopicPartition, int]) -> str:
@@ -118,7 +118,7 @@ def offsets_of(text: str) -> Offsets:
             for number, offset in partitions.items()
         }
     except (AttributeError, TypeError) as error:
-        raise ValueError(f"not offsets of Spark's Kafka source: {text[:200]}") from error
+        raise ValueError(f"these are not offsets of Spark's Kafka source: {text[:200]}") from error
 
 
 def spark_assign(partitions: Iterable[TopicPartition]) -> str:

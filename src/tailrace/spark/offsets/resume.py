@@ -1,8 +1,8 @@
-"""Decides where a stream resumes, from the group's committed offsets, Spark's checkpoint and the commit metadata.
+"""Decision where a query resumes, as pure functions of the group's committed offsets and Spark's checkpoint.
 
-This module is pure. The committed offsets are authoritative: if another client has changed them, a new generation of
-the checkpoint starts there. Missing offsets have not been changed but have expired on the broker, and are taken from
-the checkpoint.
+The committed offsets are authoritative: if another client has changed them, a new generation of the checkpoint starts
+there. If the group has no committed offset of a partition, the offset has expired on the broker, and the offset of the
+checkpoint is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tailrace.spark.offsets.checkpoint import PipelineState, SparkLogs, partitio
 from tailrace.spark.offsets.ranges import Offsets
 from tailrace.spark.offsets.store import ClusterState
 
-__all__ = ["Resumption", "backfill_metadata", "next_number", "resumption", "start_metadata", "stream_metadata"]
+__all__ = ["Resumption", "backfill_metadata", "decide_resumption", "next_number", "start_metadata", "stream_metadata"]
 
 _METADATA = re.compile(r"spark (?:query=(?P<query>\S*)|backfill) batch=(?P<batch>\d+)")
 
@@ -26,22 +26,22 @@ _METADATA = re.compile(r"spark (?:query=(?P<query>\S*)|backfill) batch=(?P<batch
 
 
 def stream_metadata(query_id: str, batch_id: int) -> str:
-    """Return the metadata of the commit of a micro-batch."""
+    """Return the text in the metadata of the commit of a query's batch."""
     return f"spark query={query_id} batch={batch_id}"
 
 
 def backfill_metadata(batch_id: int) -> str:
-    """Return the metadata of the commit of a backfill's batch."""
+    """Return the text in the metadata of the commit of a backfill's batch."""
     return f"spark backfill batch={batch_id}"
 
 
 def start_metadata(name: str = "") -> str:
-    """Return the metadata of the commit of start offsets; ``name`` distinguishes generations."""
+    """Return the text in the metadata of the commit of start offsets; ``name`` distinguishes generations."""
     return f"spark begins {name}".rstrip()
 
 
 def next_number(known: Iterable[int], texts: Iterable[str]) -> int:
-    """Return a batch number above the numbers ``known`` and above those in ``texts``, from the commit metadata."""
+    """Return the lowest batch number that is at least each of ``known`` and above each one in the commit texts."""
     committed = (int(match["batch"]) + 1 for text in texts if (match := _METADATA.fullmatch(text)))
     return max([*known, *committed], default=0)
 
@@ -54,83 +54,96 @@ class Resumption:
     """Decision about Spark's checkpoint.
 
     Attributes:
-        continues: True if the generation of the checkpoint continues; False if a new one starts.
-        offsets: offsets that replace the group's committed offsets: all offsets of the checkpoint if Spark committed
-            those of the group, perhaps for an earlier batch; otherwise those that expired on the broker.
-        last: last batch in the commit log, if the generation continues and has one.
+        continues: True if the generation of the checkpoint continues; False if a new generation starts.
+        offsets: offsets of the checkpoint that replace the group's committed offsets: all offsets if Spark made the
+            group's last commit; otherwise the offsets of partitions whose committed offsets have expired.
+        last_committed: last batch in the commit log, if the generation continues and has one.
     """
 
     continues: bool
     offsets: Offsets = field(default_factory=dict)
-    last: int | None = None
+    last_committed: int | None = None
 
 
-def resumption(state: PipelineState, written: SparkLogs, seen: ClusterState) -> Resumption:
-    """Decide whether Spark's checkpoint continues, from the group's offsets and the bounds of the logs."""
+def decide_resumption(state: PipelineState, spark_logs: SparkLogs, cluster_state: ClusterState) -> Resumption:
+    """Decide whether the generation of Spark's checkpoint continues, and which of its offsets are used."""
     if not state.generation:
         return Resumption(False)
     start = {partition_of(name): offset for name, offset in state.start.items()}
-    ends = start if written.last is None else written.ends_of(written.last)
+    ends = start if spark_logs.last_committed is None else spark_logs.ends_of(spark_logs.last_committed)
     if ends is None:
         return Resumption(False)
-    expired = {one: ends[one] for one in ends.keys() - seen.found.keys() if _is_same_topic(one, state, seen)}
+    missing = ends.keys() - cluster_state.committed.keys()
+    expired = {one: ends[one] for one in missing if _is_same_topic(one, state, cluster_state)}
     is_unchanged = (
         not state.has_backfilled
-        and ends.keys() <= seen.found.keys() | expired.keys()
-        and _are_in_logs(ends, written, seen)
-        and _were_committed_by_spark(start, ends, state, written, seen.found)
+        and ends.keys() <= cluster_state.committed.keys() | expired.keys()
+        and _are_in_logs(ends, spark_logs, cluster_state)
+        and _were_committed_by_spark(start, ends, state, spark_logs, cluster_state.committed)
     )
     if not is_unchanged:
         return Resumption(False, expired)
-    return Resumption(True, ends, written.last) if _can_read_new_partitions(ends, seen) else Resumption(False, ends)
+    if not _can_read_new_partitions(ends, cluster_state):
+        return Resumption(False, ends)
+    return Resumption(True, ends, spark_logs.last_committed)
 
 
-def _is_same_topic(partition: TopicPartition, state: PipelineState, seen: ClusterState) -> bool:
-    """Return False for a recreated topic, which has another id, and for one without a known id."""
-    topic_id = seen.topics.get(partition.topic)
-    return bool(topic_id) and partition in seen.logs and state.topics.get(partition.topic) == topic_id
+def _is_same_topic(partition: TopicPartition, state: PipelineState, cluster_state: ClusterState) -> bool:
+    """Return False if the topic was recreated, which gives it another id, or if its id is not known."""
+    topic_id = cluster_state.topic_ids.get(partition.topic)
+    return bool(topic_id) and partition in cluster_state.logs and state.topics.get(partition.topic) == topic_id
 
 
-def _are_in_logs(ends: Offsets, written: SparkLogs, seen: ClusterState) -> bool:
-    """Return True if the logs have the offsets that Spark reads next: ``ends``, and the end of a started batch."""
-    if any(one not in seen.logs or not seen.logs[one].begin <= at <= seen.logs[one].end for one, at in ends.items()):
+def _are_in_logs(ends: Offsets, spark_logs: SparkLogs, cluster_state: ClusterState) -> bool:
+    """Return True if the logs have the offsets that Spark reads next: ``ends``, and the end of a planned batch."""
+    logs = cluster_state.logs
+    if any(one not in logs or not logs[one].begin <= offset <= logs[one].end for one, offset in ends.items()):
         return False
-    started = {} if written.begun is None else written.ends_of(written.begun) or {}
-    return all(one in seen.logs and at <= seen.logs[one].end for one, at in started.items())
+    planned = {} if spark_logs.last_planned is None else spark_logs.ends_of(spark_logs.last_planned) or {}
+    return all(one in logs and offset <= logs[one].end for one, offset in planned.items())
 
 
-def _can_read_new_partitions(ends: Offsets, seen: ClusterState) -> bool:
+def _can_read_new_partitions(ends: Offsets, cluster_state: ClusterState) -> bool:
     """Return False if Spark would fail at a new partition, or start it at the wrong offset.
 
     Spark reads a partition that its checkpoint does not contain from offset 0, and fails if the log does not begin
-    there. That start is right for a partition added to a topic, but a new topic starts by ``auto_offset_reset``.
+    there. Offset 0 is correct for a partition added to a topic, but a new topic starts by ``auto_offset_reset``.
     """
     topics = {one.topic for one in ends}
-    return all(one in ends or (one.topic in topics and log.begin == 0) for one, log in seen.logs.items())
+    return all(one in ends or (one.topic in topics and log.begin == 0) for one, log in cluster_state.logs.items())
 
 
 def _were_committed_by_spark(
-    start: Offsets, ends: Offsets, state: PipelineState, written: SparkLogs, found: Mapping[TopicPartition, GroupOffset]
+    start: Offsets,
+    ends: Offsets,
+    state: PipelineState,
+    spark_logs: SparkLogs,
+    committed: Mapping[TopicPartition, GroupOffset],
 ) -> bool:
-    """Return True if the group's offsets are the ends of the last batch, or of the batch that their metadata names.
+    """Return True if the committed offsets are the ends of the last batch, or of the batch that their metadata names.
 
     The driver may have died before it committed the last batches to the group.
     """
-    committed = {one: at.offset for one, at in found.items()}
-    if all(ends.get(one) == offset for one, offset in committed.items()):
+    offsets = {one: commit.offset for one, commit in committed.items()}
+    if all(ends.get(one) == offset for one, offset in offsets.items()):
         return True
-    texts = {at.decoded_metadata.user_text for at in found.values()} - {""}
+    texts = {commit.decoded_metadata.user_text for commit in committed.values()} - {""}
     if len(texts) != 1:
         return False
     text = texts.pop()
-    expected = start if text == state.begun else _ends_of_named_batch(text, state, written)
-    return expected is not None and all(expected.get(one) == offset for one, offset in committed.items())
+    expected = start if text == state.start_text else _ends_of_named_batch(text, state, spark_logs)
+    return expected is not None and all(expected.get(one) == offset for one, offset in offsets.items())
 
 
-def _ends_of_named_batch(text: str, state: PipelineState, written: SparkLogs) -> Offsets | None:
-    """Return the end offsets of the batch that commit metadata names; None if it is not in this generation's log."""
+def _ends_of_named_batch(text: str, state: PipelineState, spark_logs: SparkLogs) -> Offsets | None:
+    """Return the end offsets of the batch that a commit text names; None if this generation has no such batch."""
     match = _METADATA.fullmatch(text)
-    if match is None or not match["query"] or match["query"] != written.query_id or written.last is None:
+    if (
+        match is None
+        or not match["query"]
+        or match["query"] != spark_logs.query_id
+        or spark_logs.last_committed is None
+    ):
         return None
     number = int(match["batch"]) - state.first_batch_id
-    return written.ends_of(number) if 0 <= number <= written.last else None
+    return spark_logs.ends_of(number) if 0 <= number <= spark_logs.last_committed else None

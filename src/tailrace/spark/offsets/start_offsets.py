@@ -15,16 +15,16 @@ from tailrace.observe.events import OffsetMapFound, OffsetMapIgnored, OffsetRese
 from tailrace.observe.hooks import Observer
 from tailrace.records import TopicPartition
 from tailrace.spark.offsets.ranges import Offsets, partition_start
-from tailrace.spark.offsets.store import ClusterState, LogBounds, PartitionCommit, SparkOffsetStore, remaining
+from tailrace.spark.offsets.store import ClusterState, LogBounds, PartitionCommit, SparkOffsetStore, remaining_map
 
 __all__ = ["Moment", "Since", "StartOffsets", "Until", "ends_at", "start_offsets_after", "start_offsets_of"]
 
 Moment: TypeAlias = dt.datetime | int | Mapping[TopicPartition, int]
-"""A time (datetime or milliseconds since 1970), or an offset for each partition."""
+"""A time, as a datetime or in milliseconds since 1970, or a mapping of partitions to offsets."""
 Since: TypeAlias = Literal["earliest"] | Moment | None
-"""Where partitions without a committed offset start; None: as ``auto_offset_reset`` says."""
+"""Start of partitions without a committed offset; None for that of ``auto_offset_reset``."""
 Until: TypeAlias = Literal["now"] | Moment
-"""Where a run ends; "now" is the present end of each log."""
+"""End of a run; "now" is the end of each log at the start of the run."""
 
 
 @dataclass(frozen=True)
@@ -32,157 +32,164 @@ class StartOffsets:
     """Offsets at which a run starts, and the state of group and logs from which they follow.
 
     Attributes:
-        at: start offset of each partition.
-        done: offset maps: the records after the start offset that are finished already.
-        found: committed offsets of the group, with their metadata, before the run.
-        lost: number of offsets that were never read, because the brokers had deleted them (retention).
-        logs: first and end offset of each log.
+        offsets: start offset of each partition.
+        offset_maps: offset maps of records that were finished after the start offset.
+        committed: committed offsets of the group before the run, with their metadata.
+        lost: number of offsets that retention had deleted before they were read.
+        logs: first offset and end offset of each log.
     """
 
-    at: Offsets
-    done: Mapping[TopicPartition, OffsetMap]
-    found: Mapping[TopicPartition, GroupOffset]
+    offsets: Offsets
+    offset_maps: Mapping[TopicPartition, OffsetMap]
+    committed: Mapping[TopicPartition, GroupOffset]
     lost: int
     logs: Mapping[TopicPartition, LogBounds]
 
     def commits(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionCommit]:
-        """Return commits of ``offsets``; each contains the part of the offset map after its offset."""
-        return {one: PartitionCommit(offset, remaining(self.done.get(one), offset)) for one, offset in offsets.items()}
+        """Return commits of ``offsets``; each contains the rest of the offset map, after the committed offset."""
+        return {
+            one: PartitionCommit(offset, remaining_map(self.offset_maps.get(one), offset))
+            for one, offset in offsets.items()
+        }
 
     @property
     def uncommitted(self) -> Offsets:
-        """Start offsets of partitions for which the group has committed another offset, or none."""
+        """Start offsets that differ from the group's committed offset, or that have none."""
         return {
-            one: offset for one, offset in self.at.items() if one not in self.found or self.found[one].offset != offset
+            one: offset
+            for one, offset in self.offsets.items()
+            if one not in self.committed or self.committed[one].offset != offset
         }
 
 
 def start_offsets_of(  # noqa: PLR0913 - inputs of the decision
     store: SparkOffsetStore,
-    seen: ClusterState,
+    cluster_state: ClusterState,
     config: ConsumerConfig,
     observer: Observer,
     *,
     since: Since = None,
     overrides: Mapping[TopicPartition, int] | None = None,
 ) -> StartOffsets:
-    """Return the start offset of each partition: as committed, else by ``since``, else by ``auto_offset_reset``.
+    """Return the start offset of each partition: the committed one, else ``since``, else ``auto_offset_reset``.
 
     Args:
-        store: looks up offsets by time.
-        seen: committed offsets and logs, read just before.
+        store: store that looks up offsets by time.
+        cluster_state: committed offsets and logs, read just before.
         config: configuration with ``auto_offset_reset``.
         observer: receiver of events about offset maps and resets.
-        since: where partitions without a committed offset start.
-        overrides: offsets that take the place of committed offsets.
+        since: start of partitions without a committed offset.
+        overrides: offsets that replace committed offsets.
 
     Raises:
         OffsetOutOfRangeError: a committed offset is not in the log, and ``auto_offset_reset="none"``.
         ConfigurationError: ``since`` names an unknown partition.
     """
-    logs, found = seen.logs, seen.found
-    offsets = {**{one: at.offset for one, at in found.items()}, **(overrides or {})}
-    topics = {one.topic for one in offsets}
-    wanted = _resolved(store, since, logs.keys(), logs, "since")
-    policy = _by_policy(store, config.begins_at, logs)
-    at: Offsets = {}
-    done: dict[TopicPartition, OffsetMap] = {}
-    maps, problems = _maps_of(seen)
+    logs, committed = cluster_state.logs, cluster_state.committed
+    known_offsets = {**{one: commit.offset for one, commit in committed.items()}, **(overrides or {})}
+    known_topics = {one.topic for one in known_offsets}
+    since_offsets = _offsets_of(store, since, logs.keys(), logs, "since")
+    reset_offsets = _reset_offsets(store, config.begins_at, logs)
+    offsets: Offsets = {}
+    offset_maps: dict[TopicPartition, OffsetMap] = {}
+    valid_maps, problems = _maps_of(cluster_state)
     lost = 0
     for one in logs:
-        known, problem = maps.get(one), problems.get(one)
+        offset_map, problem = valid_maps.get(one), problems.get(one)
         # As a member of the group does: with "latest", a partition added to a known topic is read from its beginning.
-        is_added = config.begins_at == "latest" and one.topic in topics and one not in offsets
+        is_added = config.begins_at == "latest" and one.topic in known_topics and one not in known_offsets
         start = partition_start(
             one,
-            committed=offsets.get(one),
-            done=None if known is None else remaining(known, offsets[one]),
-            since=wanted.get(one),
-            policy=logs[one].begin if is_added else policy.get(one),
+            committed=known_offsets.get(one),
+            offset_map=None if offset_map is None else remaining_map(offset_map, known_offsets[one]),
+            since=since_offsets.get(one),
+            reset_offset=logs[one].begin if is_added else reset_offsets.get(one),
             begin=logs[one].begin,
             end=logs[one].end,
         )
-        at[one] = start.offset
+        offsets[one] = start.offset
         lost += start.lost or 0
-        if start.done is not None:
-            done[one] = start.done
-            offset = found[one]
-            observer.emit(OffsetMapFound(one, start.offset, offset.finished_beyond, offset.decoded_metadata.writer))
+        if start.offset_map is not None:
+            offset_maps[one] = start.offset_map
+            commit = committed[one]
+            observer.emit(OffsetMapFound(one, start.offset, commit.finished_beyond, commit.decoded_metadata.writer))
         elif problem:
             observer.emit(OffsetMapIgnored(one, start.offset, problem))
-        if start.before is not None:
-            observer.emit(OffsetReset(one, start.before, start.offset, str(config.begins_at), start.lost))
-    return StartOffsets(at, done, found, lost, logs)
+        if start.reset_from is not None:
+            observer.emit(OffsetReset(one, start.reset_from, start.offset, str(config.begins_at), start.lost))
+    return StartOffsets(offsets, offset_maps, committed, lost, logs)
 
 
-def _maps_of(seen: ClusterState) -> tuple[dict[TopicPartition, OffsetMap], dict[TopicPartition, str]]:
-    """Return the valid offset maps of the group's commits, and for each invalid map the reason why it is ignored."""
+def _maps_of(cluster_state: ClusterState) -> tuple[dict[TopicPartition, OffsetMap], dict[TopicPartition, str]]:
+    """Return the valid offset maps of the group's commits, and the reason why each invalid one is ignored."""
     maps: dict[TopicPartition, OffsetMap] = {}
     problems: dict[TopicPartition, str] = {}
-    for one in seen.logs.keys() & seen.found.keys():
-        decoded = seen.found[one].decoded_metadata
-        known, problem = decoded.offset_map, decoded.problem
-        if known is not None:
-            problem = known.contradiction(seen.topics.get(one.topic, ""), seen.logs[one].end)
-            if not problem and one in seen.epoch_ends:
-                problem = known.contradiction_of_epoch(seen.epoch_ends[one])
+    for one in cluster_state.logs.keys() & cluster_state.committed.keys():
+        decoded = cluster_state.committed[one].decoded_metadata
+        offset_map, problem = decoded.offset_map, decoded.problem
+        if offset_map is not None:
+            topic_id = cluster_state.topic_ids.get(one.topic, "")
+            problem = offset_map.contradiction(topic_id, cluster_state.logs[one].end)
+            if not problem and one in cluster_state.epoch_ends:
+                problem = offset_map.contradiction_of_epoch(cluster_state.epoch_ends[one])
         if problem:
             problems[one] = problem
-        elif known is not None:
-            maps[one] = known
+        elif offset_map is not None:
+            maps[one] = offset_map
     return maps, problems
 
 
 def start_offsets_after(
     store: SparkOffsetStore,
     start_offsets: StartOffsets,
-    at: Mapping[TopicPartition, int],
+    next_offsets: Mapping[TopicPartition, int],
     config: ConsumerConfig,
     observer: Observer,
 ) -> StartOffsets | None:
-    """Return start offsets from which a run can continue; None if each log still contains its offset in ``at``.
+    """Return new start offsets of a run if retention has deleted offsets that the run would read next, or None.
 
-    If retention has deleted records that the run had not read yet, partitions continue as ``auto_offset_reset`` says.
+    Partitions whose next offset was deleted continue at ``auto_offset_reset``.
 
     Args:
-        store: looks up the logs as they are now.
-        start_offsets: start of the run.
-        at: next offset to read of each partition.
+        store: store that looks up the current logs.
+        start_offsets: start offsets of the run.
+        next_offsets: next offset to read of each partition.
         config: configuration with ``auto_offset_reset``.
         observer: receiver of events about resets.
 
     Raises:
-        OffsetOutOfRangeError: a log does not contain the run's offset, and ``auto_offset_reset="none"``.
+        OffsetOutOfRangeError: a log does not contain the next offset, and ``auto_offset_reset="none"``.
     """
     logs = store.logs(start_offsets.logs.keys())
-    if all(logs[one].begin <= offset <= logs[one].end for one, offset in at.items()):
+    if all(logs[one].begin <= offset <= logs[one].end for one, offset in next_offsets.items()):
         return None
-    seen = ClusterState("", {}, logs, start_offsets.found, store.epoch_ends(start_offsets.found))
-    found = start_offsets_of(store, seen, config, observer, overrides=at)
-    return replace(found, lost=start_offsets.lost + found.lost)
+    committed = start_offsets.committed
+    cluster_state = ClusterState("", {}, logs, committed, store.epoch_ends(committed))
+    restart = start_offsets_of(store, cluster_state, config, observer, overrides=next_offsets)
+    return replace(restart, lost=start_offsets.lost + restart.lost)
 
 
 def ends_at(store: SparkOffsetStore, start_offsets: StartOffsets, until: Until) -> Offsets:
     """Return the offset at which a run ends in each partition.
 
-    It is never before the partition's start offset or after the end of its log. A partition that ``until`` does not
-    name is not read: it ends at its start offset.
+    The end is never before the partition's start offset or after the end of its log. If ``until`` is a mapping that
+    lacks a partition, the partition ends at its start offset, so it is not read.
 
     Raises:
         ConfigurationError: ``until`` names an unknown partition.
     """
     if until == "now":
-        wanted = {one: log.end for one, log in start_offsets.logs.items()}
+        ends = {one: log.end for one, log in start_offsets.logs.items()}
     else:
-        wanted = _resolved(store, until, list(start_offsets.at), start_offsets.logs, "until")
+        ends = _offsets_of(store, until, list(start_offsets.offsets), start_offsets.logs, "until")
     return {
-        one: max(offset, min(wanted.get(one, offset), start_offsets.logs[one].end))
-        for one, offset in start_offsets.at.items()
+        one: max(start, min(ends.get(one, start), start_offsets.logs[one].end))
+        for one, start in start_offsets.offsets.items()
     }
 
 
-def _by_policy(store: SparkOffsetStore, policy: object, logs: Mapping[TopicPartition, LogBounds]) -> Offsets:
-    """Return the start offset of each log by ``auto_offset_reset``; no offsets for ``"none"``."""
+def _reset_offsets(store: SparkOffsetStore, policy: object, logs: Mapping[TopicPartition, LogBounds]) -> Offsets:
+    """Return the start offset of each log by the ``auto_offset_reset`` ``policy``; no offsets for ``"none"``."""
     match policy:
         case "none":
             return {}
@@ -191,25 +198,28 @@ def _by_policy(store: SparkOffsetStore, policy: object, logs: Mapping[TopicParti
         case "latest":
             return {one: log.end for one, log in logs.items()}
         case dt.timedelta():
-            return _since(store, dt.datetime.now(dt.UTC) - policy, logs)
+            return _offsets_at_time(store, dt.datetime.now(dt.UTC) - policy, logs)
         case _:
-            return _since(store, cast("dt.datetime | int", policy), logs)
+            return _offsets_at_time(store, cast("dt.datetime | int", policy), logs)
 
 
-def _since(store: SparkOffsetStore, moment: dt.datetime | int, logs: Mapping[TopicPartition, LogBounds]) -> Offsets:
+def _offsets_at_time(
+    store: SparkOffsetStore, time: dt.datetime | int, logs: Mapping[TopicPartition, LogBounds]
+) -> Offsets:
     """Return the offset of each log's first record at or after a time; if there is none, the end of the log."""
-    time_ms = int(moment.timestamp() * 1000) if isinstance(moment, dt.datetime) else moment
-    found = store.at(dict.fromkeys(logs, time_ms))
+    time_ms = int(time.timestamp() * 1000) if isinstance(time, dt.datetime) else time
+    found = store.offsets_at(dict.fromkeys(logs, time_ms))
     return {one: logs[one].end if offset < 0 else offset for one, offset in found.items()}
 
 
-def _resolved(
+def _offsets_of(
     store: SparkOffsetStore,
     moment: Since | Until,
     partitions: Collection[TopicPartition],
     logs: Mapping[TopicPartition, LogBounds],
     name: str,
 ) -> Offsets:
+    """Return the offset of each partition at a moment; ``name`` is that of the argument, for errors."""
     match moment:
         case None:
             return {}
@@ -223,11 +233,12 @@ def _resolved(
                 )
             return offsets
         case dt.datetime(tzinfo=dt.tzinfo()) | int() if not isinstance(moment, bool):
-            return _since(store, moment, logs)
+            return _offsets_at_time(store, moment, logs)
         case _:
+            word = "earliest" if name == "since" else "now"
             raise ConfigurationError(
-                f"{name} must be a datetime with a time zone, milliseconds since 1970, or offsets by partition, not"
-                f" {moment!r}"
+                f"{name} must be a datetime with a time zone, milliseconds since 1970, a mapping of TopicPartition to"
+                f" offset, or {word!r}, not {moment!r}"
             )
 
 

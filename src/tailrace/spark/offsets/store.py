@@ -1,8 +1,9 @@
 """Requests of the driver to Kafka for metadata, offsets and commits.
 
-Offsets are committed without a membership, so the coordinator rejects a commit while the group has a live member.
-Offsets are moved backward only with ``may_go_back``. A member that has joined and left between two requests is detected
-by its commits: if the group's offsets differ from those last read or committed here, no more offsets are committed.
+The driver is no member of the group, so the coordinator rejects its commits while the group has a live member. A commit
+moves an offset backward only with ``may_go_back``. A member that has joined and left between two requests of the driver
+is detected by its commits: if the group's offsets differ from those that the driver read or committed last, it commits
+no more offsets.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from tailrace.records import TopicPartition
 from tailrace.spark.loop_thread import LoopThread
 from tailrace.spark.offsets.ranges import Offsets
 
-__all__ = ["ClusterState", "LogBounds", "PartitionCommit", "SparkOffsetStore", "commit_metadata", "remaining"]
+__all__ = ["ClusterState", "LogBounds", "PartitionCommit", "SparkOffsetStore", "commit_metadata", "remaining_map"]
 
 _MEMBER_JOINED = {
     ErrorCode.UNKNOWN_MEMBER_ID,
@@ -59,8 +60,9 @@ _MEMBER_JOINED = {
     ErrorCode.STALE_MEMBER_EPOCH,
 }
 _OPERATION = "running its handlers on Spark"
+"""Operation that the error for a group with live members names."""
 _MIN_LIMIT_FOR_TEXT = 256
-"""Smallest limit of metadata at which the commits carry a text."""
+"""Smallest limit of the metadata's size at which commits contain a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +79,16 @@ class ClusterState:
 
     Attributes:
         cluster_id: id of the cluster; empty if the brokers have none.
-        topics: ids of the topics to read; empty if the brokers have none.
-        logs: bounds of the logs by partition.
-        found: committed offsets of the group.
-        epoch_ends: for each offset map in ``found``, the end offset of the leader epoch recorded in the map.
+        topic_ids: id of each topic to read; empty if the brokers have none.
+        logs: bounds of the log of each partition to read.
+        committed: committed offsets of the group.
+        epoch_ends: end offset of the leader epoch of each offset map in ``committed``.
     """
 
     cluster_id: str
-    topics: Mapping[str, str]
+    topic_ids: Mapping[str, str]
     logs: Mapping[TopicPartition, LogBounds]
-    found: Mapping[TopicPartition, GroupOffset]
+    committed: Mapping[TopicPartition, GroupOffset]
     epoch_ends: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
@@ -95,30 +97,31 @@ class PartitionCommit:
     """Commit of one partition."""
 
     offset: int
-    done: OffsetMap | None = None
+    offset_map: OffsetMap | None = None
     """Offset map of records finished after the offset."""
 
 
-def remaining(done: OffsetMap | None, offset: int) -> OffsetMap | None:
-    """Return the part of an offset map from ``offset`` on."""
-    return None if done is None else done.from_offset(offset)
+def remaining_map(offset_map: OffsetMap | None, offset: int) -> OffsetMap | None:
+    """Return the part of an offset map from ``offset`` on; None if nothing is left."""
+    return None if offset_map is None else offset_map.from_offset(offset)
 
 
 def commit_metadata(commit: PartitionCommit, text: str, limit: int, writer: str) -> EncodedMetadata:
-    """Encode the offset map, ``text`` and ``writer`` in at most ``limit`` bytes.
+    """Encode the offset map of a commit, ``text`` and ``writer`` in at most ``limit`` bytes.
 
-    If they do not fit, the text is left out, then the writer as well, and at last the offset map instead of both.
+    If they do not fit, the text is left out; if that is not enough, the writer, too. If the offset map alone does not
+    fit, the map is left out and the others are encoded.
     """
     text = text if limit >= _MIN_LIMIT_FOR_TEXT else ""
     for kept_text, kept_writer in ((text, writer), ("", writer), ("", "")):
-        encoded = encode_metadata(commit.done, kept_text, limit, writer=kept_writer)
+        encoded = encode_metadata(commit.offset_map, kept_text, limit, writer=kept_writer)
         if not encoded.is_map_dropped:
             return encoded
     return replace(encode_metadata(None, text, limit, writer=writer), is_map_dropped=True)
 
 
 class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
-    """Committed offsets of one group, and the metadata and offsets of its topics.
+    """Committed offsets of one group, and metadata and offsets of its topics, for synchronous callers.
 
     Args:
         config: configuration of the connection.
@@ -134,12 +137,12 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         self._timeout_s = config.default_api_timeout_ms / 1000
         self._is_open = True
         self._commit_lock = asyncio.Lock()
-        self._known: dict[TopicPartition, set[tuple[int, str]]] = {}
-        """Offset and metadata read or committed last; two entries if the outcome of a commit is unknown."""
-        self._topics: dict[str, UUID] = {}
+        self._expected: dict[TopicPartition, set[tuple[int, str]]] = {}
+        """Offset and metadata that were read or committed last; several pairs if the result of a commit is unknown."""
+        self._topic_ids: dict[str, UUID] = {}
         """Topic ids at the last call of ``cluster_state``."""
-        self._maps: Mapping[TopicPartition, OffsetMap] = {}
-        """Offset maps by which records are skipped."""
+        self._watched_maps: Mapping[TopicPartition, OffsetMap] = {}
+        """Offset maps set by ``watch_maps``, except those that lie completely before a committed offset."""
         try:
             self._thread.call(self._cluster.reach(config.start_timeout_ms / 1000))
         except BaseException:
@@ -155,7 +158,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         self.close()
 
     def close(self) -> None:
-        """Close the connections and stop the thread; do nothing if closed already."""
+        """Close the connections and stop the thread; do nothing if the store is closed already."""
         if self._is_open:
             self._is_open = False
 
@@ -167,7 +170,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
 
     @property
     def now(self) -> float:
-        """Monotonic time in seconds."""
+        """Time of the event loop in seconds, which is monotonic."""
         return self._thread.loop.time()
 
     # ---- queries -----------------------------------------------------------------------------------------------
@@ -181,14 +184,14 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         self._thread.call(self._check_idle())
 
     def check_unchanged(self) -> None:
-        """Check that the group has no live members, and that no other client has committed since the last commit here.
+        """Check that the group has no live members, and that no other client has committed since the driver has.
 
-        Otherwise the records that members handled would be handled again.
+        Without this check, records that members have handled would be handled again.
 
         Raises:
             GroupNotEmptyError: the group has live members.
             CommitFailedError: the group's offsets were changed by another client.
-            TailraceError: a topic was recreated, or a log was truncated below the records of an offset map.
+            TailraceError: a topic was recreated, or a log was truncated below the end of a watched offset map.
         """
         self._thread.call(self._check_unchanged())
 
@@ -200,15 +203,15 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         """
         partitions = self.partitions(topics, patterns)
         topology = self._cluster.topology
-        ids = self._topics = {one.topic: topology.topic_id(one.topic) for one in partitions}
+        topic_ids = self._topic_ids = {one.topic: topology.topic_id(one.topic) for one in partitions}
         # Committed offsets are read first, so that none of them is after the end of a log that is read later.
-        found = self.committed(partitions)
+        committed = self.committed(partitions)
         return ClusterState(
             topology.cluster_id or "",
-            {topic: "" if one == NO_TOPIC_ID else str(one) for topic, one in ids.items()},
+            {topic: "" if topic_id == NO_TOPIC_ID else str(topic_id) for topic, topic_id in topic_ids.items()},
             self.logs(partitions),
-            found,
-            self.epoch_ends(found),
+            committed,
+            self.epoch_ends(committed),
         )
 
     def partitions(self, topics: Collection[str], patterns: Sequence[Any]) -> list[TopicPartition]:
@@ -220,7 +223,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         return self._thread.call(self._partitions(topics, patterns))
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
-        """Return the group's committed offsets, and store them for ``check_unchanged`` and ``commit``."""
+        """Return the group's committed offsets, with which ``check_unchanged`` and ``commit`` compare later ones."""
         return self._thread.call(self._read_committed(partitions))
 
     def logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogBounds]:
@@ -231,28 +234,32 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         Raises:
             UnknownTopicError: a topic no longer exists.
         """
-        # Raises for a deleted topic; listing its offsets would wait for a leader.
+        # This raises for a deleted topic, whereas a request for its offsets would wait for a leader.
         self.partitions({one.topic for one in partitions}, ())
-        begins, ends = self.at(dict.fromkeys(partitions, EARLIEST)), self.at(dict.fromkeys(partitions, LATEST))
+        begins, ends = (
+            self.offsets_at(dict.fromkeys(partitions, EARLIEST)),
+            self.offsets_at(dict.fromkeys(partitions, LATEST)),
+        )
         return {one: LogBounds(begins[one], ends[one]) for one in partitions}
 
-    def at(self, times: Mapping[TopicPartition, int]) -> Offsets:
-        """Return for each partition the offset of the first record at or after a time in milliseconds; -1 if none."""
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Offsets:
+        """Return the offset of the first record at or after a time (milliseconds) in each partition; -1 without one."""
         found = self._thread.call(list_offsets(self._cluster, times, timeout_s=self._timeout_s))
         return {one: listed.offset for one, listed in found.items()}
 
-    def epoch_ends(self, found: Mapping[TopicPartition, GroupOffset]) -> Offsets:
-        """Return the end offsets of the leader epochs of the offset maps in these commits.
+    def epoch_ends(self, committed: Mapping[TopicPartition, GroupOffset]) -> Offsets:
+        """Return the end offset of the leader epoch of each offset map in these commits.
 
         Raises:
             TailraceError: a leader does not answer.
         """
-        maps = {one: known for one, at in found.items() if (known := at.decoded_metadata.offset_map) is not None}
+        decoded = {one: commit.decoded_metadata.offset_map for one, commit in committed.items()}
+        maps = {one: offset_map for one, offset_map in decoded.items() if offset_map is not None}
         return self._thread.call(self._epoch_ends(maps))
 
     def watch_maps(self, maps: Mapping[TopicPartition, OffsetMap]) -> None:
-        """Make later checks fail if a log was truncated below the records that its offset map covers."""
-        self._maps = maps
+        """Make ``check_unchanged`` and ``commit`` fail if a log was truncated below the end of its offset map."""
+        self._watched_maps = maps
 
     def members(self) -> int:
         """Return the number of live members of the group."""
@@ -280,17 +287,17 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
     def commit(
         self, offsets: Mapping[TopicPartition, PartitionCommit], text: str, *, may_go_back: bool = False
     ) -> None:
-        """Commit offsets; skip a partition whose committed offset is already higher.
+        """Commit offsets, except for partitions whose committed offset is already higher.
 
         Args:
             offsets: commits by partition.
             text: text in the metadata of the commits.
-            may_go_back: True to commit lower offsets as well, for logs that do not contain the committed offset.
+            may_go_back: True to commit lower offsets as well, because a log does not contain the committed offset.
 
         Raises:
             GroupNotEmptyError: a member joined the group.
             CommitFailedError: the commit was rejected, or the group's offsets were changed by another client.
-            TailraceError: a topic was recreated, or a log was truncated below the records of an offset map.
+            TailraceError: a topic was recreated, or a log was truncated below the end of a watched offset map.
             BrokerConnectionError: the coordinator does not answer in time.
         """
         self._thread.call(self._commit(offsets, text, may_go_back=may_go_back))
@@ -308,43 +315,43 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         await self._check_idle()
         await self._check_logs()
         async with self._commit_lock:
-            if self._known:
-                self._check_known(await self._committed(self._known))
+            if self._expected:
+                self._check_expected(await self._committed(self._expected))
 
     async def _check_logs(self) -> None:
-        """Check topic ids and leader epochs: Spark reads by topic name, and would read a recreated topic's records."""
-        await partitions_of(self._cluster, self._topics, timeout_s=self._timeout_s)
-        for name, known in self._topics.items():
-            found = self._cluster.topology.topic_id(name)
-            if NO_TOPIC_ID not in {known, found} and known != found:
-                raise _recreated(name)
-        for partition, end in (await self._epoch_ends(self._maps)).items():
-            if reason := self._maps[partition].contradiction_of_epoch(end):
+        """Check topic ids, because Spark would read a recreated topic of the same name, and leader epochs."""
+        await partitions_of(self._cluster, self._topic_ids, timeout_s=self._timeout_s)
+        for name, topic_id in self._topic_ids.items():
+            current = self._cluster.topology.topic_id(name)
+            if NO_TOPIC_ID not in {topic_id, current} and topic_id != current:
+                raise _recreated_error(name)
+        for partition, end in (await self._epoch_ends(self._watched_maps)).items():
+            if reason := self._watched_maps[partition].contradiction_of_epoch(end):
                 raise TailraceError(
                     f"the log of {partition} was truncated: {reason} - start again to handle the records it has now"
                 )
 
     async def _epoch_ends(self, maps: Mapping[TopicPartition, OffsetMap]) -> Offsets:
-        epochs = {one: known.leader_epoch for one, known in maps.items() if known.leader_epoch >= 0}
+        epochs = {one: offset_map.leader_epoch for one, offset_map in maps.items() if offset_map.leader_epoch >= 0}
         return await epoch_end_offsets(self._cluster, epochs, timeout_s=self._timeout_s) if epochs else {}
 
     async def _read_committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
         async with self._commit_lock:
-            found = await self._committed(partitions)
-            self._known = {one: {(at.offset, at.metadata)} for one, at in found.items()}
-            return found
+            committed = await self._committed(partitions)
+            self._expected = {one: {(commit.offset, commit.metadata)} for one, commit in committed.items()}
+            return committed
 
     async def _committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
         return await committed_offsets(
             self._cluster, self.group_id, list(partitions), stable=True, timeout_s=self._timeout_s
         )
 
-    def _check_known(self, found: Mapping[TopicPartition, GroupOffset]) -> None:
-        """Raise if another client has committed; a missing offset has expired, which is no change."""
-        for one, known in self._known.items():
-            if one in found and (found[one].offset, found[one].metadata) not in known:
+    def _check_expected(self, committed: Mapping[TopicPartition, GroupOffset]) -> None:
+        """Check that no other client has committed; an offset that is missing has expired, which is no change."""
+        for one, expected in self._expected.items():
+            if one in committed and (committed[one].offset, committed[one].metadata) not in expected:
                 raise CommitFailedError(
-                    f"another client committed offset {found[one].offset} of {one} for group {self.group_id!r}"
+                    f"another client committed offset {committed[one].offset} of {one} for group {self.group_id!r}"
                     " - start again to continue from there"
                 )
 
@@ -370,8 +377,8 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
     async def _commit_locked(
         self, offsets: Mapping[TopicPartition, PartitionCommit], text: str, *, may_go_back: bool
     ) -> None:
-        before = await self._committed(offsets.keys() | self._known.keys())
-        self._check_known(before)
+        before = await self._committed(offsets.keys() | self._expected.keys())
+        self._check_expected(before)
         forward = {
             one: commit
             for one, commit in offsets.items()
@@ -381,16 +388,16 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
             return
         metadata = {one: self._metadata(one, commit, text) for one, commit in forward.items()}
         for one, commit in forward.items():
-            self._known.setdefault(one, set()).add((commit.offset, metadata[one]))
-        what = f"committing offsets of group {self.group_id!r}"
+            self._expected.setdefault(one, set()).add((commit.offset, metadata[one]))
+        what, topic_ids = f"committing offsets of group {self.group_id!r}", self._topic_ids
         entries = [
-            CommitOffset(*one, commit.offset, metadata=metadata[one], topic_id=self._topics.get(one.topic, NO_TOPIC_ID))
+            CommitOffset(*one, commit.offset, metadata=metadata[one], topic_id=topic_ids.get(one.topic, NO_TOPIC_ID))
             for one, commit in forward.items()
         ]
         try:
             codes = await commit_offsets(self._cluster, self.group_id, entries, timeout_s=self._timeout_s, what=what)
         except TopicRecreatedError as error:
-            raise _recreated(error.partitions[0].topic) from error
+            raise _recreated_error(error.partitions[0].topic) from error
         if _MEMBER_JOINED & set(codes.values()):
             await self._check_idle()
             raise CommitFailedError(
@@ -399,8 +406,12 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         for one in forward:
             if code := codes[one]:
                 raise CommitFailedError(str(broker_error(code, f"{what}: {one}")))
-        self._known |= {one: {(commit.offset, metadata[one])} for one, commit in forward.items()}
-        self._maps = {one: known for one, known in self._maps.items() if one not in offsets or offsets[one].done}
+        self._expected |= {one: {(commit.offset, metadata[one])} for one, commit in forward.items()}
+        self._watched_maps = {
+            one: offset_map
+            for one, offset_map in self._watched_maps.items()
+            if one not in offsets or offsets[one].offset_map
+        }
         self._observer.emit(OffsetsCommitted(self.group_id, {one: commit.offset for one, commit in forward.items()}))
 
     def _metadata(self, partition: TopicPartition, commit: PartitionCommit, text: str) -> str:
@@ -412,7 +423,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         return encoded.text
 
 
-def _recreated(topic: str) -> TailraceError:
+def _recreated_error(topic: str) -> TailraceError:
     return TailraceError(
         f"topic {topic!r} was recreated, so its offsets belong to other records"
         " - start again to read the new topic by auto_offset_reset"

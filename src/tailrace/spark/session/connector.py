@@ -1,7 +1,7 @@
 """Jars of Spark's Kafka connector for the installed pyspark, without those that Spark ships.
 
-``jgo`` downloads them once, in Python, into the user's cache folder, and Spark gets them as files. Spark's own download
-(Ivy) runs in Java: with the JRE of a wheel, it would trust only the certificates that come with that JRE.
+``jgo`` downloads the jars once, in Python, into the user's cache folder, and Spark gets them as files. Spark's own
+download (Ivy) runs in Java: with the JRE of a wheel, it would trust only the certificates that come with that JRE.
 """
 
 from __future__ import annotations
@@ -20,50 +20,51 @@ MEGABYTES = 70
 """Approximate size of the connector's jars and their dependencies."""
 
 _GROUP = "org.apache.spark"
-_TOKENS = f"{_GROUP}:spark-token-provider-kafka-0-10_2.13"
+_TOKEN_PROVIDER = f"{_GROUP}:spark-token-provider-kafka-0-10_2.13"
 _CONNECTOR = f"{_GROUP}:spark-sql-kafka-0-10_2.13"
 _OLDEST = "4.0.0"
+"""Oldest version with a connector that is used here."""
 _NEWEST = "4.2.0"
-"""Newest minor version that is known to have a connector; pyspark may be newer."""
+"""Newest version that is known to have a connector; the installed pyspark may be newer."""
 
-_ARTIFACT = re.compile(r"-\d[\w.]*(-[A-Za-z]+)?\.jar$")
+_VERSION_OF_JAR = re.compile(r"-\d[\w.]*(-[A-Za-z]+)?\.jar$")
 
 
 def candidates(version: str) -> list[tuple[str, ...]]:
-    """Return Maven coordinates of connectors for this version of Spark, the best first.
+    """Return the Maven coordinates of connectors that work with this version of Spark, the best first.
 
-    The first is the connector of the same version. The others also work: those of the ``.0`` releases of this minor
-    version and of each earlier one. The token provider has not changed since 4.0, and some mirrors have only that
-    version.
+    The best is the connector of the same version. The others are those of the ``.0`` releases of the same and of each
+    earlier minor version. Each connector occurs twice: the second time with the token provider of 4.0, which has not
+    changed since, because some mirrors have only that version.
     """
     major, minor = _minor_of(version)
     versions = dict.fromkeys((version, *(f"{major}.{one}.0" for one in range(minor, -1, -1))))
     connectors = [f"{_CONNECTOR}:{one}" for one in versions]
-    return [(one, *tokens) for one in connectors for tokens in ((), (f"{_TOKENS}:{_OLDEST}",))]
+    return [(one, *tokens) for one in connectors for tokens in ((), (f"{_TOKEN_PROVIDER}:{_OLDEST}",))]
 
 
 def package_for(version: str) -> str:
-    """Return the connector's Maven coordinates to recommend for a session that the user configures."""
+    """Return the Maven coordinates of the connector that errors recommend to users who configure their session."""
     return f"{_CONNECTOR}:{version if _minor_of(version) <= _minor_of(_NEWEST) else _NEWEST}"
 
 
 def is_submitted() -> bool:
-    """Return True if ``spark-submit`` runs this program, so that Java and its jars are already fixed."""
+    """Return True if ``spark-submit`` runs this program, and has chosen Java and the jars already."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def is_connector_cached(version: str) -> bool:
-    """Return True if the jars for this pyspark were downloaded before."""
+    """Return True if the jars for this version of pyspark were downloaded before."""
     return _record_of(version).exists()
 
 
 def connector_jars(version: str, shipped: Iterable[str], progress: Progress | None = None) -> list[Path]:
-    """Return the jars to pass to Spark, downloading them if necessary.
+    """Return the jars to pass to Spark; download them if they are not in the cache folder.
 
     Args:
         version: version of pyspark.
         shipped: file names of the jars that Spark ships.
-        progress: function called with the numbers of finished and all files during the download.
+        progress: function called during the download with the number of finished files and of all files.
 
     Raises:
         ConfigurationError: there is no connector for this version, or Maven Central does not answer.
@@ -71,8 +72,8 @@ def connector_jars(version: str, shipped: Iterable[str], progress: Progress | No
     record = _record_of(version)
     choices = candidates(version)
     if record.exists():
-        found = tuple(record.read_text(encoding="utf-8").split())
-        choices = [found, *(one for one in choices if one != found)]
+        recorded = tuple(record.read_text(encoding="utf-8").split())
+        choices = [recorded, *(one for one in choices if one != recorded)]
     failures: list[str] = []
     for coordinates in choices:
         try:
@@ -84,7 +85,7 @@ def connector_jars(version: str, shipped: Iterable[str], progress: Progress | No
         present = {_artifact(name) for name in shipped}
         return [jar for jar in jars if _artifact(jar.name) not in present]
     raise ConfigurationError(
-        f"no Kafka connector for Spark {version}: {failures[-1]} - or create the session yourself with"
+        f"no Kafka connector for Spark {version}: {failures[-1]} - or create the session yourself, with"
         f" spark.jars.packages={package_for(version)}"
     )
 
@@ -95,9 +96,10 @@ def _minor_of(version: str) -> tuple[int, int]:
 
 
 def _record_of(version: str) -> Path:
-    """Return the file that records the coordinates found for a version of pyspark."""
+    """Return the file that keeps the coordinates with which the last download for this version succeeded."""
     return cache_folder() / f"spark-connector-{version}"
 
 
 def _artifact(name: str) -> str:
-    return _ARTIFACT.sub("", name)
+    """Return the name of a jar without its version."""
+    return _VERSION_OF_JAR.sub("", name)

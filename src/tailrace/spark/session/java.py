@@ -1,7 +1,7 @@
 """Selection of the Java that runs Spark: an installed one that Spark supports, or the JRE of a wheel.
 
-Spark 4 requests the module ``jdk.incubator.vector``, which a small JRE lacks and Spark does not need. Such a Java is
-started through a launcher that removes the argument.
+Spark 4 starts Java with an argument for the module ``jdk.incubator.vector``, which Spark does not need and a small JRE
+lacks. Java without the module is started by a launcher that removes this argument.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tailrace.errors import ConfigurationError, KafkaNotAvailableError
 __all__ = ["java_home"]
 
 _NEWEST = {"4.0": 22, "4.1": 22}
-"""Newest Java that a minor version of Spark supports: its Hadoop calls ``Subject.getSubject``, which fails on 23."""
+"""Newest Java that a minor version of Spark supports: its Hadoop calls ``Subject.getSubject``, which fails in Java 23."""
 
 _MODULE = "jdk.incubator.vector"
 
 _LAUNCHER = """\
 #!/bin/sh
-# Removes the argument for a module that this Java lacks and Spark does not need.
+# Removes the argument for a module that Spark does not need and this Java lacks.
 for argument do
     shift
     [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
@@ -65,7 +65,7 @@ def _with_launcher(java: Path) -> Path:
     launcher = home / "bin" / "java"
     if not launcher.exists():
         launcher.parent.mkdir(parents=True, exist_ok=True)
-        # Replaced atomically: several processes may do this at once.
+        # Several processes may write the launcher at the same time, so the file is replaced atomically.
         draft = launcher.with_name(f"java.{os.getpid()}")
         draft.write_text(_LAUNCHER.format(module=_MODULE, java=shlex.quote(str(java))), encoding="utf-8")
         draft.chmod(0o755)

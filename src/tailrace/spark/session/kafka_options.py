@@ -1,6 +1,6 @@
 """Translation of an app's options to those of Spark's Kafka source, a Java client.
 
-An option without a counterpart in Java is refused and never ignored.
+An option that has no counterpart in Java raises an error; it is never ignored.
 """
 
 from __future__ import annotations
@@ -20,30 +20,36 @@ if TYPE_CHECKING:
 
 __all__ = ["check_source", "check_source_options", "source_options", "way_to_connector"]
 
-_OURS = {
+_RESERVED = {
     "assign", "failondataloss", "includeheaders", "kafka.bootstrap.servers", "kafka.group.id", "kafka.isolation.level",
     "subscribe", "subscribepattern",
 }  # fmt: skip
+"""Options that the pipeline sets, in lower case."""
 _RANGE_PREFIXES = ("starting", "ending")
-"""Prefixes of all options for the range to read; Spark prefers those by timestamp to those by offset."""
-_SPLITTING = {"minpartitions", "maxrecordsperpartition"}
+"""Prefixes of all options for the range to read, which the pipeline sets by offset.
+
+Spark prefers the options with a timestamp to those with an offset.
+"""
+_ORDER_BREAKING = {"minpartitions", "maxrecordsperpartition"}
+"""Options by which several tasks read one partition."""
 
 _STREAM_ONLY = {"maxoffsetspertrigger", "maxtriggerdelay", "minoffsetspertrigger"}
-"""Options for which Spark logs a warning when it reads a batch."""
+"""Options of streams, for which Spark logs a warning when it reads without a stream."""
 
-_LOGIN = {
+_LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+"""Java class of the login module by SASL mechanism."""
 
 
-def source_options(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:
+def source_options(config: ConsumerConfig, user_options: Mapping[str, str]) -> dict[str, str]:
     """Return the options of Spark's Kafka source for connection, security and isolation level.
 
     Args:
         config: configuration of the app.
-        more: options of the user, which override the others.
+        user_options: options of Spark's Kafka source from the user, which override the others.
 
     Raises:
         ConfigurationError: an option of the app has no counterpart in Java.
@@ -58,27 +64,31 @@ def source_options(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str,
     if config.security_protocol != "PLAINTEXT":
         options["kafka.security.protocol"] = config.security_protocol
     if config.security_protocol in {"SSL", "SASL_SSL"}:
-        options |= _tls(config, more)
+        options |= _tls(config, user_options)
     if config.security_protocol in {"SASL_PLAINTEXT", "SASL_SSL"}:
-        options |= _sasl(config, more)
-    return {**options, **more}
+        options |= _sasl(config, user_options)
+    return {**options, **user_options}
 
 
-def check_source_options(more: Mapping[str, str], *, keeps_order: bool) -> None:
-    """Refuse options that the pipeline sets itself, and those that break the order of records.
+def check_source_options(user_options: Mapping[str, str], *, keeps_order: bool) -> None:
+    """Check that the user sets no option that the pipeline sets, and none that breaks the order of records.
+
+    Args:
+        user_options: options of Spark's Kafka source from the user.
+        keeps_order: True if a handler needs its records in order.
 
     Raises:
-        ConfigurationError: there is such an option; the message names it.
+        ConfigurationError: an option cannot be set; the message names it.
     """
-    for name in more:
-        if name.lower() in _OURS or name.lower().startswith(_RANGE_PREFIXES):
+    for name in user_options:
+        if name.lower() in _RESERVED or name.lower().startswith(_RANGE_PREFIXES):
             raise ConfigurationError(
                 f"{name!r} cannot be set: the pipeline sets it from the app, its group and auto_offset_reset"
-                " - change the options of the app"
+                " - remove it, and change the options of the app instead"
             )
-        if keeps_order and name.lower() in _SPLITTING:
+        if keeps_order and name.lower() in _ORDER_BREAKING:
             raise ConfigurationError(
-                f"{name!r} reads a partition in several tasks at once, which breaks the order of the handler's records"
+                f"{name!r} lets several tasks read one partition, which breaks the order of the handler's records"
                 ' - use parallelism=, which keeps the order, or order_by="none"'
             )
 
@@ -87,13 +97,13 @@ def check_source(spark: SparkSession, options: Mapping[str, str], source: str = 
     """Check that the session has Spark's Kafka connector, and that the connector accepts the options.
 
     Raises:
-        ConfigurationError: it has not, or does not; the message has the connector's name or Spark's message.
+        ConfigurationError: the session has no connector, or the connector rejects an option.
     """
     from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415 - an extra
 
     java_error: Any = import_module("py4j.protocol").Py4JJavaError  # untyped
     try:
-        # load() only checks the options: it sends no request to a broker.
+        # load() only checks the options, and sends no request to a broker.
         batch_options = {name: value for name, value in options.items() if name.lower() not in _STREAM_ONLY}
         spark.read.format(source).options(**batch_options).option("subscribe", "any").load()
     except (AnalysisException, java_error) as error:
@@ -107,25 +117,25 @@ def check_source(spark: SparkSession, options: Mapping[str, str], source: str = 
 
 
 def way_to_connector(version: str) -> str:
-    """Return how to start Spark with its Kafka connector, which cannot be added to a running session."""
+    """Return advice how to start Spark with its Kafka connector, which cannot be added to a running session."""
     package = package_for(version)
     if is_submitted():
         return f"run spark-submit --packages {package}, or pass its jars with --jars"
     return (
-        "stop it and call tailrace.spark.spark_session() before any other session is created, or create yours with"
-        f" spark.jars.packages={package}"
+        "stop it, and call tailrace.spark.spark_session() before another session is created, or create your session"
+        f" with spark.jars.packages={package}"
     )
 
 
-def _tls(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:
-    if config.ssl_context is not None and not any(name.startswith("kafka.ssl.") for name in more):
+def _tls(config: ConsumerConfig, user_options: Mapping[str, str]) -> dict[str, str]:
+    if config.ssl_context is not None and not any(name.startswith("kafka.ssl.") for name in user_options):
         raise ConfigurationError(
             "ssl_context is a Python object, which Spark's Java client cannot use"
             " - set ssl_cafile, ssl_certfile and ssl_keyfile, or options={'kafka.ssl.truststore.location': ...}"
         )
     options: dict[str, str] = {}
     if config.ssl_cafile is not None:
-        # The content and not the path: executors may lack the file.
+        # The contents are passed instead of the path, because executors may lack the file.
         options |= {
             "kafka.ssl.truststore.type": "PEM",
             "kafka.ssl.truststore.certificates": _read("ssl_cafile", config.ssl_cafile),
@@ -145,20 +155,20 @@ def _tls(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def _sasl(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:
+def _sasl(config: ConsumerConfig, user_options: Mapping[str, str]) -> dict[str, str]:
     options: dict[str, str] = {"kafka.sasl.mechanism": config.sasl_mechanism}
     if config.sasl_mechanism == "GSSAPI":
         options["kafka.sasl.kerberos.service.name"] = config.sasl_kerberos_service_name
-    module = _LOGIN.get(config.sasl_mechanism)
-    if module is None:
-        if "kafka.sasl.jaas.config" not in more:
+    login_module = _LOGIN_MODULES.get(config.sasl_mechanism)
+    if login_module is None:
+        if "kafka.sasl.jaas.config" not in user_options:
             raise ConfigurationError(
                 f"sasl_mechanism={config.sasl_mechanism!r} needs a JAAS configuration for Spark's Java client"
                 " - pass options={'kafka.sasl.jaas.config': ..., ...}"
             )
         return options
     user, password = _quoted(config.sasl_plain_username or ""), _quoted(config.sasl_plain_password or "")
-    options["kafka.sasl.jaas.config"] = f"{module} required username={user} password={password};"
+    options["kafka.sasl.jaas.config"] = f"{login_module} required username={user} password={password};"
     return options
 
 
@@ -174,7 +184,7 @@ def _read(name: str, path: str) -> str:
 
 
 def _pkcs8(key: str) -> str:
-    """Return the private key in PKCS #8, without other content of the file."""
+    """Return the private key in PKCS #8, without other contents of the file."""
     for kind in ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"):
         begin, end = f"-----BEGIN {kind}-----", f"-----END {kind}-----"
         if begin in key and end in key:

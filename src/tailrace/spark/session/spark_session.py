@@ -1,4 +1,4 @@
-"""Creation of a SparkSession that reads Kafka and runs handlers."""
+"""Creation of a SparkSession that can read from Kafka and run handlers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["spark_session"]
 
-_EXTRA = ("pyspark", "pyarrow", "pandas", "platformdirs", "filelock", "jgo")
-"""Packages of the extra, checked before the session is created."""
+_PACKAGES = ("pyspark", "pyarrow", "pandas", "platformdirs", "filelock", "jgo")
+"""Packages of the extra ``tailrace[spark]``, checked before the session is created."""
 
 _MASTER = "local[*,4]"
-"""Four attempts per task: with plain ``local[*]`` one crash of a Python worker ends a query."""
+"""All cores, and four attempts per task: with ``local[*]``, one crash of a Python worker would end a query."""
 
-_LOG = """\
+_LOG4J_PROPERTIES = """\
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -38,15 +38,15 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
-# Logged at every start.
+# A warning at each start that no native library was found.
 logger.native.name = org.apache.hadoop.util.NativeCodeLoader
 logger.native.level = error
-# Warnings about Spark's own options, for each micro-batch.
+# Warnings about options that Spark itself sets, for each batch.
 logger.admin.name = org.apache.kafka.clients.admin.AdminClientConfig
 logger.admin.level = error
 logger.consumer.name = org.apache.kafka.clients.consumer.ConsumerConfig
 logger.consumer.level = error
-# Adaptive execution, which streams do not support, and tasks of a stopped query.
+# Warnings that streams do not support adaptive execution, and about the tasks of a stopped query.
 logger.adaptive.name = org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream
 logger.adaptive.level = error
 logger.scheduler.name = org.apache.spark.scheduler.DAGScheduler
@@ -57,33 +57,37 @@ logger.uninterruptible.level = error
 
 
 def spark_session(app: App | None = None, **conf: object) -> SparkSession:
-    """Return the session of this process, or start one; used in ``with``, it is stopped at the end.
+    """Return the Spark session of this process, or start one; a ``with`` block stops the session at its end.
 
     A new session has Spark's Kafka connector, uses Arrow, runs handlers with this Python interpreter, and logs only
-    warnings and errors. Missing jars are downloaded, and Java is taken from a wheel if none is installed.
+    warnings and errors. Missing jars are downloaded. If no Java is installed, that of a wheel is used.
 
     Args:
-        app: app that names the session.
+        app: app after whose group the session is named.
         conf: Spark properties, such as ``**{"spark.executor.memory": "4g"}``, and ``master``, by default
-            ``local[*,4]``: all cores, and four attempts per task, as on a cluster. Any object is a value, as text.
+            ``local[*,4]``: all cores, and four attempts per task, as on a cluster. Values are converted to text.
 
     Raises:
         ConfigurationError: Spark is not installed or does not start, or there is no supported Java or no connector.
     """
-    for name in _EXTRA:
+    for name in _PACKAGES:
         if find_spec(name) is None:
             raise ConfigurationError(f"{name} is not installed - {install_hint('spark')}")
     import pyspark  # noqa: PLC0415 - an extra
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
-    given = {name: _text(value) for name, value in conf.items()}
-    master = given.pop("master", None) or given.pop("spark.master", None) or os.environ.get("MASTER") or _MASTER
-    if wrong := sorted(name for name in given if not name.startswith("spark.")):
-        raise ConfigurationError(f"{wrong[0]!r} is not a Spark property - use master= or a name that begins 'spark.'")
+    properties = {name: _text(value) for name, value in conf.items()}
+    master = (
+        properties.pop("master", None) or properties.pop("spark.master", None) or os.environ.get("MASTER") or _MASTER
+    )
+    if wrong := sorted(name for name in properties if not name.startswith("spark.")):
+        raise ConfigurationError(
+            f"{wrong[0]!r} is not a Spark property - use master=, or a name that begins with 'spark.'"
+        )
     shipped = [one.name for one in Path(pyspark.__file__).with_name("jars").glob("*.jar")]
     jars = [str(jar) for jar in connector_jars(pyspark.__version__, shipped)]
-    settings = {**_settings(is_local=master.startswith("local")), **given}
-    settings["spark.jars"] = ",".join(filter(None, [*jars, given.get("spark.jars")]))
+    settings = {**_defaults(is_local=master.startswith("local")), **properties}
+    settings["spark.jars"] = ",".join(filter(None, [*jars, properties.get("spark.jars")]))
     builder = SparkSession.builder.master(master).appName(_name_of(app))
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -98,11 +102,11 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
         ) from error
 
 
-def _settings(*, is_local: bool) -> dict[str, str]:
+def _defaults(*, is_local: bool) -> dict[str, str]:
     log = cache_folder().parent / "spark" / "log4j2.properties"
     log.parent.mkdir(parents=True, exist_ok=True)
-    if not log.exists() or log.read_text(encoding="utf-8") != _LOG:
-        log.write_text(_LOG, encoding="utf-8")
+    if not log.exists() or log.read_text(encoding="utf-8") != _LOG4J_PROPERTIES:
+        log.write_text(_LOG4J_PROPERTIES, encoding="utf-8")
     settings = {
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log.as_uri()}",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -117,23 +121,23 @@ def _settings(*, is_local: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _environment(master: str, version: str) -> Iterator[None]:
-    """Set the environment variables that Spark reads at its start, except those that the user has set."""
+    """Set environment variables that Spark reads when it starts, unless the user has set them; then restore them."""
     variables = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if not is_submitted():
         variables["JAVA_HOME"] = str(java_home(version))
     if master.startswith("local"):
         variables["SPARK_LOCAL_IP"] = "127.0.0.1"
-    kept = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ.get(name) for name in variables}
     # java_home() has already considered the user's JAVA_HOME.
-    os.environ.update({name: value for name, value in variables.items() if name == "JAVA_HOME" or kept[name] is None})
+    os.environ.update({name: value for name, value in variables.items() if name == "JAVA_HOME" or before[name] is None})
     try:
         yield
     finally:
-        for name, before in kept.items():
-            if before is None:
+        for name, value in before.items():
+            if value is None:
                 os.environ.pop(name, None)
             else:
-                os.environ[name] = before
+                os.environ[name] = value
 
 
 def _name_of(app: App | None) -> str:

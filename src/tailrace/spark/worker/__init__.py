@@ -1,1 +1,1 @@
-"""Execution of handlers in Spark's Python workers."""
+"""Execution of an app's handlers in Spark's Python workers."""

@@ -1,7 +1,7 @@
-"""App in a Python worker of Spark, which handles the records of tasks.
+"""Running app in a Python worker of Spark, which handles the records of tasks.
 
-The app runs unchanged, with its lanes, retries, codecs, dependencies and producer, except that records come from Arrow
-batches, and that ``on_failure="pause"`` becomes ``"stop"``: a paused task would block the whole query.
+The app runs unchanged, with its lanes, retries, codecs, dependencies and producer, except that its records come from
+Arrow batches, and that ``on_failure="pause"`` becomes ``"stop"``: a paused task would block the whole query.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from operator import attrgetter
-from typing import cast
+from typing import TypeAlias, cast
 
 from tailrace.app.app import App
 from tailrace.app.declare.plan import BoundHandler, Plan
@@ -38,27 +38,30 @@ __all__ = ["AppRunner"]
 
 _offset = attrgetter("offset")
 
-Slice = tuple[TopicPartition, Sequence[Record]]
-Results = list[tuple[Record, object]]
+PartitionRecords: TypeAlias = tuple[TopicPartition, Sequence[Record]]
+Results: TypeAlias = list[tuple[Record, object]]
+"""Records, and the results of their handlers."""
 
 
 class AppRunner:
-    """App that handles tasks one after another.
+    """Runner of an app, which handles the records of one task after another.
 
     Args:
         app: app that is not started yet.
-        shipment: selection of its handlers.
+        shipment: shipment of the app, which names the handlers to run.
 
     Attributes:
-        closes: True if stopping the started app runs user code: the end of a provider, or ``on_stop``.
+        stop_runs_user_code: True if the stop of the started app runs user code: the rest of a generator that provides
+            a dependency, or an ``on_stop`` hook.
     """
 
     def __init__(self, app: App, shipment: Shipment) -> None:
         self._app, self._shipment = app, shipment
-        self.closes = False
+        self.stop_runs_user_code = False
         self._source = ArrowSource()
         self._counter = FailureCounter()
         self._results: dict[tuple[str, int, int], tuple[Record, object]] = {}
+        """Results by topic, partition and offset of the record."""
 
     async def start(self) -> None:
         """Start the app with the Arrow source: open its dependencies and producer.
@@ -67,7 +70,7 @@ class AppRunner:
             TailraceError: as ``App.start`` does.
         """
         substitute = KafkaSubstitute(
-            self._connect, self._open_producer, {}, (cast("Hook", self._counter),), self._adapted
+            self._connect, self._open_producer, {}, (cast("Hook", self._counter),), self._adapt_plan
         )
         with substitute_kafka(self._app, substitute):
             await self._app.start()
@@ -80,39 +83,41 @@ class AppRunner:
         """
         await self._app.stop()
 
-    async def handle(self, slices: Iterable[Slice], done: ShippedMaps) -> Results:
-        """Queue records, wait until there is room for more, and return the results so far.
+    async def handle(self, slices: Iterable[PartitionRecords], offset_maps: ShippedMaps) -> Results:
+        """Queue the unfinished records, wait until the app has room for more, and return results since the last call.
+
+        With a sink, wait until all of them are finished, because a record that fails has no result.
 
         Raises:
             TailraceError: a handler failed for good, or the app failed.
         """
         for partition, some in slices:
-            records = _unfinished(some, done.get(partition))
+            records = _unfinished(some, offset_maps.get(partition))
             self._counter.metrics.records += len(records)
             self._counter.metrics.already_finished += len(some) - len(records)
             if records:
                 self._source.put(partition, records)
-        # Results for a sink are returned only once their records can no longer fail.
-        await self._wait(settled=self._shipment.has_sink)
-        return self._take_results()
+        await self._wait(until_finished=self._shipment.has_sink)
+        return self._pop_results()
 
     async def finish(self) -> tuple[Results, TaskMetrics]:
-        """Wait until all records of the task are finished; return the remaining results and the task's metrics.
+        """Wait until all records of the task are finished; return the results since the last call and the metrics.
 
         Raises:
             TailraceError: a handler failed for good, or the app failed.
         """
-        await self._wait(settled=True)
+        await self._wait(until_finished=True)
         self._check_finished()
-        results, metrics = self._take_results(), self._counter.metrics
+        results, metrics = self._pop_results(), self._counter.metrics
         self._source.end_task()
         self._counter.metrics = TaskMetrics()
-        self._counter.failed.clear()
+        self._counter.failed_positions.clear()
         return results, metrics
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    async def _wait(self, *, settled: bool) -> None:
+    async def _wait(self, *, until_finished: bool) -> None:
+        """Wait until all queued records are delivered, or until all of them are finished."""
         running, source = running_of(self._app), self._source
         while True:
             source.changed.clear()
@@ -122,15 +127,15 @@ class AppRunner:
                     f"{group.waiting} records of group {group.group_id!r} failed and cannot be written to their"
                     " dead-letter topic - create the topic, and allow the app to write to it"
                 )
-            if source.is_empty and (not settled or group.is_settled):
+            if source.is_empty and (not until_finished or group.is_settled):
                 return
             await first_of(source.changed, running.is_over)
-            # The executor that reported the last record yields to the loop only after that.
+            # The executor that reported the last record has still to end its step of the event loop.
             await asyncio.sleep(0)
 
     def _check_finished(self) -> None:
-        """Check that each record is finished: an executor that has failed is idle, too."""
-        _ = self._group  # raises the error that ended the app
+        """Check that each record is finished. An idle app is no proof, because a failed one is idle, too."""
+        _ = self._group  # This raises the error that ended the app.
         if unfinished := [one for one in self._source.positions if one.finished != one.delivered]:
             raise TailraceError(
                 f"not all records of {unfinished[0].partition} were handled, so the batch is not committed"
@@ -155,8 +160,9 @@ class AppRunner:
         (group,) = running.groups
         return group
 
-    def _take_results(self) -> Results:
-        failed = self._counter.failed
+    def _pop_results(self) -> Results:
+        """Return the results of records that have not failed, and forget all results."""
+        failed = self._counter.failed_positions
         results = [one for position, one in self._results.items() if position not in failed]
         self._results.clear()
         return results
@@ -167,40 +173,42 @@ class AppRunner:
     def _open_producer(self) -> AbstractAsyncContextManager[Publisher]:
         return Producer(resolve(self._app.options))
 
-    def _adapted(self, plan: Plan) -> Plan:
-        chosen = {id(self._app.declared[number]) for number in self._shipment.numbers}
-        collecting = (cast("Middleware", self._collecting),) if self._shipment.has_sink else ()
+    def _adapt_plan(self, plan: Plan) -> Plan:
+        """Return the plan of the handlers to run, with the options that a task needs."""
+        selected = {id(self._app.declared[index]) for index in self._shipment.handler_indices}
+        collecting = (cast("Middleware", self._collect_results),) if self._shipment.has_sink else ()
         adapted_handlers: list[BoundHandler] = []
         for one in plan.by_group[self._shipment.group_id]:
             handler, resolved = one.handler, one.resolved
-            if id(handler) not in chosen:
+            if id(handler) not in selected:
                 continue
             if resolved.on_failure == "pause":
                 resolved = replace(resolved, on_failure="stop")
             if handler.batch is not None:
-                # No further records arrive within a task, so waiting for more is useless.
+                # The records of a task are queued already, so a batch must not wait for more.
                 handler = replace(handler, batch=replace(handler.batch, max_wait_ms=0))
             resolved = replace(resolved, middleware=(*collecting, *resolved.middleware))
             adapted_handlers.append(BoundHandler(handler, one.prepared, resolved))
         adapted = replace(plan, by_group={self._shipment.group_id: adapted_handlers})
-        self.closes = bool(adapted.stop_hooks) or any(one.closes for one in adapted.dependencies)
+        self.stop_runs_user_code = bool(adapted.stop_hooks) or any(one.closes for one in adapted.dependencies)
         return adapted
 
-    def _collecting(self, call: Handle) -> Handle:
+    def _collect_results(self, call: Handle) -> Handle:
+        """Return ``call``, wrapped so that its results are kept; this method is a middleware."""
         results = self._results
 
         async def collect(record: Record) -> object:
             result = await call(record)
             if result is not None:
-                # Keyed by position, so that a retried record has one result.
+                # A record that is retried keeps only its last result.
                 results[record.topic, record.partition, record.offset] = record, result
             return result
 
         return collect
 
 
-def _unfinished(records: Sequence[Record], done: OffsetMap | None) -> Sequence[Record]:
-    """Return the records that the offset map does not list as finished; they need not be sorted by offset."""
-    if done is None or not records or min(map(_offset, records)) >= done.limit:
+def _unfinished(records: Sequence[Record], offset_map: OffsetMap | None) -> Sequence[Record]:
+    """Return the records that the offset map does not list as finished; they may be in any order."""
+    if offset_map is None or not records or min(map(_offset, records)) >= offset_map.limit:
         return records
-    return [record for record in records if not done.is_finished(record.offset)]
+    return [record for record in records if not offset_map.is_finished(record.offset)]

@@ -1,4 +1,4 @@
-"""Source of an app in a Spark worker: slices of records of one task."""
+"""Source of an app in a Spark worker, which delivers the records of one task."""
 
 from __future__ import annotations
 
@@ -14,21 +14,27 @@ from tailrace.records import Record, TopicPartition
 
 __all__ = ["ArrowSource"]
 
-_WINDOW = 20_000
-"""Maximum number of records delivered and not finished: two of Spark's Arrow batches."""
+_MAX_IN_FLIGHT = 20_000
+"""Maximum number of delivered records that are not finished: two of Spark's Arrow batches."""
 
 
 class ArrowSource:
-    """Source of one handler group. It commits nothing: the driver commits a batch when Spark has finished the batch."""
+    """Source of one handler group.
+
+    It commits nothing, because the driver commits a batch when all its tasks have ended.
+    """
 
     def __init__(self) -> None:
         self._positions: dict[TopicPartition, Position] = {}
         self._slices: deque[tuple[Position, Sequence[Record]]] = deque()
-        self._sink: HandlerGroup | None = None
+        """Queued records, at most one entry for each partition."""
+        self._handler_group: HandlerGroup | None = None
         self._epochs = 0
+        """Number of assignment epochs, one for each partition of each task."""
         self.changed = asyncio.Event()
         """Set when records were finished or delivered."""
         self._may_deliver = asyncio.Event()
+        """Set when records were queued, or when the handler group may have room again."""
         self._is_halted = False
 
     @property
@@ -39,30 +45,30 @@ class ArrowSource:
     # ---- interface of the handler group ------------------------------------------------------------------------
 
     async def start(self, sink: HandlerGroup) -> int:
-        """Keep the handler group and return the window; records come from ``put``."""
-        self._sink = sink
-        return _WINDOW
+        """Keep the handler group, and return the maximum number of records in flight."""
+        self._handler_group = sink
+        return _MAX_IN_FLIGHT
 
     async def stop(self) -> None:
-        """Do nothing."""
+        """Do nothing: the source has no connections."""
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Deliver the next records of a partition for which there is room."""
+        """Wait for queued records of a partition that has room; deliver at most ``room_of`` that partition."""
         while True:
             for index, (position, records) in enumerate(self._slices):
                 if self._is_halted or not (room := room_of(position.partition)):
                     continue
                 del self._slices[index]
-                taken = records[:room]
+                delivered = records[:room]
                 if room < len(records):
                     self._slices.insert(index, (position, records[room:]))
                 self.changed.set()
-                return position, position.deliver(taken, taken[-1].offset + 1)
+                return position, position.deliver(delivered, delivered[-1].offset + 1)
             self._may_deliver.clear()
             await self._may_deliver.wait()
 
     def progressed(self) -> None:
-        """Wake up ``next_slice``, and the ``AppRunner`` that waits for ``changed``."""
+        """Wake ``next_slice``, and the ``AppRunner`` that waits for ``changed``."""
         self._may_deliver.set()
         self.changed.set()
 
@@ -99,7 +105,7 @@ class ArrowSource:
             position.begin(records[0].offset)
         for index, (queued, earlier) in enumerate(self._slices):
             if queued is position:
-                # A partition has at most one queued slice, so that its records stay in order.
+                # With one entry for each partition, its records stay in order.
                 self._slices[index] = (position, [*earlier, *records])
                 break
         else:
@@ -107,10 +113,10 @@ class ArrowSource:
         self._may_deliver.set()
 
     def end_task(self) -> None:
-        """Reset all positions: the next task may have the same records again."""
+        """Drop all positions and queued records, because the next task may have the same records again."""
         for position in self._positions.values():
-            if self._sink is not None:
-                self._sink.drop(position.partition)
+            if self._handler_group is not None:
+                self._handler_group.drop(position.partition)
             position.end_epoch()
         self._positions.clear()
         self._slices.clear()

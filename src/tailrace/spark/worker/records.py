@@ -21,12 +21,15 @@ COLUMNS = (
     "unix_millis(timestamp) AS timestamp",
     "to_json(headers) AS headers",
 )
-"""Columns that Spark selects, in this order. Headers are JSON: Spark converts lists of structs to Arrow so slowly, even
-if all are null, that reading takes three times as long."""
+"""Columns that Spark selects, in this order.
+
+Headers are sent as JSON, because Spark converts lists of structs to Arrow so slowly that reading takes three times as
+long, even if all lists are null.
+"""
 
 
 class _Header(msgspec.Struct):
-    """Header in Spark's JSON: bytes are base64, and null values are omitted."""
+    """Header in Spark's JSON, where bytes are in base64 and null values are omitted."""
 
     key: str
     value: bytes | None = None
@@ -36,7 +39,7 @@ _decode = msgspec.json.Decoder(list[_Header]).decode
 
 
 def columns_for(topic: str | None) -> tuple[str, ...]:
-    """Return the columns to select; without the topic if all records are of ``topic``."""
+    """Return the columns to select; the topic is left out if all records are of ``topic``."""
     return COLUMNS if topic is None else COLUMNS[1:]
 
 
@@ -46,28 +49,28 @@ def slices_of(
     *,
     has_one_partition: bool,
 ) -> Iterator[tuple[TopicPartition, list[Record]]]:
-    """Yield the records of an Arrow batch in runs of one partition, in order.
+    """Yield the records of an Arrow batch in order, in one list for each run of records of the same partition.
 
     Args:
-        batch: RecordBatch with ``columns_for(topic)``.
-        topic: topic of all records; None if it is a column.
-        has_one_partition: True if all records are of one partition, as without a shuffle.
+        batch: RecordBatch with the columns ``columns_for(topic)``.
+        topic: topic of all records; None if the batch has a column with the topic.
+        has_one_partition: True if all records are of one partition, because Spark did not repartition them.
     """
     if not batch.num_rows:
         return
     *_, partitions, offsets, keys, values, timestamps, headers = batch.columns
     all_headers = repeat(()) if headers.null_count == len(headers) else map(_headers, headers.to_pylist())
-    rest = (*(one.to_pylist() for one in (offsets, keys, values, timestamps)), all_headers, repeat(None))
+    fields = (*(one.to_pylist() for one in (offsets, keys, values, timestamps)), all_headers, repeat(None))
     if has_one_partition:
-        place = TopicPartition(batch.column(0)[0].as_py() if topic is None else topic, partitions[0].as_py())
-        yield place, list(map(Record, repeat(place.topic), repeat(place.partition), *rest))
+        partition = TopicPartition(batch.column(0)[0].as_py() if topic is None else topic, partitions[0].as_py())
+        yield partition, list(map(Record, repeat(partition.topic), repeat(partition.partition), *fields))
         return
     topics = batch.column(0).to_pylist() if topic is None else repeat(topic)
-    for (name, number), some in groupby(map(Record, topics, partitions.to_pylist(), *rest), key=_place):
+    for (name, number), some in groupby(map(Record, topics, partitions.to_pylist(), *fields), key=_partition_of):
         yield TopicPartition(name, number), list(some)
 
 
-def _place(record: Record) -> tuple[str, int]:
+def _partition_of(record: Record) -> tuple[str, int]:
     return record.topic, record.partition
 
 

@@ -1,6 +1,6 @@
 """Conversion of handlers' results to rows of a DataFrame.
 
-The driver derives the Spark type from the return annotation, and refuses annotations that have no Spark type.
+The driver derives the Spark type of the rows from the return annotation of the handlers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tailrace.app.publish.encoding import results_in
 from tailrace.app.publish.message import Message
 from tailrace.errors import ConfigurationError, HandlerFailedError
 from tailrace.records import Record, TopicPartition
-from tailrace.spark.worker.task_metrics import COLUMN
+from tailrace.spark.worker.task_metrics import METRICS_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -35,21 +35,21 @@ _Converter: TypeAlias = Callable[[Any], Any]
 """Function that converts a value to one that Arrow accepts."""
 
 _POSITION = ("topic", "partition", "offset")
-"""Columns with the position of the record that a row came from."""
+"""Columns with the position of the record that led to the row."""
 _VALUE = "value"
-"""Column of a result without fields."""
+"""Name of the column of a result that has no fields."""
 
 _CONVERSION_ERRORS = (AttributeError, OverflowError, TypeError, ValueError)
-"""Errors of conversion, here and in pyarrow, whose own errors derive from these."""
+"""Errors that a conversion raises here or in pyarrow, whose error classes derive from these."""
 
 
 def result_type(handlers: Sequence[Handler]) -> DataType:
-    """Return the Spark type of the handlers' results, a struct if they have fields.
+    """Return the Spark type of the handlers' results, which is a struct if the results have fields.
 
     Raises:
-        ConfigurationError: the annotation is missing, has no Spark type, or differs between handlers.
+        ConfigurationError: the return annotation is missing, has no Spark type, or differs between handlers.
     """
-    kinds = [_returned(one) for one in handlers]
+    kinds = [_returned_type(one) for one in handlers]
     if any(one is not kinds[0] and one != kinds[0] for one in kinds):
         raise ConfigurationError(
             f"sink= needs one result type, and {' and '.join(one.name for one in handlers)} return different ones"
@@ -58,7 +58,7 @@ def result_type(handlers: Sequence[Handler]) -> DataType:
     where, kind = f"handler {handlers[0].name}", kinds[0]
     try:
         fields = _fields(kind)
-        made = _type(kind, f"{where}: {_VALUE}") if fields is None else _struct(fields, f"{where}: ")
+        row_type = _spark_type(kind, f"{where}: {_VALUE}") if fields is None else _struct_type(fields, f"{where}: ")
     except NameError as error:
         raise ConfigurationError(f"{where} returns {described(kind)}, which cannot be resolved: {error}") from error
     except RecursionError as error:
@@ -66,7 +66,7 @@ def result_type(handlers: Sequence[Handler]) -> DataType:
             f"{where} returns {described(kind)}, which contains itself, and Spark has no recursive types"
             " - return a type without recursion"
         ) from error
-    if taken := [name for name in fields or () if name.lower() in {*_POSITION, COLUMN}]:
+    if taken := [name for name in fields or () if name.lower() in {*_POSITION, METRICS_COLUMN}]:
         raise ConfigurationError(
             f"{where} returns {described(kind)} with a field {taken[0]!r}, and sink= adds a column of that name"
             " - rename the field"
@@ -77,36 +77,36 @@ def result_type(handlers: Sequence[Handler]) -> DataType:
             raise ConfigurationError(
                 f"{where} returns fields {other!r} and {name!r}, which Spark does not distinguish - rename one of them"
             )
-    return made
+    return row_type
 
 
-def columns_of(kind: DataType | None) -> StructType:
-    """Return the columns of a task's rows: those of the result, the position of the record, and the metrics.
+def columns_of(row_type: DataType | None) -> StructType:
+    """Return the columns of a task's rows: those of the result, the position of its record, and the metrics.
 
     Args:
-        kind: Spark type of results; None without a sink.
+        row_type: Spark type of the results; None without a sink, when the metrics are the only column.
     """
     from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType  # noqa: PLC0415 - an extra
 
-    metrics = StructField(COLUMN, StringType())
-    if kind is None:
+    metrics = StructField(METRICS_COLUMN, StringType())
+    if row_type is None:
         return StructType([metrics])
-    own = kind.fields if isinstance(kind, StructType) else [StructField(_VALUE, kind)]
+    result = row_type.fields if isinstance(row_type, StructType) else [StructField(_VALUE, row_type)]
     position = [StructField("topic", StringType()), StructField("partition", IntegerType())]
-    return StructType([*own, *position, StructField("offset", LongType()), metrics])
+    return StructType([*result, *position, StructField("offset", LongType()), metrics])
 
 
-def rows_of(results: Iterable[tuple[Record, object]], kind: DataType) -> list[dict[str, Any]]:
-    """Return one row for each result, several for a list of results, none for None.
+def rows_of(results: Iterable[tuple[Record, object]], row_type: DataType) -> list[dict[str, Any]]:
+    """Return a row for each result, or for each item of a result that is a list; None gives no row.
 
     Args:
-        results: records and the results for them.
-        kind: Spark type from ``result_type``.
+        results: records, and the results of their handlers.
+        row_type: Spark type from ``result_type``.
 
     Raises:
         HandlerFailedError: a result does not match the annotation.
     """
-    convert, rows = _row_converter(kind), []
+    convert, rows = _row_converter(row_type), []
     for record, result in results:
         for one in results_in(result):
             if one is None:
@@ -114,7 +114,7 @@ def rows_of(results: Iterable[tuple[Record, object]], kind: DataType) -> list[di
             try:
                 row = convert(one)
             except _CONVERSION_ERRORS as error:
-                raise _mismatch(TopicPartition(record.topic, record.partition), record.offset, error) from error
+                raise _mismatch_error(TopicPartition(record.topic, record.partition), record.offset, error) from error
             row["topic"], row["partition"], row["offset"] = record.topic, record.partition, record.offset
             rows.append(row)
     return rows
@@ -124,7 +124,7 @@ def arrow_of(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:  # noqa: AN
     """Return the rows as an Arrow batch.
 
     Raises:
-        HandlerFailedError: a value does not match its column, and so the annotation.
+        HandlerFailedError: a value does not match the type of its column, which follows from the annotation.
     """
     pa: Any = import_module("pyarrow")  # an extra
     try:
@@ -134,11 +134,11 @@ def arrow_of(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:  # noqa: AN
             try:
                 pa.RecordBatch.from_pylist([row], schema=schema)
             except _CONVERSION_ERRORS as error:
-                raise _mismatch(TopicPartition(row["topic"], row["partition"]), row["offset"], error) from error
+                raise _mismatch_error(TopicPartition(row["topic"], row["partition"]), row["offset"], error) from error
         raise
 
 
-def _mismatch(partition: TopicPartition, offset: int, error: Exception) -> HandlerFailedError:
+def _mismatch_error(partition: TopicPartition, offset: int, error: Exception) -> HandlerFailedError:
     return HandlerFailedError(
         f"{partition} offset {offset}: the handler's result does not match its annotation: {error}"
         " - fix the annotation or the result"
@@ -149,7 +149,7 @@ def _mismatch(partition: TopicPartition, offset: int, error: Exception) -> Handl
 
 
 def _row_converter(kind: DataType) -> _Converter:
-    """Return a converter from a result to a row, with one column if the result has no fields."""
+    """Return a function that converts a result to a row, which has one column if the result has no fields."""
     from pyspark.sql.types import StructType  # noqa: PLC0415 - an extra
 
     if isinstance(kind, StructType):
@@ -159,7 +159,7 @@ def _row_converter(kind: DataType) -> _Converter:
 
 
 def _converter(kind: DataType) -> _Converter:
-    """Return a converter for a Spark type, chosen by the type and not by the value."""
+    """Return a function that converts values to a Spark type; the choice depends on the type, not on the values."""
     from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415 - an extra
 
     if isinstance(kind, StructType):
@@ -210,7 +210,7 @@ def _map_converter(convert_key: _Converter, convert_value: _Converter) -> _Conve
 
 
 def _attributes(kind: type) -> Mapping[str, str] | None:
-    """Return attribute names by column name, where they differ; None for a type without fields."""
+    """Return the attribute name of each column that has another name; None for a type without fields."""
     if issubclass(kind, msgspec.Struct):
         return dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
     return {} if hasattr(kind, "model_fields") or dataclasses.is_dataclass(kind) else None
@@ -219,7 +219,7 @@ def _attributes(kind: type) -> Mapping[str, str] | None:
 # ---- types -----------------------------------------------------------------------------------------------------
 
 
-def _returned(handler: Handler) -> Any:  # noqa: ANN401 - a type
+def _returned_type(handler: Handler) -> Any:  # noqa: ANN401 - a type
     where = f"handler {handler.name}"
     if handler.batch is not None:
         raise ConfigurationError(
@@ -252,7 +252,7 @@ def _returned(handler: Handler) -> Any:  # noqa: ANN401 - a type
 
 
 def _fields(kind: Any) -> dict[str, Any] | None:  # noqa: ANN401 - a type
-    """Return the fields of a type by column name; None for a type without fields."""
+    """Return the type of each field by column name; None for a type without fields."""
     if not isinstance(kind, type):
         return None
     if issubclass(kind, msgspec.Struct):
@@ -267,39 +267,40 @@ def _fields(kind: Any) -> dict[str, Any] | None:  # noqa: ANN401 - a type
     return None
 
 
-def _struct(fields: Mapping[str, Any], where: str) -> StructType:
+def _struct_type(fields: Mapping[str, Any], where: str) -> StructType:
     from pyspark.sql.types import StructField, StructType  # noqa: PLC0415 - an extra
 
-    return StructType([StructField(name, _type(of, f"{where}{name}")) for name, of in fields.items()])
+    return StructType([StructField(name, _spark_type(of, f"{where}{name}")) for name, of in fields.items()])
 
 
-def _of_all(kinds: Iterable[Any], where: str) -> DataType:
-    """Return the common Spark type of several types."""
-    found = [_type(one, where) for one in kinds]
+def _common_type(kinds: Iterable[Any], where: str) -> DataType:
+    """Return the Spark type of several types; raise ConfigurationError if they have different ones, or are none."""
+    found = [_spark_type(one, where) for one in kinds]
     if not found or any(one != found[0] for one in found):
         raise ConfigurationError(
-            f"{where} has {'several types' if found else 'no type'}, and a column has exactly one - annotate it so"
+            f"{where} has {'several types' if found else 'no type'}, but a column has exactly one"
+            " - annotate the value with one type"
         )
     return found[0]
 
 
-def _type(annotation: Any, where: str) -> DataType:  # noqa: ANN401, PLR0911 - a type, and a return for each kind
+def _spark_type(annotation: Any, where: str) -> DataType:  # noqa: ANN401, PLR0911 - a type, and a return for each kind
     from pyspark.sql import types as spark  # noqa: PLC0415 - an extra
 
     kind, _ = split_none(annotation)
     if (fields := _fields(kind)) is not None:
-        return _struct(fields, f"{where}.")
+        return _struct_type(fields, f"{where}.")
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return _type(arguments[0], where)
+        return _spark_type(arguments[0], where)
     if origin is Literal:
-        return _of_all((type(one) for one in arguments if one is not None), where)
+        return _common_type((type(one) for one in arguments if one is not None), where)
     if origin in {list, tuple, set, frozenset, Sequence} and arguments:
-        return spark.ArrayType(_of_all((one for one in arguments if one is not Ellipsis), where))
+        return spark.ArrayType(_common_type((one for one in arguments if one is not Ellipsis), where))
     if origin in {dict, Mapping} and len(arguments) == 2:
-        return spark.MapType(_type(arguments[0], where), _type(arguments[1], where))
+        return spark.MapType(_spark_type(arguments[0], where), _spark_type(arguments[1], where))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _of_all((type(one.value) for one in kind), where)
+        return _common_type((type(one.value) for one in kind), where)
     scalars: dict[Any, DataType] = {
         bool: spark.BooleanType(),
         int: spark.LongType(),

@@ -1,6 +1,6 @@
-"""Serialization of an app for Spark's Python workers: its import path if it has one, otherwise a pickle.
+"""Serialization of an app for Spark's Python workers: the app's import path if it has one, otherwise a pickle.
 
-The driver refuses an app that cannot be sent, and names the variable that prevents it.
+If an app cannot be serialized, the driver raises an error that names the variable which prevents it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tailrace.errors import ConfigurationError
 from tailrace.spark.handler_selection import SelectedHandlers
 from tailrace.spark.worker.structs import differences, meta_reduction, struct_reduction
 
-__all__ = ["Shipment", "pack", "place_of", "unpacked"]
+__all__ = ["Shipment", "import_path_of", "pack", "unpack"]
 
 _NOT_SENT = frozenset(
     {
@@ -41,62 +41,64 @@ _NOT_SENT = frozenset(
         "rebalance_listener",
     }
 )
-"""Options that are not sent: those of group members, and hooks, which belong to the app object."""
-_DEPTH = 6
-"""Maximum depth of functions in the search for a variable that cannot be pickled."""
+"""Options that are not sent: those of a group's members, and hooks, which a worker takes from the app."""
+_MAX_DEPTH = 6
+"""Maximum number of nested function calls in the search for a variable that cannot be pickled."""
 
 
 @dataclass(frozen=True)
 class Shipment:
     """Serialized app and selection of its handlers."""
 
-    place: str | None
-    """Import path of the app, such as ``shop:billing``."""
+    import_path: str | None
+    """Import path of the app, such as ``shop:billing``; None if the app itself is pickled."""
     pickled: bytes = field(repr=False)
     """Options and overrides, and the app itself if it has no import path."""
-    numbers: tuple[int, ...]
-    """Indices of the handlers to run among those that the app declares."""
-    names: tuple[str, ...]
-    """Names of the handlers to run."""
+    handler_indices: tuple[int, ...]
+    """Index of each handler to run in ``App.declared``."""
+    handler_names: tuple[str, ...]
+    """Name of each handler to run."""
     group_id: str
     topics: tuple[str, ...]
     has_sink: bool
-    path: tuple[str, ...]
-    """``sys.path`` of the driver; folders that the worker's machine lacks have no effect."""
+    sys_path: tuple[str, ...]
+    """``sys.path`` of the driver; a folder that the worker's machine lacks has no effect."""
 
 
-def pack(app: App, place: str | None, chosen: SelectedHandlers, config: ConsumerConfig, *, has_sink: bool) -> Shipment:
+def pack(
+    app: App, import_path: str | None, selected: SelectedHandlers, config: ConsumerConfig, *, has_sink: bool
+) -> Shipment:
     """Serialize an app.
 
     Raises:
-        ConfigurationError: a part of it cannot be pickled or imported by a worker; the message names it.
+        ConfigurationError: a worker cannot unpickle or import a part of the app; the message names that part.
     """
     options, overrides = _options(config), settings_of(app).overrides
-    if place is not None:
+    if import_path is not None:
         _check_overrides(overrides)
     try:
-        whole = (None if place is not None else app, options, dict(overrides))
-        _, structs = _dumped(whole)
+        contents = (None if import_path is not None else app, options, dict(overrides))
+        _, structs = _pickled_with_structs(contents)
         _check_structs(structs)
-        # Base classes first: a base created while a derived class is created would create that class twice.
-        pickled = _dumps((sorted(structs, key=lambda one: len(one.__mro__)), whole))
+        # Base classes come first: if unpickling a derived class created its base, the derived class would exist twice.
+        pickled = _pickled((sorted(structs, key=lambda one: len(one.__mro__)), contents))
     except ConfigurationError:
         raise
     except Exception as error:
-        raise _refusal(app, chosen, options, error) from error
+        raise _unsendable_error(app, selected, options, error) from error
     return Shipment(
-        place,
+        import_path,
         pickled,
-        chosen.numbers,
-        tuple(one.name for one in chosen.handlers),
-        chosen.group_id,
-        chosen.topics,
+        selected.indices,
+        tuple(one.name for one in selected.handlers),
+        selected.group_id,
+        selected.topics,
         has_sink,
         tuple(dict.fromkeys(one or str(Path.cwd()) for one in sys.path)),
     )
 
 
-def unpacked(shipment: Shipment) -> App:
+def unpack(shipment: Shipment) -> App:
     """Restore the app in a worker.
 
     Raises:
@@ -104,23 +106,24 @@ def unpacked(shipment: Shipment) -> App:
     """
     from pyspark import cloudpickle  # noqa: PLC0415 - an extra
 
-    sys.path.extend(one for one in shipment.path if one not in sys.path)
+    sys.path.extend(one for one in shipment.sys_path if one not in sys.path)
     try:
         _, (app, options, overrides) = cloudpickle.loads(shipment.pickled)
-        if shipment.place is not None:
-            # Import the module first, so that an ImportError is reported here and not by load_app.
-            import_module(check_place(shipment.place)[0])
-            app = load_app(shipment.place)
+        if shipment.import_path is not None:
+            # The module is imported first, so that an ImportError is reported here and not by load_app.
+            import_module(check_place(shipment.import_path)[0])
+            app = load_app(shipment.import_path)
     except ImportError as error:
         raise ConfigurationError(
-            f"Spark's workers cannot import {shipment.place or 'the modules of the app'} ({error})"
+            f"Spark's workers cannot import {shipment.import_path or 'the modules of the app'} ({error})"
             " - install it there, or send it with spark.submit.pyFiles"
         ) from error
-    names = tuple(app.declared[number].name for number in shipment.numbers if number < len(app.declared))
-    if names != shipment.names:
+    indices = (index for index in shipment.handler_indices if index < len(app.declared))
+    names = tuple(app.declared[index].name for index in indices)
+    if names != shipment.handler_names:
         raise ConfigurationError(
             f"the workers have another version of the app: handlers {', '.join(names) or '(none)'} instead of"
-            f" {', '.join(shipment.names)} - install the same version everywhere"
+            f" {', '.join(shipment.handler_names)} - install the same version everywhere"
         )
     app.configure(**options)
     for provider, replacement in overrides.items():
@@ -128,10 +131,10 @@ def unpacked(shipment: Shipment) -> App:
     return cast("App", app)
 
 
-def place_of(app: App) -> str | None:
-    """Return the import path ``module:name`` of an app that is a global of an importable module, or None."""
-    homes = dict.fromkeys(getattr(one.function, "__module__", "") for one in app.declared)
-    for name in [*homes, *sys.modules]:
+def import_path_of(app: App) -> str | None:
+    """Return the import path ``module:name`` of an app that is a global variable of an importable module, or None."""
+    modules = dict.fromkeys(getattr(one.function, "__module__", "") for one in app.declared)
+    for name in [*modules, *sys.modules]:
         module = sys.modules.get(name)
         if module is None or name == "__main__" or not _is_importable(module):
             continue
@@ -142,53 +145,53 @@ def place_of(app: App) -> str | None:
 
 
 def _is_importable(module: types.ModuleType) -> bool:
-    """Return True if the module was imported from a file below ``sys.path``."""
+    """Return True if a worker with the same ``sys.path`` would import the module from the same file."""
     spec = getattr(module, "__spec__", None)
     if spec is None or not spec.origin:
         return False
     parts = spec.name.split(".")
     endings = ("/".join(parts) + ".py", "/".join(parts) + "/__init__.py")
-    # An empty entry is the current directory.
+    # An empty entry of sys.path is the current directory.
     folders = [(folder or str(Path.cwd())).rstrip("/") for folder in sys.path]
     return any(spec.origin in {f"{folder}/{end}" for end in endings} for folder in folders)
 
 
 def _options(config: ConsumerConfig) -> dict[str, Any]:
-    """Return all options as resolved in the driver: the worker's environment and the app's module may differ."""
+    """Return all options that are sent, as the driver has resolved them: a worker may have another environment."""
     is_kip848 = config.group_protocol == "consumer"
     return {
         one.name: getattr(config, one.name)
         for one in dataclasses.fields(config)
-        # Options that the broker decides under KIP-848 must not be set.
+        # Under KIP-848, options that the broker decides must not be set.
         if one.name not in _NOT_SENT and not (is_kip848 and one.metadata["classic"])
     }
 
 
 def _check_overrides(overrides: Overrides) -> None:
-    """Check that workers can import the provider of each override: it must be the object that ``Depends`` names."""
+    """Check that workers can import each overridden provider, since it must be the object that ``Depends`` names."""
     for provider in overrides:
         if not hasattr(provider, "__qualname__") or _is_pickled_by_value(provider):
             raise ConfigurationError(
                 f"override({_qualified_name(provider)}, ...) has no effect in Spark's workers, which cannot import that"
-                " provider - define it as a function of a module"
+                " provider - define the provider as a function of a module"
             )
 
 
 # ---- pickling --------------------------------------------------------------------------------------------------
 
 
-def _dumps(what: object) -> bytes:
-    return _dumped(what)[0]
+def _pickled(contents: object) -> bytes:
+    return _pickled_with_structs(contents)[0]
 
 
-def _dumped(what: object) -> tuple[bytes, list[type[msgspec.Struct]]]:
-    """Return the pickle, and the Struct classes that it contains by value."""
+def _pickled_with_structs(contents: object) -> tuple[bytes, list[type[msgspec.Struct]]]:
+    """Return the pickle, and the Struct classes that are pickled by value in it."""
     from pyspark import cloudpickle  # noqa: PLC0415 - an extra
 
     cloudpickles: Any = cloudpickle.Pickler
 
     class Pickler(cloudpickles):  # type: ignore[misc] # untyped
-        """Pickler for functions with annotations as strings, and for Structs of a script or a notebook."""
+        """Pickler that also handles functions with annotations as strings, and Structs of a script or a notebook."""
 
         def __init__(self, out: io.BytesIO) -> None:
             cloudpickles.__init__(self, out)
@@ -210,22 +213,22 @@ def _dumped(what: object) -> tuple[bytes, list[type[msgspec.Struct]]]:
 
     out = io.BytesIO()
     pickler: Any = Pickler(out)
-    pickler.dump(what)
+    pickler.dump(contents)
     return out.getvalue(), list(pickler.structs)
 
 
 def _check_structs(kinds: Sequence[type[msgspec.Struct]]) -> None:
-    """Check that each Struct class is the same after a round trip through pickle.
+    """Check that each Struct class is unchanged after it was pickled and unpickled.
 
     Raises:
-        ConfigurationError: a class differs; the message names the differences.
+        ConfigurationError: a class has changed; the message names the differences.
     """
     from pyspark import cloudpickle  # noqa: PLC0415 - an extra
 
     for kind in kinds:
         try:
-            differing = ", ".join(differences(kind, cloudpickle.loads(_dumps(kind))))
-        except Exception as error:  # noqa: BLE001 - any error of the class while it is created
+            differing = ", ".join(differences(kind, cloudpickle.loads(_pickled(kind))))
+        except Exception as error:  # noqa: BLE001 - creating a class may raise any error
             differing = f"{type(error).__name__}: {error}"
         if differing:
             raise ConfigurationError(
@@ -235,7 +238,7 @@ def _check_structs(kinds: Sequence[type[msgspec.Struct]]) -> None:
 
 
 def _is_pickled_by_value(thing: Any) -> bool:  # noqa: ANN401 - a function or a class
-    """Return True if cloudpickle sends the object by value because no import would find it."""
+    """Return True if cloudpickle pickles the object by value, because no import would find it."""
     found: Any = sys.modules.get(thing.__module__)
     if thing.__module__ == "__main__" or found is None:
         return True
@@ -245,7 +248,10 @@ def _is_pickled_by_value(thing: Any) -> bool:  # noqa: ANN401 - a function or a 
 
 
 class _resolved_annotations:  # noqa: N801 - used as a function
-    """Replaces annotations that are strings by types within a block: a pickle lacks the names in those strings."""
+    """Context in which a function has types instead of annotations as strings.
+
+    A pickle does not contain the names in those strings.
+    """
 
     def __init__(self, function: types.FunctionType) -> None:
         self._function, self._before = function, dict(function.__annotations__)
@@ -258,7 +264,7 @@ class _resolved_annotations:  # noqa: N801 - used as a function
                     self._function, localns=dict(local), include_extras=True
                 )
             except NameError:
-                return  # reading the signature in the worker raises a better error
+                return  # The worker raises a better error when it reads the signature.
 
     def __exit__(self, *_: object) -> None:
         self._function.__annotations__ = self._before
@@ -267,26 +273,28 @@ class _resolved_annotations:  # noqa: N801 - used as a function
 # ---- errors ----------------------------------------------------------------------------------------------------
 
 
-def _refusal(app: App, chosen: SelectedHandlers, options: Mapping[str, Any], error: Exception) -> ConfigurationError:
-    found = next(_culprits(app, chosen, options), None)
-    what = "the app" if found is None else found
+def _unsendable_error(
+    app: App, selected: SelectedHandlers, options: Mapping[str, Any], error: Exception
+) -> ConfigurationError:
+    what = next(_unsendable_parts(app, selected, options), "the app")
     return ConfigurationError(
         f"{what} cannot be sent to Spark's workers ({type(error).__name__}: {error})"
         " - open it in the worker with Depends(..., scope='app'), or move the app to a module that they can import"
     )
 
 
-def _culprits(app: App, chosen: SelectedHandlers, options: Mapping[str, Any]) -> Iterator[str]:
+def _unsendable_parts(app: App, selected: SelectedHandlers, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield descriptions of the parts of the app that cannot be pickled."""
     for name, value in options.items():
         if not _can_be_sent(value):
             yield f"the option {name}={value!r:.80}"
-    for handler in [*chosen.handlers, *app.declared]:
-        yield from _used_by(f"handler {handler.name}", handler.function)
+    for handler in [*selected.handlers, *app.declared]:
+        yield from _unsendable_variables(f"handler {handler.name}", handler.function)
         for one in ("when", "codec", "middleware", "retry"):
             if not _can_be_sent(getattr(handler, one)):
                 yield f"{one}= of handler {handler.name}"
     for hook in (*app.start_hooks, *app.stop_hooks):
-        yield from _used_by(str(getattr(hook, "__qualname__", hook)), hook)
+        yield from _unsendable_variables(str(getattr(hook, "__qualname__", hook)), hook)
     for provider, replacement in settings_of(app).overrides.items():
         if not _can_be_sent(replacement):
             yield f"the override of {_qualified_name(provider)}"
@@ -294,14 +302,14 @@ def _culprits(app: App, chosen: SelectedHandlers, options: Mapping[str, Any]) ->
     yield from (f"the hook {one!r:.80}" for one in hooks if not _can_be_sent(one))
 
 
-def _used_by(user: str, function: Callable[..., Any]) -> Iterator[str]:
+def _unsendable_variables(user: str, function: Callable[..., Any]) -> Iterator[str]:
     for name, value in _references(function):
-        if (variable := _unpicklable(name, value, _DEPTH)) is not None:
+        if (variable := _unpicklable(name, value, _MAX_DEPTH)) is not None:
             yield f"{user} uses the variable {variable}, which"
 
 
 def _unpicklable(name: str, value: object, depth: int) -> str | None:
-    """Return the variable that cannot be pickled, and the functions that lead to it; None if there is none."""
+    """Return the name of a variable that cannot be pickled, with the functions that use it; None if there is none."""
     if isinstance(value, App) or _can_be_sent(value):
         return None
     if depth and isinstance(value, types.FunctionType):
@@ -312,15 +320,15 @@ def _unpicklable(name: str, value: object, depth: int) -> str | None:
 
 
 def _references(function: Callable[..., Any]) -> Iterator[tuple[str, object]]:
-    """Yield names and values that a function uses: nonlocals, globals, defaults and providers."""
-    bare = inspect.unwrap(function)
-    if not isinstance(bare, types.FunctionType):
-        bare = getattr(bare, "__func__", None) or type(bare).__call__
-    if not isinstance(bare, types.FunctionType):
+    """Yield name and value of each object that a function uses: nonlocals, globals, defaults and providers."""
+    unwrapped = inspect.unwrap(function)
+    if not isinstance(unwrapped, types.FunctionType):
+        unwrapped = getattr(unwrapped, "__func__", None) or type(unwrapped).__call__
+    if not isinstance(unwrapped, types.FunctionType):
         return
-    used = inspect.getclosurevars(bare)
+    used = inspect.getclosurevars(unwrapped)
     yield from {**used.nonlocals, **used.globals}.items()
-    for name, one in inspect.signature(bare).parameters.items():
+    for name, one in inspect.signature(unwrapped).parameters.items():
         if one.default is not inspect.Parameter.empty:
             yield name, one.default
         for extra in typing.get_args(one.annotation)[1:]:
@@ -334,7 +342,7 @@ def _qualified_name(function: Callable[..., Any]) -> str:
 
 def _can_be_sent(value: object) -> bool:
     try:
-        _dumps(value)
-    except Exception:  # noqa: BLE001 - any error of pickling
+        _pickled(value)
+    except Exception:  # noqa: BLE001 - pickling may raise any error
         return False
     return True

@@ -1,6 +1,7 @@
-"""Offset maps sent to tasks as encoded text: a decoded map takes up to half a megabyte, its text often a few bytes.
+"""Offset maps in the encoded form in which they are sent to tasks.
 
-Spark sends the same function to all tasks of a job, so each task has the maps of all partitions and decodes its own.
+The text of an offset map often has a few bytes, the decoded map up to half a megabyte. Spark sends the same function to
+all tasks of a job, so each task has the texts of all partitions, and decodes those of its own partitions.
 """
 
 from __future__ import annotations
@@ -15,17 +16,16 @@ __all__ = ["ShippedMaps"]
 
 
 class ShippedMaps:
-    """Encoded offset maps, each decoded on first use and kept for the task.
+    """Encoded offset maps of all partitions, each of which is decoded when it is first used.
 
-    A map that exceeds the limit for decoding is left out, and its records are handled again, as by a member of the
-    group.
+    A map that exceeds the limit for decoding is left out, and its records are handled again, as by a member.
     """
 
     def __init__(self, maps: Mapping[TopicPartition, OffsetMap]) -> None:
         self._texts = {
-            one: (known.base, encoded.text)
-            for one, known in maps.items()
-            if not (encoded := encode_metadata(known, "", sys.maxsize)).is_map_dropped
+            one: (offset_map.base, encoded.text)
+            for one, offset_map in maps.items()
+            if not (encoded := encode_metadata(offset_map, "", sys.maxsize)).is_map_dropped
         }
         self._decoded: dict[TopicPartition, OffsetMap | None] = {}
 
@@ -33,7 +33,7 @@ class ShippedMaps:
         return {"_texts": self._texts, "_decoded": {}}
 
     def get(self, partition: TopicPartition) -> OffsetMap | None:
-        """Return the map of a partition; None if all its records are unfinished."""
+        """Return the offset map of a partition; None if there is none."""
         if partition not in self._texts:
             return None
         if partition not in self._decoded:

@@ -1,7 +1,8 @@
 """Pickling of ``msgspec.Struct`` classes of a script or a notebook, which workers cannot import.
 
-The metaclass creates the class again, since its fields are stored in C: first name, bases, options and fields, then
-everything that may refer to the class itself, such as methods with ``super()`` and recursive annotations.
+The fields of such a class are stored in C, so a worker lets the metaclass create the class again from its name, bases,
+options and fields. All attributes that may refer to the class itself, such as methods with ``super()`` and recursive
+annotations, are set afterward.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from tailrace.errors import ConfigurationError
 
 __all__ = ["differences", "meta_reduction", "struct_reduction"]
 
-_SETTINGS = (
+_CONFIG_OPTIONS = (
     "frozen", "eq", "order", "array_like", "gc", "repr_omit_defaults", "omit_defaults", "forbid_unknown_fields",
     "weakref", "dict", "cache_hash", "tag", "tag_field",
 )  # fmt: skip
+"""Options of a Struct class, by which ``class`` statements configure it."""
 _MADE_BY_PYTHON = frozenset(
     {
         "__abstractmethods__", "__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__",
@@ -30,13 +32,14 @@ _MADE_BY_PYTHON = frozenset(
         "__qualname__", "__slots__", "__static_attributes__", "__weakref__", "_abc_impl",
     }
 )  # fmt: skip
-"""Attributes that a class has from its creation."""
+"""Attributes that Python or msgspec sets when it creates a class."""
 _POST_INIT = "__post_init__"
 _CONSTRAINTS = tuple(inspect.signature(msgspec.Meta).parameters)
+"""Names of the constraints that ``msgspec.Meta`` takes."""
 
 
 def struct_reduction(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
-    """Return the reduction of a Struct class for pickle, as ``__reduce__`` does.
+    """Return what pickle needs to create a Struct class again, in the form of ``__reduce__``.
 
     Raises:
         ConfigurationError: a name in an annotation cannot be resolved.
@@ -47,53 +50,56 @@ def struct_reduction(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
     encoded = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     fields = {name: {"name": encoded[name], **defaults[name]} for name in own}
     config = kind.__struct_config__
-    settings = {name: getattr(config, name) for name in _SETTINGS}
+    settings = {name: getattr(config, name) for name in _CONFIG_OPTIONS}
     settings["kw_only"] = bool(own) and not set(own) & set(kind.__match_args__)
     bases = types.get_original_bases(kind) if hasattr(types, "get_original_bases") else _original_bases(kind)
     attributes = {
         name: value for name, value in vars(kind).items() if name not in _MADE_BY_PYTHON and name not in fields
     }
     names = {name: vars(kind).get(name) for name in ("__module__", "__doc__")} | {"__qualname__": kind.__qualname__}
-    made = (type(kind), kind.__name__, tuple(bases), names, fields, settings, _POST_INIT in attributes)
-    return _make, made, (attributes, annotations), None, None, _complete
+    arguments = (type(kind), kind.__name__, tuple(bases), names, fields, settings, _POST_INIT in attributes)
+    return _create_class, arguments, (attributes, annotations), None, None, _set_attributes
 
 
 def meta_reduction(meta: msgspec.Meta) -> tuple[Any, ...]:
-    """Return the reduction of the constraints of an annotation for pickle."""
-    return _make_meta, ({name: value for name in _CONSTRAINTS if (value := getattr(meta, name)) is not None},)
+    """Return what pickle needs to create the constraints of an annotation again, in the form of ``__reduce__``."""
+    return _create_meta, ({name: value for name in _CONSTRAINTS if (value := getattr(meta, name)) is not None},)
 
 
 def differences(before: type[msgspec.Struct], after: type[msgspec.Struct]) -> list[str]:
-    """Return the attributes in which a restored class differs from the original."""
-    one, other = _shape(before), _shape(after)
-    return [name for name in one if one[name] != other[name]]
+    """Return the names of the properties in which a class differs from the original."""
+    old, new = _properties(before), _properties(after)
+    return [name for name in old if old[name] != new[name]]
 
 
 # ---- in the worker ---------------------------------------------------------------------------------------------
 
 
-def _make_meta(constraints: Mapping[str, Any]) -> msgspec.Meta:
+def _create_meta(constraints: Mapping[str, Any]) -> msgspec.Meta:
     return msgspec.Meta(**constraints)
 
 
-def _make(  # noqa: PLR0913, PLR0917 - arguments of the reduction
+def _create_class(  # noqa: PLR0913, PLR0917 - pickle passes all arguments by position
     metaclass: type,
     name: str,
     bases: tuple[Any, ...],
     names: Mapping[str, Any],
     fields: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, Any],
-    has_post_init: bool,  # noqa: FBT001 - pickle sends arguments by position
+    has_post_init: bool,  # noqa: FBT001 - pickle passes all arguments by position
 ) -> type:
     namespace = dict(names, __annotations__=dict.fromkeys(fields, Any))
     namespace |= {field: msgspec.field(**parts) for field, parts in fields.items()}
     if has_post_init:
-        namespace[_POST_INIT] = _forwarding()
+        namespace[_POST_INIT] = _forwarding_post_init()
     return types.new_class(name, bases, {"metaclass": metaclass, **settings}, lambda body: body.update(namespace))
 
 
-def _forwarding() -> Callable[[Any], None]:
-    """Return a ``__post_init__`` that calls one set later: msgspec looks for it only when the class is created."""
+def _forwarding_post_init() -> Callable[[Any], None]:
+    """Return a ``__post_init__`` that calls the method which ``_set_attributes`` stores in it.
+
+    msgspec looks for the method only when the class is created.
+    """
 
     def post_init(self: Any) -> None:  # noqa: ANN401 - of any Struct
         post_init.__dict__["real"](self)
@@ -101,7 +107,7 @@ def _forwarding() -> Callable[[Any], None]:
     return post_init
 
 
-def _complete(kind: Any, state: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:  # noqa: ANN401 - a class
+def _set_attributes(kind: Any, state: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:  # noqa: ANN401 - a class
     attributes, annotations = state
     if _POST_INIT in attributes:
         vars(kind)[_POST_INIT].__dict__["real"] = attributes[_POST_INIT]
@@ -115,7 +121,7 @@ def _complete(kind: Any, state: tuple[Mapping[str, Any], Mapping[str, Any]]) -> 
 
 
 def _own_annotations(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the class's own annotations as types: a pickle lacks the names in annotations that are strings."""
+    """Return the class's own annotations as types, because a pickle lacks the names in annotations as strings."""
     namespace = {"__annotations__": dict(inspect.get_annotations(kind)), "__module__": kind.__module__}
     try:
         return typing.get_type_hints(
@@ -129,9 +135,9 @@ def _own_annotations(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _defaults(kind: type[msgspec.Struct]) -> dict[str, dict[str, Any]]:
-    fields, given = kind.__struct_fields__, kind.__struct_defaults__
+    fields, defaults = kind.__struct_fields__, kind.__struct_defaults__
     found: dict[str, dict[str, Any]] = {name: {} for name in fields}
-    for name, default in zip(fields[len(fields) - len(given) :], given, strict=True):
+    for name, default in zip(fields[len(fields) - len(defaults) :], defaults, strict=True):
         if hasattr(default, "factory") and type(default).__module__.startswith("msgspec"):
             found[name] = {"default_factory": default.factory}
         elif default is not msgspec.NODEFAULT:
@@ -143,13 +149,13 @@ def _original_bases(kind: type) -> tuple[Any, ...]:
     return tuple(vars(kind).get("__orig_bases__", kind.__bases__))
 
 
-def _shape(kind: type[msgspec.Struct]) -> dict[str, object]:
+def _properties(kind: type[msgspec.Struct]) -> dict[str, object]:
     config = kind.__struct_config__
     return {
         "bases": [one.__qualname__ for one in kind.__mro__],
         "fields": (kind.__struct_fields__, kind.__struct_encode_fields__, kind.__match_args__),
         "defaults": {name: sorted(parts) for name, parts in _defaults(kind).items()},
-        "options": {name: getattr(config, name) for name in _SETTINGS},
+        "options": {name: getattr(config, name) for name in _CONFIG_OPTIONS},
         "attributes": sorted(vars(kind).keys() - _MADE_BY_PYTHON),
         "type parameters": len(getattr(kind, "__parameters__", ())),
         "abstract methods": sorted(getattr(kind, "__abstractmethods__", ())),

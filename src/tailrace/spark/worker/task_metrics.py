@@ -1,7 +1,8 @@
 """Metrics of a task, returned to the driver in the last row of the task.
 
-The row of a task is counted once, even if Spark ran the task several times; an accumulator could count each run.
-Permanent errors are returned in a row, too: if they were raised, Spark would run the task and its side effects again.
+The row of a task is counted once, even if Spark runs the task several times, whereas an accumulator could count each
+run. Permanent errors are returned in that row, too: if they were raised, Spark would run the task again, with its side
+effects.
 """
 
 from __future__ import annotations
@@ -14,33 +15,42 @@ from tailrace import errors
 from tailrace.errors import DeadLetterError, HandlerFailedError, TailraceError
 from tailrace.observe.events import Event, RecordDeadLettered, RecordDelayed, RecordSkipped, RecordUnmatched
 
-__all__ = ["COLUMN", "FailureCounter", "TaskMetrics", "is_permanent"]
+__all__ = ["METRICS_COLUMN", "FailureCounter", "TaskMetrics", "is_permanent"]
 
-COLUMN = "_tailrace"
-"""Column of the metrics, null in rows of results."""
+METRICS_COLUMN = "_tailrace"
+"""Name of the column with the metrics as text, which is null in rows of results."""
 
-_PERMANENT = ("ConfigurationError", "DeadLetterError", "DecodeError", "HandlerFailedError", "PublishTooLargeError")
+_PERMANENT_ERRORS = (
+    "ConfigurationError",
+    "DeadLetterError",
+    "DecodeError",
+    "HandlerFailedError",
+    "PublishTooLargeError",
+)
 
 
 @dataclass
 class TaskMetrics:
-    """Numbers of records by outcome."""
+    """Numbers of records of a task, or of several tasks, by outcome."""
 
     records: int = 0
     """Number of records delivered to handlers."""
     already_finished: int = 0
     """Number of records skipped because the group's offset map lists them as finished."""
     dead_letters: int = 0
+    """Number of records written to the dead-letter topic."""
     skipped: int = 0
+    """Number of records skipped by ``on_failure`` or ``unmatched``."""
     delayed: int = 0
     """Number of records written to a retry topic."""
     error: str = ""
-    """Name of the class of the error that ended the task."""
+    """Name of the class of the error that ended the task; empty if there was none."""
     reason: str = ""
+    """Message of that error."""
 
     @property
     def failures(self) -> int:
-        """Number of records that failed, for good or until a retry."""
+        """Number of records that failed for good, were skipped, or were written to a retry topic."""
         return self.dead_letters + self.skipped + self.delayed
 
     def __add__(self, other: TaskMetrics) -> TaskMetrics:
@@ -53,15 +63,15 @@ class TaskMetrics:
         )
 
     def to_text(self) -> str:
-        """Encode the metrics for a row."""
+        """Encode the metrics for ``METRICS_COLUMN``."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def summed(cls, texts: Iterable[str]) -> TaskMetrics:
-        """Return the sum of the metrics of all rows.
+    def sum_of(cls, texts: Iterable[str]) -> TaskMetrics:
+        """Return the sum of encoded metrics.
 
         Raises:
-            TailraceError: a task failed.
+            TailraceError: a task failed with a permanent error, which is raised with its type and message.
         """
         total = cls()
         for text in texts:
@@ -73,14 +83,19 @@ class TaskMetrics:
 
 
 class FailureCounter:
-    """Hook that counts failures and keeps the positions of failed records, whose results are dropped."""
+    """Hook that counts failures, and keeps the positions of failed records.
+
+    Attributes:
+        metrics: metrics of the current task.
+        failed_positions: topic, partition and offset of each failed record, whose results are dropped.
+    """
 
     def __init__(self) -> None:
         self.metrics = TaskMetrics()
-        self.failed: set[tuple[str, int, int]] = set()
+        self.failed_positions: set[tuple[str, int, int]] = set()
 
     def on_event(self, event: Event) -> None:
-        """Count an event."""
+        """Count the failure of an event, if it reports one."""
         match event:
             case RecordDeadLettered():
                 self.metrics.dead_letters += 1
@@ -93,15 +108,15 @@ class FailureCounter:
                 return
             case _:
                 return
-        self.failed.add((*event.partition, event.offset))
+        self.failed_positions.add((*event.partition, event.offset))
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Return True if running the task again would not help."""
-    return isinstance(error, HandlerFailedError | DeadLetterError) or type(error).__name__ in _PERMANENT
+    """Return True if the task would fail again with this error."""
+    return isinstance(error, HandlerFailedError | DeadLetterError) or type(error).__name__ in _PERMANENT_ERRORS
 
 
 def _error_of(name: str, reason: str) -> TailraceError:
-    kind = getattr(errors, name) if name in _PERMANENT else TailraceError
+    kind = getattr(errors, name) if name in _PERMANENT_ERRORS else TailraceError
     error: TailraceError = kind(reason)
     return error

@@ -1,7 +1,7 @@
-"""Function that runs in Spark's Python workers: Arrow batches in, rows out.
+"""Function that runs in Spark's Python workers: it takes Arrow batches of records, and yields rows.
 
 A worker process keeps one event loop and one running app from task to task. An app whose stop runs user code is stopped
-at the end of each task, before the batch is committed. Spark ends its workers without cleanup, so other apps are
+at the end of each task, before the batch is committed. Spark ends its workers without cleanup, so any other app is
 stopped after an idle time and on the signals that end a worker.
 """
 
@@ -23,76 +23,85 @@ from tailrace.spark.loop_thread import LoopThread
 from tailrace.spark.worker.app_runner import AppRunner
 from tailrace.spark.worker.records import slices_of
 from tailrace.spark.worker.rows import arrow_of, columns_of, rows_of
-from tailrace.spark.worker.shipment import Shipment, unpacked
+from tailrace.spark.worker.shipment import Shipment, unpack
 from tailrace.spark.worker.shipped_maps import ShippedMaps
-from tailrace.spark.worker.task_metrics import COLUMN, TaskMetrics, is_permanent
+from tailrace.spark.worker.task_metrics import METRICS_COLUMN, TaskMetrics, is_permanent
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["handling", "run_task"]
+__all__ = ["run_task", "task_function"]
 
 ResultT = TypeVar("ResultT")
 
 _IDLE_S = 30.0
-"""Idle time after which the app is stopped; Spark ends an idle worker after a minute."""
+"""Seconds without a task after which the app is stopped; Spark ends an idle worker after a minute."""
 _STOP_TIMEOUT_S = 10.0
+"""Maximum time of a stop whose errors are ignored."""
 
 
-def handling(
-    shipment: Shipment, done: ShippedMaps, kind: DataType | None, topic: str | None, *, has_one_partition: bool
+def task_function(
+    shipment: Shipment,
+    offset_maps: ShippedMaps,
+    row_type: DataType | None,
+    topic: str | None,
+    *,
+    has_one_partition: bool,
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return the function for ``mapInArrow``.
 
     Args:
         shipment: serialized app.
-        done: offset maps of the partitions.
-        kind: Spark type of the handlers' results; None without a sink.
-        topic: topic of all records; None if it is a column.
+        offset_maps: offset maps, by which finished records are skipped.
+        row_type: Spark type of the handlers' results; None without a sink.
+        topic: topic of all records; None if the batches have a column with the topic.
         has_one_partition: True if each task reads one partition.
     """
 
     def handle(batches: Iterable[Any]) -> Iterator[Any]:
-        yield from run_task(shipment, done, kind, topic, batches, has_one_partition=has_one_partition)
+        yield from run_task(shipment, offset_maps, row_type, topic, batches, has_one_partition=has_one_partition)
 
     return handle
 
 
 def run_task(  # noqa: PLR0913 - arguments sent with the task
     shipment: Shipment,
-    done: ShippedMaps,
-    kind: DataType | None,
+    offset_maps: ShippedMaps,
+    row_type: DataType | None,
     topic: str | None,
     batches: Iterable[Any],
     *,
     has_one_partition: bool,
 ) -> Iterator[Any]:
-    """Handle the records of one task; yield the results, and last a row with the metrics.
+    """Handle the records of one task; yield Arrow batches with the results, and at last a row with the metrics.
+
+    A permanent error is part of the metrics.
 
     Raises:
-        BrokerConnectionError: no broker answers; Spark may run the task again.
+        TailraceError: a temporary error, such as BrokerConnectionError, after which Spark runs the task again.
     """
-    schema = _arrow_schema(columns_of(kind))
+    schema = _arrow_schema(columns_of(row_type))
     with _PROCESS.task():
         try:
             runner = _PROCESS.runner_for(shipment)
             for batch in batches:
                 slices = slices_of(batch, topic, has_one_partition=has_one_partition)
-                results = _PROCESS.call(runner.handle(slices, done))
-                if results and kind is not None:
-                    yield arrow_of(rows_of(results, kind), schema)
+                results = _PROCESS.call(runner.handle(slices, offset_maps))
+                if results and row_type is not None:
+                    yield arrow_of(rows_of(results, row_type), schema)
             results, metrics = _PROCESS.call(runner.finish())
-            _PROCESS.close_user_code()
-            rows = [] if kind is None else rows_of(results, kind)
-            last = arrow_of([*rows, {COLUMN: metrics.to_text()}], schema)
+            _PROCESS.stop_app_with_user_code()
+            rows = [] if row_type is None else rows_of(results, row_type)
+            last = arrow_of([*rows, {METRICS_COLUMN: metrics.to_text()}], schema)
         except Exception as error:
-            _PROCESS.clear()
+            _PROCESS.stop_app()
             if not is_permanent(error):
                 raise
-            last = arrow_of([{COLUMN: TaskMetrics(error=type(error).__name__, reason=str(error)).to_text()}], schema)
+            failure = TaskMetrics(error=type(error).__name__, reason=str(error))
+            last = arrow_of([{METRICS_COLUMN: failure.to_text()}], schema)
         except GeneratorExit:
-            # Spark reads no further: drop the records in flight.
-            _PROCESS.clear()
+            # Spark needs no more rows: stop the app, which drops the records in flight.
+            _PROCESS.stop_app()
             raise
     yield last
 
@@ -101,7 +110,7 @@ def _arrow_schema(columns: StructType) -> Any:  # noqa: ANN401 - pyarrow is unty
     """Return the Arrow schema of Spark columns; times without a zone are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - an extra
 
-    # Older versions always use UTC and lack the argument.
+    # Versions of Spark without this argument always use UTC.
     has_timezone = "timezone" in inspect.signature(to_arrow_schema).parameters
     return to_arrow_schema(columns, timezone="UTC") if has_timezone else to_arrow_schema(columns)
 
@@ -118,31 +127,32 @@ class _WorkerProcessState:
 
     @contextlib.contextmanager
     def task(self) -> Iterator[None]:
-        """Lock the state for one task; afterwards the app stays open for the next task until the idle time is over."""
+        """Lock the state for one task; the app is stopped if no other task follows within the idle time."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
             try:
                 yield
             finally:
-                self._timer = threading.Timer(_IDLE_S, self._clear_if_idle)
+                self._timer = threading.Timer(_IDLE_S, self._stop_app_if_idle)
                 self._timer.daemon = True
                 self._timer.start()
 
     def runner_for(self, shipment: Shipment) -> AppRunner:
-        """Return the running app of the shipment, after stopping another one.
+        """Return the runner of the shipment's app; stop another app and start this one if it does not run yet.
 
         Raises:
+            ConfigurationError: the app cannot be restored from the shipment.
             TailraceError: as ``App.start`` does.
         """
         if self._runner is not None and self._shipment == shipment:
             return self._runner
-        self.clear()
+        self.stop_app()
         if self._thread is None:
             _prepare_process(self)
         if self._thread is None or self._thread.ended_by is not None:
             self._thread = LoopThread("tailrace")
-        runner = AppRunner(unpacked(shipment), shipment)
+        runner = AppRunner(unpack(shipment), shipment)
         self.call(runner.start())
         self._runner, self._shipment = runner, shipment
         return runner
@@ -151,29 +161,29 @@ class _WorkerProcessState:
         """Run a coroutine in the loop.
 
         Raises:
-            HandlerFailedError: a task of the app ended the loop.
+            HandlerFailedError: an asyncio task of the app ended the loop.
         """
         assert self._thread is not None
         try:
             return self._thread.call(coroutine)
         except TailraceError as error:
-            by = self._thread.ended_by
-            if by is None:
+            cause = self._thread.ended_by
+            if cause is None:
                 raise
             raise HandlerFailedError(
-                f"the app ended the event loop of Spark's worker: {type(by).__name__}: {by}"
+                f"the app ended the event loop of Spark's worker: {type(cause).__name__}: {cause}"
                 " - to end the query, raise an error in a handler with on_failure='stop'"
             ) from error
 
-    def close_user_code(self) -> None:
-        """Stop an app whose stop runs user code, which may write results that the commit of the batch covers.
+    def stop_app_with_user_code(self) -> None:
+        """Stop the app if that runs user code, which may write results that must exist before the batch is committed.
 
         Raises:
             HandlerFailedError: the stop failed.
             BrokerConnectionError: no broker answers; Spark may run the task again.
         """
         runner = self._runner
-        if runner is None or not runner.closes:
+        if runner is None or not runner.stop_runs_user_code:
             return
         self._runner = self._shipment = None
         try:
@@ -185,8 +195,8 @@ class _WorkerProcessState:
                 f"the app failed to stop, so the batch is not committed: {error} - fix on_stop or the providers"
             ) from error
 
-    def clear(self) -> None:
-        """Stop the running app, if any, ignoring its errors."""
+    def stop_app(self) -> None:
+        """Stop the running app, if there is one, and ignore its errors."""
         runner, self._runner, self._shipment = self._runner, None, None
         if runner is None:
             return
@@ -195,16 +205,16 @@ class _WorkerProcessState:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await runner.stop()
 
-        # An error that ended the app was reported before.
+        # An error that ended the app has already been reported.
         with contextlib.suppress(TailraceError, TimeoutError):
             self.call(stop())
 
-    def _clear_if_idle(self) -> None:
+    def _stop_app_if_idle(self) -> None:
         timer = self._timer
         if self._lock.acquire(blocking=False):
             try:
                 if timer is self._timer:
-                    self.clear()
+                    self.stop_app()
             finally:
                 self._lock.release()
 
@@ -213,7 +223,7 @@ _PROCESS = _WorkerProcessState()
 
 
 def _prepare_process(process: _WorkerProcessState) -> None:
-    """Log warnings to the executor's log, and stop the app on the signals that end the process."""
+    """Log warnings to the executor's log, and let the signals that end the process stop the app first."""
     log = logging.getLogger("tailrace")
     if all(isinstance(one, logging.NullHandler) for one in log.handlers):
         handler = logging.StreamHandler()
@@ -222,7 +232,7 @@ def _prepare_process(process: _WorkerProcessState) -> None:
         log.addHandler(handler)
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        process.clear()
+        process.stop_app()
         os._exit(0)
 
     if threading.current_thread() is threading.main_thread():
