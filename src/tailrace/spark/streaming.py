@@ -129,7 +129,7 @@ class SparkQuery:
         self._is_parked = threading.Event()
         """Set when Spark's thread sleeps instead of starting a batch."""
         self._is_spark_stopped = False
-        """True once Spark was told to stop the query."""
+        """True once ``stop`` of Spark's query was called."""
         self._listener: Any = None
         self.query_id = self.run_id = ""
 

@@ -19,7 +19,7 @@ from tailrace.errors import ConfigurationError, KafkaNotAvailableError
 __all__ = ["java_home"]
 
 _NEWEST = {"4.0": 22, "4.1": 22}
-"""Newest Java that a minor version of Spark supports: its Hadoop calls ``Subject.getSubject``, which fails in Java 23."""
+"""Newest Java that a minor version of Spark supports: its Hadoop calls a method that fails in Java 23."""
 
 _MODULE = "jdk.incubator.vector"
 
