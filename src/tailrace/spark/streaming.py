@@ -151,7 +151,7 @@ class SparkQuery:
         return self._stage.spark.sparkContext is spark.sparkContext
 
     def finish(self) -> None:
-        """Wait until Spark has ended the query, then commit its last batch and close the connections, if not done yet.
+        """Wait until Spark has ended the query; commit its last batch and close connections, unless this was done before.
 
         No error is raised here: ``await_termination`` and ``stop`` raise the error that ended the query.
         """
@@ -268,7 +268,7 @@ class SparkQuery:
                 self._commit(number, ends)
 
     def idle(self) -> None:
-        """Repeat the last commit if it failed, because no batch may follow, or if the group's offsets would expire."""
+        """Repeat the last commit if it failed, as no later batch may include it, or if it was ten minutes ago."""
         with self._lock:
             is_pending = self._reported[0] > self._committed[0]
             if not self._has_ended and (is_pending or self._stage.store.now - self._committed_at > _RECOMMIT_S):
@@ -363,8 +363,8 @@ class SparkQuery:
                 if self._stage.config.begins_at == "none":
                     return OffsetOutOfRangeError(*one, offset)
                 return TailraceError(
-                    f"offset {offset} of {one} was deleted from the log before Spark read it - start the query again:"
-                    " it continues by auto_offset_reset and counts the lost offsets"
+                    f"offset {offset} of {one} was deleted from the log before Spark read it - start the query again,"
+                    " which continues at auto_offset_reset"
                 )
         return None
 
