@@ -151,7 +151,7 @@ class SparkQuery:
         return self._stage.spark.sparkContext is spark.sparkContext
 
     def finish(self) -> None:
-        """Wait until Spark has ended the query; commit its last batch and close connections, unless this was done before.
+        """Wait until Spark has ended the query, then commit its last batch and close the connections, once.
 
         No error is raised here: ``await_termination`` and ``stop`` raise the error that ended the query.
         """

@@ -185,7 +185,7 @@ class AppRunner:
             if resolved.on_failure == "pause":
                 resolved = replace(resolved, on_failure="stop")
             if handler.batch is not None:
-                # The records of a task are queued already, so a batch must not wait for more.
+                # A batch of records that waits for more records would only delay the task.
                 handler = replace(handler, batch=replace(handler.batch, max_wait_ms=0))
             resolved = replace(resolved, middleware=(*collecting, *resolved.middleware))
             adapted_handlers.append(BoundHandler(handler, one.prepared, resolved))
