@@ -815,4 +815,4 @@ def test_all_conditions_of_a_selection_must_match():
     )
 
     assert [one.record.offset for one in letters if choice.matches(one)] == [1]
-    assert [one.record.offset for one in DeadLetterFilter(limit=2).first(letters)] == [3, 2]
+    assert [one.record.offset for one in DeadLetterFilter(limit=2).sort_and_limit(letters)] == [3, 2]

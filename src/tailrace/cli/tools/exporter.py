@@ -23,7 +23,7 @@ _log = logging.getLogger("tailrace")
 
 
 async def work(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT, and return the exit code.
+    """Serve metrics until SIGTERM or SIGINT, and return the exit code.
 
     Raises:
         ConfigurationError: an option is missing or wrong, or the port is in use.
@@ -47,7 +47,7 @@ async def work(options: argparse.Namespace) -> int:
                 anyio.create_task_group() as tasks,
             ):
                 _log.info("metrics are served at http://%s:%d/metrics", options.http_host or "*", server.port)
-                tasks.start_soon(_try_once, exporter)
+                tasks.start_soon(_collect_once, exporter)
                 await stopped.wait()
                 tasks.cancel_scope.cancel()
     finally:
@@ -55,13 +55,17 @@ async def work(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _try_once(exporter: ClusterExporter) -> None:
-    """Collect once, so that wrong credentials end the command and not only the first scrape."""
+async def _collect_once(exporter: ClusterExporter) -> None:
+    """Collect once and log the result. Wrong credentials then end the command at its start, not only fail each scrape.
+
+    Raises:
+        AuthenticationError: TLS or SASL failed.
+    """
     try:
         found = await exporter.collect()
     except AuthenticationError:
         raise
     except BrokerConnectionError:
-        return  # The collection has logged it, and the brokers may start later.
+        return  # collect() has logged the error, and the brokers may start later.
     topics = {one.topic for one in found.partitions}
     _log.info("found %s and %s", counted(len(topics), "topic"), counted(len(found.groups), "group"))
