@@ -19,7 +19,7 @@ from tailrace.testing import KafkaServer
 @pytest.fixture
 def cache(empty_cache, monkeypatch) -> Path:
     """Cache that contains only the jars."""
-    listed = jars._list_of(jars._broker(jars.KAFKA_VERSION)).name
+    listed = jars._list_file(jars._broker(jars.KAFKA_VERSION)).name
     with monkeypatch.context() as before:
         before.delenv("XDG_CACHE_HOME")
         jars.broker_class_path()
@@ -128,7 +128,7 @@ def test_an_archive_is_removed_when_a_jvm_crashes(empty_cache, java, tmp_path, e
     crashing = java("17.0.1", then="kill -SEGV $$")
     node = BrokerNode(1, Ports(1, 2, 3, 1), tmp_path / "node", crashing, [])
     node.folder.mkdir()
-    kept = node._classes._cached.with_suffix(".jsa")
+    kept = node._class_data._cached.with_suffix(".jsa")
     kept.parent.mkdir(parents=True)
     kept.touch()
 

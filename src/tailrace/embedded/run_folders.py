@@ -5,9 +5,9 @@ identifies the process. When the process exits, or receives SIGTERM or SIGHUP wh
 and the folder is removed. After SIGKILL, the next run removes the folder and kills the brokers.
 
 The parent folder of a user's runs has a predictable name in the temporary directory, to which all users can write. The
-parent folder is used only if it is a real directory of this user with mode 0700. Otherwise another user may have created
-it, and a parent folder with a random name is used instead. A folder without the file that identifies the process is
-removed only if it is empty.
+parent folder is used only if it is a real directory of this user with mode 0700. Otherwise it may have been created by
+another user, and a parent folder with a random name is used instead. A folder without the file that identifies the
+process is removed only if it is empty.
 """
 
 from __future__ import annotations
