@@ -115,7 +115,7 @@ def end_on_signals() -> None:
 
 
 def leave_signals_alone() -> None:
-    """Undo ``end_on_signals`` unless a server is open."""
+    """Undo ``end_on_signals`` unless a cluster is registered with ``on_exit``."""
     if not _open_servers and threading.current_thread() is threading.main_thread():
         signals.leave_signals_alone(_SIGNALS)
 

@@ -66,7 +66,9 @@ class DeadLetterReader:
         self._cluster, self._topic, self._options, self._timeout_s = cluster, topic, options, timeout_s
 
     async def read(self, positions: Collection[DeadLetterPosition] = ()) -> AsyncIterator[DeadLetter]:
-        """Yield all dead letters, or only those from the first to the last of ``positions`` in each partition.
+        """Yield the dead letters of the topic, in the order of their offsets in each partition.
+
+        With ``positions``, yield only dead letters from the first to the last position of each partition.
 
         Raises:
             UnknownTopicError: the topic does not exist.

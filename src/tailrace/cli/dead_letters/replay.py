@@ -35,7 +35,7 @@ class ReplayRecord:
     letter: DeadLetter
     topic: str
     partition: int | None
-    """Partition of the original record; None if ``topic`` lacks this partition, so that the key determines one."""
+    """Partition of the original record; None if ``topic`` lacks this partition, so that the producer chooses by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def plan_replay(
 def _original_record(letter: DeadLetter) -> object:
     """Return a value that identifies the original record and the group.
 
-    The origin includes the timestamp, because two records have the same offset if the topic was recreated in between.
+    The origin includes the timestamp, because a record of a recreated topic may have the offset of an earlier record.
     """
     return letter.group_id, letter.origin
 

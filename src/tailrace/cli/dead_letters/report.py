@@ -67,7 +67,7 @@ class FailureSummary:
 
 
 async def summarize(letters: AsyncIterator[DeadLetter]) -> list[FailureSummary]:
-    """Count dead letters by group, handler and error type, the most frequent first."""
+    """Return a summary for each group, handler and error type, and the one with the most dead letters first."""
     summaries: dict[tuple[str, str, str], FailureSummary] = {}
     async for letter in letters:
         key, position = (letter.group_id, letter.handler, letter.error_type), position_of(letter)

@@ -30,7 +30,10 @@ class DeadLetterPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Conditions of dead letters, of which an empty one or None matches all, and a limit of their number."""
+    """Conditions that dead letters must match, and the maximum number of dead letters.
+
+    A condition that is empty or None matches all dead letters.
+    """
 
     positions: Collection[DeadLetterPosition] = ()
     since_ms: int | None = None

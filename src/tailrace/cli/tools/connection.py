@@ -50,7 +50,7 @@ def add_connection_options(
     Args:
         parser: parser of a command or an action.
         inner: True for an action, such as ``show``, of a command that has these options, too. The options of the action
-            then have no defaults, which would replace values that stand before the action.
+            then have no defaults, because these would replace values that were given before the action.
         json: False for a command without ``--json``, or with its own.
         timeout_s: default of ``--timeout``.
         timeout_help: help of ``--timeout``, without the default.
@@ -162,7 +162,7 @@ def connection_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def group_of(options: argparse.Namespace, config: ConsumerConfig) -> str:
-    """Return the group that GROUP, the app or ``config`` names; exit with a usage error if it is none or ambiguous."""
+    """Return the group that GROUP, the app or ``config`` names; exit with a usage error unless it is one."""
     if options.group:
         return str(options.group)
     groups = {config.group_id} - {None}

@@ -56,7 +56,7 @@ async def work(options: argparse.Namespace) -> int:
 
 
 async def _collect_once(exporter: ClusterExporter) -> None:
-    """Collect once and log the result. Wrong credentials then end the command at its start, not only fail each scrape.
+    """Collect once and log the result, so that wrong credentials end the command before the first scrape.
 
     Raises:
         AuthenticationError: TLS or SASL failed.

@@ -69,7 +69,7 @@ class _Printer:
 
     Args:
         options: arguments of the command.
-        ends: end offsets, from which on records are not written; None for no end.
+        ends: offsets by partition at which writing ends; None to write all matching records.
 
     Attributes:
         is_full: True once ``--max`` records are written.
