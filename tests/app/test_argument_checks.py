@@ -55,7 +55,7 @@ def generator(call):
         ({"middleware": [generator]}, "generator must be a plain function of one parameter"),
         ({"dead_letter": 5}, "dead_letter must be a topic or a template"),
         ({"dead_letter": "{topci}.dead"}, "the only fields are {topic}, {group}, {delay}"),
-        ({"dead_letter": "dead letters"}, "no topic's name has ' '"),
+        ({"dead_letter": "dead letters"}, "and '-', not ' '"),
         ({"hooks": [AsyncHook()]}, "on_event(event), a plain method"),
         ({"hooks": [AsyncHook]}, "on_event(event), a plain method"),
         ({"rebalance_listener": Listener}, "rebalance_listener"),

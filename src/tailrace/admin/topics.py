@@ -120,7 +120,7 @@ async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s:
             code = cluster.topology.errors.get(name, ErrorCode.NONE)
             if code not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
                 raise broker_error(code, f"topic {name!r}")
-        return cluster.topology.partitions_of(topics)
+        return cluster.topology.partition_counts(topics)
 
     with watched(cluster, topics):
         return await cluster.retrying(look, timeout_s=timeout_s, what=f"looking for {', '.join(topics)}")

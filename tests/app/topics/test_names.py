@@ -48,7 +48,11 @@ def test_dead_letters_are_the_default():
         ("{topic!r}.dead", {}, "the only fields are"),
         ("{topic:>300}.dead", {}, "the only fields are"),
         ("{topic.dead", {}, "expected '}'"),
-        ("{topic}/{group}", {}, "'orders/billing', and no topic's name has '/'"),
+        (
+            "{topic}/{group}",
+            {},
+            "'orders/billing', and a topic name may contain only a-z, A-Z, 0-9, '.', '_' and '-', not '/'",
+        ),
         ("{topic}", {}, "the topic itself"),
         ("", {}, "1 to 249 characters"),
         ("..", {}, "1 to 249 characters"),

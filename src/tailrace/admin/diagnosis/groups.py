@@ -85,7 +85,7 @@ async def look_at_group(
     read = {one.topic for one in (*committed, *group.owners)} | {t for one in group.members for t in one.topics}
     with watched(cluster, read | set(topics)):
         await cluster.refresh()
-        counts = cluster.topology.partitions_of(read | set(topics))
+        counts = cluster.topology.partition_counts(read | set(topics))
         partitions = [TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
         begins = await _offsets(cluster, dict.fromkeys(partitions, EARLIEST), node_ids, timeout_s)
         ends = await _offsets(cluster, dict.fromkeys(partitions, LATEST), node_ids, timeout_s)

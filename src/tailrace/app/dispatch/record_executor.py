@@ -138,7 +138,7 @@ class RecordExecutor(Executor[Worker]):
     async def _run_free(self, worker: Worker, began_at: float) -> None:
         """Run records that need no ``take``, until a handler suspends or this turn of the event loop is too long."""
         free, count = self._lanes.free, 1
-        worker.unmeasured.go_on(free)
+        worker.unmeasured.count_records(free)
         while length_hint(free) and self._may_start and not is_too_long(self._loop.time() - began_at):
             try:
                 if (returned := await self._run_next(worker, free, count)) is not None:

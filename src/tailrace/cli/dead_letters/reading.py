@@ -38,7 +38,7 @@ async def partitions_of(cluster: Cluster, topics: Collection[str], timeout_s: fl
             code = cluster.topology.errors.get(name, ErrorCode.NONE)
             if code not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
                 raise broker_error(code, f"topic {name!r}")
-        return cluster.topology.partitions_of(topics)
+        return cluster.topology.partition_counts(topics)
 
     cluster.watch(refresh, topics)
     try:

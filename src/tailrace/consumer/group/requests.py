@@ -243,7 +243,7 @@ class GroupRequests:
         self._cluster.watch((self._member, "group"), effect.topics)
         await self._cluster.refresh()
         topology = self._cluster.topology
-        return PartitionsFound(topology.partitions_of(effect.topics), topology.racks_of(effect.topics))
+        return PartitionsFound(topology.partition_counts(effect.topics), topology.racks_of(effect.topics))
 
     async def _sync(self, effect: SendSync) -> GroupEvent:
         coordinator = await self._coordinator()

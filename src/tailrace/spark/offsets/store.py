@@ -319,7 +319,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
             if NO_TOPIC_ID not in {known, found} and known != found:
                 raise _recreated(name)
         for partition, end in (await self._epoch_ends(self._maps)).items():
-            if reason := self._maps[partition].contradiction_of_epoch(end):
+            if reason := self._maps[partition].epoch_contradiction(end):
                 raise TailraceError(
                     f"the log of {partition} was truncated: {reason} - start again to handle the records it has now"
                 )
