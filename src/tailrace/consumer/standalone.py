@@ -50,7 +50,7 @@ class StandaloneAssignment:
             for partition in sorted(topology.topics[name].partitions)
         )
         for position in self._positions.add(there):
-            start = self._start_positions.policy.of_subscribed(position.partition, topology)
+            start = self._start_positions.policy.start_of_subscribed(position.partition, topology)
             self._start_positions.place(position, start)
             position.is_fetchable = True
         self._start_positions.on_changed()

@@ -33,7 +33,7 @@ class ReactionTable(Generic[RequestT, ReactionT]):
     def reaction_to(
         self, code: int, request: RequestT | None = None, overrides: Mapping[int, ReactionT] | None = None
     ) -> ReactionT:
-        """Return the reaction to ``code`` in the answer to ``request``; ``overrides`` take precedence over the table."""
+        """Return the reaction to ``code`` in the answer to ``request``; ``overrides`` replace entries of the table."""
         for_request = {} if request is None else self.by_request.get(request, {})
         for reactions in (overrides or {}, for_request, self.general):
             if code in reactions:

@@ -60,7 +60,7 @@ class _Case:
 
     @property
     def is_kept(self) -> bool:
-        return self.decision.step in {FailureAction.RETRY, FailureAction.PAUSE}
+        return self.decision.action in {FailureAction.RETRY, FailureAction.PAUSE}
 
 
 class Recovery:
@@ -128,7 +128,9 @@ class Recovery:
         chance, cases = self._chance(), []
         for at in sorted(failed):
             record, error = records[at], failed[at]
-            failure_count = failure_counts.failed(record.topic_partition, record.offset, is_outage=is_outage(error))
+            failure_count = failure_counts.count_failure(
+                record.topic_partition, record.offset, is_outage=is_outage(error)
+            )
             cases.append(_Case(record, error, failure_count, self._policy.decide(record, failure_count, error, chance)))
         return cases
 
@@ -144,7 +146,7 @@ class Recovery:
             )
 
     async def _wait(self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, kept: Sequence[_Case]) -> bool:
-        parked = sum(case.decision.step is FailureAction.PAUSE for case in kept)
+        parked = sum(case.decision.action is FailureAction.PAUSE for case in kept)
         self._parked += parked
         try:
             pause_s = min(case.decision.pause_s for case in kept)
@@ -157,9 +159,9 @@ class Recovery:
         first = (final or cases)[0]
         options: dict[str, Any] = {"logged_exception": with_short_tracebacks(first.error)} if final else {}
         counts: tuple[int, ...] = ()
-        then = ACTION_TEXTS[first.decision.step]
+        then = ACTION_TEXTS[first.decision.action]
         if self._is_batch:
-            counts, steps = (len(cases), count), Counter(case.decision.step for case in cases)
+            counts, steps = (len(cases), count), Counter(case.decision.action for case in cases)
             then = ", ".join(f"{number} {ACTION_TEXTS[step]}" for step, number in steps.items())
         self._observer.emit(
             (self._gave_up if final else self._failed)(
@@ -167,7 +169,7 @@ class Recovery:
                 first.record.topic_partition,
                 first.record.offset,
                 *counts,
-                max(case.failure_count.all for case in cases),
+                max(case.failure_count.total for case in cases),
                 error_text(first.error),
                 then,
                 where_raised(first.error),

@@ -97,7 +97,7 @@ class RetryTopicRecords:
         while True:
             now = self._now
             is_empty = False
-            for partition in self._delayed.due(now):
+            for partition in self._delayed.due_partitions(now):
                 if (lease := self._delayed.take(partition, now, self._room_of(partition))) is not None:
                     self._deliver(lease)
                 is_empty = is_empty or partition not in self._delayed

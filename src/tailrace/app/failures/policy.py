@@ -18,7 +18,7 @@ from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import Handler
 from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.sources import Transactions
-from tailrace.core.failures.delayed_records import hop_of
+from tailrace.core.failures.delayed_records import retry_topic_index
 from tailrace.core.failures.failure_counts import FailureCount, FailureCounts
 from tailrace.core.failures.retry import FailureAction, RetryDecision, after_failure
 from tailrace.errors import (
@@ -115,7 +115,7 @@ class FailurePolicy:
             dead_letter=resolved.dead_letter is not None,
             on_failure=resolved.on_failure,
             chance=chance,
-            attempt_topic_index=hop_of(self._delay_of(record.topic), resolved.retry.topic_delays_ms),
+            attempt_topic_index=retry_topic_index(self._delay_of(record.topic), resolved.retry.topic_delays_ms),
             never=_NOT_RETRYABLE,
             outages=_OUTAGES,
         )
@@ -133,14 +133,14 @@ class FailurePolicy:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         can_wait = all(
-            one.step is FailureAction.RETRY and transactions.has_time(one.pause_s, self._work_s) for _, one in waiting
+            one.action is FailureAction.RETRY and transactions.has_time(one.pause_s, self._work_s) for _, one in waiting
         )
         if can_wait and await pause():
             return True
         waited_s = loop.time() - began_at
         for record, decision in waiting:
             left_s = max(0.0, decision.pause_s - waited_s)
-            transactions.set_aside(record, left_s, is_given_up=decision.step is FailureAction.PAUSE)
+            transactions.set_aside(record, left_s, is_given_up=decision.action is FailureAction.PAUSE)
         return False
 
     async def give_up(
@@ -155,12 +155,16 @@ class FailurePolicy:
         """
         name, partition, offset = self._handler.name, record.topic_partition, record.offset
         transactions = self._transactions
-        if transactions is not None and decision.step is not FailureAction.STOP and not transactions.has_time(0.0, 0.0):
+        if (
+            transactions is not None
+            and decision.action is not FailureAction.STOP
+            and not transactions.has_time(0.0, 0.0)
+        ):
             # The transaction will be aborted, which undoes this action. Give up the record when it is delivered again.
-            transactions.failure_counts.close(partition, offset, error)
+            transactions.failure_counts.set_final_error(partition, offset, error)
             transactions.set_aside(record, 0.0, is_given_up=False)
             return
-        match decision.step:
+        match decision.action:
             case FailureAction.RETRY_TOPIC:
                 assert decision.retry_topic is not None
                 delay_ms = self._resolved.retry.topic_delays_ms[decision.retry_topic]
@@ -232,7 +236,7 @@ class FailurePolicy:
 
 def is_given_up(decision: RetryDecision, error: Exception) -> bool:
     """Return True if a record has no attempt left except the attempts of ``on_failure="pause"``."""
-    return decision.step not in {FailureAction.RETRY, FailureAction.RETRY_TOPIC} and not is_outage(error)
+    return decision.action not in {FailureAction.RETRY, FailureAction.RETRY_TOPIC} and not is_outage(error)
 
 
 def is_outage(error: Exception) -> bool:

@@ -347,7 +347,7 @@ class TransactionalSource:
         up_to = {at: one.offset for at, one in offsets.items()}
         self._observer.emit(OffsetsCommitted(group_view.group_id, up_to, took_s))
         self._partitions.committed(offsets)
-        self._failure_counts.committed(up_to)
+        self._failure_counts.forget_committed(up_to)
         self._refusals.committed(up_to)
         if (alone := self._delivery.alone) is not None and up_to.get(alone[0], 0) > alone[1]:
             self._deferred_offsets.lift(alone[0])

@@ -251,7 +251,7 @@ class Fetcher:
         plan = self._next_plan(connection)
         made_room = self._drop_excess_batches(plan.overdrawn)
         for position in self._positions.of(plan.recreated):
-            self._reset_position(position, self._policy.of_added(position.partition))
+            self._reset_position(position, self._policy.start_of_added(position.partition))
         if not made_room and not plan.recreated:
             return plan
         return self._next_plan(connection)
@@ -386,7 +386,7 @@ class Fetcher:
                 self._accept(position, fetched, fetched_topic_id, is_leaders=position.preferred_read_replica != node_id)
                 return
             case FetchErrorAction.RESET:
-                self._reset_position(position, self._policy.of_reset(position.partition))
+                self._reset_position(position, self._policy.start_after_reset(position.partition))
                 return
             case FetchErrorAction.REFRESH_METADATA:
                 self._cluster.learn_leader(
@@ -425,7 +425,7 @@ class Fetcher:
         """Continue where the log was truncated, because fetched records may be among the removed ones (KIP-320)."""
         topic, number = position.partition
         before, (after, lost) = position.next_offset, position.diverged(end_offset)
-        if lost and self._policy.of_reset(position.partition).whence is StartFrom.NONE:
+        if lost and self._policy.start_after_reset(position.partition).whence is StartFrom.NONE:
             self._reader.put(
                 position.partition, BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)), 0
             )

@@ -138,7 +138,7 @@ class AssignmentReconciler:
         for position in self._positions.of(unannounced):
             # A seek after the assignment takes precedence.
             if position.epoch == self._unsought[position.partition]:
-                start = self._start_positions.policy.of_subscribed(
+                start = self._start_positions.policy.start_of_subscribed(
                     position.partition,
                     self._cluster.topology,
                     committed.get(position.partition),

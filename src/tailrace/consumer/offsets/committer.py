@@ -149,7 +149,7 @@ class Committer:
     async def commit_chosen(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
         """Commit offsets that the user has chosen; raise the same errors as ``commit_finished``."""
         self.is_used = True
-        await self._commit(partial(self._commits.chosen, offsets), timeout_s)
+        await self._commit(partial(self._commits.snapshot_of, offsets), timeout_s)
 
     @property
     def is_committing(self) -> bool:
@@ -261,7 +261,7 @@ class Committer:
             raise CommitFailedError(
                 f"{error} - the records since the last commit may be delivered again", retriable=not is_stale
             ) from error
-        gone = self._commits.gone(snapshot) & left.keys()
+        gone = self._commits.released_since(snapshot) & left.keys()
         missing = gone | recreated
         committed = {partition: one.offset for partition, one in snapshot.offsets.items() if partition not in missing}
         if committed or not recreated:
@@ -282,7 +282,7 @@ class Committer:
         recreated: set[TopicPartition],
     ) -> None:
         """Try once to commit ``left``; move partitions of recreated topics from ``left`` to ``recreated``."""
-        gone = self._commits.gone(snapshot)
+        gone = self._commits.released_since(snapshot)
         entries = {partition: entry for partition, entry in left.items() if partition not in gone}
         if not entries:
             return
@@ -324,7 +324,7 @@ class Committer:
             for one in answer.partitions
         }
         accepted = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
-        self._commits.acknowledged(snapshot, accepted, {one for one in accepted if not left[one].metadata})
+        self._commits.note_stored(snapshot, accepted, {one for one in accepted if not left[one].metadata})
         for partition in accepted:
             del left[partition]
         unknown = [one for one in left if codes.get(one) in _UNKNOWN_TOPIC]
@@ -356,7 +356,7 @@ class Committer:
         for partition in others:
             self._observer.emit(TopicRecreated(partition, left.pop(partition).offset))
         recreated |= others
-        self._on_recreated(self._commits.unmoved(snapshot) & others)
+        self._on_recreated(self._commits.unchanged_since(snapshot) & others)
         topics = self._cluster.topology.topics
         deleted = {
             one for one in unknown if one.topic not in topics or one.partition not in topics[one.topic].partitions

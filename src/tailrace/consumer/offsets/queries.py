@@ -79,7 +79,7 @@ class OffsetQueries:
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return offset and timestamp of the first record at or after each time; None without such a record."""
         now_ms = self._now_ms()
-        found = await self._ask({partition: start.fixed(now_ms).number for partition, start in times.items()})
+        found = await self._ask({partition: start.with_timestamp(now_ms).number for partition, start in times.items()})
         return {
             partition: None
             if one.offset < 0

@@ -86,7 +86,7 @@ class ManualAssignment:
         self.clear()
         for position in self._positions.add(chosen):
             requested, offset = chosen[position.partition], committed.get(position.partition)
-            self._start_positions.place(position, self._start_positions.policy.of_chosen(requested, offset))
+            self._start_positions.place(position, self._start_positions.policy.start_of_assigned(requested, offset))
             position.is_fetchable = True
         self._start_positions.on_changed()
         if resets_offsets and chosen and self._committer is not None:

@@ -35,7 +35,7 @@ class _Search:
     def __init__(self, position: Position) -> None:
         assert position.reset_to is not None
         self.position, self.epoch = position, position.epoch
-        self.start: StartPoint = position.reset_to.fixed(now_ms())
+        self.start: StartPoint = position.reset_to.with_timestamp(now_ms())
         self.known: dict[int, ListedOffset] = {}
 
     @property

@@ -12,7 +12,7 @@ from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.positions.seek import seeks
+from tailrace.core.positions.seek import seek_targets
 from tailrace.core.positions.start_policy import Start
 from tailrace.errors import ConsumerStateError, OffsetOutOfRangeError, RequestTimedOutError
 from tailrace.records import OffsetAndMetadata, TopicPartition
@@ -88,7 +88,7 @@ class Seek:
         for partition in among:
             self.assigned(partition)
         now = await self.positions(among) if whence == "current" else dict.fromkeys(among, 0)
-        return await self.go(seeks(now, offset, whence, spread=spread))
+        return await self.go(seek_targets(now, offset, whence, spread=spread))
 
     async def to_committed(
         self,
@@ -110,7 +110,7 @@ class Seek:
         policy = self._start_positions.policy
         return await self.go(
             {
-                partition: policy.of_chosen(None, committed.get(partition))
+                partition: policy.start_of_assigned(None, committed.get(partition))
                 for partition, epoch in before.items()
                 if (position := self._positions.get(partition)) is not None and position.epoch == epoch
             }

@@ -69,7 +69,7 @@ class StartPositions:
     def restart(self, partitions: Iterable[TopicPartition]) -> None:
         """Read recreated topics: drop records fetched from the old topics, and look up the start in the new topics."""
         for position in self._positions.of(partitions):
-            self.move(position, self.policy.of_added(position.partition), position.next_offset)
+            self.move(position, self.policy.start_of_added(position.partition), position.next_offset)
         self.on_changed()
 
     def read_again(self, position: Position, committed: OffsetAndMetadata) -> None:
