@@ -29,16 +29,16 @@ from tailrace.core.processes.merged_stream import LeaseKey, MergedStream, Partit
 from tailrace.core.processes.messages import (
     CommitMessage,
     CommittedMessage,
-    DoneMessage,
     FromChild,
-    GoneMessage,
-    HaltedMessage,
-    LeftMessage,
+    HaltRequest,
+    HaltResponse,
+    LeaseEndedMessage,
+    ProgressMessage,
     ReadyMessage,
     SliceMessage,
     records_of,
 )
-from tailrace.core.processes.worker_plan import assign_in_turn, is_outage, member_name, workers_for
+from tailrace.core.processes.worker_plan import assign_in_turn, instance_id_template, is_outage, workers_for
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import CommitFailedError, TailraceError, TopicRecreatedError, broker_error
 from tailrace.net.cluster import Cluster
@@ -201,7 +201,7 @@ class ReaderPool:
 
     def _member_options(self, workers: int) -> None:
         given = self._plan.options.get("group_instance_id", os.environ.get("TAILRACE_GROUP_INSTANCE_ID"))
-        self._member = {"group_instance_id": member_name(given, workers, self._pool_id)}
+        self._member = {"group_instance_id": instance_id_template(given, workers, self._pool_id)}
         if given is None and self._config.leave_on_stop is None:
             self._member["leave_on_stop"] = True
 
@@ -248,10 +248,10 @@ class ReaderPool:
                         # The topic was recreated between the end of one process and the start of the next.
                         self._forget(key)
                         self._intake.open(key, partition, offset)
-            case HaltedMessage(lease=number):
+            case HaltRequest(lease=number):
                 if (lease := self._intake.halt(self._key_of(start, number))) is not None:
-                    self._send(start, LeftMessage(number, lease.next_offset))
-            case GoneMessage(lease=number):
+                    self._send(start, HaltResponse(number, lease.next_offset))
+            case LeaseEndedMessage(lease=number):
                 self._forget(self._key_of(start, number))
             case CommittedMessage(number=number, error=error):
                 if (waiting := self._commits.pop(number, None)) is not None and not waiting.done():
@@ -305,7 +305,7 @@ class ReaderPool:
         """Report to the process of a lease which records are finished and how many have left the queue."""
         if (route := self._routes.get(lease.key)) is not None:
             start, number = route
-            self._send(start, DoneMessage(number, lease.finished, lease.unreleased))
+            self._send(start, ProgressMessage(number, lease.finished, lease.unreleased))
 
     async def commit(self, timeout_s: float) -> None:
         """Commit the finished records.
@@ -416,7 +416,7 @@ class ReaderPool:
             self._supervisor.stopping.set()
         self._on_change()
 
-    def _send(self, start: int, message: DoneMessage | LeftMessage) -> None:
+    def _send(self, start: int, message: ProgressMessage | HaltResponse) -> None:
         for one in self.processes:
             if one.start == start and one.child is not None:
                 one.child.send(message)

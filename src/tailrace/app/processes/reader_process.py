@@ -26,12 +26,12 @@ from tailrace.core.processes.messages import (
     HEADER,
     CommitMessage,
     CommittedMessage,
-    DoneMessage,
     FailedMessage,
     FromChild,
-    GoneMessage,
-    HaltedMessage,
-    LeftMessage,
+    HaltRequest,
+    HaltResponse,
+    LeaseEndedMessage,
+    ProgressMessage,
     ReadyMessage,
     StopMessage,
     decode_to_child,
@@ -82,23 +82,23 @@ class _Leases:
         lease.send_away()
         return number
 
-    def done(self, message: DoneMessage) -> None:
+    def done(self, message: ProgressMessage) -> None:
         """Finish the records that the parent has finished, and free the room of records that left its queue."""
         if (progress := self._progress.get(message.lease)) is not None:
             progress.finish_through(message.offset)
             # ``message.released`` may include records that a previous process sent before it died.
             self._outstanding[message.lease] = max(0, self._outstanding[message.lease] - message.released)
 
-    def left(self, message: LeftMessage) -> None:
+    def left(self, message: HaltResponse) -> None:
         """Forget the records that the parent had not delivered when it halted the lease; they are delivered later."""
         if message.lease in self._halted:
             self._progress[message.lease].cut(message.offset)
 
     def halt(self, partition: TopicPartition) -> None:
-        """Ask the parent to deliver no more records of a partition; the parent answers with LeftMessage."""
+        """Ask the parent to deliver no more records of a partition; the parent answers with HaltResponse."""
         if (number := self._numbers.get(partition)) is not None:
             self._halted.add(number)
-            self._queue(HaltedMessage(number))
+            self._queue(HaltRequest(number))
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition, and make the parent forget it."""
@@ -106,7 +106,7 @@ class _Leases:
             del self._progress[number]
             del self._outstanding[number]
             self._halted.discard(number)
-            self._queue(GoneMessage(number))
+            self._queue(LeaseEndedMessage(number))
 
     def _queue(self, message: FromChild) -> None:
         self.queued.append(message)
@@ -229,10 +229,10 @@ class _ReaderProcess:
                 case StopMessage():
                     tasks.cancel_scope.cancel()
                     return
-                case DoneMessage():
+                case ProgressMessage():
                     self._leases.done(message)
                     self._reader.progressed()
-                case LeftMessage():
+                case HaltResponse():
                     self._leases.left(message)
                     self._reader.progressed()
                 case CommitMessage():

@@ -176,7 +176,7 @@ class SupervisedProcess:
         if self._silent_checks >= _SILENT_CHECKS:
             status, detail = "failed", f"its event loop has been blocked for {self._silent_checks * _CHECK_S:.0f} s"
             return Check(name, status, f"{detail}; it is killed and restarted after {self._silence_limit_s:g} s")
-        if self.restarts.is_unwell(now):
+        if self.restarts.is_failing(now):
             words = f"has died {self.restarts.deaths(now)} times in a row"
             return Check(name, unready, f"{words}; {detail}" if detail else words)
         return Check(name, status, detail)
@@ -197,7 +197,7 @@ class SupervisedProcess:
                 continue
             self.deaths += 1
             loop = asyncio.get_running_loop()
-            pause_s = self._owner.on_exit(death, self.restarts.died(loop.time(), random.random()))  # noqa: S311
+            pause_s = self._owner.on_exit(death, self.restarts.note_death(loop.time(), random.random()))  # noqa: S311
             then = "" if pause_s is None else f", restarted after {pause_s:.1f} s"
             self._last_status = "degraded", f"{death}{then}"
             self._observer.emit(WorkerExited(self.worker, death.exit_code, death.reason, pause_s))
@@ -220,7 +220,7 @@ class SupervisedProcess:
             return ProcessExit(self.worker, self.start, os.EX_OSERR, None, f"its process could not be started: {error}")
         self.child = child
         self._last_status = "starting", ""
-        self.restarts.started(asyncio.get_running_loop().time())
+        self.restarts.note_start(asyncio.get_running_loop().time())
         self._observer.emit(WorkerStarted(self.worker, child.pid))
         try:
             exit_code = await self._run_until_exit(child)

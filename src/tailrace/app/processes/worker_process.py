@@ -32,7 +32,7 @@ from tailrace.core.processes.messages import (
     StopMessage,
     ToChild,
 )
-from tailrace.core.processes.worker_plan import check_transactional_id, member_name
+from tailrace.core.processes.worker_plan import check_transactional_id, instance_id_template
 from tailrace.errors import ConfigurationError, ConsumerStateError, TailraceError
 from tailrace.observe.log_format import configure_logging
 
@@ -82,7 +82,7 @@ class _WorkerProcess:
         if (transactions := settings_of(app).transactions) is not None:
             check_transactional_id(transactions.transactional_id, self._spec["workers"])
         pool_id = f"{os.getppid()}.{self._spec['pool']}"
-        app.configure(group_instance_id=member_name(given, self._spec["workers"], pool_id))
+        app.configure(group_instance_id=instance_id_template(given, self._spec["workers"], pool_id))
         if given is None and "leave_on_stop" not in options and "TAILRACE_LEAVE_ON_STOP" not in os.environ:
             # The instance id is unique to this pool, so no later member will use it.
             app.configure(leave_on_stop=True)
