@@ -221,7 +221,7 @@ class FailurePolicy:
         """Return the errors of the record's dead letters that were too large, from transactions that were aborted."""
         if self._transactions is None:
             return ()
-        return self._transactions.refusals.of_letters(record.topic_partition, record.offset)
+        return self._transactions.refusals.dead_letter_errors(record.topic_partition, record.offset)
 
     async def _wait_given_up(self, lane: RetryingLane, record: Record, seconds: float) -> bool:
         if self._transactions is not None:

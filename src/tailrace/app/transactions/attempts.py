@@ -139,7 +139,7 @@ class Attempts:
         # Reserve the record's place now, because the look-ups of concurrent calls may finish in another order.
         place = len(attempt.outgoing)
         attempt.outgoing.append(None)
-        if self._window.doomed_by is None and not attempt.is_over:
+        if self._window.abort_cause is None and not attempt.is_over:
             await self._check(one.topic, one.partition)
         if attempt.is_over:
             raise PublishError(
@@ -181,7 +181,7 @@ class Attempts:
 
     async def _send(self, one: PendingRecord) -> None:
         """Add a record to the transaction; drop it if the transaction will be aborted."""
-        if self._window.doomed_by is not None:
+        if self._window.abort_cause is not None:
             return
         self.has_sent = True
         try:
@@ -213,7 +213,7 @@ class Attempts:
 
     def _raise_refusal_of(self, work: object) -> None:
         for record in _records_of(work):
-            if error := self._refusals.of_output(record.topic_partition, record.offset):
+            if error := self._refusals.result_error(record.topic_partition, record.offset):
                 raise error
 
 

@@ -36,10 +36,10 @@ class DeferredRecords:
     def first_of(self, records: Sequence[Record], room: int) -> Sequence[Record]:
         """Return the records of a partition that may be delivered next; a deferred record is delivered alone."""
         partition = records[0].topic_partition
-        if self.deferred_offsets.is_stopped_at(partition, records[0].offset):
+        if self.deferred_offsets.reaches(partition, records[0].offset):
             room = 1
         else:
-            records = self.deferred_offsets.before(partition, records)
+            records = self.deferred_offsets.records_before(partition, records)
         taken = records[:room]
         if partition.topic not in self._retry_topics:
             return taken

@@ -110,14 +110,14 @@ class TransactionDelivery:
         self._has_moved = bool(begun)
         if begun:
             if not self._window.is_open:
-                self._window.took(0, self._loop.time())
+                self._window.add(0, self._loop.time())
             self._partitions.begin(begun)
             self._window.cut()
         elif not self._window.is_open:
             undelivered = self._partitions.undelivered
             if any(one.partition not in undelivered for one in self._group_view.passed()):
                 # Records that come within the interval join the transaction.
-                self._window.took(0, self._loop.time())
+                self._window.add(0, self._loop.time())
         return self._has_moved
 
     def _next_undelivered(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
@@ -132,7 +132,7 @@ class TransactionDelivery:
         position, lease = found
         self._took(position, lease)
         first = lease.records[0].offset
-        if self._deferred_offsets.is_stopped_at(position.partition, first):
+        if self._deferred_offsets.reaches(position.partition, first):
             self.alone = position.partition, first
             self._window.close()
         return position, lease
@@ -146,7 +146,7 @@ class TransactionDelivery:
         return self._deferred_offsets.room(partition, delivered, room, self._loop.time(), is_open=self._window.is_open)
 
     def _took(self, position: Position, lease: Lease) -> None:
-        self._window.took(lease.count, self._loop.time())
+        self._window.add(lease.count, self._loop.time())
         self._partitions.took(position, lease)
         self.last = position.partition, lease.records[-1].offset
 

@@ -80,13 +80,13 @@ class TransactionOptions:
             interval_s=self.transaction_interval_ms / 1000,
             max_records=self.transaction_max_records,
             timeout_s=self.transaction_timeout_ms / 1000,
-            gathers_s=max(waits_s, default=0.0),
+            batch_wait_s=max(waits_s, default=0.0),
         )
         works_s = [
-            bare.work_share_s(wait_s) if one.timeout_ms is None else one.timeout_ms / 1000
+            bare.default_handler_timeout_s(wait_s) if one.timeout_ms is None else one.timeout_ms / 1000
             for one, wait_s in zip(handlers, waits_s, strict=True)
         ]
-        return replace(bare, works_s=max(works_s, default=0.0))
+        return replace(bare, max_handler_s=max(works_s, default=0.0))
 
     def name_for(self, group_id: str, config: ConsumerConfig) -> str:
         """Return the transactional id of a group's producer.

@@ -161,7 +161,7 @@ class TransactionalSource:
         while True:
             now, gathers = self._loop.time(), self._partitions.are_gathering
             # are_done is slow with many partitions, so it is evaluated only if the window takes no more records.
-            takes = self._window.takes(now, is_gathering=gathers)
+            takes = self._window.takes_records(now, is_gathering=gathers)
             is_done = not takes and self._partitions.are_done
             is_idle = not takes and not self._partitions.are_running and not self._partitions.are_held_back
             step = self._window.step(now, is_done=is_done, is_idle=is_idle, is_gathering=gathers)
@@ -230,7 +230,7 @@ class TransactionalSource:
         if record.topic_partition not in self._partitions.partitions():
             # The partition was revoked.
             return
-        self._refusals.lift(record.topic_partition, record.offset)
+        self._refusals.forget_record(record.topic_partition, record.offset)
         due_at = self._loop.time() + seconds
         self._deferred_offsets.put(record.topic_partition, record.offset, due_at, is_given_up=is_given_up)
         # The worker continues at once, and must not start the records after this one.
@@ -243,7 +243,7 @@ class TransactionalSource:
 
     def work_share_ms(self, gathers_ms: int) -> int:
         """Return the timeout of a handler without ``timeout_ms`` whose batches are gathered for ``gathers_ms``."""
-        return max(1, round(self._settings.work_share_s(gathers_ms / 1000) * 1000))
+        return max(1, round(self._settings.default_handler_timeout_s(gathers_ms / 1000) * 1000))
 
     @property
     def stalled_s(self) -> float:
@@ -253,17 +253,15 @@ class TransactionalSource:
     @property
     def waiting(self) -> int:
         """Number of records that have failed permanently and wait to be delivered again."""
-        return self._deferred_offsets.given_up
+        return self._deferred_offsets.count_given_up
 
     @property
     def are_settled(self) -> bool:
         """True if no transaction is open and each waiting record has failed permanently or comes after one that has."""
-        if self._window.is_open or len(self._deferred_offsets) > self._deferred_offsets.given_up:
+        if self._window.is_open or len(self._deferred_offsets) > self._deferred_offsets.count_given_up:
             return False
         undelivered = self._partitions.undelivered.values()
-        return all(
-            self._deferred_offsets.is_stopped_at(one.position.partition, one.first.offset) for one in undelivered
-        )
+        return all(self._deferred_offsets.reaches(one.position.partition, one.first.offset) for one in undelivered)
 
     # ---- closing -----------------------------------------------------------------------------------------------
 
@@ -272,7 +270,7 @@ class TransactionalSource:
         self._look_again()
 
     def _doom(self, error: TailraceError, *, is_at_fault: bool) -> None:
-        self._window.doom(error, is_at_fault=is_at_fault)
+        self._window.require_abort(error, needs_backoff=is_at_fault)
         self._look_again()
 
     def _failed(self, error: TailraceError) -> None:
@@ -290,7 +288,7 @@ class TransactionalSource:
             self._delivery_or_none.look_again()
 
     def _lost(self, partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
-        self._deferred_offsets.lift(partition)
+        self._deferred_offsets.remove(partition)
         self._failure_counts.forget(partition)
         self._refusals.forget(partition)
         # During a commit, the coordinator decides whether it succeeds.
@@ -315,7 +313,7 @@ class TransactionalSource:
         if identity is None:
             # A rebalance is under way, or the partitions are about to be lost.
             until = self._loop.time() + _LOOK_AGAIN_S
-            if self._window.gives_up_at is not None and until >= self._window.gives_up_at:
+            if self._window.abort_at is not None and until >= self._window.abort_at:
                 self._doom(
                     PublishError("this member was in no generation of the group for too long"), is_at_fault=False
                 )
@@ -348,11 +346,11 @@ class TransactionalSource:
         self._observer.emit(OffsetsCommitted(group_view.group_id, up_to, took_s))
         self._partitions.committed(offsets)
         self._failure_counts.forget_committed(up_to)
-        self._refusals.committed(up_to)
+        self._refusals.forget_committed(up_to)
         if (alone := self._delivery.alone) is not None and up_to.get(alone[0], 0) > alone[1]:
-            self._deferred_offsets.lift(alone[0])
+            self._deferred_offsets.remove(alone[0])
             self._delivery.alone = None
-        self._window.committed(self._loop.time(), carried=self._carried(), is_searching=bool(self._refusals))
+        self._window.end_committed(self._loop.time(), carried=self._carried(), is_searching=bool(self._refusals))
         if self._window.is_open:
             # Remaining records publish into this transaction as soon as they may start.
             await self._transactor.begin()
@@ -369,7 +367,7 @@ class TransactionalSource:
 
     def _carry_on(self) -> None:
         """Keep the transaction open: there is nothing to commit."""
-        self._window.carry_on(self._loop.time(), self._carried())
+        self._window.end_empty(self._loop.time(), self._carried())
         self._end()
 
     def _end(self, *, is_failure: bool = False) -> None:
@@ -399,7 +397,7 @@ class TransactionalSource:
         Raises:
             TailraceError: no more transactions can begin.
         """
-        error = self._window.doomed_by
+        error = self._window.abort_cause
         assert error is not None
         self._reason = str(error)
         self._observer.emit(TransactionAborted(self._group_view.group_id, self._window.count, str(error), error))
@@ -411,22 +409,22 @@ class TransactionalSource:
         while self._partitions.are_running and self._loop.time() < until:
             await self._progress.wait(until)
         self._attempts.disown()
-        if self._window.is_at_fault:
+        if self._window.needs_backoff:
             self._failures += 1
             until = self._loop.time() + self._backoff.pause_s(self._failures, random.random())  # noqa: S311 - for jitter
             while self._loop.time() < until:
                 await self._progress.wait(until)
         await rewind(self._partitions, self._group_view, self._backoff)
         self._blame(error)
-        is_failure = self._window.is_at_fault or self._window.is_late or isinstance(error, PublishTooLargeError)
-        self._window.aborted(shrink=is_failure and self._delivery.alone is None)
+        is_failure = self._window.needs_backoff or self._window.is_late or isinstance(error, PublishTooLargeError)
+        self._window.end_aborted(shrink=is_failure and self._delivery.alone is None)
         self._delivery.alone = None
         self._end(is_failure=is_failure)
 
     def _blame(self, error: TailraceError) -> None:
         """Mark a record as too large if it was alone in the transaction, so that it fails at its next delivery."""
         if isinstance(error, PublishTooLargeError) and self._window.count == 1 and self._delivery.last is not None:
-            self._refusals.blame(*self._delivery.last, error, is_letter=self._attempts.has_letter)
+            self._refusals.note_refusal(*self._delivery.last, error, is_dead_letter=self._attempts.has_letter)
 
     def _stalled(self, seconds: float) -> None:
         reason = self._reason or "no record was finished"
