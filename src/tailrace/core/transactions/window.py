@@ -99,7 +99,7 @@ class Window:
         self.count = 0
         self.opened_at: float | None = None
         self.abort_cause: TailraceError | None = None
-        self.is_at_fault = self.is_late = False
+        self.needs_backoff = self.is_late = False
 
     def __repr__(self) -> str:
         state = "aborting" if self.abort_cause else "closed" if self._is_closed else "open"
@@ -108,7 +108,7 @@ class Window:
 
     @property
     def is_open(self) -> bool:
-        """True if a transaction is open."""
+        """True if a window is open."""
         return self.opened_at is not None
 
     @property
