@@ -242,7 +242,7 @@ def check_options(
             "offset_metadata_max_bytes=0 contradicts delivery='exactly_once', whose commits need offset maps - leave it"
             " out, or set it to the broker's offset.metadata.max.bytes"
         )
-    longest_ms = options.window(handlers).longest_s * 1000
+    longest_ms = options.window(handlers).abort_age_s * 1000
     for handler in handlers:
         batch = handler.batch
         waits_ms, works_ms = 0 if batch is None else batch.max_wait_ms, handler.timeout_ms or 0
