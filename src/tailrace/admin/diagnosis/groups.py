@@ -97,7 +97,7 @@ async def look_at_group(
         assignor=group.assignor,
         coordinator_id=group.coordinator_id,
         members=[MemberFacts(one.member_id, str(one), one.topics, len(one.partitions)) for one in group.members],
-        patterns=any(one.pattern for one in group.members),
+        has_pattern=any(one.pattern for one in group.members),
     )
     return GroupLook(facts, group, committed, begins, ends, sorted({*partitions, *committed}))
 
