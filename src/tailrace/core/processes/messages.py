@@ -80,7 +80,7 @@ class ProgressMessage(_ProcessMessage, frozen=True, tag=3):
 
 
 class HaltResponse(_ProcessMessage, frozen=True, tag=4):
-    """Answer to ``HaltRequest``: the parent has not delivered records from ``offset`` on, and will not do so."""
+    """Answer to ``HaltRequest``: the parent neither has delivered nor will deliver records from ``offset`` on."""
 
     lease: int
     offset: int

@@ -271,7 +271,7 @@ class RecordAccumulator:
                 self._last_errors.pop(batch.partition, None)
                 return self._outcomes(queue, [DeliveredBatch(batch, base_offset)])
             case ProduceReaction.RETRY | ProduceReaction.LOOK_UP:
-                # The leader may have stored the batch, but not have waited long enough for the replicas.
+                # The leader may have stored the batch before it gave up waiting for the replicas.
                 batch.is_uncertain = True
                 self.needs_leaders |= reaction is ProduceReaction.LOOK_UP
                 self._pause(queue, now)

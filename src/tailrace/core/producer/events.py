@@ -99,7 +99,7 @@ class TransactionEvent:
 
 @dataclass(frozen=True, slots=True)
 class CompletePendingWork(TransactionEvent):
-    """Work that an earlier call has left must be completed: a producer id to request, or a transaction to end."""
+    """A call completes what must precede a transaction: it gets a producer id, or ends the previous transaction."""
 
     within_s: float
 
@@ -178,7 +178,7 @@ class TransactionEnded(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class TryAgain(TransactionEvent):
-    """The request failed for a temporary reason, and had no effect."""
+    """The effect failed for a temporary reason."""
 
     reason: str
     is_soon: bool = False

@@ -252,7 +252,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         return None
 
     def interrupt(self, _event: CallCanceled, _now: float) -> ProducerState | None:
-        """Forget the effect in progress, which the next call repeats; abort if EndTxn of a commit was not sent yet."""
+        """Forget the effect in progress, which the next call repeats; abort if a commit has not sent EndTxn yet."""
         self._needs_new_epoch |= self._pending.awaited is not None
         self._pending.forget()
         self._effects.clear()

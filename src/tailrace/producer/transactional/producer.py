@@ -111,7 +111,7 @@ class TransactionalProducer:
         self._lock, self._calls = asyncio.Lock(), 0
         self._progress = AutoResetEvent()
         self._needs_action = AutoResetEvent()
-        """Set when the records have an event for the machine."""
+        """Set when ``_event_of_records`` has an event that must be handled."""
         self._current_identity: Callable[[], Identity | None] = lambda: None
         self._running: ProducerRuntime | None = None
         self._was_started = self._is_cause_unreported = False
@@ -301,8 +301,8 @@ class TransactionalProducer:
 
         Raises:
             ConsumerStateError: the outcome of a commit is unknown.
-            PublishError: the abort was not acknowledged in time. The records do not become visible to readers of
-                committed records nevertheless.
+            PublishError: the abort was not acknowledged in time. Readers of committed records do not see the records in
+                this case, either.
         """
         async with self._exclusive():
             self._is_cause_unreported = False
@@ -489,11 +489,11 @@ class TransactionalProducer:
 
 
 _ADVICE: Mapping[ProducerState, str] = {
-    ProducerState.READY: ", no transaction is open - begin() one first",
-    ProducerState.IN_TRANSACTION: " - commit() it or abort() it first",
+    ProducerState.READY: ", no transaction is open - call begin() first",
+    ProducerState.IN_TRANSACTION: " - call commit() or abort() first",
     ProducerState.COMMITTING: (
         ", and a commit that was sent cannot be undone - call commit() again to find out its outcome"
     ),
-    ProducerState.ABORTING: " - abort() again, or begin() the next transaction",
-    ProducerState.UNINITIALIZED: ", no transaction is open - begin() one first",
+    ProducerState.ABORTING: " - call abort() again, or begin()",
+    ProducerState.UNINITIALIZED: ", no transaction is open - call begin() first",
 }
