@@ -256,7 +256,7 @@ def _replica_findings(topic: TopicFacts, subject: str, commands: CommandLines) -
             f"a partition has {counted(topic.smallest_isr, 'replica')} in sync, below min.insync.replicas={minimum}:"
             " writes with acks=all are refused"
             if below
-            else f"every partition has at least {topic.smallest_isr} of {topic.replication_factor} replicas in sync"
+            else f"each has at least {topic.smallest_isr} of {topic.replication_factor} replicas in sync"
         )
         yield Finding(
             "topic.under-min-isr" if below else "topic.under-replicated",
