@@ -74,7 +74,7 @@ def test_facts_of_metadata():
             {"under_replicated": (0,), "smallest_isr": 2, "lacking": frozenset({3})},
             "topic.under-replicated",
             Level.WARNING,
-            "1 of 3 partitions under-replicated (0), not in sync on broker 3; each has at least 2 of 3 replicas in sync",
+            "1 of 3 partitions under-replicated (0), not in sync on broker 3; each has at least 2 of 3 replicas",
         ),
         (
             {"under_replicated": (0,), "smallest_isr": 1, "lacking": frozenset({2, 3})},
