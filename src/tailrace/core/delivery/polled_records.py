@@ -23,6 +23,8 @@ class PolledRecords:
             user took them.
     """
 
+    __slots__ = ("_used_up", "count_added", "current", "remaining")  # `remaining` is read for each record
+
     def __init__(self) -> None:
         self.remaining: Iterator[AnyRecord] = _NONE
         self.current: Lease | None = None
