@@ -292,7 +292,7 @@ class SessionExpired(Event):
 
 
 class GroupRequestCompleted(Event):
-    """The coordinator answered a request of the member, which need not be repeated. Emitted for metrics, below DEBUG."""
+    """The coordinator answered a request, which need not be repeated. Emitted for metrics, below DEBUG."""
 
     level = _MEASUREMENT
     group_id: str
