@@ -104,19 +104,19 @@ class Handlers:
             options: See below.
 
         Options; see ``tailrace.HandlerOptions`` and docs/options.md:
-            pattern=None: Regular expression instead of topic names; it must match a topic's whole name.
-            group_id=None: Consumer group of this handler.
-            when=None: Predicate that selects the records of this handler, if several read one topic.
+            pattern=None: Regular expression in place of topic names; it must match the whole name of a topic.
+            group_id=None: Consumer group of this handler; None for the group_id of the app.
+            when=None: Function that returns True for the records of this handler; None for all records.
             unmatched="fail": Policy for records that no handler's when selects: "fail" or "skip".
-            order_by="partition": Records that are handled one after another: of a "partition", of a "key", or "none".
-            concurrency=64: Maximum number of records, or of batches, that are handled at once.
-            timeout_ms=None: Maximum time in milliseconds that a call may take; then it fails with TimeoutError.
+            order_by="partition": Scope in which records are handled in order: "partition", "key" or "none".
+            concurrency=64: Maximum number of calls of the handler that run at the same time.
+            timeout_ms=None: Maximum duration in milliseconds of a call; a longer call fails with TimeoutError.
             retry=None: Policy for retrying failed records, in place and through retry topics.
             dead_letter=None: Topic for records that have failed for good, such as "{topic}.{group}.dead".
-            on_failure=None: Action for records that have failed for good without a dead-letter topic.
+            on_failure=None: Action for a record that has failed for good, if there is no dead-letter topic.
             publish=None: Topic to which the handler's results are published; a list is published item by item.
-            codec=None: Decodes values and encodes results.
-            middleware=(): Functions that wrap the call of the handler, inside those of the app, the outermost first.
+            codec=None: Codec that decodes values and encodes results; None for the codec of the app.
+            middleware=(): Functions that wrap the call of the handler, the outermost first.
 
         Raises:
             ConfigurationError: An option is unknown, has an invalid value, or contradicts another.

@@ -51,66 +51,71 @@ class HandlerOptions(TypedDict, Generic[MiddlewareT], total=False):
     """Options of ``@app.handler`` and ``@app.batch_handler``, for ``**options: Unpack[HandlerOptions]``."""
 
     pattern: str | re.Pattern[str] | None
-    """Regular expression instead of topic names; it must match a topic's whole name.
+    """Regular expression in place of topic names; it must match the whole name of a topic.
 
     Default: None.
     """
     group_id: str | None
-    """Consumer group of this handler.
-
-    Without it, the ``group_id`` of the app.
+    """Consumer group of this handler; None for the ``group_id`` of the app.
 
     Default: None.
     """
     when: Callable[[Record], bool] | None
-    """Predicate that selects the records of this handler, if several read one topic.
+    """Function that returns True for the records of this handler; None for all records.
+
+    If several handlers of a group read a topic, each needs ``when``, and a record goes to the first handler whose
+    ``when`` returns True.
 
     Default: None.
     """
     unmatched: Unmatched
     """Policy for records that no handler's ``when`` selects: ``"fail"`` or ``"skip"``.
 
+    ``"fail"`` treats such a record as failed for good, ``"skip"`` finishes it without a call.
+
     Default: "fail".
     """
     order_by: OrderBy
-    """Records that are handled one after another: of a ``"partition"``, of a ``"key"``, or ``"none"``.
+    """Scope in which records are handled in order: ``"partition"``, ``"key"`` or ``"none"``.
 
-    Batches are always of one partition, except with ``"none"``. With ``"key"``, a batch waits only for batches that
-    contain one of its keys.
+    ``"partition"`` handles the records of a partition one after another, ``"key"`` the records of a partition that have
+    the same key; ``"none"`` sets no order. A batch contains records of one partition, except with ``"none"``. With
+    ``"key"``, a batch waits only for running batches that contain one of its keys.
 
     Default: "partition".
     """
     concurrency: int
-    """Maximum number of records, or of batches, that are handled at once.
+    """Maximum number of calls of the handler that run at the same time.
 
-    8 for handlers of batches.
+    The default of batch handlers is 8.
 
     Default: 64.
     """
     timeout_ms: int | None
-    """Maximum time in milliseconds that a call may take; then it fails with ``TimeoutError``.
+    """Maximum duration in milliseconds of a call; a longer call fails with ``TimeoutError``.
+
+    None for no limit.
 
     Default: None.
     """
     retry: Retry | None
     """Policy for retrying failed records, in place and through retry topics.
 
-    Without it, the ``retry`` of the app.
+    None for the ``retry`` of the app.
 
     Default: None.
     """
     dead_letter: str | None
     """Topic for records that have failed for good, such as ``"{topic}.{group}.dead"``.
 
-    Without it, the ``dead_letter`` of the app.
+    None for the ``dead_letter`` of the app.
 
     Default: None.
     """
     on_failure: OnFailure | None
-    """Action for records that have failed for good without a dead-letter topic.
+    """Action for a record that has failed for good, if there is no dead-letter topic.
 
-    ``"pause"`` retries them in place, ``"stop"`` stops the app, ``"skip"`` counts and logs them. Without it, the
-    ``on_failure`` of the app.
+    The actions are those of the app's ``on_failure``. None for the ``on_failure`` of the app.
 
     Default: None.
     """
@@ -120,16 +125,14 @@ class HandlerOptions(TypedDict, Generic[MiddlewareT], total=False):
     Default: None.
     """
     codec: AnyCodec | None
-    """Decodes values and encodes results.
-
-    Without it, the ``codec`` of the app.
+    """Codec that decodes values and encodes results; None for the ``codec`` of the app.
 
     Default: None.
     """
     middleware: Sequence[MiddlewareT]
-    """Functions that wrap the call of the handler, inside those of the app, the outermost first.
+    """Functions that wrap the call of the handler, the outermost first.
 
-    The app's middleware wraps handlers of single records only.
+    The app's middleware wraps these functions, too, unless the handler is a batch handler.
 
     Default: ().
     """
@@ -141,25 +144,29 @@ class AppOptions(ConsumerOptions, total=False):
     retry: Retry | None
     """Policy for retrying failed records, in place and through retry topics.
 
+    None means ``Retry()``.
+
     Default: None.
     """
     dead_letter: str | None
     """Topic for records that have failed for good, such as ``"{topic}.{group}.dead"``.
 
-    ``{topic}`` is the topic that the record was first read from, ``{group}`` the consumer group.
+    ``{topic}`` is the topic that the record was first read from, ``{group}`` the consumer group. With None, there is no
+    dead-letter topic.
 
     Default: None.
     """
     on_failure: OnFailure
-    """Action for records that have failed for good without a dead-letter topic.
+    """Action for a record that has failed for good, if there is no dead-letter topic.
 
-    ``"pause"`` retries them every ``max_backoff_ms`` while their lane waits, ``"stop"`` stops the app, ``"skip"``
-    counts and logs them.
+    ``"pause"`` keeps retrying the record, at intervals of ``Retry.max_backoff_ms``; later records that must be handled
+    after it (``order_by``) wait. ``"stop"`` stops the app. ``"skip"`` logs and counts the failure and finishes the
+    record.
 
     Default: "pause".
     """
     codec: AnyCodec | None
-    """Decodes values and encodes results; JSON by default.
+    """Codec that decodes values and encodes results; None for JSON.
 
     Default: None.
     """
@@ -171,7 +178,8 @@ class AppOptions(ConsumerOptions, total=False):
     require_broker: bool
     """Fail to start if no broker answers within ``start_timeout_ms``.
 
-    With False, the app starts, is ready, and keeps trying, for a service that does other things as well.
+    With False, the app starts, reports that it is ready, and tries again until a broker answers. Use it in a service
+    that has other tasks, too.
 
     Default: True.
     """
@@ -183,11 +191,13 @@ class AppOptions(ConsumerOptions, total=False):
     Default: "at_least_once".
     """
     transactional_id: str | None
-    """Transactional id of this process, a template of ``{group}``, ``{hostname}``, ``{worker}`` and others.
+    """Transactional id of this process, for example ``"{group}-{hostname}-{worker}"``.
 
-    The others are ``{instance}`` (``group_instance_id``), ``{client_id}`` and ``{pid}``. A process that starts with the
-    id of another one aborts its open transaction at once. By default the group with ``group_instance_id``, or with a
-    new random id at each start. Only with ``delivery="exactly_once"``.
+    The fields are ``{group}``, ``{hostname}``, ``{worker}``, ``{instance}`` (``group_instance_id``), ``{client_id}``
+    and ``{pid}``; without ``{group}``, the group is appended. A process that starts with the id of a former process
+    aborts the transaction that the former process left open. None means ``"{group}-{instance}"`` if
+    ``group_instance_id`` is set, and otherwise a new id at each start, so that the broker aborts a transaction left
+    open only after ``transaction_timeout_ms``. Only with ``delivery="exactly_once"``.
 
     Default: None.
     """
@@ -201,7 +211,8 @@ class AppOptions(ConsumerOptions, total=False):
     transaction_interval_ms: int | None
     """Maximum time in milliseconds for which a transaction collects records.
 
-    Only with ``delivery="exactly_once"``.
+    The transaction is committed when the handlers of these records have returned. Only with
+    ``delivery="exactly_once"``.
 
     Default: 100.
     """
