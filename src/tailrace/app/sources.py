@@ -224,7 +224,7 @@ def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> Consumer:
         # Patterns are matched here, even with KIP-848: a regular expression that the broker matches cannot exclude the
         # group's own topics.
         consumer = Consumer(**options)
-        subscribe_matching(consumer, routes.reads, "|".join(routes.patterns), whole=routes)
+        subscribe_matching(consumer, routes.reads, "|".join(routes.patterns), whole_topics=routes)
     else:
         consumer = Consumer(*sorted({*routes.topics, *routes.retries}), **options)
         also_subscribe(consumer, routes.own)

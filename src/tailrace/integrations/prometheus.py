@@ -218,7 +218,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _loop_of(source: Source) -> asyncio.AbstractEventLoop | None:
-    supervisor = source._supervisor if isinstance(source, App) else source._life.supervisor  # noqa: SLF001 - ours
+    supervisor = source._supervisor if isinstance(source, App) else source._lifecycle.supervisor  # noqa: SLF001 - ours
     return None if supervisor is None else supervisor.loop
 
 

@@ -14,7 +14,7 @@ from tailrace.app.processes.reader_pool import ReaderPlan, ReaderPool
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerOptions, check_names, resolve
 from tailrace.consumer.arguments import checked_subscription
-from tailrace.consumer.delivery.poll_timer import or_stop, within, within_timeout
+from tailrace.consumer.delivery.poll_timer import poll_or_stop, poll_within, poll_within_timeout
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.core.processes.merged_stream import MergedStream, PartitionLease
 from tailrace.core.processes.worker_plan import check_count
@@ -138,7 +138,7 @@ class ProcessPoolConsumer:
     async def __anext__(self) -> Record:
         for record in self._intake.polled.remaining:
             return record
-        return await or_stop(self._next_record, self._plan.config, lambda: self._is_stopped)
+        return await poll_or_stop(self._next_record, self._plan.config, lambda: self._is_stopped)
 
     @overload
     async def getone(self, *, timeout_ms: None = None) -> Record: ...
@@ -161,8 +161,8 @@ class ProcessPoolConsumer:
         for record in self._intake.polled.remaining:
             return record
         if timeout_ms is None:
-            return await within_timeout(self._next_record, self._plan.config.consumer_timeout_ms)
-        return await within(self._next_record, timeout_ms)
+            return await poll_within_timeout(self._next_record, self._plan.config.consumer_timeout_ms)
+        return await poll_within(self._next_record, timeout_ms)
 
     async def getmany(self, *, max_records: int | None = None, timeout_ms: int | None = None) -> list[Record]:
         """Finish the previous batch, and return the queued records as soon as there is at least one.
@@ -185,8 +185,8 @@ class ProcessPoolConsumer:
         check_count("max_records", count)
         read = partial(self._next_records, count)
         if timeout_ms is None:
-            return await within_timeout(read, self._plan.config.consumer_timeout_ms)
-        return await within(read, timeout_ms) or []
+            return await poll_within_timeout(read, self._plan.config.consumer_timeout_ms)
+        return await poll_within(read, timeout_ms) or []
 
     def ack(self, record: Record) -> bool:
         """Finish a record in flight and all earlier records of its partition, without requesting the next record.

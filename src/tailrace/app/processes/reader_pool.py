@@ -24,7 +24,7 @@ from tailrace.app.processes.child import unpickled_error
 from tailrace.app.processes.parent import MARGIN_S
 from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.supervisor import Supervisor, raised
+from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
 from tailrace.core.processes.merged_stream import LeaseKey, MergedStream, PartitionLease
 from tailrace.core.processes.messages import (
     CommitMessage,
@@ -142,7 +142,7 @@ class ReaderPool:
                         ends.start_soon(one.ended.wait)
                 tasks.cancel_scope.cancel()
         except Exception as error:  # noqa: BLE001 - a defect in tailrace must not look like a regular stop
-            self._fail(raised(error))
+            self._fail(as_tailrace_error(error))
         finally:
             self._cluster.close()
             supervisor.stopping.set()

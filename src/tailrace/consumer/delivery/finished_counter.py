@@ -18,15 +18,15 @@ class FinishedCounter:
     """Counts the finished records of one reader.
 
     Args:
-        is_acked_by_hand: True if each record is finished by its own acknowledgement.
+        has_manual_ack: True if each record is finished by its own acknowledgement.
 
     Attributes:
         on_due: called when the number given to ``wait_for`` is reached.
     """
 
-    def __init__(self, positions: Positions, polled: PolledRecords, *, is_acked_by_hand: bool) -> None:
+    def __init__(self, positions: Positions, polled: PolledRecords, *, has_manual_ack: bool) -> None:
         self.on_due: Callable[[], None] = lambda: None
-        self._positions, self._polled, self._is_acked_by_hand = positions, polled, is_acked_by_hand
+        self._positions, self._polled, self._is_acked_by_hand = positions, polled, has_manual_ack
         self._due_at: int | None = None
         self._acknowledged = 0
         self._delivered_to_sink: int | None = None

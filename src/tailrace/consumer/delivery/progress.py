@@ -66,17 +66,17 @@ class DeliveryProgress:
         progressed: set when a record in flight is finished, or its partition is dropped.
     """
 
-    def __init__(self, positions: Positions, *, is_acked_by_hand: bool) -> None:
+    def __init__(self, positions: Positions, *, has_manual_ack: bool) -> None:
         self.polled = PolledRecords()
         self.sink: RecordSink | None = None
-        self.finished_counter = FinishedCounter(positions, self.polled, is_acked_by_hand=is_acked_by_hand)
+        self.finished_counter = FinishedCounter(positions, self.polled, has_manual_ack=has_manual_ack)
         self.next_poll = AutoResetEvent()
         self.progressed = AutoResetEvent()
         self._positions = positions
         self._loop = asyncio.get_running_loop()
         self._current: RecordSlice | None = None
         self._columns: ColumnBuilder | None = None
-        self._unacknowledged: _Unacknowledged | None = {} if is_acked_by_hand else None
+        self._unacknowledged: _Unacknowledged | None = {} if has_manual_ack else None
         self._poll_count = 0
         self._watched: PolledSink | None = None
 

@@ -63,7 +63,7 @@ class Reader:
         buffer: FetchBuffer[BufferedBatch],
         maps: OffsetMapWatch,
         *,
-        is_acked_by_hand: bool,
+        has_manual_ack: bool,
         max_queued_records: int,
         max_unacknowledged_records: int,
         on_room: Callable[[], None],
@@ -71,7 +71,7 @@ class Reader:
     ) -> None:
         self.maps = maps
         self._positions, self._buffer, self._on_room = positions, buffer, on_room
-        self.delivery = DeliveryProgress(positions, is_acked_by_hand=is_acked_by_hand)
+        self.delivery = DeliveryProgress(positions, has_manual_ack=has_manual_ack)
         self.finished_counter, self.next_poll = self.delivery.finished_counter, self.delivery.next_poll
         self._news = AutoResetEvent()
         self._slice_reader = SliceReader(

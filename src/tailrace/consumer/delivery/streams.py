@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol, Self
 
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.poll_timer import or_stop
+from tailrace.consumer.delivery.poll_timer import poll_or_stop
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight, Lease
@@ -67,7 +67,7 @@ class PartitionStream:
             raise ConsumerStateError(f"two tasks read the stream of {self.partition} at once - let one read it")
         self._is_waiting = True
         try:
-            return await or_stop(self._next_record, self._streams.config, self._streams.is_over)
+            return await poll_or_stop(self._next_record, self._streams.config, self._streams.is_over)
         finally:
             self._is_waiting = False
 

@@ -130,7 +130,7 @@ class Fetcher:
         plans = [plan for loop in self._loops.values() for plan in (loop.under_way, loop.held_added)]
         return [plan for plan in plans if plan is not None]
 
-    def room_made(self) -> None:
+    def note_room(self) -> None:
         """Wake the loops that wait for room in the buffer, and no others."""
         for waiting in self._waiting_for_room:
             waiting.set()
@@ -323,7 +323,7 @@ class Fetcher:
             return await self._cluster.broker(connection.node_id).send(request, key=key, timeout_s=timeout_s)
         finally:
             self._buffer.unreserve((connection, name))
-            self.room_made()
+            self.note_room()
 
     async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
         """Refresh the metadata and pause after a fetch that was not answered."""

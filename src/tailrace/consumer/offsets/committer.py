@@ -403,7 +403,7 @@ class Committer:
             raise broker_error(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{partition} is missing in the response to a commit"
             )
-        match self._reactions.to(code, GroupRequestKind.COMMIT):
+        match self._reactions.reaction_to(code, GroupRequestKind.COMMIT):
             case GroupReaction.FIND_COORDINATOR:
                 self._cluster.forget_coordinator(self._group_id, name_of(code))
                 raise broker_error(ErrorCode.NOT_COORDINATOR, f"{partition} was not committed")
