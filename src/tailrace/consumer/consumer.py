@@ -301,7 +301,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         config, reader = self._started.config, self._started.reader
         among = checked_partitions(partitions) or None
         count = checked_count(max_records, config.max_queued_records, min_records)
-        wanted = reader.next_records if min_records == 1 else partial(reader.next_full, min_records)
+        wanted = reader.next_records if min_records == 1 else partial(reader.next_at_least, min_records)
         if timeout_ms is None:
             return await poll_within_timeout(partial(wanted, count, among), config.consumer_timeout_ms)
         if timeout_ms <= 0:
@@ -369,7 +369,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         if self._streams is not None:
             raise ConsumerStateError("streams() was already called - use that loop, which yields all streams")
         streams = Streams(runtime.positions, runtime.reader, lambda: runtime.config)
-        runtime.reader.attach_sink(streams, watched=streams)
+        runtime.reader.attach_sink(streams, polled_sink=streams)
         self._streams = streams
         return streams
 
@@ -425,7 +425,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             return
         # In a callback, the record in flight may be unfinished: another task handles it, or stop() has abandoned it.
         if runtime.config.ack == "auto" and not in_callback(self):
-            runtime.reader.delivery.finish() if partitions is None else runtime.reader.delivery.finish_of(partitions)
+            runtime.reader.delivery.finish() if partitions is None else runtime.reader.delivery.finish_partitions(
+                partitions
+            )
         await runtime.committer.commit_finished(partitions, timeout_s=timeout_s)
 
     # ---- positions ---------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class ConsumerRuntime:
     # ---- lifecycle ---------------------------------------------------------------------------------------------
 
     async def run(self, supervisor: Supervisor) -> None:
-        """Start the consumer, run until ``supervisor.stopping`` is set or an error occurs, then close all connections."""
+        """Start the consumer, run until ``supervisor.stopping`` is set or an error occurs, and close it."""
         config = self.config
         try:
             await self._open()

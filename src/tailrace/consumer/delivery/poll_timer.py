@@ -1,4 +1,4 @@
-"""Timeouts of polling calls (``consumer_timeout_ms``, ``when_timed_out``)."""
+"""Timeouts of polls (``consumer_timeout_ms``, ``when_timed_out``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ResultT = TypeVar("ResultT")
 async def poll_or_stop(
     work: Callable[[], Awaitable[ResultT]], config: ConsumerConfig | None, is_stopped: Callable[[], bool]
 ) -> ResultT:
-    """Return the result of ``work``, for an ``async for`` loop.
+    """Return the result of ``work``, which is a poll of an ``async for`` loop.
 
     Raises:
         StopAsyncIteration: the consumer was stopped, or timed out with ``when_timed_out="stop"``.
@@ -36,10 +36,10 @@ async def poll_or_stop(
 
 
 async def poll_within_timeout(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT:
-    """Return the result of ``work``.
+    """Return the result of ``work``; without ``limit_ms``, wait without a limit.
 
     Raises:
-        ConsumerTimeoutError: ``work`` takes longer than ``limit_ms``; the consumer can be polled again.
+        ConsumerTimeoutError: ``work`` took longer than ``limit_ms`` and was canceled; the consumer can be polled again.
     """
     if limit_ms is None:
         return await work()
@@ -52,7 +52,7 @@ async def poll_within_timeout(work: Callable[[], Awaitable[ResultT]], limit_ms: 
 
 
 async def poll_within(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT | None:
-    """Return the result of ``work``; None if it takes longer than ``limit_ms``."""
+    """Return the result of ``work``; cancel it and return None if it takes longer than ``limit_ms``."""
     waiting = asyncio.timeout(None if limit_ms is None else limit_ms / 1000)
     try:
         async with waiting:

@@ -24,7 +24,7 @@ async def run_poll_interval_check(reader: Reader, limit_s: float, receive: Calla
     """Report when the reader was not polled for ``limit_s``, and as soon as polling resumes, until canceled."""
     loop, clock = asyncio.get_running_loop(), PollIntervalClock(limit_s)
     while True:
-        clock.look(reader.progress, loop.time(), is_owed=reader.awaits_poll)
+        clock.look(reader.poll_marker, loop.time(), is_owed=reader.awaits_poll)
         if clock.is_stuck:
             receive(PollingStalled(RebalanceError(_LEFT.format(limit_s))))
             await reader.next_poll.wait(clock.next_at(loop.time()))

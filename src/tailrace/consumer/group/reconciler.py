@@ -275,7 +275,7 @@ class AssignmentReconciler:
         """Wait for the records in flight of ``partitions``, for ``rebalance_drain_ms`` at most."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        held = await self._reader.delivery.drained(partitions, began_at + self._config.rebalance_drain_ms / 1000)
+        held = await self._reader.delivery.drain(partitions, began_at + self._config.rebalance_drain_ms / 1000)
         if held:
             self._observer.emit(DrainTimedOut(held, loop.time() - began_at))
 

@@ -99,4 +99,4 @@ class StartPositions:
         position.note_committed(offset, decoded.user_text, decoded.offset_map)
         if not position.is_fetchable:
             # The map is reported at a takeover only, and not again when its records are read again.
-            self._reader.maps.found(position, decoded)
+            self._reader.maps.report_found(position, decoded)
