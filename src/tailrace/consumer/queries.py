@@ -13,7 +13,7 @@ from tailrace.consumer.monitoring.status import (
     Kind,
     Lag,
     offsets_of,
-    one_kind,
+    offsets_of_kind,
 )
 from tailrace.consumer.positions.start_points import Time, start_at_time
 from tailrace.consumer.runtime import ConsumerRuntime
@@ -180,7 +180,7 @@ class ConsumerQueries:
         unfinished offset). A partition whose offset is unknown is left out.
         """
         found = offsets_of(self._started.positions)
-        return found if kind is None else one_kind(found, kind)
+        return found if kind is None else offsets_of_kind(found, kind)
 
     async def topics(self) -> frozenset[str]:
         """Return the names of all topics, without internal topics unless ``exclude_internal_topics=False``."""
