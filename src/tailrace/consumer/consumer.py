@@ -420,7 +420,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         offsets, partitions = checked_to_commit(given)
         if offsets is not None:
             # For a partition that does not exist, the broker would answer with a retriable error until the timeout.
-            await runtime.offset_queries.check(offsets.keys() - runtime.positions.partitions)
+            await runtime.offset_queries.check_partitions(offsets.keys() - runtime.positions.partitions)
             await runtime.committer.commit_chosen(offsets, timeout_s=timeout_s)
             return
         # In a callback, the record in flight may be unfinished: another task handles it, or stop() has abandoned it.
@@ -511,7 +511,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         if runtime.committer is not None:
             await runtime.committer.wait(timeout_s=runtime.config.default_api_timeout_ms / 1000)
         return await runtime.seek.to_committed(
-            checked_partitions(partitions) or self.assignment(), partial(runtime.offset_queries.stored, group_id)
+            checked_partitions(partitions) or self.assignment(),
+            partial(runtime.offset_queries.stored_offsets, group_id),
         )
 
     # ---- subscription and assignment ---------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import anyio
 
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.offsets.requests import by_leader, list_offsets
+from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.fetch.end_offsets import without_fetch
 from tailrace.core.fetch.plan import FetchPlan
@@ -64,7 +64,7 @@ class EndOffsetRefresher:
                 await self._refresh(without_fetch(self._positions, self._in_flight()))
 
     async def _refresh(self, positions: Iterable[Position]) -> None:
-        by_leader_id, _ = by_leader(self._cluster, [one.partition for one in positions])
+        by_leader_id, _ = group_by_leader(self._cluster, [one.partition for one in positions])
         async with anyio.create_task_group() as tasks:
             for leader_id, partitions in by_leader_id.items():
                 tasks.start_soon(self._request, leader_id, partitions)

@@ -56,7 +56,7 @@ class ManualAssignment:
             numbers = there.get(spec.topic, []) if spec.partition is None else [spec.partition]
             for number in numbers:
                 found[TopicPartition(spec.topic, number)] = spec.start
-        await self._offset_queries.check(found)
+        await self._offset_queries.check_partitions(found)
         return found
 
     async def commit_finished(self) -> None:

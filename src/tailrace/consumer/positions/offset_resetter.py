@@ -12,7 +12,7 @@ import anyio
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.offsets.requests import by_leader, list_offsets
+from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
 from tailrace.consumer.positions.start_points import now_ms
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
@@ -105,7 +105,7 @@ class OffsetResetter:
                     if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
                         self._start_positions.leave_to_user(position)
                         self._wake_waiters()
-                by_leader_id, leaderless = by_leader(
+                by_leader_id, leaderless = group_by_leader(
                     self._cluster, (p for p, at in waiting.items() if at.reset_to is not None)
                 )
                 if leaderless:
