@@ -471,8 +471,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         """
         seek = self._started.seek
         if isinstance(to, Mapping):
-            return await seek.go(checked_offsets(to, offset, whence))
-        found = await seek.seek(self._among(to), offset, whence, spread=spread)
+            return await seek.seek_to(checked_offsets(to, offset, whence))
+        found = await seek.seek(self._partitions_or_assignment(to), offset, whence, spread=spread)
         if not isinstance(to, TopicPartition):
             return found
         if to not in found:
@@ -494,7 +494,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         1970, a datetime with a time zone, or a timedelta back from now.
         """
         start = start_at_time(time)
-        return await self._started.seek.go(dict.fromkeys(checked_partitions(partitions) or self.assignment(), start))
+        return await self._started.seek.seek_to(
+            dict.fromkeys(checked_partitions(partitions) or self.assignment(), start)
+        )
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
         """Seek to the offsets at which a restarted consumer would begin, and return these offsets.
@@ -507,7 +509,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             OffsetOutOfRangeError: ``auto_offset_reset="none"``, and there is no committed offset.
             BrokerConnectionError: no broker answers in time.
         """
-        runtime, group_id = self._started, self._group_of("seek_to_committed()")
+        runtime, group_id = self._started, self._require_group("seek_to_committed()")
         if runtime.committer is not None:
             await runtime.committer.wait(timeout_s=runtime.config.default_api_timeout_ms / 1000)
         return await runtime.seek.to_committed(

@@ -70,7 +70,9 @@ class ConsumerQueries:
             BrokerError: the broker refuses the request.
             BrokerConnectionError: no broker answers in time.
         """
-        found = await self._started.offset_queries.committed(self._group_of("committed()"), self._among(partitions))
+        found = await self._started.offset_queries.committed(
+            self._require_group("committed()"), self._partitions_or_assignment(partitions)
+        )
         return found.get(partitions) if isinstance(partitions, TopicPartition) else found
 
     @overload
@@ -89,7 +91,9 @@ class ConsumerQueries:
             OffsetOutOfRangeError: ``auto_offset_reset="none"``, and the committed offset is missing or not in the log.
             RequestTimedOutError: the start offset was not found within ``default_api_timeout_ms``.
         """
-        found = await self._started.seek.positions(self._among(partitions), may_go=partitions is None)
+        found = await self._started.seek.positions(
+            self._partitions_or_assignment(partitions), skip_unassigned=partitions is None
+        )
         return found[partitions] if isinstance(partitions, TopicPartition) else found
 
     # ---- logs --------------------------------------------------------------------------------------------------
@@ -110,7 +114,7 @@ class ConsumerQueries:
         Raises:
             UnknownTopicError: a topic or a partition does not exist.
         """
-        found = await self._started.offset_queries.beginning_offsets(self._among(partitions))
+        found = await self._started.offset_queries.beginning_offsets(self._partitions_or_assignment(partitions))
         return found[partitions] if isinstance(partitions, TopicPartition) else found
 
     @overload
@@ -126,7 +130,7 @@ class ConsumerQueries:
 
         With ``isolation_level="read_committed"``, it is the last stable offset.
         """
-        found = await self._started.offset_queries.end_offsets(self._among(partitions))
+        found = await self._started.offset_queries.end_offsets(self._partitions_or_assignment(partitions))
         return found[partitions] if isinstance(partitions, TopicPartition) else found
 
     async def offsets_for_times(
@@ -144,7 +148,7 @@ class ConsumerQueries:
     async def lag(self, *partitions: TopicPartition) -> Lag:
         """Return the number of offsets from the position to the end of the log, by partition and in total."""
         end_offsets = await self.end_offsets(partitions or self.assignment())
-        positions = await self._started.seek.positions(end_offsets, may_go=not partitions)
+        positions = await self._started.seek.positions(end_offsets, skip_unassigned=not partitions)
         behind = {one: max(0, end_offsets[one] - at) for one, at in positions.items()}
         return Lag(behind, sum(behind.values()))
 
@@ -221,12 +225,14 @@ class ConsumerQueries:
     def _started(self) -> ConsumerRuntime:
         return self._lifecycle.started
 
-    def _among(self, partitions: TopicPartition | Iterable[TopicPartition] | None) -> frozenset[TopicPartition]:
+    def _partitions_or_assignment(
+        self, partitions: TopicPartition | Iterable[TopicPartition] | None
+    ) -> frozenset[TopicPartition]:
         if partitions is None:
             return self.assignment()
         return checked_partitions([partitions] if isinstance(partitions, TopicPartition) else partitions)
 
-    def _group_of(self, call: str) -> str:
+    def _require_group(self, call: str) -> str:
         if (group_id := self._started.config.group_id) is None:
             raise ConsumerStateError(f"{call} needs a group_id - a consumer without a group has no committed offsets")
         return group_id

@@ -51,6 +51,6 @@ class StandaloneAssignment:
         )
         for position in self._positions.add(existing):
             start = self._start_positions.policy.of_subscribed(position.partition, topology)
-            self._start_positions.place(position, start)
+            self._start_positions.set_start(position, start)
             position.is_fetchable = True
         self._start_positions.on_changed()

@@ -91,7 +91,7 @@ class SubscriptionState:
             components.observer,
             self._commit_identity,
             self._commit_failed,
-            components.start_positions.restart,
+            components.start_positions.read_recreated,
         )
 
     def _subscribe_to(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
@@ -269,7 +269,7 @@ class SubscriptionState:
         """
         if self.coordinator is not None or self._standalone is not None:
             raise ConsumerStateError("this consumer is subscribed to topics - unsubscribe() first, then assign()")
-        chosen = await self._manual_assignment.find(specs)
+        chosen = await self._manual_assignment.resolve(specs)
         if not chosen and not self._is_manual:
             return
         await self._manual_assignment.commit_finished()

@@ -28,7 +28,7 @@ class FinishedCounter:
 
     def __init__(self, positions: Positions, polled: PolledRecords, *, has_manual_ack: bool) -> None:
         self.on_due: Callable[[], None] = lambda: None
-        self._positions, self._polled, self._is_acked_by_hand = positions, polled, has_manual_ack
+        self._positions, self._polled, self._has_manual_ack = positions, polled, has_manual_ack
         self._due_at: int | None = None
         self._acknowledged = 0
         self._delivered_to_sink: int | None = None
@@ -62,6 +62,6 @@ class FinishedCounter:
         """Number of finished records; with a sink, only up to the lowest unfinished record of each partition."""
         if self._delivered_to_sink is not None:
             return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
-        if self._is_acked_by_hand:
+        if self._has_manual_ack:
             return self._acknowledged
         return self._polled.count_taken - self._polled.count_in_flight

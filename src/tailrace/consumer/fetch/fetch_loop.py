@@ -31,8 +31,8 @@ class FetchLoop:
     """Set when the main loop must plan its next fetch again."""
     added_wakeup: AutoResetEvent = field(default_factory=AutoResetEvent)
     """Set when there may be added partitions, and when the main loop ends."""
-    in_flight: FetchPlan | None = None
-    """Plan of the main loop's fetch in flight."""
+    sent_plan: FetchPlan | None = None
+    """Plan of the main loop's fetch in flight; None without one."""
     held_until: float = 0.0
     """Latest time of the event loop at which the broker answers the main loop's fetch in flight."""
     held_added: FetchPlan | None = None

@@ -127,7 +127,7 @@ class Fetcher:
 
     def in_flight(self) -> list[FetchPlan]:
         """Return the plans of the fetches in flight, except for short fetches of added partitions."""
-        plans = [plan for fetch_loop in self._loops.values() for plan in (fetch_loop.in_flight, fetch_loop.held_added)]
+        plans = [plan for fetch_loop in self._loops.values() for plan in (fetch_loop.sent_plan, fetch_loop.held_added)]
         return [plan for plan in plans if plan is not None]
 
     def note_room(self) -> None:
@@ -179,7 +179,7 @@ class Fetcher:
                 wait_s = fetch_wait.wait_s(lacks_room=plan.lacks_room, taken_bytes=self._buffer.taken_bytes)
                 sent_at = self._loop.time()
                 try:
-                    fetch_loop.in_flight, fetch_loop.held_until = plan, sent_at + wait_s
+                    fetch_loop.sent_plan, fetch_loop.held_until = plan, sent_at + wait_s
                     answer = await self._fetch_in_session(connection, plan, session, wait_s)
                 except AuthenticationError:
                     raise
@@ -189,7 +189,7 @@ class Fetcher:
                     await self._recover(node_id, plan, error, failures)
                     continue
                 finally:
-                    fetch_loop.in_flight = None
+                    fetch_loop.sent_plan = None
                     if fetch_loop.held_added:
                         fetch_loop.added_scope.cancel()
                 failures, took_s = 0, self._loop.time() - sent_at
@@ -241,7 +241,7 @@ class Fetcher:
     def _added_plan(self, connection: FetchConnection, fetch_loop: FetchLoop) -> FetchPlan:
         """Return a plan of the partitions that the main loop's fetch in flight lacks; empty without such a fetch."""
         plan = self._next_plan(connection)
-        return plan.added_to(fetch_loop.in_flight or plan)
+        return plan.added_to(fetch_loop.sent_plan or plan)
 
     def _next_plan(self, connection: FetchConnection) -> FetchPlan:
         topology, now = self._cluster.topology, self._loop.time()
@@ -422,7 +422,7 @@ class Fetcher:
             # Records that are already fetched are valid. The position is reset when all of them are finished.
             self._back_off([position])
             return
-        self._start_positions.place(position, at, before=position.fetched)
+        self._start_positions.set_start(position, at, before=position.fetched)
         self._on_reset()
 
     def _handle_truncation(self, position: Position, end_offset: int) -> None:
@@ -438,7 +438,7 @@ class Fetcher:
             )
             position.stop_fetching()
             return
-        self._start_positions.move(position, after)
+        self._start_positions.drop_and_set_start(position, after)
         if lost:
             self._observer.emit(LogTruncated(position.partition, before, after, lost))
         self.wake()

@@ -145,7 +145,7 @@ class AssignmentReconciler:
                     self._released.pop(position.partition, (None, None)),
                     ignores_committed=self._resets_offsets,
                 )
-                self._start_positions.place(position, start)
+                self._start_positions.set_start(position, start)
                 self._unsought[position.partition] = position.epoch
         if self._resets_offsets and unannounced:
             await self._commit_reset_positions(unannounced)
@@ -199,7 +199,7 @@ class AssignmentReconciler:
             self._reject_override(partition, offset, "an offset must be an integer, 0 or more")
         else:
             # On a kept partition this is a seek.
-            self._start_positions.move(position, offset)
+            self._start_positions.drop_and_set_start(position, offset)
 
     def _reject_override(self, partition: TopicPartition, offset: object, reason: str) -> None:
         self._observer.emit(OffsetOverrideRejected(partition, offset, reason))
