@@ -263,15 +263,15 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         """
         self._check_readable()
         config, reader = self._started.config, self._started.reader
-        among = checked_partitions(partitions) or None
-        if among is None or reader.delivery.partition in among:
+        wanted = checked_partitions(partitions) or None
+        if wanted is None or reader.delivery.partition in wanted:
             for record in self._polled.remaining:
                 return record
         if timeout_ms is None:
-            return await poll_within_timeout(partial(reader.next_record, among), config.consumer_timeout_ms)
+            return await poll_within_timeout(partial(reader.next_record, wanted), config.consumer_timeout_ms)
         if timeout_ms <= 0:
-            return await reader.record_now(among)
-        return await poll_within(partial(reader.next_record, among), timeout_ms)
+            return await reader.record_now(wanted)
+        return await poll_within(partial(reader.next_record, wanted), timeout_ms)
 
     async def getmany(
         self,
@@ -299,15 +299,15 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         """
         self._check_readable()
         config, reader = self._started.config, self._started.reader
-        among = checked_partitions(partitions) or None
+        wanted = checked_partitions(partitions) or None
         count = checked_count(max_records, config.max_queued_records, min_records)
-        wanted = reader.next_records if min_records == 1 else partial(reader.next_at_least, min_records)
+        read = reader.next_records if min_records == 1 else partial(reader.next_at_least, min_records)
         if timeout_ms is None:
-            return await poll_within_timeout(partial(wanted, count, among), config.consumer_timeout_ms)
+            return await poll_within_timeout(partial(read, count, wanted), config.consumer_timeout_ms)
         if timeout_ms <= 0:
-            return await reader.records_now(count, among)
-        found = await poll_within(partial(wanted, count, among), timeout_ms)
-        return found if found is not None else reader.take_now(count, among) if min_records > 1 else []
+            return await reader.records_now(count, wanted)
+        found = await poll_within(partial(read, count, wanted), timeout_ms)
+        return found if found is not None else reader.take_now(count, wanted) if min_records > 1 else []
 
     def batches(
         self, *, max_records: int | None = None, max_wait_ms: int = 0
@@ -320,8 +320,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         self._check_readable()
         reader = self._started.reader
         count = checked_count(max_records, self._started.config.max_queued_records)
-        batch = partial(reader.next_batch, count, max_wait_ms / 1000)
-        return Batches(lambda: poll_or_stop(batch, self._lifecycle.config, self._lifecycle.has_stopped))
+        next_batch = partial(reader.next_batch, count, max_wait_ms / 1000)
+        return Batches(lambda: poll_or_stop(next_batch, self._lifecycle.config, self._lifecycle.has_stopped))
 
     def arrow_batches(self, *, max_records: int | None = None, max_wait_ms: int = 0) -> Batches[pa.RecordBatch]:
         """Iterate over Arrow record batches: ``async for table in consumer.arrow_batches(...)``.
@@ -346,15 +346,15 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             )
         arrow()
         count = checked_count(max_records, runtime.config.max_queued_records)
-        batch = partial(runtime.reader.next_columns, count, max_wait_ms / 1000)
-        return Batches(lambda: poll_or_stop(batch, self._lifecycle.config, self._lifecycle.has_stopped))
+        next_batch = partial(runtime.reader.next_columns, count, max_wait_ms / 1000)
+        return Batches(lambda: poll_or_stop(next_batch, self._lifecycle.config, self._lifecycle.has_stopped))
 
     def streams(self) -> AsyncIterator[tuple[TopicPartition, RecordStream[KeyT_co, ValueT_co]]]:
         """Iterate over newly assigned partitions: ``async for partition, stream in consumer.streams()``.
 
-        Each stream may be read by its own task. A record is finished when the next one of its stream is polled; a
+        Each stream may be read by its own task. A record is finished when its stream is polled for the next record. A
         stream ends when its partition is revoked. No other method may read from the consumer at the same time.
-        ``max_poll_interval_ms`` is not exceeded while any of the streams is polled or awaits a record.
+        ``max_poll_interval_ms`` is exceeded only if no stream is polled for that long, although a stream has a record.
 
         Raises:
             ConsumerStateError: not started, stopped, or another method is reading.
@@ -593,7 +593,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         runtime.positions_changed()
 
     async def reconfigure(self, **options: Unpack[ConsumerOptions[Any, Any]]) -> None:
-        """Change options of a running consumer; if one is invalid, none is changed.
+        """Change options of a running consumer; if an option is invalid, no option is changed.
 
         Raises:
             ConfigurationError: an option cannot change after the start.

@@ -52,7 +52,7 @@ class SubscriptionState:
         on_failure: Callable[[TailraceError], None],
     ) -> None:
         self._components, self._cluster, self._consumer = components, components.cluster, consumer
-        self.topics, self._pattern, self._optional = topics, pattern, optional_topics
+        self.topics, self._pattern, self._optional_topics = topics, pattern, optional_topics
         self._on_failure = on_failure
         self.committer = self._new_committer() if components.config.group_id is not None else None
         self.coordinator: Coordinator | None = None
@@ -152,7 +152,7 @@ class SubscriptionState:
         Raises:
             UnknownTopicError: a topic does not exist.
         """
-        await self._check_topics(self.topics - self._optional, self._pattern, timeout_s)
+        await self._check_topics(self.topics - self._optional_topics, self._pattern, timeout_s)
 
     async def _check_topics(self, topics: frozenset[str], pattern: TopicPattern | None, timeout_s: float) -> None:
         """Check that topics exist, and report them, or all topics if there is a pattern, to the start policy.
@@ -204,7 +204,7 @@ class SubscriptionState:
         if self._is_manual:
             raise ConsumerStateError("partitions are assigned by assign() - unsubscribe() first, then subscribe()")
         await self._watch_topics(topics, pattern)
-        self._optional = frozenset()
+        self._optional_topics = frozenset()
         # A pattern that the broker resolves is fixed for the lifetime of a membership.
         needs_new_membership = isinstance(pattern, BrokerPattern) or isinstance(self._pattern, BrokerPattern)
         if self.coordinator is not None and needs_new_membership:

@@ -75,7 +75,9 @@ class DeliveryProgress:
         self._positions = positions
         self._loop = asyncio.get_running_loop()
         self._current: RecordSlice | None = None
+        """Current slice: the slice from which a polling user takes records."""
         self._columns: ColumnBuilder | None = None
+        """Columns with the rows in flight of a polling user."""
         self._unacknowledged: _Unacknowledged | None = {} if has_manual_ack else None
         self._poll_count = 0
         self._polled_sink: PolledSink | None = None
@@ -110,7 +112,7 @@ class DeliveryProgress:
         records.update(zip(offsets, lease.records if columns is None else repeat(columns), strict=False))
 
     @property
-    def unacknowledged(self) -> int:
+    def unacknowledged_count(self) -> int:
         """Number of delivered records that the user has not acknowledged (``ack="manual"``); 0 with ``ack="auto"``."""
         held = () if self._unacknowledged is None else self._unacknowledged.values()
         return sum(len(records) for progress, records in held if not progress.is_over)
@@ -123,7 +125,7 @@ class DeliveryProgress:
         return [record for record in records if isinstance(record, Record)]
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
-        """Withdraw the records of the current slice that the user has not taken, and return both; None without such."""
+        """Withdraw the records of the current slice that the user has not taken; return both, or None if there are none."""
         found, given_back = self._current, self.polled.give_back()
         if found is None or given_back is None:
             return None

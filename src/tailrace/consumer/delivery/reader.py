@@ -308,7 +308,7 @@ class Reader:
         self._check(partitions)
         is_readable = self._slice_reader.is_readable
         is_wanted = is_readable if partitions is None else lambda one: one in partitions and is_readable(one)
-        room = min(self.max_queued_records, self.max_unacknowledged_records - self.delivery.unacknowledged)
+        room = min(self.max_queued_records, self.max_unacknowledged_records - self.delivery.unacknowledged_count)
         self._waits_for_ack = room <= 0
         if self._waits_for_ack:
             return False

@@ -26,7 +26,7 @@ __all__ = ["RecordSlice", "SliceReader"]
 Readable: TypeAlias = Callable[[TopicPartition], bool]
 
 _EMPTY_IN_A_ROW = 64
-"""Number of slices without a deliverable record after which other tasks have a turn."""
+"""Number of slices without a deliverable record after which ``next_slice`` returns, so that other tasks can run."""
 
 
 @dataclass(slots=True)

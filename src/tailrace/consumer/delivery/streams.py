@@ -71,7 +71,9 @@ class PartitionStream:
         if (record := self._take()) is not None:
             return record
         if self._is_waiting:
-            raise ConsumerStateError(f"two tasks read the stream of {self.partition} at once - let one read it")
+            raise ConsumerStateError(
+                f"two tasks read the stream of {self.partition} at once - let only one task read it"
+            )
         self._is_waiting = True
         try:
             return await poll_or_stop(self._next_record, self._streams.config, self._streams.is_over)
