@@ -44,7 +44,9 @@ class OffsetMapWatch:
         self._observer, self._max_bytes, self._writer = observer, max_bytes, writer
         self._loop = asyncio.get_running_loop()
         self._skipped: dict[TopicPartition, int] = {}
+        """Number of skipped records of each partition that no event has reported yet."""
         self._held_back: set[TopicPartition] = set()
+        """Partitions whose offset map was too full at the last check."""
         self.ignored = 0
         self.recheck_at: float | None = None
 
@@ -154,7 +156,7 @@ class OffsetMapWatch:
 
     @property
     def holds_any(self) -> bool:
-        """True if a partition is held back."""
+        """True if any partition must not start new records because its offset map is too full."""
         return bool(self._held_back)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:

@@ -125,7 +125,7 @@ class DeliveryProgress:
         return [record for record in records if isinstance(record, Record)]
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
-        """Withdraw the records of the current slice that the user has not taken; return both, or None if there are none."""
+        """Withdraw the untaken records of the current slice; return both, or None if there are none."""
         found, given_back = self._current, self.polled.give_back()
         if found is None or given_back is None:
             return None

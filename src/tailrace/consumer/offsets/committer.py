@@ -102,12 +102,12 @@ class Committer:
         """Commit finished records whenever an automatic commit is due, until canceled."""
         loop, finished_counter = asyncio.get_running_loop(), self._reader.finished_counter
         finished_counter.on_due = self._wakeup.set
-        self._restart(loop.time(), finished_counter.finished)
+        self._restart_clock(loop.time(), finished_counter.finished)
         while True:
             await self._wakeup.wait(self._clock.next_at)
             if not self._clock.is_due(loop.time(), finished_counter.finished):
                 continue
-            self._restart(loop.time(), finished_counter.finished)
+            self._restart_clock(loop.time(), finished_counter.finished)
             # The records of a failed commit are in the next commit, or are delivered to the partition's next owner.
             await self.commit_automatically(timeout_s=self._config.request_timeout_ms / 1000, will_retry=True)
 
@@ -210,7 +210,7 @@ class Committer:
         except Exception as raised:  # noqa: BLE001 - the user's function may raise anything
             self._observer.emit(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}", raised))
 
-    def _restart(self, now: float, finished: int) -> None:
+    def _restart_clock(self, now: float, finished: int) -> None:
         """Restart the interval and the record count of the next automatic commit."""
         self._clock.restart(now, finished)
         self._reader.finished_counter.wait_for(self._clock.next_count)
@@ -230,7 +230,7 @@ class Committer:
         try:
             finished = self._reader.finished_counter.finished
             yield deadline
-            self._restart(loop.time(), finished)
+            self._restart_clock(loop.time(), finished)
             self._wakeup.set()
         finally:
             self._lock.release()

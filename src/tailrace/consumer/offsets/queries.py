@@ -153,7 +153,7 @@ class OffsetQueries:
             if one.partition not in existing.get(one.topic, ()):
                 raise UnknownPartitionError(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"{one}: the topic's partition count is {len(existing.get(one.topic, ()))}, and numbers start at 0",
+                    f"{one}: the topic's partition count is {len(existing.get(one.topic, ()))} (partitions are numbered from 0)",
                 )
 
     async def _list(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
