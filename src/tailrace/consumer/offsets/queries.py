@@ -150,10 +150,11 @@ class OffsetQueries:
             finally:
                 self._cluster.unwatch(token)
         for one in wanted:
-            if one.partition not in existing.get(one.topic, ()):
+            numbers = existing.get(one.topic, ())
+            if one.partition not in numbers:
                 raise UnknownPartitionError(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"{one}: the topic's partition count is {len(existing.get(one.topic, ()))} (partitions are numbered from 0)",
+                    f"{one}: the topic's partition count is {len(numbers)} (partitions are numbered from 0)",
                 )
 
     async def _list(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
