@@ -310,7 +310,7 @@ async def test_consumer_commit_validation(compat):
     with pytest.raises(UnknownTopicError, match=r"\[10\]"):
         await consumer.commit({TopicPartition(compat.topic, 10): 1_000})
     consumer.unsubscribe()
-    with pytest.raises(CommitFailedError, match="in no generation"):
+    with pytest.raises(CommitFailedError, match="belongs to no generation"):
         await consumer.commit({compat.first: 1_000})
 
 

@@ -154,7 +154,7 @@ class OffsetQueries:
             if one.partition not in numbers:
                 raise UnknownPartitionError(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"{one}: the topic's partition count is {len(numbers)} (partitions are numbered from 0)",
+                    f"{one}: the topic's partition count is {len(numbers)}, and partitions are numbered from 0",
                 )
 
     async def _list(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
