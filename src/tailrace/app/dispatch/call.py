@@ -68,14 +68,14 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
     if not prepared.is_async:
         call = in_a_thread(prepared, context.opened, timeout_s)
     else:
-        call = prepared.direct or (lambda unit: prepared.call(unit, context.opened))
+        call = prepared.direct_call or (lambda unit: prepared.call(unit, context.opened))
     if middleware:
         call = wrapped_by(noting_span(call, prepared.name), middleware)
     if timeout_s is not None:
         call = with_deadline(call, timeout_s, prepared.name, overdue, is_async=prepared.is_async)
-        if prepared.ahead is not None:
+        if prepared.prefetch is not None:
             # Requests to the schema registry are sent before the deadline starts.
-            call = prepared.ahead.then(call)
+            call = prepared.prefetch.then(call)
     results = ResultPublisher(context.publisher, ready.resolved.codec, handler.publish, handler.name)
     finish = _finish(results, prepared.name)
     if is_batch:

@@ -561,7 +561,7 @@ async def test_a_batch_has_its_schemas_before_it_is_decoded(registry, new_topic)
     await prepared.call(records)
 
     assert got == [Order("a", 1), Order("b", 2), Order("a", 1)]
-    assert prepared.direct is None
+    assert prepared.direct_call is None
     with pytest.raises(DecodeError, match="index 1 of the batch"):
         await prepared.call([records[0], record_of(topic, 1, b"nothing")])
 
@@ -797,7 +797,7 @@ def test_a_type_that_is_never_read_is_refused_at_the_start(annotation):
 
     handle.__annotations__["order"] = annotation
 
-    with pytest.raises(ConfigurationError, match="cannot be a"):
+    with pytest.raises(ConfigurationError, match="cannot have the type"):
         prepare(handle, SchemaRegistry("http://127.0.0.1:9", format="protobuf"))
 
 

@@ -261,7 +261,9 @@ async def test_keys_have_a_subject_of_their_own(registry, client, register, new_
 
     prepared = prepare(handle, SchemaRegistry(registry, keys=True))
     await prepared.call(record_of(topic, value(of_value, 1), b"\x00" + of_key.to_bytes(4, "big") + b"\x0e"))
-    with pytest.raises(DecodeError, match=f"the key is no int: schema {alike} is not a version of '{topic}-key'"):
+    with pytest.raises(
+        DecodeError, match=f"the key cannot be decoded as int: schema {alike} is not a version of '{topic}-key'"
+    ):
         await prepared.call(record_of(topic, value(of_value, 1), b"\x00" + alike.to_bytes(4, "big") + b"\x0e"))
 
     assert got == [7]

@@ -17,7 +17,7 @@ import msgspec
 
 from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import described, split_none
-from tailrace.app.declare.codecs import JsonCodec, check, is_of_pydantic
+from tailrace.app.declare.codecs import JsonCodec, check_type, needs_pydantic
 from tailrace.app.declare.schema_registry.avro_limits import depth_check
 from tailrace.app.declare.schema_registry.schema import Schema
 
@@ -315,11 +315,11 @@ def converter(annotation: Any, *, strict: bool = True) -> Callable[[object], obj
         return lambda plain: plain
     if bare is dict or bare is list:
         return _exactly(bare)
-    if is_of_pydantic(annotation):
+    if needs_pydantic(annotation):
         from pydantic import TypeAdapter  # noqa: PLC0415 - optional; the type implies that it is installed
 
         return TypeAdapter(annotation).validate_python
-    check(annotation)
+    check_type(annotation)
     msgspec.json.Decoder(annotation)  # raises now what ``convert`` would raise with the first value
     return lambda plain: msgspec.convert(plain, annotation, strict=strict)
 
