@@ -27,7 +27,7 @@ from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, h
 from tailrace.app.kafka_substitute import KafkaSubstitute
 from tailrace.app.lifecycle import AppRun
 from tailrace.app.options import AppConfig, AppOptions
-from tailrace.app.publish.encoding import outgoing
+from tailrace.app.publish.encoding import encode_messages
 from tailrace.app.publish.message import Message
 from tailrace.app.publish.results import publish_one
 from tailrace.app.resolved_options import ResolvedOptions
@@ -454,7 +454,9 @@ class App(Handlers):
             if self._supervisor is not None and not self._supervisor.stopping.is_set():
                 raise PublishError(f"{topic}: no broker was reached yet - await wait_ready() first")
             raise ConsumerStateError("this app has ended - use `async with app`, or await start() first")
-        (out,) = await outgoing([Message(value, key, headers, partition)], topic, self._defaults.codec, "publish()")
+        (out,) = await encode_messages(
+            [Message(value, key, headers, partition)], topic, self._defaults.codec, "publish()"
+        )
         return await publish_one(running.publisher, out)
 
     # ---- internals ---------------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ class ConsumerSource:
         config = resolve(options)
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
         self._own_topics = LaterTopics(config, routes, observer)
-        self.consumer = _consumer_for(routes, {**options, "post_rebalance_callback": self._own_topics.rebalanced})
+        self.consumer = _consumer_for(routes, {**options, "post_rebalance_callback": self._own_topics.after_rebalance})
         self._reader: Reader | None = None
 
     @property
@@ -227,5 +227,5 @@ def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> Consumer:
         subscribe_matching(consumer, routes.reads, "|".join(routes.patterns), whole_topics=routes)
     else:
         consumer = Consumer(*sorted({*routes.topics, *routes.retries}), **options)
-        also_subscribe(consumer, routes.own)
+        also_subscribe(consumer, routes.own_topics)
     return consumer

@@ -61,7 +61,7 @@ class LogSource:
     async def start(self, sink: RecordSink) -> int:
         """Assign all partitions."""
         self._sink = sink
-        self._positions_of(*self.routes.topics, *self.routes.own)
+        self._positions_of(*self.routes.topics, *self.routes.own_topics)
         self._observer.emit(PartitionsAssigned(self.group_id, self.positions.partitions, frozenset()))
         return _WINDOW
 

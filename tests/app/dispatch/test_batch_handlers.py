@@ -789,7 +789,7 @@ def null_records(values: list[Record | None]) -> None: ...
     [
         (not_a_list, "a batch is a list or a table"),
         (nothing, "has no parameter for the batch"),
-        (one_of_many, "a batch has many"),
+        (one_of_many, "a batch handler receives many"),
         (null_records, "a record is never null"),
     ],
 )

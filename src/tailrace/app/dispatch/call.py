@@ -27,7 +27,13 @@ from tailrace.app.failures.dead_letters import first_read
 from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import Handler
 from tailrace.app.publish.encoding import results_in
-from tailrace.app.publish.results import ResultPublisher, batch_span, carrying, noting_span, result_trace
+from tailrace.app.publish.results import (
+    ResultPublisher,
+    batch_span,
+    result_trace,
+    with_record_trace,
+    with_span_as_trace,
+)
 from tailrace.awaitables import settled
 from tailrace.errors import ConfigurationError
 from tailrace.observe.instrumentation import HandlerInfo
@@ -47,8 +53,8 @@ class HandlerCall(NamedTuple):
     Attributes:
         handle: calls the handler. For a record, it raises if the record fails. For a batch, it returns the failed
             records.
-        value_call: what ``handle`` comes down to for a record without headers while ``traces_are_carried`` is false, or
-            None.
+        value_call: what ``handle`` comes down to for a record without headers while ``is_opentelemetry_imported``
+            returns False, or None.
         finish: called with the result of ``handle`` for a record, unless the result is None.
     """
 
@@ -70,7 +76,7 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
     else:
         call = prepared.direct_call or (lambda unit: prepared.call(unit, context.opened))
     if middleware:
-        call = wrapped_by(noting_span(call, prepared.name), middleware)
+        call = wrapped_by(with_span_as_trace(call, prepared.name), middleware)
     if timeout_s is not None:
         call = with_deadline(call, timeout_s, prepared.name, overdue, is_async=prepared.is_async)
         if prepared.prefetch is not None:
@@ -87,7 +93,7 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
         is_lean = is_lean and context.transactions is None and not context.instrumentations
         if is_lean and handler.when is None and timeout_s is None:
             value_call = prepared.value_call
-        call = carrying(call if is_lean else finished, finished)
+        call = with_record_trace(call if is_lean else finished, finished)
     if handler.when is not None:
         call = _checking_when_of_batch(call, handler.when) if is_batch else _checking_when(call, handler.when)
     if middleware or handler.when is not None or not prepared.sees_values_only:

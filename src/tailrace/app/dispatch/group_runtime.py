@@ -112,7 +112,7 @@ class GroupRuntime:
             instrumentations=instrumentations,
             group_id=self.group_id,
             # Looked up for each record; a set is faster, and suffices if all topics are known by name.
-            origins=self._routes if self._routes.patterns else self._routes.own,
+            origins=self._routes if self._routes.patterns else self._routes.own_topics,
             delay_of=self._retry_topic_records.delay_of,
             window=window,
             on_progress=self._progressed,

@@ -16,7 +16,7 @@ from tailrace.app.dispatch.batch_failures import Failed
 from tailrace.app.dispatch.call import HandlerCall, UnitCall
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
 from tailrace.app.dispatch.work import Worker
-from tailrace.app.publish.results import traces_are_carried
+from tailrace.app.publish.results import is_opentelemetry_imported
 from tailrace.compiled import handler_run
 from tailrace.core.delivery.slice_size import is_too_long
 from tailrace.core.dispatch.lanes import Lanes
@@ -155,7 +155,7 @@ class RecordExecutor(Executor[Worker]):
         """Return an awaitable that handles up to ``count`` records, as ``tailrace._native.HandlerRun`` does."""
         if handler_run is None:
             return _run(worker, free, count, self._handle)
-        call = None if self._value_call is None or traces_are_carried() else self._value_call
+        call = None if self._value_call is None or is_opentelemetry_imported() else self._value_call
         return handler_run(worker, free, count, self._handle, call and call.function, call and call.decode)
 
     async def _recover_record(self, worker: Worker, error: Exception | asyncio.CancelledError) -> None:
