@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from tailrace.app.app import App
-from tailrace.app.declare.parameter_readers import value_reader
+from tailrace.app.declare.parameter_readers import create_value_reader
 from tailrace.app.declare.parameters import Provider
 from tailrace.app.declare.plan import BoundHandler, Plan
 from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
@@ -163,7 +163,7 @@ class TestApp:
         if kind is None:
             return records
         where = f"published({topic!r})"
-        read = value_reader(kind, self._app.codec, where, "kind", checks_topic=False).read
+        read = create_value_reader(kind, self._app.codec, where, "kind", checks_topic=False).read
         return [read(record) for record in records]
 
     def dead_letters(self, topic: str) -> list[DeadLetter]:

@@ -16,7 +16,7 @@ from tailrace.app.codec_protocols import AnyCodec, FetchingCodec, TopicReader
 from tailrace.app.declare.annotations import split_none
 from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, DependencyKey, Opened, Reader, binding
 from tailrace.app.declare.codecs import topic_reader
-from tailrace.app.declare.parameter_readers import key_or_header_reader
+from tailrace.app.declare.parameter_readers import create_key_or_header_reader
 from tailrace.app.declare.parameters import (
     DefaultSource,
     DependencySource,
@@ -124,9 +124,9 @@ class DependencyPlan:
                 return lambda record, _opened: record
             case KeySource() if self._key_reader is not None and split_none(source.annotation)[0] is not bytes:
                 self.prefetch_reader = self._key_reader
-                return _ignoring_opened(key_or_header_reader(source, where, parameter.name, self._key_reader))
+                return _ignoring_opened(create_key_or_header_reader(source, where, parameter.name, self._key_reader))
             case KeySource() | HeaderSource():
-                return _ignoring_opened(key_or_header_reader(source, where, parameter.name))
+                return _ignoring_opened(create_key_or_header_reader(source, where, parameter.name))
 
     def _dependency(self, depends: Depends, label: str, dependent: str, dependent_scope: Scope) -> Dependency:
         """Return the planned dependency for a parameter of the function ``dependent``."""

@@ -17,7 +17,7 @@ from tailrace.app.declare.parameters import HeaderSource, KeySource
 from tailrace.errors import ConfigurationError, DecodeError
 from tailrace.records import Record
 
-__all__ = ["ValueReader", "key_or_header_reader", "place_of", "value_reader"]
+__all__ = ["ValueReader", "create_key_or_header_reader", "create_value_reader", "place_of"]
 
 _EMPTY = inspect.Parameter.empty
 _MAX_REASON_CHARS = 80
@@ -31,8 +31,8 @@ class ValueReader:
     """Reader of the value of a record for the parameter of a handler.
 
     Attributes:
-        decode: Function that decodes the bytes, or None as the value of a tombstone, and may raise any exception. The
-            attribute is None if the codec needs the record or its topic.
+        decode: Function that returns the argument for a value, which is None in a tombstone. It may raise any
+            exception. The attribute is None if the codec needs the record or its topic.
         is_bytes: True if the handler takes the bytes of the value unchanged.
         is_nullable: True if null values are accepted.
         read: Returns the argument for a record. Raises DecodeError, or the OSError of a codec.
@@ -49,12 +49,17 @@ class ValueReader:
     prefetch_reader: TopicReader | None = None
 
 
-def value_reader(
+def create_value_reader(
     annotation: object, codec: AnyCodec, where: str, name: str, *, checks_topic: bool = True
 ) -> ValueReader:
-    """Return the reader of values of type ``annotation``, for the parameter ``name`` of the handler ``where``.
+    """Return a reader of values for a parameter.
 
-    With ``checks_topic=False``, the codec decodes independently of the topic and fetches nothing.
+    Args:
+        annotation: Type of the parameter.
+        codec: Codec that decodes the values.
+        where: Name of the handler in errors.
+        name: Name of the parameter in errors.
+        checks_topic: False to decode independently of the topic of a record, and without fetching anything.
 
     Raises:
         ConfigurationError: The codec does not support the type.
@@ -74,7 +79,7 @@ def value_reader(
         read = _topic_value_reader(decode_of_topic, failure, is_nullable=is_nullable)
         return ValueReader(None, False, is_nullable, read, failure, prefetch_reader)
     if bare is bytes:
-        decode: Decode = _pass_through if is_nullable else _not_null
+        decode: Decode = _pass_through if is_nullable else _check_not_null
     elif isinstance(codec, Codec):
         decode = _create_decoder(codec.decoder, annotation, where, name)
         if is_nullable:
@@ -94,12 +99,16 @@ def value_reader(
     return ValueReader(decode, bare is bytes, is_nullable, read_value, failure)
 
 
-def key_or_header_reader(
+def create_key_or_header_reader(
     source: KeySource | HeaderSource, where: str, name: str, reader: TopicReader | None = None
 ) -> Callable[[Record], object]:
-    """Return the reader of a key or header for the parameter ``name``; the reader raises DecodeError.
+    """Return a function that reads the argument for a parameter from a record's key or header; it raises DecodeError.
 
-    ``reader`` creates the decoder; without ``reader``, ``text_decoder`` creates it.
+    Args:
+        source: Key or header.
+        where: Name of the function in errors.
+        name: Name of the parameter in errors.
+        reader: Creates the decoder; None to use ``text_decoder``.
 
     Raises:
         ConfigurationError: The type is not supported.
@@ -153,7 +162,7 @@ def _accept_null(decode: Decode) -> Decode:
     return decode_or_none
 
 
-def _not_null(data: bytes | None) -> bytes:
+def _check_not_null(data: bytes | None) -> bytes:
     if data is None:
         raise TypeError("the value is null")
     return data
@@ -161,7 +170,7 @@ def _not_null(data: bytes | None) -> bytes:
 
 def _reject_null(decode: Decode) -> Decode:
     def decode_not_null(data: bytes | None) -> object:
-        return decode(_not_null(data))
+        return decode(_check_not_null(data))
 
     return decode_not_null
 

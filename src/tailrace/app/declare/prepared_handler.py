@@ -17,7 +17,7 @@ from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.declare.annotations import described, parts
 from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, binding
 from tailrace.app.declare.dependencies import Dependency, DependencyPlan, Overrides, open_dependencies, open_into
-from tailrace.app.declare.parameter_readers import ValueReader, value_reader
+from tailrace.app.declare.parameter_readers import ValueReader, create_value_reader
 from tailrace.app.declare.parameters import Parameter, RecordSource, ValueSource
 from tailrace.app.declare.prefetch import Prefetch, batch_prefetch, record_prefetch
 from tailrace.app.declare.signature import read_signature
@@ -39,8 +39,9 @@ class ValueCall(NamedTuple):
 
     Attributes:
         function: the handler.
-        decode: function that decodes the bytes, or None as the value of a tombstone, and may raise any exception. The
-            attribute is None if the handler takes undecoded bytes; tombstones must then be passed to ``direct_call``.
+        decode: function that returns the argument for a value, which is None in a tombstone. It may raise any
+            exception. The attribute is None if the handler takes undecoded bytes; ``direct_call`` must then be used
+            for tombstones.
     """
 
     function: Callable[..., Awaitable[object]]
@@ -109,11 +110,11 @@ class _UnitReader(NamedTuple):
 
     Attributes:
         read: returns the argument for a unit. Raises DecodeError.
-        value_decoder: reader of the value of one record; None if the parameter takes records or a table.
+        value_reader: reader of the value of one record; None if the parameter takes records or a table.
     """
 
     read: Callable[[Any], object]
-    value_decoder: ValueReader | None
+    value_reader: ValueReader | None
 
 
 def prepare(
@@ -132,7 +133,7 @@ def prepare(
     """
     is_async, where = handler_kind(function) is FunctionKind.COROUTINE, f"handler {name_of(function)}"
     check_codec(codec, where)
-    dependencies = DependencyPlan(where, overrides, is_batch=is_batch, codec=None if is_batch else codec)
+    plan = DependencyPlan(where, overrides, is_batch=is_batch, codec=None if is_batch else codec)
     unit_reader: _UnitReader | None = None
     readers: list[Reader] = []
     parameters = read_signature(function, where)
@@ -141,16 +142,14 @@ def prepare(
             unit_reader = (_batch_reader if is_batch else _record_reader)(one, one.source.annotation, codec, where)
             readers.append(_ignoring_opened(unit_reader.read))
         else:
-            readers.append(dependencies.reader(one, where))
+            readers.append(plan.reader(one, where))
     if is_batch and unit_reader is None:
         raise ConfigurationError(f"{where} has no parameter for the batch - add one, such as `values: list[bytes]`")
     if not parameters:
         raise ConfigurationError(f"{where} has no parameter for the record - add one, such as `value: bytes`")
     bound = binding(parameters, readers)
-    value_decoder = unit_reader.value_decoder if unit_reader is not None else None
-    prefetch = record_prefetch(
-        value_decoder.prefetch_reader if value_decoder is not None else None, dependencies.prefetch_reader
-    )
+    value_reader = unit_reader.value_reader if unit_reader is not None else None
+    prefetch = record_prefetch(value_reader.prefetch_reader if value_reader is not None else None, plan.prefetch_reader)
     if is_batch and prefetch is not None:
         prefetch = batch_prefetch(prefetch)
     can_call_directly = len(bound.positional) == 1 and not bound.by_keyword and prefetch is None
@@ -164,16 +163,14 @@ def prepare(
         name=name_of(function),
         function=function,
         is_async=is_async,
-        sees_values_only=can_call_directly and value_decoder is not None and value_decoder.decode is not None,
-        decode_one=_return_record if value_decoder is None else value_decoder.read,
+        sees_values_only=can_call_directly and value_reader is not None and value_reader.decode is not None,
+        decode_one=_return_record if value_reader is None else value_reader.read,
         bind=bound.bind,
-        call=(
-            _call(function, bound, dependencies.dependencies("record"), prefetch) if is_async else _refuse_call(where)
-        ),
+        call=_call(function, bound, plan.dependencies("record"), prefetch) if is_async else _refuse_call(where),
         direct_call=direct_call,
-        value_call=None if direct_call is None or is_batch else _value_call(function, value_decoder),
-        app_dependencies=dependencies.dependencies("app"),
-        record_dependencies=dependencies.dependencies("record"),
+        value_call=None if direct_call is None or is_batch else _value_call(function, value_reader),
+        app_dependencies=plan.dependencies("app"),
+        record_dependencies=plan.dependencies("record"),
         prefetch=prefetch,
     )
 
@@ -223,17 +220,17 @@ def _call_without_prefetch(
 
 
 def _direct_call(function: Callable[..., Any], unit_reader: _UnitReader, *, is_batch: bool) -> DirectCall:
-    read, value_decoder = unit_reader.read, unit_reader.value_decoder
-    if is_batch or value_decoder is None or value_decoder.decode is None:
+    read, value_reader = unit_reader.read, unit_reader.value_reader
+    if is_batch or value_reader is None or value_reader.decode is None:
         return lambda unit: function(read(unit))
-    decode, decode_error = value_decoder.decode, value_decoder.error
+    decode, decode_error = value_reader.decode, value_reader.error
 
     def call_with_bytes(record: Record) -> Awaitable[object]:
         value = record.value
         called: Awaitable[object] = function(read(record) if value is None else value)
         return called
 
-    if value_decoder.is_bytes:
+    if value_reader.is_bytes:
         return call_with_bytes
 
     def call_with_value(record: Record) -> Awaitable[object]:
@@ -248,10 +245,10 @@ def _direct_call(function: Callable[..., Any], unit_reader: _UnitReader, *, is_b
     return call_with_value
 
 
-def _value_call(function: Callable[..., Any], value_decoder: ValueReader | None) -> ValueCall | None:
-    if value_decoder is None or value_decoder.decode is None:
+def _value_call(function: Callable[..., Any], value_reader: ValueReader | None) -> ValueCall | None:
+    if value_reader is None or value_reader.decode is None:
         return None
-    return ValueCall(function, None if value_decoder.is_bytes else value_decoder.decode)
+    return ValueCall(function, None if value_reader.is_bytes else value_reader.decode)
 
 
 def _refuse_call(where: str) -> Call:
@@ -272,8 +269,8 @@ def _record_reader(parameter: Parameter, annotation: object, codec: AnyCodec, wh
             f"{where}: parameter {parameter.name!r}: a record is never null, and only a batch handler receives several"
             " - annotate the parameter with `Record`, or declare the handler with batch=Batch()"
         )
-    value = value_reader(annotation, codec, where, parameter.name)
-    return _UnitReader(value.read, value)
+    value_reader = create_value_reader(annotation, codec, where, parameter.name)
+    return _UnitReader(value_reader.read, value_reader)
 
 
 def _batch_reader(parameter: Parameter, annotation: object, codec: AnyCodec, where: str) -> _UnitReader:
@@ -291,28 +288,28 @@ def _batch_reader(parameter: Parameter, annotation: object, codec: AnyCodec, whe
         return _UnitReader(list, None)
     if any(part is Record for part in parts(item)):
         raise ConfigurationError(f"{label}: a record is never null - annotate the parameter with `list[Record]`")
-    value = value_reader(item, codec, where, parameter.name)
-    return _UnitReader(_batch_decoder(value), value)
+    value_reader = create_value_reader(item, codec, where, parameter.name)
+    return _UnitReader(_batch_decoder(value_reader), value_reader)
 
 
-def _batch_decoder(value: ValueReader) -> Callable[[list[Record]], list[object]]:
+def _batch_decoder(value_reader: ValueReader) -> Callable[[list[Record]], list[object]]:
     """Return a decoder of all values of a batch; its DecodeError contains the index of the record that failed."""
-    decode, read = value.decode, value.read
+    decode, read = value_reader.decode, value_reader.read
 
     def return_bytes(records: list[Record]) -> list[object]:
         values: list[object] = [record.value for record in records]
         # The search for null is slow; it is needed only if a value is null or empty.
-        if not value.is_nullable and not all(values) and None in values:
+        if not value_reader.is_nullable and not all(values) and None in values:
             index = values.index(None)
             error = TypeError("the value is null")
-            raise DecodeError(f"index {index} of the batch: {value.error(records[index], error)}") from error
+            raise DecodeError(f"index {index} of the batch: {value_reader.error(records[index], error)}") from error
         return values
 
     def decode_records(records: list[Record]) -> list[object]:
         values: list[object] = []
         try:
             for record in records:
-                values.append(read(record))  # noqa: PERF401 - the error needs the length
+                values.append(read(record))  # noqa: PERF401 - len(values) is needed on error
         except DecodeError as error:
             raise DecodeError(f"index {len(values)} of the batch: {error}") from error.__cause__
         return values
@@ -325,10 +322,10 @@ def _batch_decoder(value: ValueReader) -> Callable[[list[Record]], list[object]]
                 values.append(decode(record.value))  # noqa: PERF401
         except Exception as error:
             index = len(values)
-            raise DecodeError(f"index {index} of the batch: {value.error(records[index], error)}") from error
+            raise DecodeError(f"index {index} of the batch: {value_reader.error(records[index], error)}") from error
         return values
 
-    if value.is_bytes:
+    if value_reader.is_bytes:
         return return_bytes
     return decode_records if decode is None else decode_values
 

@@ -139,7 +139,10 @@ def _source_of_marker(marker: object, annotation: object, default: object, label
 
 
 def _check_value_parameter(label: str, parameter: inspect.Parameter, earlier: str | None, *, is_provider: bool) -> None:
-    """Check that a parameter without a marker can take the value; ``earlier`` is a parameter that takes it."""
+    """Check that a parameter without a marker can take the value.
+
+    ``earlier`` is the name of a parameter that takes the value already, or None.
+    """
     if is_provider:
         raise ConfigurationError(
             f"{label} of a provider gets no argument - mark it with {_MARKER_EXAMPLES}, or give it a default"

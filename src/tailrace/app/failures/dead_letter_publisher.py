@@ -58,7 +58,10 @@ class DeadLetterPublisher:
     def for_retry_topic(
         self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int
     ) -> OutgoingFailure:
-        """Return a failed record to send to its retry topic, in which it is due ``delay_ms`` after it is sent."""
+        """Return a failed record to send to its retry topic, in which it is due ``delay_ms`` after it is sent.
+
+        ``failures`` is the number of failed attempts since the record was read.
+        """
         origin, record = self._with_trusted_headers(_in_trace_of(error, record))
         topic = retry_topic(origin, self._group_id, delay_ms)
         failure = self._failure(record, failures, error, handler)
@@ -67,7 +70,10 @@ class DeadLetterPublisher:
     def for_dead_letter_topic(
         self, record: Record, failures: int, error: Exception, handler: str, template: str
     ) -> OutgoingFailure:
-        """Return a failed record to send to its dead-letter topic, whose name has the given template."""
+        """Return a failed record to send to its dead-letter topic, whose name is built from ``template``.
+
+        ``failures`` is the number of failed attempts since the record was read.
+        """
         origin, record = self._with_trusted_headers(_in_trace_of(error, record))
         topic = topic_name(template, topic=origin, group=self._group_id)
         failure = self._failure(record, failures, error, handler)

@@ -1,7 +1,7 @@
 """Records of retry topics, which wait until they are due.
 
-At most 32 records of a partition wait here at a time. More records are read only after all of them were delivered, so
-that most waiting records stay undecoded or on the broker. All partitions share one timer.
+At most 32 records of a partition wait here at a time. Further records are read only after these were delivered, so that
+most waiting records stay undecoded or on the broker. All partitions share one timer.
 """
 
 from __future__ import annotations

@@ -155,7 +155,8 @@ class FailurePolicy:
         """Send a record to its retry or dead-letter topic, skip the record, or stop the app, as ``decision`` requires.
 
         If the topic refuses the record, wait and send it again until the topic acknowledges it or its partition is no
-        longer assigned. With transactions, set the record aside instead.
+        longer assigned. With transactions, set the record aside instead. ``failures`` is the number of failed attempts
+        since the record was read.
 
         Raises:
             HandlerFailedError: the app must stop.

@@ -32,7 +32,7 @@ class ConsumerEvents:
         self.assigned = asyncio.Event()
         self._unreachable = ""
         self._lost_coordinators: dict[str, str] = {}
-        """Groups whose coordinator was lost, with the reason. It is the first sign of a broker that hangs."""
+        """Reason of each lost coordinator, by group. A lost coordinator is the first sign of a broker that hangs."""
 
     @property
     def broker_error(self) -> str:

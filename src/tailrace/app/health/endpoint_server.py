@@ -21,7 +21,7 @@ from tailrace.errors import ConfigurationError
 __all__ = ["EndpointServer", "Render", "Route"]
 
 _ANSWER_TIMEOUT_S = 2.0
-"""Maximum time to wait for the event loop, and for a free thread."""
+"""Maximum time to wait for the event loop, and for another connection to end."""
 
 Render: TypeAlias = Callable[[], HttpAnswer]
 """Returns the response; called in the thread of the request."""
@@ -45,7 +45,7 @@ _IDLE_TIMEOUT_S = 5.0
 """Maximum time to wait for a request on an open connection."""
 _MAX_CONNECTIONS = 16
 """Maximum number of connections that are served at the same time; further connections are closed after a wait."""
-_LOOP_BLOCKED = HttpAnswer(503, b"the event loop of the app does not answer\n", "text/plain")
+_NO_ANSWER = HttpAnswer(503, b"the event loop of the app does not answer\n", "text/plain")
 
 _log = logging.getLogger("tailrace")
 
@@ -115,7 +115,7 @@ class EndpointServer:
             future = asyncio.run_coroutine_threadsafe(collecting, loop)
         except RuntimeError:  # The loop is closed.
             collecting.close()
-            return _LOOP_BLOCKED
+            return _NO_ANSWER
         try:
             render = future.result(route.timeout_s if (route := self._routes.get(path)) else _ANSWER_TIMEOUT_S)
         except (TimeoutError, asyncio.CancelledError):
@@ -129,9 +129,9 @@ class EndpointServer:
         try:
             if path in {"/livez", "/readyz"}:
                 return self._endpoints.health(path)
-            return _LOOP_BLOCKED if route is None or route.without_loop is None else route.without_loop(accept)
+            return _NO_ANSWER if route is None or route.without_loop is None else route.without_loop(accept)
         except RuntimeError:  # The loop has changed the state at the same time, so it is no longer blocked.
-            return _LOOP_BLOCKED
+            return _NO_ANSWER
 
 
 class _Server(ThreadingHTTPServer):

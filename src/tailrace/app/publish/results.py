@@ -37,7 +37,7 @@ UnitT = TypeVar("UnitT")
 """Record, or list of the records of a batch."""
 
 _OPENTELEMETRY = "opentelemetry.trace"
-_injecting = TelemetryGuard("passing a trace on")
+_injection_guard = TelemetryGuard("passing a trace on")
 _trace: ContextVar[Headers] = ContextVar("tailrace_trace", default=())
 
 
@@ -126,7 +126,7 @@ def _active_trace() -> Headers:
     if module is None or not module.get_current_span().get_span_context().is_valid:
         return ()
     carrier: dict[str, str] = {}
-    with _injecting:
+    with _injection_guard:
         importlib.import_module("opentelemetry.propagate").inject(carrier)
     if not carrier:
         return ()
@@ -144,7 +144,7 @@ async def publish_one(publisher: Publisher, record: OutgoingRecord, trace: Heade
         Partition and offset; None for a record of a transaction that is not committed yet.
 
     Raises:
-        PublishError: the record was rejected or not acknowledged in time, or the handler that calls was abandoned.
+        PublishError: the record was rejected or not acknowledged in time, or the calling handler was abandoned.
     """
     check_not_abandoned(record.topic)
     headers = with_trace(record.headers, (_active_trace() or _trace.get()) if trace is None else trace)

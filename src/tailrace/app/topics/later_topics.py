@@ -79,7 +79,8 @@ class LaterTopics:
         except (BrokerConnectionError, BrokerError, TimeoutError) as error:
             reason = str(error) or f"the brokers did not answer within {timeout_s:.0f} s"
             retries = (name for name, one in self._routes.retries.items() if one.origin in topics)
-            dead = (name for name, of in self._routes.dead_letters(topics)[0].items() if not of.isdisjoint(topics))
+            dead_letters, _ = self._routes.dead_letters(topics)
+            dead = (name for name, origins in dead_letters.items() if not origins.isdisjoint(topics))
             for name in sorted({*retries, *dead}):
                 self._observer.emit(TopicMissing(name, reason, _ADVICE, error))
             return False

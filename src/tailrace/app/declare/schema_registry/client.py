@@ -323,9 +323,9 @@ def _rules(rule_set: Any, mode: str) -> list[str]:  # noqa: ANN401
 
 
 def _is_compiled(schema: Schema) -> bool:
-    from tailrace.app.declare.schema_registry.protobuf import compiled  # noqa: PLC0415 - an extra
+    from tailrace.app.declare.schema_registry.protobuf import decode_compiled  # noqa: PLC0415 - an extra
 
-    return all(compiled("", text) is not None for text in (schema.text, *schema.references.values()))
+    return all(decode_compiled("", text) is not None for text in (schema.text, *schema.references.values()))
 
 
 def _parse_url(url: object) -> tuple[str, Credentials | None]:

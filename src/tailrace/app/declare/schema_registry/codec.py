@@ -98,8 +98,8 @@ class SchemaRegistry:
         tls = Tls(ssl_cafile, ssl_certfile, ssl_keyfile, ssl_password)
         self._client = RegistryClient([url] if isinstance(url, str) else url, auth, tls, timeout_ms)
         self._format = _format(format, validate=validate)
-        self._readers = SchemaDecoders(self._client, self._format)
-        self._writers = SchemaEncoders(
+        self._decoders = SchemaDecoders(self._client, self._format)
+        self._encoders = SchemaEncoders(
             self._client,
             self._format,
             schemas={topic: _schema_text(topic, given) for topic, given in (schemas or {}).items()},
@@ -110,7 +110,7 @@ class SchemaRegistry:
         )
         self._subject = subject
         self._values, self._keys = (
-            SubjectReader(self._readers, self._client, partial(self._subject_of, is_key)) for is_key in (False, True)
+            SubjectReader(self._decoders, self._client, partial(self._subject_of, is_key)) for is_key in (False, True)
         )
 
     def __repr__(self) -> str:
@@ -126,11 +126,11 @@ class SchemaRegistry:
         Raises:
             TypeError: the format does not support the type.
         """
-        return self._readers.decoder(annotation)
+        return self._decoders.decoder(annotation)
 
     def lacks(self, data: bytes, /) -> bool:
         """Return True if the schema of these bytes must be fetched before they are decoded."""
-        return self._readers.lacks(data)
+        return self._decoders.lacks(data)
 
     async def fetch(self, data: bytes, /) -> None:
         """Fetch the schema of these bytes; if the schema does not exist, the decoder raises later.
@@ -138,7 +138,7 @@ class SchemaRegistry:
         Raises:
             SchemaRegistryError: the request failed.
         """
-        await self._readers.fetch(data)
+        await self._decoders.fetch(data)
 
     def encode(self, value: Any, /) -> bytes:  # noqa: ANN401
         """Return bytes unchanged; other values must be encoded with ``encode_for``.
@@ -157,10 +157,10 @@ class SchemaRegistry:
             PublishError: no schema is registered for the value, or the value does not match the schema.
             SchemaRegistryError: the request failed.
         """
-        return value if isinstance(value, bytes) else await self._writers.encode(topic, value, is_key=is_key)
+        return value if isinstance(value, bytes) else await self._encoders.encode(topic, value, is_key=is_key)
 
     def _on_schema_used(self, schema: Schema, topic: str, is_key: bool) -> None:  # noqa: FBT001 - a callback
-        self._readers.add(schema)
+        self._decoders.add(schema)
         (self._keys if is_key else self._values).accept(topic, schema.id)
 
     def _subject_of(self, is_key: bool, topic: str, schema: Schema) -> str | None:  # noqa: FBT001 - for partial()

@@ -23,7 +23,7 @@ from tailrace.app.declare.annotations import described, split_none
 from tailrace.app.declare.schema_registry.formats import HEADER, Encode, LocalSchema, converter
 from tailrace.app.declare.schema_registry.schema import Schema
 
-__all__ = ["ProtobufFormat", "compiled"]
+__all__ = ["ProtobufFormat", "decode_compiled"]
 
 _MAX_INDEXES = 64
 _WELL_KNOWN = ("google/protobuf/", "google/type/", "confluent/")
@@ -95,7 +95,7 @@ class ProtobufFormat:
         return str(_check_message(value).DESCRIPTOR.full_name)
 
 
-def compiled(name: str, text: str) -> descriptor_pb2.FileDescriptorProto | None:
+def decode_compiled(name: str, text: str) -> descriptor_pb2.FileDescriptorProto | None:
     """Decode the file descriptor of a compiled schema, which is in base64; return None if ``text`` is .proto source.
 
     ``name`` replaces the file's name if it is not empty.
@@ -114,7 +114,7 @@ def compiled(name: str, text: str) -> descriptor_pb2.FileDescriptorProto | None:
 def _file_descriptor(schema: Schema) -> FileDescriptor | None:
     """Return the descriptor of a schema with its imports; None if any of them exists only as .proto source."""
     texts = {**schema.references, f"schema-{schema.id}.proto": schema.text}
-    files = [compiled(name, text) for name, text in texts.items()]
+    files = [decode_compiled(name, text) for name, text in texts.items()]
     pool = DescriptorPool()
     added: set[str] = set()
     for file in files:
