@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import UnsupportedVersionError
-from tailrace.protocol.api_versions import CONSUMING, Offered, api_of
+from tailrace.protocol.api_versions import CONSUMING, BrokerVersions, api_of
 from tailrace.protocol.classic_group import HeartbeatRequest
 from tailrace.protocol.committed_offsets import (
     CommitOffset,
@@ -24,11 +24,11 @@ from tailrace.protocol.topics import CreateTopicsRequest
 from tailrace.testing.apis import APIS, api_by_key
 
 
-def offered(**ranges: tuple[int, int]) -> Offered:
+def offered(**ranges: tuple[int, int]) -> BrokerVersions:
     """Return a broker that supports all versions of tailrace, except the given ones."""
     rows = {api.name: (api.versions[0], api.versions[-1]) for api in APIS} | ranges
     keys = {api.name: api.key for api in APIS}
-    return Offered(
+    return BrokerVersions(
         ApiVersionsResponse(0, tuple(ApiVersionRange(keys[name], *row) for name, row in rows.items() if row))
     )
 

@@ -18,7 +18,7 @@ from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, TopicRecreatedError, broker_error
 from tailrace.net.broker import Broker
 from tailrace.net.cluster import Cluster
-from tailrace.net.topic_ids import with_other_ids
+from tailrace.net.topic_ids import partitions_of_recreated_topics
 from tailrace.protocol.committed_offsets import (
     CommitOffset,
     OffsetCommitRequest,
@@ -159,7 +159,7 @@ async def commit_offsets(
 
     async def check_topic_ids(coordinator: Broker) -> None:
         if await coordinator.version_for(request, timeout_s=timeout_s) < _FIRST_VERSION_WITH_IDS and (
-            others := await with_other_ids(coordinator.send, known)
+            others := await partitions_of_recreated_topics(coordinator.send, known)
         ):
             raise TopicRecreatedError(others)
 

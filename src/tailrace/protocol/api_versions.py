@@ -15,7 +15,7 @@ from tailrace.protocol.list_offsets import ListOffsetsRequest
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-__all__ = ["CONSUMING", "Offered", "api_of"]
+__all__ = ["CONSUMING", "BrokerVersions", "api_of"]
 
 ResponseT = TypeVar("ResponseT")
 
@@ -39,7 +39,7 @@ def api_of(request: Request[ResponseT]) -> Api[ResponseT]:
     return request.api
 
 
-class Offered:
+class BrokerVersions:
     """APIs, versions and features that a broker supports, from its ApiVersions response.
 
     Attributes:

@@ -112,13 +112,13 @@ async def _reach(broker: Broker, timeout_s: float) -> BrokerFacts:
         reason, hint = without_advice(error, broker.address)
         is_other = isinstance(error, AuthenticationError | UnsupportedVersionError | ConfigurationError)
         return replace(facts, failure=reason, hint=hint if is_other else "")
-    offered = connection.offered
+        versions = connection.broker_versions
     return replace(
         facts,
         round_trip_ms=(loop.time() - began) * 1000,
-        supported=offered.supported,
-        finalized=offered.finalized,
-        has_consumer_protocol=ConsumerGroupHeartbeatRequest.api in offered,
+        supported=versions.supported,
+        finalized=versions.finalized,
+        has_consumer_protocol=ConsumerGroupHeartbeatRequest.api in versions,
     )
 
 

@@ -21,7 +21,7 @@ from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, broker_error
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
-from tailrace.net.topic_ids import with_other_ids
+from tailrace.net.topic_ids import partitions_of_recreated_topics
 from tailrace.protocol.committed_offsets import (
     CommitOffset,
     CommittedOffset,
@@ -89,7 +89,7 @@ async def outdated_topics(
         return []
     # Use the connection of the commit that follows, so that as little time as possible passes between the two requests.
     ask = partial(coordinator.send, key=ChannelKey(Channel.OFFSETS), timeout_s=timeout_s)
-    return await with_other_ids(ask, {one: entry.topic_id for one, entry in entries.items()})
+    return await partitions_of_recreated_topics(ask, {one: entry.topic_id for one, entry in entries.items()})
 
 
 async def committed_offsets(

@@ -48,7 +48,7 @@ from tailrace.errors import (
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.connection import Connection
-from tailrace.net.topic_ids import with_other_ids
+from tailrace.net.topic_ids import partitions_of_recreated_topics
 from tailrace.protocol.committed_offsets import CommitResult
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
@@ -171,7 +171,7 @@ class TransactionRequests:
             return trouble
         # TxnOffsetCommit names topics only, so the ids are compared afterwards. No recreated topic goes unnoticed: a
         # deletion that this broker has not seen by now also removes offsets that wait for the end of the transaction.
-        if others := await with_other_ids(connection.send, topic_ids):
+        if others := await partitions_of_recreated_topics(connection.send, topic_ids):
             return MustAbort(TopicRecreatedError(others))
         return OffsetsStored()
 
