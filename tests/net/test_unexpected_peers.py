@@ -221,7 +221,9 @@ async def test_a_broker_that_is_too_old_is_refused():
                 pass
 
     text = str(caught.value)
-    assert text.startswith(f"{peer.address}: Metadata: tailrace supports versions 4 to 13, the broker 0 to 1; ")
+    assert text.startswith(
+        f"{peer.address}: Metadata: tailrace supports versions 4 to 13, the broker supports 0 to 1; "
+    )
     assert "Fetch: " in text
     assert "upgrade the broker" in text
 
@@ -229,7 +231,7 @@ async def test_a_broker_that_is_too_old_is_refused():
 async def test_a_broker_that_is_too_new_is_refused():
     """Versions above the supported ones fail like those below."""
     async with Peer(scripted(lambda *_: offer(Fetch=(90, 99)))) as peer:
-        with pytest.raises(UnsupportedVersionError, match="the broker 90 to 99"):
+        with pytest.raises(UnsupportedVersionError, match="the broker supports 90 to 99"):
             async with dialled(peer.address):
                 pass
 

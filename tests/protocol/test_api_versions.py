@@ -35,7 +35,7 @@ def offered(**ranges: tuple[int, int]) -> BrokerVersions:
 
 def test_each_message_and_each_number_has_one_api():
     """A request has its API by its class, a frame by its API key."""
-    assert len(APIS) == len({api.key for api in APIS}) == len({api.message for api in APIS})
+    assert len(APIS) == len({api.key for api in APIS}) == len({api.request_type for api in APIS})
     assert all(api_by_key(api.key) is api for api in APIS)
     assert api_by_key(9999) is None
     assert HeartbeatRequest.api is api_of(HeartbeatRequest("g", 1, "m"))
@@ -71,11 +71,11 @@ def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
 
 def test_the_error_for_an_unsupported_api():
     """The error names the API and the versions of both sides."""
-    with pytest.raises(UnsupportedVersionError, match=r"^CreateTopics: .* 2 to 7, the broker 0 to 1$"):
+    with pytest.raises(UnsupportedVersionError, match=r"^CreateTopics: .* 2 to 7, the broker supports 0 to 1$"):
         offered(CreateTopics=(0, 1)).version_of(CreateTopicsRequest.api)
-    with pytest.raises(UnsupportedVersionError, match=r"^Metadata: .* 4 to 13, the broker does not support it$"):
+    with pytest.raises(UnsupportedVersionError, match=r"^Metadata: .* 4 to 13, the broker does not support this API$"):
         offered(Metadata=()).version_of(MetadataRequest.api)
-    with pytest.raises(UnsupportedVersionError, match="the broker 99 to 100"):
+    with pytest.raises(UnsupportedVersionError, match="the broker supports 99 to 100"):
         offered(Metadata=(99, 100)).version_of(MetadataRequest.api)
 
 
@@ -97,7 +97,7 @@ def test_a_broker_too_old_is_refused(api):
         offered(**{api.name: (0, oldest - 1)}).check_consuming()
 
     assert (
-        f"{api.name}: tailrace supports versions {oldest} to {api.versions[-1]}, the broker 0 to {oldest - 1}"
+        f"{api.name}: tailrace supports versions {oldest} to {api.versions[-1]}, the broker supports 0 to {oldest - 1}"
         in str(refused.value)
     )
     assert "upgrade the broker" in str(refused.value)
@@ -105,5 +105,5 @@ def test_a_broker_too_old_is_refused(api):
 
 def test_the_error_lists_all_missing_apis():
     """All missing APIs are in one error."""
-    with pytest.raises(UnsupportedVersionError, match=r"JoinGroup: .*; .*OffsetFetch: .*does not support it"):
+    with pytest.raises(UnsupportedVersionError, match=r"JoinGroup: .*; .*OffsetFetch: .*does not support this API"):
         offered(JoinGroup=(0, 1), OffsetFetch=()).check_consuming()

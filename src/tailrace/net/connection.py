@@ -140,7 +140,7 @@ class Connection:
         frame = await self._write(api, request, version, timeout_s)
         self._used_at = self._loop.time()
         try:
-            answer = api.decode_response(frame, api.version_of_answer(frame, version))
+            answer = api.decode_response(frame, api.response_version(frame, version))
         except MalformedMessageError as error:
             malformed = MalformedMessageError(f"{self.address}: {error}")
             self._fail(malformed)

@@ -128,5 +128,5 @@ def guess_peer(head: bytes) -> str | None:
     if head.startswith(b"SSH-"):
         return "an SSH server answered - this is not a Kafka broker's port"
     if head[:2] in {b"\x15\x03", b"\x16\x03"}:
-        return "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL'), or use the port of a listener without TLS"
+        return "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL'), or use a listener without TLS"
     return None

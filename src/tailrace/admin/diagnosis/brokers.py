@@ -18,7 +18,7 @@ from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import (
     METADATA_LOG,
-    NOT_ASKED_FOR,
+    OPERATIONS_NOT_REQUESTED,
     BrokerMetadata,
     DescribeClusterRequest,
     DescribeClusterResponse,
@@ -41,7 +41,7 @@ class ReachedCluster:
     facts: ClusterFacts
     node_ids: frozenset[int]
     """Brokers that answered."""
-    operations: int = NOT_ASKED_FOR
+    operations: int = OPERATIONS_NOT_REQUESTED
     """Authorized operations on the cluster."""
 
 
@@ -68,7 +68,7 @@ async def reach_brokers(
     brokers = await _reach_all([cluster.broker(node_id) for node_id in nodes], timeout_s)
     reached = sorted((one for one in brokers if not one.failure), key=lambda one: one.round_trip_ms)
     facts = ClusterFacts(bootstrap, brokers)
-    operations = NOT_ASKED_FOR
+    operations = OPERATIONS_NOT_REQUESTED
     if reached:
         nearest = cluster.broker(reached[0].node_id)
         described = await _describe_cluster(nearest, timeout_s)

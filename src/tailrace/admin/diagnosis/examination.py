@@ -22,7 +22,7 @@ from tailrace.core.diagnosis.wording import CommandLines
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import TailraceError
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.metadata import NOT_ASKED_FOR
+from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 
 __all__ = ["examine"]
 
@@ -157,7 +157,7 @@ class _Contents:
         checked = {one.name: one for one in with_all or found.values()}
         checked |= await self._with_dead_letters(checked)
         others = [one for name, one in self._names.items() if name not in checked]
-        may_create = None if self._operations == NOT_ASKED_FOR else "Create" in allowed(self._operations)
+        may_create = None if self._operations == OPERATIONS_NOT_REQUESTED else "Create" in allowed(self._operations)
         facts = TopicsFacts(
             list(checked.values()),
             [one for one in others if one.leaderless or one.under_replicated],

@@ -21,7 +21,7 @@ from tailrace.errors import GroupAuthorizationFailedError, NotAConsumerGroupErro
 from tailrace.net.cluster import Cluster
 from tailrace.protocol.group_descriptions import DescribeGroupsRequest
 from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
-from tailrace.protocol.metadata import NOT_ASKED_FOR
+from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 from tailrace.records import TopicPartition
 
 __all__ = ["GroupLook", "group_facts", "log_sizes", "look_at_group"]
@@ -270,8 +270,8 @@ async def _operations(cluster: Cluster, group_id: str, timeout_s: float) -> int:
             what=f"asking for the permissions on group {group_id!r}",
         )
     except TailraceError:
-        return NOT_ASKED_FOR
-    return next((one.authorized_operations for one in answer.groups), NOT_ASKED_FOR)
+        return OPERATIONS_NOT_REQUESTED
+    return next((one.authorized_operations for one in answer.groups), OPERATIONS_NOT_REQUESTED)
 
 
 async def _similar(cluster: Cluster, group_id: str, timeout_s: float) -> str:

@@ -11,7 +11,7 @@ from tailrace.core.diagnosis.needs import TopicNeeds, TopicRole
 from tailrace.core.diagnosis.permissions import permission_findings
 from tailrace.core.diagnosis.wording import CommandLines, counted, duration, named
 from tailrace.error_codes import ErrorCode, name_of
-from tailrace.protocol.metadata import NOT_ASKED_FOR, TopicMetadata
+from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED, TopicMetadata
 
 __all__ = ["SETTINGS", "TopicFacts", "TopicsFacts", "topic_findings"]
 
@@ -46,7 +46,7 @@ class TopicFacts:
     """Partitions with a leader and fewer in-sync replicas than replicas."""
     lacking: frozenset[int] = frozenset()
     """Brokers that are missing from in-sync replicas."""
-    operations: int = NOT_ASKED_FOR
+    operations: int = OPERATIONS_NOT_REQUESTED
     settings: Mapping[str, str] = field(default_factory=dict)
     """Values of ``SETTINGS``; empty if unknown."""
     no_settings: str = ""
