@@ -27,7 +27,7 @@ TITLES: dict[Subject, tuple[str, str]] = {
     "group": ("Groups of an app", "Fields of `GroupStatistics`, the items of `app.statistics().groups`."),
     "partition": (
         "Assigned partitions",
-        "Fields of `PartitionStatistics`, the items of `partitions` in a consumer's statistics. Unknown values are absent.",
+        "Fields of `PartitionStatistics`, in `partitions` of a consumer's statistics. Unknown values are absent.",
     ),
     "consumer": (
         "Consumers",
