@@ -60,7 +60,10 @@ class LeaderEpochEndOffset(ApiMessage):
     error_code: int16
     partition: int32
     leader_epoch: int32 = -1
-    """Greatest leader epoch in the log that is not above the requested one; -1 if there is none."""
+    """Greatest leader epoch in the log that is not above the requested one.
+
+    -1 if the log has neither the requested epoch nor a later one.
+    """
     end_offset: int64 = -1
 
 
