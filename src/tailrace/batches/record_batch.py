@@ -168,7 +168,7 @@ class RecordBatch:
                 self.plain_bytes, self.is_compressed = size or 0, size is None
                 return size is not None
             # The result is the batch as if it had been written without a codec: its header, and the records, which the
-            # codec writes behind the header in the same buffer.
+            # codec writes after the header in the same buffer.
             head = bytearray(self._view[:_HEAD])
             head[_CODEC_AT] &= ~_CODEC
             plain = decompressed(self._view[_CODEC_AT] & _CODEC, self._view[_HEAD:], limit, head)

@@ -202,7 +202,7 @@ class Broker:
         return await self._connection(key).connection()
 
     def forget(self, member: str) -> None:
-        """Close the connections of a group member."""
+        """Close the connections that only this group member uses."""
         for key in [key for key in self._connections if key.member == member]:
             self._connections.pop(key).close()
 

@@ -117,7 +117,7 @@ class Connection:
                 the SASL session takes longer.
             BrokerConnectionError: the connection failed.
             AuthenticationError: the renewal of the SASL session failed.
-            UnsupportedVersionError: no common version of the request.
+            UnsupportedVersionError: the broker and tailrace have no version of the request in common.
         """
         version = self.broker_versions.version_of(api_of(request), request.newest_version)
         deadline = self._loop.time() + timeout_s
