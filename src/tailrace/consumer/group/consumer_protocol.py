@@ -57,7 +57,9 @@ class ConsumerProtocol:
     def offers(self, effect: SendJoin) -> tuple[JoinGroupProtocol, ...]:
         """Return one subscription for each assignor."""
         return tuple(
-            JoinGroupProtocol(name, write_subscription(subscription, name, effect.held_before, effect.generation))
+            JoinGroupProtocol(
+                name, write_subscription(subscription, name, effect.last_assigned, effect.last_generation)
+            )
             for name, subscription in effect.subscriptions
         )
 

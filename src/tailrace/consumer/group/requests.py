@@ -26,7 +26,7 @@ from tailrace.core.group.effects import (
     SendLeave,
     SendSync,
 )
-from tailrace.core.group.error_reactions import NOT_HELD, GroupRequestKind, error_of
+from tailrace.core.group.error_reactions import INSTANCE_RELEASED, GroupRequestKind, error_of
 from tailrace.core.group.events import (
     CoordinatorGone,
     GroupEvent,
@@ -103,7 +103,7 @@ class GroupRequests:
     async def outcome(self, question: Question) -> GroupEvent:
         """Send the request of an effect and return its outcome."""
         began_at = asyncio.get_running_loop().time()
-        event = self._limit.after(question, await outcome_of(self._send(question)))
+        event = self._limit.apply(question, await outcome_of(self._send(question)))
         # A member id is only the first step of a join. RetryLater: the request has to be sent again, or was not sent,
         # because the coordinator could not be found.
         if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdAssigned | RetryLater):
@@ -296,7 +296,7 @@ class GroupRequests:
             except UnsupportedVersionError as error:
                 # A broker that does not support this request at all causes the same error as a broker that refuses it.
                 raise error_of(ErrorCode.UNSUPPORTED_VERSION, GroupRequestKind.GROUP_HEARTBEAT) from error
-            if me.generation == STATIC_LEAVE_EPOCH and answer.error_code in NOT_HELD:
+            if me.generation == STATIC_LEAVE_EPOCH and answer.error_code in INSTANCE_RELEASED:
                 return InstanceReleased()
             if answer.error_code:
                 return self._reactions.event_of(answer.error_code, GroupRequestKind.GROUP_HEARTBEAT)
