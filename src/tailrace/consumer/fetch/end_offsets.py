@@ -10,7 +10,7 @@ import anyio
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.fetch.end_offsets import without_fetch
+from tailrace.core.fetch.end_offsets import positions_without_fetch
 from tailrace.core.fetch.plan import FetchPlan
 from tailrace.core.positions.start_point import LATEST
 from tailrace.errors import BrokerConnectionError, MalformedMessageError
@@ -61,7 +61,7 @@ class EndOffsetRefresher:
             await asyncio.sleep(_INTERVAL_S)
             if self._is_read:
                 self._is_read = False
-                await self._refresh(without_fetch(self._positions, self._in_flight()))
+                await self._refresh(positions_without_fetch(self._positions, self._in_flight()))
 
     async def _refresh(self, positions: Iterable[Position]) -> None:
         by_leader_id, _ = group_by_leader(self._cluster, [one.partition for one in positions])

@@ -184,7 +184,7 @@ class Fetcher:
                 except AuthenticationError:
                     raise
                 except (BrokerConnectionError, MalformedMessageError) as error:
-                    session.lost()
+                    session.reset()
                     failures += 1
                     await self._recover(node_id, plan, error, failures)
                     continue
@@ -269,7 +269,7 @@ class Fetcher:
             # A partition that is not paused keeps its share of batches, because they would be fetched again at once.
             last = self._buffer.cut(position.partition, share, 0 if position.is_paused else share)
             if last is not None:
-                position.fetched_to(last.next_offset, last.leader_epoch)
+                position.set_fetched(last.next_offset, last.leader_epoch)
                 made_room = True
             if position.is_paused and self._buffer.bytes_of(position.partition) > share:
                 self._drop_buffered(position)
@@ -297,7 +297,7 @@ class Fetcher:
         if any(one.high_watermark is None and session.knows(one.partition) for one in requested):
             # The partition was reassigned after it was added to the session. In a session the broker sends a high
             # watermark only when it changes; in a new session, it sends all of them at once.
-            session.lost()
+            session.reset()
         name = connection_name(self._name, connection.slot.number)
         return await self._fetch(connection, plan, session.ask(plan.partitions), wait_s, name)
 
@@ -364,7 +364,7 @@ class Fetcher:
         for fetched in answer.partitions:
             topic = fetched.topic or names.get(fetched.topic_id, "")
             position = self._positions.get(TopicPartition(topic, fetched.partition))
-            if position is not None and plan.counts(position):
+            if position is not None and plan.is_valid_for(position):
                 self._handle_partition(node_id, position, fetched, plan.partitions[position.partition].topic_id)
 
     def _handle_partition(
@@ -431,7 +431,7 @@ class Fetcher:
         If records were lost, emit an event, or with ``auto_offset_reset="none"`` deliver an error.
         """
         topic, number = position.partition
-        before, (after, lost) = position.next_offset, position.diverged(end_offset)
+        before, (after, lost) = position.next_offset, position.after_truncation(end_offset)
         if lost and self._policy.of_reset(position.partition).whence is StartFrom.NONE:
             self._reader.put(
                 position.partition, BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)), 0
@@ -487,7 +487,7 @@ class Fetcher:
             self._reader.put(position.partition, buffered, batch.size if is_visible else 0)
             if is_visible:
                 self._fetched[position.partition] += batch.next_offset - batch.base_offset
-            position.fetched_to(batch.next_offset, batch.leader_epoch)
+            position.set_fetched(batch.next_offset, batch.leader_epoch)
 
     def _readable_batches(self, position: Position, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
         """Yield the batches from the position on; at a batch that cannot be read, stop and handle it as corrupt."""

@@ -342,7 +342,7 @@ class BatchAssembler:
         self._ready.append(pool)
 
     def _runnable(self, pool: _Pool) -> tuple[int, int, float]:
-        """Return count and size in bytes of the records whose key is not busy, and the time at which the first was added."""
+        """Return count and bytes of the records whose key is not busy, and the time at which the first was added."""
         if not pool.busy_keys:
             pool.blocked = 0
             return pool.count, pool.size, pool.slices[0].since
