@@ -21,12 +21,12 @@ from tailrace.consumer.group.requests import GroupRequests, RequestEffect, outco
 from tailrace.core.backoff import Backoff
 from tailrace.core.group.effects import (
     Effect,
-    EmitGroupEvent,
     FailMembership,
     FindPartitions,
     FindTopicNames,
     ForgetCoordinator,
     Release,
+    ReportError,
     SendGroupHeartbeat,
     SendHeartbeat,
     SendJoin,
@@ -136,7 +136,7 @@ class MembershipLoop:
         self._news.set()
 
     async def run(self) -> None:
-        """Join, and stay a member until the state machine is over."""
+        """Join the group, and drive the state machine until the membership has ended."""
         self.receive(StartMembership())
         async with anyio.create_task_group() as tasks:
             while not self._machine.is_over:
@@ -173,7 +173,7 @@ class MembershipLoop:
                 tasks.start_soon(self._call_owner, effect, scope)
             case ForgetCoordinator():
                 self._cluster.forget_coordinator(self._group_id, effect.reason)
-            case EmitGroupEvent():
+            case ReportError():
                 self._owner.report(effect.error)
             case FailMembership():
                 self._owner.fail(effect.error)

@@ -163,7 +163,7 @@ class Lease:
             return self.records
         return self.records[-count:] if count else ()
 
-    # ---- taking, finishing, moving records-----------------------------------------------------------------------
+    # ---- taking, finishing, moving records ---------------------------------------------------------------------
 
     def holds(self, record: Record) -> bool:
         """Return True if ``record`` is in flight; with ``InFlight.LAST``, it must be the object that was taken last."""
@@ -313,7 +313,9 @@ class Progress:
         self.held_from: int | None = None
         self._known = known
         self._leases: dict[Lease, None] = {}
+        """Leases with records that are not taken, or in flight by the rule of the lease."""
         self._offsets = StartedOffsets()
+        """Offsets of records that were started one by one."""
 
     def __repr__(self) -> str:
         return f"<Progress finished={self.finished} delivered={self.delivered} started={self.started}>"

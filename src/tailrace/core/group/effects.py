@@ -17,13 +17,13 @@ from tailrace.values import Value
 
 __all__ = [
     "Effect",
-    "EmitGroupEvent",
     "FailMembership",
     "FindPartitions",
     "FindTopicNames",
     "ForgetCoordinator",
     "Partitions",
     "Release",
+    "ReportError",
     "SendGroupHeartbeat",
     "SendHeartbeat",
     "SendJoin",
@@ -107,7 +107,7 @@ class TakeOver(Value):
     """Partitions that an earlier takeover has made ready."""
     identity: Identity
     protocol: str
-    """Name of the assignor."""
+    """Protocol of the generation; in a consumer group, the name of an assignor."""
     is_leader: bool
 
 
@@ -128,8 +128,8 @@ class ForgetCoordinator(Value):
     reason: str
 
 
-class EmitGroupEvent(Value):
-    """Error that the application's next call raises; the membership continues."""
+class ReportError(Value):
+    """Error that the application's next poll raises; the membership continues."""
 
     error: TailraceError
 
@@ -151,6 +151,6 @@ Effect: TypeAlias = (
     | TakeOver
     | Release
     | ForgetCoordinator
-    | EmitGroupEvent
+    | ReportError
     | FailMembership
 )

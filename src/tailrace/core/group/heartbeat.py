@@ -36,7 +36,7 @@ class Heartbeat:
         self._next_at = now + self.interval_s
 
     def received(self, now: float, pause_s: float = 0.0) -> None:
-        """Note that the heartbeat was acknowledged: the session now begins when that heartbeat was sent.
+        """Note that the heartbeat was acknowledged, so that the session begins at the time at which it was sent.
 
         The next heartbeat is due ``pause_s`` from now at the earliest.
         """

@@ -11,11 +11,11 @@ from tailrace.core.group import events as membership_events
 from tailrace.core.group.classic.member import TABLE, ClassicMember
 from tailrace.core.group.classic.states import ALIVE, OVER, ClassicState
 from tailrace.core.group.effects import (
-    EmitGroupEvent,
     FailMembership,
     FindPartitions,
     ForgetCoordinator,
     Release,
+    ReportError,
     SendHeartbeat,
     SendJoin,
     SendLeave,
@@ -909,7 +909,7 @@ def test_member_whose_application_does_not_poll_leaves():
 
     *telling, release = effects_after(one, PollingStalled(UNREAD))
 
-    assert telling == [EmitGroupEvent(UNREAD), SendLeave(Identity("me", 7), "the application does not poll")]
+    assert telling == [ReportError(UNREAD), SendLeave(Identity("me", 7), "the application does not poll")]
     assert release == Release(MINE, is_lost=True, is_last=False, reason="the application does not poll")
     assert effects_after(one, Released()) == []
     assert one.next_deadline() is None

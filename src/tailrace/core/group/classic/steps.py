@@ -14,12 +14,12 @@ from tailrace.core.group.classic.leader import GroupLeader, by_topic
 from tailrace.core.group.classic.states import ALIVE, OWNING, REJOINING, ClassicState
 from tailrace.core.group.effects import (
     Effect,
-    EmitGroupEvent,
     FailMembership,
     FindPartitions,
     ForgetCoordinator,
     Partitions,
     Release,
+    ReportError,
     SendJoin,
     SendLeave,
     SendSync,
@@ -229,7 +229,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         A static member sends no leave unless ``leaves_on_stop`` is set.
         """
         self._reason, self._has_polled_again = str(event.error), False
-        self._effects.append(EmitGroupEvent(event.error))
+        self._effects.append(ReportError(event.error))
         if self._settings.leaves_on_stop:
             self._effects.append(SendLeave(self.identity, "the application does not poll"))
             self._member_id = ""

@@ -13,12 +13,12 @@ from uuid import UUID
 from tailrace.core.backoff import Backoff
 from tailrace.core.group.effects import (
     Effect,
-    EmitGroupEvent,
     FailMembership,
     FindTopicNames,
     ForgetCoordinator,
     Partitions,
     Release,
+    ReportError,
     SendLeave,
     TakeOver,
 )
@@ -170,7 +170,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         """Leave the group because the application does not poll, and report the partitions as lost."""
         self._epoch = LEAVE_EPOCH if self._settings.instance_id is None else STATIC_LEAVE_EPOCH
         self._effects.append(SendLeave(self.identity, "the application does not poll"))
-        self._effects.append(EmitGroupEvent(event.error))
+        self._effects.append(ReportError(event.error))
         self._release(self._forget(event), is_lost=True, reason=str(event.error))
 
     def back_off(self, event: GroupEvent, now: float) -> None:
