@@ -18,7 +18,7 @@ from tailrace.core.group.effects import (
     FindPartitions,
     ForgetCoordinator,
     Release,
-    ReportError,
+    ReportGroupError,
     SendHeartbeat,
     SendJoin,
     SendLeave,
@@ -340,7 +340,7 @@ class World:
                     if isinstance(effect, Release) and effect.is_lost:
                         consumer.consuming.clear()
                     self.on_work(consumer)
-                case ForgetCoordinator() | FailMembership() | ReportError():
+                case ForgetCoordinator() | FailMembership() | ReportGroupError():
                     pass
                 case _:
                     self.joins += isinstance(effect, SendJoin)

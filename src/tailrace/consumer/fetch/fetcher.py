@@ -184,7 +184,7 @@ class Fetcher:
                 except AuthenticationError:
                     raise
                 except (BrokerConnectionError, MalformedMessageError) as error:
-                    session.reset()
+                    session.restart()
                     failures += 1
                     await self._recover(node_id, plan, error, failures)
                     continue
@@ -297,7 +297,7 @@ class Fetcher:
         if any(one.high_watermark is None and session.knows(one.partition) for one in requested):
             # The partition was reassigned after it was added to the session. In a session the broker sends a high
             # watermark only when it changes; in a new session, it sends all of them at once.
-            session.reset()
+            session.restart()
         name = connection_name(self._name, connection.slot.number)
         return await self._fetch(connection, plan, session.ask(plan.partitions), wait_s, name)
 

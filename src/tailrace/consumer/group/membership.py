@@ -26,7 +26,7 @@ from tailrace.core.group.effects import (
     FindTopicNames,
     ForgetCoordinator,
     Release,
-    ReportError,
+    ReportGroupError,
     SendGroupHeartbeat,
     SendHeartbeat,
     SendJoin,
@@ -173,7 +173,7 @@ class MembershipLoop:
                 tasks.start_soon(self._call_owner, effect, scope)
             case ForgetCoordinator():
                 self._cluster.forget_coordinator(self._group_id, effect.reason)
-            case ReportError():
+            case ReportGroupError():
                 self._owner.report(effect.error)
             case FailMembership():
                 self._owner.fail(effect.error)

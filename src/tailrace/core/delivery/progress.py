@@ -4,13 +4,11 @@ Each of these offsets is that of the *next* record: ``delivered``, for example, 
 epoch, committed ≤ finished ≤ delivered ≤ fetched, unless the user commits an offset of their choice. Each assignment,
 seek and reset begins an epoch with its own ``Progress``; a ``Lease`` of an older epoch changes nothing.
 
-A ``Lease`` contains the records that are delivered together, and a cursor: its holder takes the records in order. The
-cursor and ``InFlight`` tell which of the taken records are in flight, so that a record whose handler does not suspend
-costs nothing here. A record that may be finished out of order is *started by offset* (``Progress.start``): its offset
-is kept until the record is finished, or *abandoned*, which means left to the partition's next owner.
-
-Only delivered records can be unfinished. All other offsets below ``delivered`` are gaps, which compaction, control
-records and aborted transactions leave.
+A ``Lease`` has the records that are delivered together. Its cursor and ``InFlight`` tell which records are in flight,
+so that a record whose handler does not suspend costs nothing here. A record that may be finished out of order is
+*started by offset* (``Progress.start``): its offset is kept until the record is finished, or *abandoned*, which means
+left to the partition's next owner. Offsets below ``delivered`` without a delivered record are gaps, which compaction,
+control records and aborted transactions leave.
 """
 
 from __future__ import annotations
@@ -173,10 +171,7 @@ class Lease:
         return record.topic_partition == self.partition and lowest <= record.offset < self.started_to
 
     def take(self, count: int) -> list[Record]:
-        """Take and return up to ``count`` records.
-
-        With ``InFlight.LAST``, all of them are in flight until ``finish_taken``.
-        """
+        """Take and return up to ``count`` records; with ``LAST``, they stay in flight until ``finish_taken``."""
         if self.in_flight is InFlight.LAST:
             self.in_flight, self.finished = InFlight.ALL, self.started_to
         return list(islice(self.left, count))
@@ -206,10 +201,7 @@ class Lease:
             self.progress.close(self)
 
     def give_back(self) -> list[Record]:
-        """Remove and return the untaken records, which will be delivered again.
-
-        The partition continues with the first of them, so this must be the lease that was delivered last.
-        """
+        """Remove and return the untaken records, to be delivered again; this must be the lease delivered last."""
         rest = list(self.left)
         if rest:
             self.end = self.progress.give_back(self, rest[0].offset)
@@ -259,10 +251,7 @@ class Lease:
         return self.share([list(islice(self.left, count))])[0]
 
     def share(self, shares: Iterable[Sequence[Record]]) -> list[Lease]:
-        """Return a new lease for each of ``shares`` that has records.
-
-        The records were taken from this lease. In the new leases, they count as not taken.
-        """
+        """Return a new lease for each non-empty list in ``shares``, whose records were taken from this lease."""
         return self.progress.add_shares(self, shares, self.started_to)
 
     def abandon_left(self) -> None:
@@ -286,10 +275,8 @@ class Progress:
         fetched: next offset to fetch; None while nothing may be fetched after the buffered batches.
         delivered: next offset to deliver.
         is_over: True if another epoch of the partition has begun, or the partition was revoked.
-        is_halted: True if no more records are started and failed records are not retried, because the partition is
-            about to be revoked or was dropped.
-        held_from: offset from which on finished records count as in flight until a transaction is committed; None if no
-            record is held.
+        is_halted: True if no more records are started here and failed records are not retried.
+        held_from: offset from which on finished records count as in flight until a transaction is committed, or None.
     """
 
     __slots__ = (
@@ -313,9 +300,7 @@ class Progress:
         self.held_from: int | None = None
         self._known = known
         self._leases: dict[Lease, None] = {}
-        """Leases with records that are not taken, or in flight by the rule of the lease."""
         self._offsets = StartedOffsets()
-        """Offsets of records that were started one by one."""
 
     def __repr__(self) -> str:
         return f"<Progress finished={self.finished} delivered={self.delivered} started={self.started}>"

@@ -167,7 +167,7 @@ class BatchAssembler:
         if pool is None:
             pool = self._pools[key] = _Pool()
         pool.slices.append(_BatchSlice(lease, now))
-        self._grow(pool, lease.count, 0 if self.limits.max_bytes is None else self._size(lease.rest))
+        self._change_counts(pool, lease.count, 0 if self.limits.max_bytes is None else self._size(lease.rest))
         self._schedule(pool)
 
     def hurry(self) -> None:
@@ -205,7 +205,7 @@ class BatchAssembler:
     def take(self, now: float) -> HandlerBatch | None:
         """Take the next batch that is due and return it; None if no batch is due and may start."""
         while (due := self._next_due()) is not None:
-            if due[0] > now and (self._ready or not self._is_full):
+            if due[0] > now and (self._ready or not self._is_window_full):
                 break
             heappop(self._dues)
             self._make_ready(due[2])
@@ -285,7 +285,7 @@ class BatchAssembler:
             return [], []
         dropped = [one for one in pool.slices if one.lease.partition == partition]
         for one in dropped:
-            self._grow(pool, -one.lease.count, -self._size(one.lease.rest))
+            self._change_counts(pool, -one.lease.count, -self._size(one.lease.rest))
         pool.slices = deque(one for one in pool.slices if one.lease.partition != partition)
         self._schedule(pool)
         return [one.lease for one in dropped], []
@@ -296,7 +296,7 @@ class BatchAssembler:
         return partition if self._is_by_partition or self._is_by_key else None
 
     @property
-    def _is_full(self) -> bool:
+    def _is_window_full(self) -> bool:
         return self.waiting - self._ahead + self.failing >= self.window
 
     def _stuck_of(self, partition: TopicPartition) -> int:
@@ -311,7 +311,7 @@ class BatchAssembler:
         self._failing_of.update(batch.failing)
         self.failing += batch.failing.total()
 
-    def _grow(self, pool: _Pool, records: int, size: int) -> None:
+    def _change_counts(self, pool: _Pool, records: int, size: int) -> None:
         pool.count += records
         pool.size += size
         self.waiting += records
@@ -391,7 +391,7 @@ class BatchAssembler:
             if is_full:
                 break
         pool.slices.extendleft(reversed(remaining))
-        self._grow(pool, -len(batch.records), -self._size(batch.records))
+        self._change_counts(pool, -len(batch.records), -self._size(batch.records))
         if self._is_by_partition:
             pool.is_busy = True
             self._ahead += pool.count

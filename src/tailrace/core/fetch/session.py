@@ -72,7 +72,7 @@ class FetchSession:
         ):
             # A topic was recreated, so an incremental request would add and forget topics of the same name. A broker
             # that identifies topics by name would forget both.
-            self.reset()
+            self.restart()
         self._requested = dict(wanted)
         if self.is_full:
             # A request with the id of the old session and epoch 0 ends that session and starts another.
@@ -88,7 +88,7 @@ class FetchSession:
     def answered(self, answer: FetchResponse) -> bool:
         """Update the session by an answer; return False if the answer only reports an error of the session."""
         if answer.error_code:
-            self.reset()
+            self.restart()
             if answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
                 self._id = 0
             return answer.error_code not in _SESSION_ERRORS
@@ -101,6 +101,6 @@ class FetchSession:
         self._known = dict(self._requested)
         return True
 
-    def reset(self) -> None:
+    def restart(self) -> None:
         """Make the next request full, because it is uncertain which partitions the broker remembers."""
         self._epoch, self._known = 0, {}

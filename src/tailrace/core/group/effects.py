@@ -23,7 +23,7 @@ __all__ = [
     "ForgetCoordinator",
     "Partitions",
     "Release",
-    "ReportError",
+    "ReportGroupError",
     "SendGroupHeartbeat",
     "SendHeartbeat",
     "SendJoin",
@@ -128,7 +128,7 @@ class ForgetCoordinator(Value):
     reason: str
 
 
-class ReportError(Value):
+class ReportGroupError(Value):
     """Error that the application's next poll raises; the membership continues."""
 
     error: TailraceError
@@ -151,6 +151,6 @@ Effect: TypeAlias = (
     | TakeOver
     | Release
     | ForgetCoordinator
-    | ReportError
+    | ReportGroupError
     | FailMembership
 )

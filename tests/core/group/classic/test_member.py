@@ -15,7 +15,7 @@ from tailrace.core.group.effects import (
     FindPartitions,
     ForgetCoordinator,
     Release,
-    ReportError,
+    ReportGroupError,
     SendHeartbeat,
     SendJoin,
     SendLeave,
@@ -909,7 +909,7 @@ def test_member_whose_application_does_not_poll_leaves():
 
     *telling, release = effects_after(one, PollingStalled(UNREAD))
 
-    assert telling == [ReportError(UNREAD), SendLeave(Identity("me", 7), "the application does not poll")]
+    assert telling == [ReportGroupError(UNREAD), SendLeave(Identity("me", 7), "the application does not poll")]
     assert release == Release(MINE, is_lost=True, is_last=False, reason="the application does not poll")
     assert effects_after(one, Released()) == []
     assert one.next_deadline() is None

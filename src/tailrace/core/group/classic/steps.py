@@ -19,7 +19,7 @@ from tailrace.core.group.effects import (
     ForgetCoordinator,
     Partitions,
     Release,
-    ReportError,
+    ReportGroupError,
     SendJoin,
     SendLeave,
     SendSync,
@@ -229,7 +229,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         A static member sends no leave unless ``leaves_on_stop`` is set.
         """
         self._reason, self._has_polled_again = str(event.error), False
-        self._effects.append(ReportError(event.error))
+        self._effects.append(ReportGroupError(event.error))
         if self._settings.leaves_on_stop:
             self._effects.append(SendLeave(self.identity, "the application does not poll"))
             self._member_id = ""

@@ -18,7 +18,7 @@ from tailrace.core.group.effects import (
     ForgetCoordinator,
     Partitions,
     Release,
-    ReportError,
+    ReportGroupError,
     SendLeave,
     TakeOver,
 )
@@ -170,7 +170,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         """Leave the group because the application does not poll, and report the partitions as lost."""
         self._epoch = LEAVE_EPOCH if self._settings.instance_id is None else STATIC_LEAVE_EPOCH
         self._effects.append(SendLeave(self.identity, "the application does not poll"))
-        self._effects.append(ReportError(event.error))
+        self._effects.append(ReportGroupError(event.error))
         self._release(self._forget(event), is_lost=True, reason=str(event.error))
 
     def back_off(self, event: GroupEvent, now: float) -> None:
