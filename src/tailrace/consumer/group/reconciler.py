@@ -114,7 +114,7 @@ class AssignmentReconciler:
         """True until the first assignment has ignored the committed offsets."""
         self._positions_before: dict[TopicPartition, int | None] = {}
         """Position of each partition that was owned before the current rebalance."""
-        self._announced: Partitions = frozenset()
+        self._reported: Partitions = frozenset()
         """Partitions whose assignment was reported to the user's rebalance listener."""
         self._assigned_epochs: dict[TopicPartition, int] = {}
         """Epoch of each partition as this assignment has set it; a seek of the user changes the partition's epoch."""
@@ -128,7 +128,7 @@ class AssignmentReconciler:
 
         Args:
             added: partitions to take over.
-            kept: partitions that are taken over already.
+            kept: partitions that an earlier takeover has made fetchable.
 
         Raises:
             RebalanceError: a callback raised, or did not return in time.
@@ -137,13 +137,13 @@ class AssignmentReconciler:
         self._note_positions(kept)
         self._assigned_epochs |= {position.partition: position.epoch for position in self._positions.add(added)}
         # Partitions that were reported to the listener have positions, even if their takeover was canceled after that.
-        unannounced = added - self._announced
+        unreported = added - self._reported
         committed = await self._cluster.retrying(
-            partial(committed_offsets, self._cluster, self._group_id, unannounced),
+            partial(committed_offsets, self._cluster, self._group_id, unreported),
             timeout_s=self._config.max_poll_interval_ms / 1000,
             what=f"reading the committed offsets of group {self._group_id!r}",
         )
-        for position in self._positions.of(unannounced):
+        for position in self._positions.of(unreported):
             # A seek after the assignment takes precedence.
             if position.epoch == self._assigned_epochs[position.partition]:
                 start = self._start_positions.policy.of_subscribed(
@@ -155,10 +155,10 @@ class AssignmentReconciler:
                 )
                 self._start_positions.set_start(position, start)
                 self._assigned_epochs[position.partition] = position.epoch
-        if self._resets_offsets and unannounced:
-            await self._commit_reset_positions(unannounced)
+        if self._resets_offsets and unreported:
+            await self._commit_reset_positions(unreported)
         self._observer.emit(PartitionsAssigned(self._group_id, added, kept))
-        await self._announce(unannounced)
+        await self._report_assigned(unreported)
         await self._apply_overrides()
         for position in self._positions.of(added):
             position.is_fetchable = True
@@ -166,14 +166,14 @@ class AssignmentReconciler:
         self._start_positions.on_changed()
         self.on_taken_over()
 
-    async def _announce(self, added: Partitions) -> None:
-        self._announced |= added
+    async def _report_assigned(self, added: Partitions) -> None:
+        self._reported |= added
         try:
             await self._call_listener("on_partitions_assigned", added)
         except asyncio.CancelledError:
             # Another rebalance began before the listener returned. The takeover of that rebalance calls the listener
             # again for the partitions that are still assigned.
-            self._announced -= added
+            self._reported -= added
             raise
 
     async def _commit_reset_positions(self, added: Partitions) -> None:
@@ -193,8 +193,7 @@ class AssignmentReconciler:
         overrides = await self._call("post_rebalance_callback", callback, self._consumer, old, new)
         if overrides is not None and not isinstance(overrides, Mapping):
             raise RebalanceError(
-                f"post_rebalance_callback returned {overrides!r}"
-                " - it must return None or a mapping of partitions to offsets"
+                f"post_rebalance_callback returned {overrides!r} - return None or a mapping of partitions to offsets"
             )
         for partition, offset in (overrides or {}).items():
             self._override(partition, offset)
@@ -247,18 +246,18 @@ class AssignmentReconciler:
             await self._drain(partitions)
         self._note_positions(partitions)
         if self._config.commits_automatically:
-            # The rebalance cannot wait for retries. If the commit fails, the next owner begins at the commit before.
+            # The rebalance cannot wait for retries. If this commit fails, the next owner begins at the commit before it.
             await self._committer.commit_automatically(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
         else:
             # The user may have begun to commit the records that were in flight.
             await self._committer.wait(timeout_s=self._commit_timeout_s)
-        announced = self._unannounce(partitions)
+        reported = self._withdraw_report(partitions)
         try:
-            await self._call_listener("on_partitions_revoked", announced)
+            await self._call_listener("on_partitions_revoked", reported)
         except asyncio.CancelledError:
             # The partitions were lost, or a stop began, before the listener returned. In both cases, the listener will
             # be called again for these partitions.
-            self._announced |= announced
+            self._reported |= reported
             raise
         except RebalanceError:
             self._remove(partitions)
@@ -277,7 +276,7 @@ class AssignmentReconciler:
         self._note_positions(partitions)
         self._remove(partitions)
         self._observer.emit(PartitionsLost(self._group_id, partitions, reason))
-        await self._call_listener("on_partitions_lost", self._unannounce(partitions))
+        await self._call_listener("on_partitions_lost", self._withdraw_report(partitions))
 
     async def _drain(self, partitions: Partitions) -> None:
         """Wait until no record of ``partitions`` is in flight, for ``rebalance_drain_ms`` at most."""
@@ -293,11 +292,11 @@ class AssignmentReconciler:
         # needs half of ``stop_timeout_ms``.
         return min(self._config.session_timeout_ms, self._config.stop_timeout_ms) / 2 / 1000
 
-    def _unannounce(self, partitions: Partitions) -> Partitions:
+    def _withdraw_report(self, partitions: Partitions) -> Partitions:
         """Return the partitions among ``partitions`` that were reported to the listener, and forget the report."""
-        announced = partitions & self._announced
-        self._announced -= partitions
-        return announced
+        reported = partitions & self._reported
+        self._reported -= partitions
+        return reported
 
     def _note_positions(self, partitions: Iterable[TopicPartition]) -> None:
         """Store the positions of ``partitions`` for ``post_rebalance_callback``."""

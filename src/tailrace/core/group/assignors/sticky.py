@@ -54,8 +54,8 @@ def release_first(members: Sequence[SubscribedMember], assigned: Assignment) -> 
         for partition in member.owned:
             claimants.setdefault(partition, set()).add(member.member_id)
     return {
-        member: [one for one in given if owner_of.get(one) == member or claimants.get(one, {member}) == {member}]
-        for member, given in assigned.items()
+        member: [one for one in share if owner_of.get(one) == member or claimants.get(one, {member}) == {member}]
+        for member, share in assigned.items()
     }
 
 
@@ -120,9 +120,9 @@ class _Table:
         if unowned:
             self._assign_unowned(unowned)
             self._even_out()
-        for pile, own in zip(self.piles, owned, strict=True):
-            for kind, partitions in own.items():
-                pile[kind] = partitions + pile.get(kind, [])
+        for piles, owned_piles in zip(self.piles, owned, strict=True):
+            for kind, partitions in owned_piles.items():
+                piles[kind] = partitions + piles.get(kind, [])
         has_moved = self._even_out()
         if self.kinds.has_racks:
             RackAlignment(self, may_move_owned=not unowned and not has_moved).run()

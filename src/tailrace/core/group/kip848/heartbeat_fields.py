@@ -43,7 +43,7 @@ class HeartbeatFields:
         self.unconfirmed: TopicIdPartitions | None = None
         """Owned partitions in the heartbeat in flight; None if the coordinator has acknowledged them."""
         self.is_known = False
-        """True if the group may have this member, so that the member has to leave."""
+        """True if the group may contain this member, so that the member has to leave the group when it stops."""
         self.is_instance_held = False
         """True if the group may hold the instance id of this static member for its former membership.
 
