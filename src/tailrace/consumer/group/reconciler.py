@@ -246,7 +246,7 @@ class AssignmentReconciler:
             await self._drain(partitions)
         self._note_positions(partitions)
         if self._config.commits_automatically:
-            # The rebalance cannot wait for retries. If this commit fails, the next owner begins at the commit before it.
+            # The rebalance cannot wait for retries. If this commit fails, the next owner begins at an earlier commit.
             await self._committer.commit_automatically(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
         else:
             # The user may have begun to commit the records that were in flight.
