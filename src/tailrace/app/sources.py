@@ -32,12 +32,12 @@ class HandlerGroup(RecordSink, Protocol):
     """Interface through which a source uses the handlers of its group."""
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """True if a handler runs, or a failed record waits for its next attempt."""
 
     @property
-    def runs_ours(self) -> bool:
-        """True if ``runs`` is true for a record whose partition was not dropped after the record had started."""
+    def runs_current_records(self) -> bool:
+        """True if ``is_running`` is true for a record whose partition was not dropped after the record had started."""
 
     @property
     def unstarted(self) -> int:
@@ -50,11 +50,11 @@ class HandlerGroup(RecordSink, Protocol):
         """Start records again."""
 
     @property
-    def is_held_back(self) -> bool:
+    def waits_for_paused_handler(self) -> bool:
         """True if no handler runs and records wait for a paused handler."""
 
     @property
-    def gathers(self) -> bool:
+    def is_gathering(self) -> bool:
         """True while records wait for more records of their batch."""
 
     def hurry(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tailrace import App, Record, Retry, TopicPartition
 from tailrace.app.dispatch.batch_executor import BatchExecutor
-from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
@@ -243,7 +243,7 @@ async def test_a_record_lost_when_its_pause_ends_is_not_retried():
         tried.append(record.offset)
         raise ValueError("no")
 
-    async def recover(_line: RecordExecutor, work: Worker, _failed: Failed) -> None:
+    async def recover(_line: RecordExecutor, work: Worker, _failed: FailuresByIndex) -> None:
         loop.call_later(0.01, line.drop, PARTITION)
         # Blocks the loop until both callbacks are due.
         loop.call_soon(time.sleep, 0.1)
@@ -276,7 +276,7 @@ async def test_a_batch_does_not_start_when_its_partition_was_just_lost():
     running = asyncio.create_task(line.run(1))
     line.add(at_the_beginning().deliver([RECORD], 1))
     line.drop(PARTITION)
-    await until(lambda: not line.runs)
+    await until(lambda: not line.is_running)
     running.cancel()
     await asyncio.wait({running})
 

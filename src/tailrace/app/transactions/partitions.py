@@ -183,17 +183,17 @@ class TransactionPartitions:
     @property
     def are_running(self) -> bool:
         """True if a record runs or waits for its next attempt; records of partitions dropped since do not count."""
-        return self._handler_group.runs_ours
+        return self._handler_group.runs_current_records
 
     @property
     def are_held_back(self) -> bool:
         """True if records wait for a paused handler."""
-        return self._handler_group.is_held_back
+        return self._handler_group.waits_for_paused_handler
 
     @property
     def are_gathering(self) -> bool:
         """True if records wait for others of their batch."""
-        return self._handler_group.gathers
+        return self._handler_group.is_gathering
 
     def hurry(self) -> None:
         """Start batches that wait for more records, as they are."""
