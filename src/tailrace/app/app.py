@@ -36,11 +36,11 @@ from tailrace.app.sources import ConsumerSource, Source
 from tailrace.app.topics.names import topic_name
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import (
-    TransactionalKafka,
+    KafkaAccess,
     TransactionOptions,
-    check_options,
-    exactly_once,
+    check_transactions,
     transaction_options,
+    with_transactions,
 )
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from tailrace.consumer.supervisor import Supervisor
@@ -489,10 +489,10 @@ class App(Handlers):
         def connect(routes: Routes) -> Source:
             return ConsumerSource(routes, {**options, "group_id": routes.group_id})
 
-        kafka = TransactionalKafka(connect, lambda: Producer(config))
+        kafka = KafkaAccess(connect, lambda: Producer(config))
         if self._transactions is not None:
-            check_options(self._transactions, config, self._options, self.declared)
-            kafka = exactly_once(self._transactions, config, options, kafka, observer=observer)
+            check_transactions(self._transactions, config, self._options, self.declared)
+            kafka = with_transactions(kafka, self._transactions, config, options, observer=observer)
         return AppRun(
             plan,
             config,

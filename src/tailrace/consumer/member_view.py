@@ -30,23 +30,20 @@ class MemberView:
         coordinator = self._runtime.coordinator
         return None if coordinator is None else coordinator.commit_identity()
 
-    def delivered(self) -> Mapping[TopicPartition, int | None]:
+    def next_offsets(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver of each assigned partition; None while the partition's start is unknown."""
         return {position.partition: position.delivered for position in self._runtime.positions}
 
-    def begun(self) -> list[Position]:
-        """Return the readable positions whose start offset was not committed in their assignment epoch."""
+    def uncommitted_starts(self) -> list[Position]:
+        """Return the positions whose start offset was not committed yet in this epoch."""
         return [
             one
             for one in self._runtime.positions
             if one.has_stale_commit and one.progress is not None and one.is_fetchable and not one.is_halted
         ]
 
-    def passed(self) -> list[Position]:
-        """Return the readable positions that are above their committed offset.
-
-        They include positions that have only skipped control records since.
-        """
+    def advanced_positions(self) -> list[Position]:
+        """Return the positions after the committed offset, whether records were delivered or only markers skipped."""
         return [
             one
             for one in self._runtime.positions
@@ -62,8 +59,8 @@ class MemberView:
         """Return True if ``position`` belongs to the current assignment of its partition."""
         return self._runtime.positions.get(position.partition) is position
 
-    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the group's committed offsets; wait until no pending transaction can change them.
+    async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the group's committed offsets, once no open transaction can change them.
 
         Raises:
             BrokerError: the broker refused the request.

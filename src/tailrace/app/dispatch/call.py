@@ -98,7 +98,7 @@ def handler_call(bound: BoundHandler, context: HandlerContext, overdue_calls: Ov
     if middleware or handler.when is not None or not prepared.sees_values_only:
         call = _with_first_read(call, context.own_topics, is_batch=is_batch)
     if context.transactions is not None:
-        call = context.transactions.around(raising_if_all_fail(call) if is_batch else call)
+        call = context.transactions.wrap_call(raising_if_all_fail(call) if is_batch else call)
     return HandlerCall(
         _instrumented(functools.partial(call_batch, call) if is_batch else call, handler, context),
         publish_result,

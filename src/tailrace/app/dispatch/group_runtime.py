@@ -140,7 +140,7 @@ class GroupRuntime:
         self._is_ending = True
         self.source.halt()
         if self._transactions is not None:
-            await self._transactions.settled(until)
+            await self._transactions.wait_until_settled(until)
         while self.is_running and asyncio.get_running_loop().time() < until:
             await self._progress.wait(until)
 
@@ -242,7 +242,7 @@ class GroupRuntime:
         for one in self._runtimes:
             one.executor.hurry()
 
-    # ---- called by the reader ------------------------------------------------------------------------------------
+    # ---- called by the reader ----------------------------------------------------------------------------------
 
     def halt(self, partition: TopicPartition) -> None:
         """Start no more records of a partition, and leave records that have not started to the next owner."""

@@ -58,7 +58,7 @@ def handler_runtime(bound: BoundHandler, context: HandlerContext) -> HandlerRunt
     handler = bound.handler
     limits = handler.batch
     if context.transactions is not None and handler.timeout_ms is None:
-        timeout_ms = context.transactions.work_share_ms(0 if limits is None else limits.max_wait_ms)
+        timeout_ms = context.transactions.default_timeout_ms(0 if limits is None else limits.max_wait_ms)
         handler = replace(handler, timeout_ms=timeout_ms)
         bound = replace(bound, handler=handler)
     events = HandlerEvents()

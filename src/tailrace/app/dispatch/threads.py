@@ -92,7 +92,7 @@ class Threads:
                 returned.cancel()
             raise
 
-    # ---- in the event loop -------------------------------------------------------------------------------------------
+    # ---- in the event loop -------------------------------------------------------------------------------------
 
     def _return(
         self, calls: _CallQueue, returned: asyncio.Future[Any], result: object, error: BaseException | None
