@@ -1,6 +1,7 @@
 """App: the handlers of a service, and their start and stop.
 
-``app.lifecycle`` defines the order of start and stop. ``app.dispatch.group_runtime`` runs the handlers of a group.
+``app.lifecycle`` defines the order of the steps of start and stop. ``app.dispatch.group_runtime`` runs the handlers of
+a group.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.declare.parameters import Provider
 from tailrace.app.declare.plan import make_plan
 from tailrace.app.dispatch.executor import Executor
+from tailrace.app.event_waits import wait_for_any
 from tailrace.app.handlers import HandlerFunction, Handlers
 from tailrace.app.health.checks import Health, Vitals, examine
 from tailrace.app.health.consumer_events import ConsumerEvents
@@ -31,7 +33,6 @@ from tailrace.app.publish.encoding import encode_messages
 from tailrace.app.publish.message import Message
 from tailrace.app.publish.results import publish_one
 from tailrace.app.resolved_options import ResolvedOptions
-from tailrace.app.shutdown import first_of
 from tailrace.app.sources import ConsumerSource, Source
 from tailrace.app.topics.names import topic_name
 from tailrace.app.topics.routes import Routes
@@ -59,12 +60,12 @@ _TRANSACTION_OPTIONS = [option.name for option in dataclasses.fields(Transaction
 
 
 class App(Handlers):
-    """Runs decorated handlers on the records of their topics, and publishes.
+    """Calls handlers for the records of their topics, and publishes messages.
 
-    ``@app.handler("orders")`` declares a handler; ``await app.run()`` runs all of them until SIGTERM; ``async with
-    app:`` runs them alongside other code. Records are handled at least once: the offset of a record is committed when
-    its handler has returned and the results are acknowledged, or when a retry or dead-letter topic has acknowledged the
-    record. An app without handlers only publishes.
+    ``@app.handler("orders")`` declares a handler. ``await app.run()`` runs all handlers until SIGTERM; ``async with
+    app:`` runs them alongside other code. By default, records are handled at least once: the offset of a record is
+    committed when its handler has returned and the results are acknowledged, or when a retry or dead-letter topic has
+    acknowledged the record. An app without handlers only publishes.
 
     Args:
         options: See below.
@@ -159,13 +160,13 @@ class App(Handlers):
         metric_group_prefix="consumer": Prefix of the names of metric groups in the result of metrics().
 
     Raises:
-        ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
+        ConfigurationError: An option is unknown, has an invalid value, or contradicts another option.
     """
 
     def __init__(self, **options: Unpack[AppOptions]) -> None:
         super().__init__()
-        given = cast("dict[str, Any]", options)
-        config = AppConfig(**{name: given.pop(name) for name in _OWN_OPTIONS if name in given})
+        remaining = cast("dict[str, Any]", options)
+        config = AppConfig(**{name: remaining.pop(name) for name in _OWN_OPTIONS if name in remaining})
         if config.dead_letter is not None:
             topic_name(config.dead_letter, topic="topic", group="group")
         self._defaults = ResolvedOptions(
@@ -176,23 +177,23 @@ class App(Handlers):
             middleware=tuple(config.middleware),
         )
         self._require_broker = config.require_broker
-        transactions = {name: given.pop(name) for name in _TRANSACTION_OPTIONS if name in given}
+        transactions = {name: remaining.pop(name) for name in _TRANSACTION_OPTIONS if name in remaining}
         self._transactions = transaction_options(config.delivery, **transactions)
         self._options: dict[str, Any] = {}
         self._overrides: dict[Provider, Provider] = {}
         self._supervisor: Supervisor | None = None
         self._running: AppRun | None = None
-        self._instead: KafkaSubstitute | None = None
+        self._substitute: KafkaSubstitute | None = None
         self._config: ConsumerConfig | None = None
-        self.configure(**given)
+        self.configure(**remaining)
 
     def __repr__(self) -> str:
         state = "new" if self._supervisor is None else "started"
         return f"<App of {len(self.declared)} handlers group={self._options.get('group_id')} {state}>"
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the declaration; pickling leaves out the state of a started app."""
-        return {**self.__dict__, "_supervisor": None, "_running": None, "_instead": None, "_config": None}
+        """Return the state to pickle: declarations and options, without the state of a run."""
+        return {**self.__dict__, "_supervisor": None, "_running": None, "_substitute": None, "_config": None}
 
     # ---- before the start --------------------------------------------------------------------------------------
 
@@ -205,18 +206,18 @@ class App(Handlers):
         """
         if self._supervisor is not None and not self._supervisor.is_over:
             raise ConsumerStateError("this app is started - call configure() before the start")
-        given = cast("dict[str, Any]", options)
-        check_names(given, (*_OWN_OPTIONS, *_TRANSACTION_OPTIONS))
-        if resolve({**self._options, **given}).enable_auto_commit is False:
+        consumer_options = cast("dict[str, Any]", options)
+        check_names(consumer_options, (*_OWN_OPTIONS, *_TRANSACTION_OPTIONS))
+        if resolve({**self._options, **consumer_options}).enable_auto_commit is False:
             raise ConfigurationError(
-                "an App cannot run with enable_auto_commit=False: it always commits the records that are finished"
-                " - leave the option out, or commit yourself with a Consumer"
+                "enable_auto_commit=False cannot be used with App, which always commits the offsets of finished records"
+                " - leave out enable_auto_commit, or use a Consumer and commit yourself"
             )
-        self._options.update(given)
+        self._options.update(consumer_options)
 
     @property
     def options(self) -> ConsumerOptions:
-        """Copy of the options of the consumers, as given to ``App(...)`` and ``configure``."""
+        """Copy of the options of the consumers that were passed to ``App(...)`` and ``configure``."""
         return cast("ConsumerOptions", dict(self._options))
 
     @property
@@ -230,17 +231,17 @@ class App(Handlers):
         Raises:
             ConfigurationError: ``provider`` or ``replacement`` is not callable.
         """
-        for name, one in (("provider", provider), ("replacement", replacement)):
-            if not callable(one):
-                raise ConfigurationError(f"override(): {name} must be a function, not {one!r}")
+        for name, function in (("provider", provider), ("replacement", replacement)):
+            if not callable(function):
+                raise ConfigurationError(f"override(): {name} must be a function, not {function!r}")
         self._overrides[provider] = replacement
 
     # ---- start and stop ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read signatures, open app-scoped dependencies, start the consumers and handle records.
+        """Read the signatures of handlers, open app-scoped dependencies, and start the consumers.
 
-        Without handlers, no consumer is started, and the app only publishes.
+        Handlers are called from then on. Without handlers, no consumer is started, and the app only publishes.
 
         Raises:
             ConfigurationError: A handler's signature is invalid, or options contradict each other.
@@ -250,7 +251,7 @@ class App(Handlers):
         await self._start()
 
     async def _start(self, given_up: asyncio.Event | None = None) -> Supervisor:
-        """Start, but give up if ``given_up`` is set before the start is done."""
+        """Start; if ``given_up`` is set before the end of the start, return early, and the caller must stop the app."""
         if self._supervisor is not None and not self._supervisor.is_over:
             raise ConsumerStateError("this app is started already")
         self._config = resolve(self._options)
@@ -269,8 +270,8 @@ class App(Handlers):
         Handlers that still run after half of ``stop_timeout_ms`` are canceled, and their records are delivered again.
 
         Raises:
-            ConsumerStateError: A handler calls ``stop()`` (deadlock).
-            TailraceError: An error has ended the app before, or a part of the app does not end.
+            ConsumerStateError: A handler calls ``stop()``, which would wait for the handler.
+            TailraceError: An error has ended the app before, or a part of the app does not end in time.
         """
         if self._supervisor is None:
             return
@@ -283,7 +284,7 @@ class App(Handlers):
         try:
             await self._supervisor.stop(orderly_s, ending_s=ending_s)
         except TailraceError:
-            running.closing.cut_short(is_abandoned=True)
+            running.shutdown.report_timeout(is_abandoned=True)
             raise
         if running.failure is not None:
             raise running.failure
@@ -298,13 +299,13 @@ class App(Handlers):
         await self.stop()
 
     async def run(self) -> None:
-        """Handle records until SIGTERM, SIGINT, or an error; a second signal ends the app at once.
+        """Start the app, handle records until SIGTERM, SIGINT or an error, and stop; a second signal ends it at once.
 
         A signal ends all apps that run in the process.
 
         Raises:
             ConfigurationError: The app has no handlers.
-            HandlerFailedError: A handler did not end when it was canceled, and was abandoned.
+            HandlerFailedError: A handler ignored its cancellation by the stop, and was abandoned.
             TailraceError: The error that ended the app.
         """
         if not self.declared:
@@ -312,17 +313,17 @@ class App(Handlers):
                 "this app has no handlers to run - declare one with @app.handler('topic'); to publish only, use"
                 " `async with app`"
             )
-        asked = asyncio.Event()
-        with handle_signals((signal.SIGTERM, signal.SIGINT), asked.set):
-            supervisor = await self._start(asked)
+        has_signal = asyncio.Event()
+        with handle_signals((signal.SIGTERM, signal.SIGINT), has_signal.set):
+            supervisor = await self._start(has_signal)
             try:
-                await first_of(asked, supervisor.stopping)
+                await wait_for_any(has_signal, supervisor.stopping)
             finally:
                 await self.stop()
-        if left := self._started.left_behind:
+        if names := dict.fromkeys(self._started.left_behind):
             raise HandlerFailedError(
-                f"{', '.join(dict.fromkeys(left))} went on after being canceled and was abandoned - its record is not"
-                " committed and will be delivered again; let asyncio.CancelledError through"
+                f"handlers that ignored their cancellation were abandoned: {', '.join(names)}; their records are not"
+                " committed and will be delivered again - let asyncio.CancelledError through"
             )
 
     @asynccontextmanager
@@ -343,15 +344,15 @@ class App(Handlers):
             yield
 
     async def wait_ready(self) -> None:
-        """Wait for the first assignment of each group, even an empty one; without handlers, wait for a broker.
+        """Wait until each group has its first assignment, even an empty one; without handlers, until a broker answers.
 
         Raises:
-            ConsumerStateError: The app is not started, or is stopped before it is ready.
-            TailraceError: An error has ended the app before it was ready.
+            ConsumerStateError: The app is not started, or is stopped before that.
+            TailraceError: An error has ended the app before that.
         """
         running = self._started
         if self._supervisor is not None:
-            await first_of(running.consumer_events.assigned, self._supervisor.stopping)
+            await wait_for_any(running.consumer_events.assigned, self._supervisor.stopping)
         if running.failure is not None:
             raise running.failure
         if not running.consumer_events.assigned.is_set():
@@ -360,7 +361,8 @@ class App(Handlers):
     def health(self) -> Health:
         """Return the health of the app.
 
-        The app is live unless only a restart would help. It is ready from its first assignment until it stops.
+        The app is live unless only a restart of the process would help. It is ready from its first assignment until its
+        stop.
         """
         config, running = self._config or resolve(self._options), self._running
         if running is None:
@@ -372,9 +374,9 @@ class App(Handlers):
         return examine(vitals, require_broker=self._require_broker)
 
     def statistics(self) -> AppStatistics:
-        """Return a snapshot of the work of handlers, of lag, and of consumers; without handlers before the start.
+        """Return the statistics of handlers, groups and consumers in the current run; there are none before the start.
 
-        The numbers are those of the current run. Call this in the app's event loop.
+        Call this in the app's event loop.
         """
         health, running = self.health(), self._running
         if running is None:
@@ -383,28 +385,28 @@ class App(Handlers):
 
     @property
     def health_app(self) -> ASGIApp:
-        """ASGI app that answers ``/livez``, ``/readyz`` and ``/lag``, to be mounted or served on its own."""
+        """ASGI app that answers ``/livez``, ``/readyz`` and ``/lag``; mount it, or serve it on its own."""
         return health_app(self.health, self._get_lag)
 
     @property
     def endpoints(self) -> HealthEndpoints:
-        """Answers of ``health_app``, for other servers: ``await app.endpoints.answer("/readyz")``."""
+        """Answers of ``health_app`` for servers without ASGI: ``await app.endpoints.answer("/readyz")``."""
         return HealthEndpoints(self.health, self._get_lag)
 
     async def _get_lag(self) -> LagReport:
         return lag_report([self.statistics()])
 
-    # ---- handlers one by one -----------------------------------------------------------------------------------
+    # ---- single handlers ---------------------------------------------------------------------------------------
 
     def pause(self, handler: HandlerFunction) -> None:
         """Start no more calls of a handler until it is resumed; running calls and other handlers continue.
 
-        The handler's partitions stay assigned and are not read, even if another handler receives some of their records.
+        The handler's partitions stay assigned and are not read, even if other handlers receive some of their records.
 
         Raises:
             ConsumerStateError: The app is not started, or has no such handler.
         """
-        for executor in self._lines_of(handler):
+        for executor in self._executors_of(handler):
             executor.hold()
 
     def resume(self, handler: HandlerFunction) -> None:
@@ -413,7 +415,7 @@ class App(Handlers):
         Raises:
             ConsumerStateError: The app is not started, or has no such handler.
         """
-        for executor in self._lines_of(handler):
+        for executor in self._executors_of(handler):
             executor.release()
 
     def is_paused(self, handler: HandlerFunction) -> bool:
@@ -422,7 +424,7 @@ class App(Handlers):
         Raises:
             ConsumerStateError: The app is not started, or has no such handler.
         """
-        return any(executor.is_held for executor in self._lines_of(handler))
+        return any(executor.is_held for executor in self._executors_of(handler))
 
     # ---- publishing --------------------------------------------------------------------------------------------
 
@@ -437,23 +439,23 @@ class App(Handlers):
     ) -> Published | None:
         """Publish a value, encoded by the app's codec; bytes are published unchanged.
 
-        The value may be any object that the codec encodes; so may the key if the codec encodes keys, otherwise it is
-        bytes or str. Without ``partition``, the key selects the partition. In a handler of single records, and in its
-        tasks and threads, the trace headers of the record are added unless ``headers`` already contains trace headers.
+        The value may be any object that the codec encodes. The key must be bytes or str, unless the codec encodes keys,
+        too. Without ``partition``, the key selects the partition. In a handler of single records, and in its tasks and
+        threads, the trace headers of the record are added unless ``headers`` contains trace headers.
 
         Returns:
             The partition and offset; None if the message belongs to a transaction that is not committed yet.
 
         Raises:
             ConsumerStateError: The app is not started, or has ended.
-            PublishError: The value cannot be encoded, was not acknowledged, or no broker was reached yet.
-            SchemaRegistryError: A schema is needed, and the schema registry did not answer.
+            PublishError: The value cannot be encoded, the message was not acknowledged, or no broker was reached yet.
+            SchemaRegistryError: A schema is needed, and the schema registry does not answer.
         """
         running = self._started
         if running.publisher is None:
             if self._supervisor is not None and not self._supervisor.stopping.is_set():
                 raise PublishError(f"{topic}: no broker was reached yet - await wait_ready() first")
-            raise ConsumerStateError("this app has ended - use `async with app`, or await start() first")
+            raise ConsumerStateError("this app has ended - start it again before you publish")
         (out,) = await encode_messages(
             [Message(value, key, headers, partition)], topic, self._defaults.codec, "publish()"
         )
@@ -467,21 +469,21 @@ class App(Handlers):
             raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
         return self._running
 
-    def _lines_of(self, handler: HandlerFunction) -> list[Executor[Any]]:
+    def _executors_of(self, handler: HandlerFunction) -> list[Executor[Any]]:
         executors = [executor for group in self._started.groups for executor in group.executors_of(handler)]
         if not executors:
             raise ConsumerStateError(f"{handler!r} is not a running handler of this app - pass the decorated function")
         return executors
 
     def _new_run(self, config: ConsumerConfig) -> AppRun:
-        instead = self._instead
-        overrides = self._overrides if instead is None else {**self._overrides, **instead.overrides}
+        substitute = self._substitute
+        overrides = self._overrides if substitute is None else {**self._overrides, **substitute.overrides}
         plan = make_plan(self, config.group_id, self._defaults, overrides)
-        if instead is not None:
-            plan = instead.adapt(plan)
+        if substitute is not None:
+            plan = substitute.adapt(plan)
         consumer_events = ConsumerEvents(plan.by_group)
-        more = () if instead is None else instead.hooks
-        hooks = (*cast("tuple[Hook, ...]", config.hooks), *more, cast("Hook", consumer_events))
+        added_hooks = () if substitute is None else substitute.hooks
+        hooks = (*cast("tuple[Hook, ...]", config.hooks), *added_hooks, cast("Hook", consumer_events))
 
         options = {**self._options, "hooks": hooks}
         observer = Observer(hooks, client_id=config.client_id)
@@ -496,10 +498,10 @@ class App(Handlers):
         return AppRun(
             plan,
             config,
-            connect=kafka.connect if instead is None else instead.connect,
-            open_publisher=kafka.open_publisher if instead is None else instead.open_publisher,
+            connect=kafka.connect if substitute is None else substitute.connect,
+            open_publisher=kafka.open_publisher if substitute is None else substitute.open_publisher,
             consumer_events=consumer_events,
             observer=observer,
             # A substitute for Kafka is always available.
-            require_broker=self._require_broker or instead is not None,
+            require_broker=self._require_broker or substitute is not None,
         )

@@ -1,4 +1,4 @@
-"""Options of handlers and apps: types, documentation, and checks of values."""
+"""Options of handlers and apps: their types, documentation and checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeAlias, get_args
 
 from typing_extensions import TypedDict, TypeVar
 
-from tailrace.app.argument_checks import check_codec, check_condition, check_middleware, check_text
+from tailrace.app.argument_checks import check_codec, check_middleware, check_text, check_when
 from tailrace.app.codec_protocols import AnyCodec
 from tailrace.config import ConsumerOptions
 from tailrace.core.dispatch.batching import Batch
@@ -37,11 +37,11 @@ __all__ = [
 Delivery: TypeAlias = Literal["at_least_once", "exactly_once"]
 Unmatched: TypeAlias = Literal["fail", "skip"]
 Handle: TypeAlias = Callable[[Record], Awaitable[object]]
-"""Handles a record; returns what the handler returned."""
+"""Calls a handler for a record; returns the result of the handler."""
 Middleware: TypeAlias = Callable[[Handle], Handle]
 """Wraps the call of a handler: ``def timed(call): ...`` returns an ``async def`` that awaits ``call(record)``."""
 BatchHandle: TypeAlias = Callable[[list[Record]], Awaitable[object]]
-"""Handles a batch of records."""
+"""Calls a handler for a batch of records; returns the result of the handler."""
 BatchMiddleware: TypeAlias = Callable[[BatchHandle], BatchHandle]
 """Wraps the call of a handler of batches, as ``Middleware`` does for single records."""
 MiddlewareT = TypeVar("MiddlewareT", default=Middleware | BatchMiddleware)
@@ -94,7 +94,7 @@ class HandlerOptions(TypedDict, Generic[MiddlewareT], total=False):
     timeout_ms: int | None
     """Maximum duration in milliseconds of a call; a longer call fails with ``TimeoutError``.
 
-    None for no limit.
+    None for no limit; with ``delivery="exactly_once"``, for at most half of ``transaction_timeout_ms``.
 
     Default: None.
     """
@@ -227,7 +227,7 @@ class AppOptions(ConsumerOptions, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class AppConfig:
-    """Checked options of an app, without those of its consumers. ``AppOptions`` documents the options.
+    """Checked options of an app, without the options of its consumers; ``AppOptions`` documents them.
 
     Raises:
         ConfigurationError: An option has an invalid value.
@@ -265,7 +265,7 @@ _MOVED: Mapping[str, str] = {
     "max_wait_ms": "batch=Batch(max_wait_ms=200)",
     "max_bytes": "batch=Batch(max_bytes=1_000_000)",
 }
-"""Names that are not options of a handler, each with the way to set the value in another option."""
+"""Names that users try as options of a handler, each with the option to use instead."""
 
 _CHOICES: Mapping[str, Any] = {
     "delivery": Delivery,
@@ -279,7 +279,7 @@ def check_handler_options(options: Mapping[str, object], batch: object) -> None:
     """Check the options of a handler.
 
     Raises:
-        ConfigurationError: An option is unknown, has an invalid value, or contradicts another; the message names it.
+        ConfigurationError: An option is unknown, has an invalid value, or contradicts another option.
     """
     _check_names(options)
     for name in ("order_by", "unmatched"):
@@ -308,16 +308,22 @@ def check_handler_options(options: Mapping[str, object], batch: object) -> None:
 def check_retry_topics(retry: Retry, *, order_by: object, has_pattern: bool, where: str = "") -> None:
     """Check that a handler may have the retry topics of ``retry``.
 
+    Args:
+        retry: Retry policy of the handler.
+        order_by: Value of ``order_by``.
+        has_pattern: True if the handler has ``pattern=``.
+        where: Beginning of error messages.
+
     Raises:
-        ConfigurationError: The handler has a pattern, so that its topics are not known at the start, or retry topics
-            would break the order of a key. The message starts with ``where``.
+        ConfigurationError: The handler has a pattern, so its topics are not known at the start, or retry topics would
+            break the order of the records of a key.
     """
     if not retry.topic_delays_ms:
         return
     if has_pattern:
         raise ConfigurationError(
-            f"{where}Retry(topic_delays_ms=...) needs topics by name, as retry topics are created at the start"
-            " - replace pattern= by names, or use a Retry without topic_delays_ms"
+            f"{where}Retry(topic_delays_ms=...) cannot be used with pattern=, because the retry topics of each topic"
+            " are created at the start - replace pattern= by topic names, or use a Retry without topic_delays_ms"
         )
     if order_by == "key" and not retry.allow_reordering:
         raise ConfigurationError(
@@ -344,7 +350,7 @@ def _check_names(options: Mapping[str, object]) -> None:
 def _check_callables(options: Mapping[str, object]) -> None:
     check_middleware(options.get("middleware", ()))
     if options.get("when") is not None:
-        check_condition(options["when"])
+        check_when(options["when"])
     if options.get("codec") is not None:
         check_codec(options["codec"], "handler")
 

@@ -14,7 +14,7 @@ from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
-from tailrace.app.substitution import running_of
+from tailrace.app.substitution import app_run_of
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.dispatch.batching import Batch
 from tailrace.observe.events import DrainTimedOut, GroupJoined
@@ -39,7 +39,7 @@ def new_app(kafka_server, group):
 
 
 async def has_begun_to_drain(app: App) -> None:
-    (group,) = running_of(app).groups
+    (group,) = app_run_of(app).groups
     await until(lambda: any(one.is_halted for one in group.source.consumer._started.positions))
 
 
@@ -135,7 +135,7 @@ async def test_a_stopping_app_starts_no_records_of_new_partitions(new_app, new_t
 
     other, _ = other_app(new_app, topic, [], **cooperative)
     async with app:
-        consumer = running_of(app).groups[0].source.consumer
+        consumer = app_run_of(app).groups[0].source.consumer
         async with other:
             await until(lambda: len(consumer.assignment()) == 1)
             (mine,) = consumer.assignment()

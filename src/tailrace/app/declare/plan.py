@@ -72,7 +72,7 @@ def make_plan(handlers: Handlers, group_id: str | None, defaults: ResolvedOption
             raise ConfigurationError(
                 f"{handler.name} has no group_id - set it for the app, such as App(group_id='billing')"
             )
-        resolved = defaults.of(handler)
+        resolved = defaults.for_handler(handler)
         check_retry_topics(
             resolved.retry,
             order_by=handler.order_by,

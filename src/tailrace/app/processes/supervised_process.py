@@ -181,8 +181,8 @@ class SupervisedProcess:
             return Check(
                 name,
                 "failed",
-                f"the event loop has been blocked for {blocked_s:.0f} s; after {self._silence_limit_s:g} s, the process is"
-                " killed and restarted",
+                f"the event loop has been blocked for {blocked_s:.0f} s; after {self._silence_limit_s:g} s, the process"
+                " is killed and restarted",
             )
         if self.restarts.is_unwell(now):
             deaths = f"the process has died {self.restarts.deaths(now)} times in a row"

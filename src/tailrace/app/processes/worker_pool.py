@@ -11,13 +11,13 @@ from typing import Any, Literal, Self, cast
 import anyio
 from typing_extensions import TypedDict, Unpack
 
+from tailrace.app.event_waits import wait_for_any
 from tailrace.app.health.checks import Check, Health
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
-from tailrace.app.loading import check_place
+from tailrace.app.loading import split_app_name
 from tailrace.app.processes.child import pickled
 from tailrace.app.processes.parent import MARGIN_S
 from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
-from tailrace.app.shutdown import first_of
 from tailrace.config import ConsumerOptions, check_names, resolve
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.core.processes.messages import FromChild
@@ -89,7 +89,7 @@ class WorkerPool:
         stop_on_fatal_error: bool = True,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        check_place(app)
+        split_app_name(app)
         check_count("workers", workers)
         app_options = cast("dict[str, Any]", options)
         check_names(app_options)
@@ -199,7 +199,7 @@ class WorkerPool:
         if self._supervisor is None:
             raise ConsumerStateError("this pool is not started - use `async with pool`, or await start() first")
         for one in self._processes:
-            await first_of(one.ready, self._supervisor.stopping)
+            await wait_for_any(one.ready, self._supervisor.stopping)
         if self._failure is not None:
             raise self._failure
         if not all(one.ready.is_set() for one in self._processes):
@@ -281,7 +281,7 @@ class WorkerPool:
 
     async def _ready_when_settled(self, supervisor: Supervisor) -> None:
         for one in self._processes:
-            await first_of(one.settled, supervisor.stopping)
+            await wait_for_any(one.settled, supervisor.stopping)
         if not supervisor.stopping.is_set():
             supervisor.ready.set()
 

@@ -17,11 +17,11 @@ from typing import Any
 import anyio
 
 from tailrace.app.app import App
+from tailrace.app.event_waits import wait_for_any
 from tailrace.app.health.checks import Health
 from tailrace.app.loading import load_app
 from tailrace.app.processes.labelled_output import label_output
 from tailrace.app.processes.parent import Parent, failure_message
-from tailrace.app.shutdown import first_of
 from tailrace.app.substitution import settings_of
 from tailrace.config import resolve
 from tailrace.core.processes.messages import (
@@ -117,7 +117,7 @@ class _WorkerProcess:
         supervisor = app._supervisor  # noqa: SLF001 - same package
         if supervisor is None:
             return
-        await first_of(supervisor.ready, supervisor.stopping)
+        await wait_for_any(supervisor.ready, supervisor.stopping)
         self._parent.send(ReadyMessage(self._parent.stop_timeout_s))
         try:
             await app.wait_ready()

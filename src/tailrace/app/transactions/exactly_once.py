@@ -270,10 +270,11 @@ def check_transactions(
         batch = handler.batch
         waits_ms, works_ms = 0 if batch is None else batch.max_wait_ms, handler.timeout_ms or 0
         if waits_ms + works_ms >= longest_ms:
-            waits = f"max_wait_ms={waits_ms}" if waits_ms else ""
-            works = f"timeout_ms={works_ms}" if works_ms else ""
+            times = [f"max_wait_ms={waits_ms}"] if waits_ms else []
+            times += [f"timeout_ms={works_ms}"] if works_ms else []
+            together = " together" if len(times) > 1 else ""
             raise ConfigurationError(
-                f"{handler.name}: {' plus '.join(filter(None, (waits, works)))} must be less than {longest_ms:.0f} ms,"
-                f" four fifths of transaction_timeout_ms={options.transaction_timeout_ms}, because slower transactions"
+                f"{handler.name}: {' and '.join(times)} must stay{together} below {longest_ms:.0f} ms, four fifths of"
+                f" transaction_timeout_ms={options.transaction_timeout_ms}, because slower transactions"
                 " are aborted - lower the handler's times, or raise transaction_timeout_ms"
             )

@@ -274,7 +274,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         Raises:
             BrokerError: a retry topic cannot be created.
         """
-        routes = Routes(self.group_id, [(one, defaults.of(one)) for one in handlers])
+        routes = Routes(self.group_id, [(one, defaults.for_handler(one)) for one in handlers])
         self._thread.call(create_group_topics(self._config, routes, self._observer))
 
     def commit(
