@@ -90,7 +90,7 @@ class Executor(ABC, Generic[WorkT]):
         return 0 if self.is_held else self._queue.room_of(partition)
 
     def add(self, lease: Lease) -> None:
-        """Add the next records of a partition; they start when their turn comes."""
+        """Add the next records of a partition, and start the work that may start now."""
         self._progress[lease.partition] = lease.progress
         self._queue.add(lease, self._loop.time())
         self._start_due()
@@ -164,7 +164,7 @@ class Executor(ABC, Generic[WorkT]):
         """Start work until canceled; then cancel the running handlers and wait ``cleaning_up_s`` seconds for them.
 
         Raises:
-            HandlerFailedError: a record failed for good, and ``on_failure="stop"`` is set.
+            Exception: an error ends the app, such as HandlerFailedError with ``on_failure="stop"``.
         """
         try:
             # SystemExit in a handler makes asyncio cancel all tasks. The shield keeps the error in this future.
@@ -220,7 +220,7 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     def first_unfinished(self) -> list[Record]:
-        """First unfinished record of each started record or batch."""
+        """Unfinished records that have started; of each batch, only the first unfinished record."""
         return [work.records[0] for work in self._workers if work.records]
 
     def runs_in(self, task: asyncio.Task[Any]) -> bool:

@@ -105,7 +105,7 @@ class Child:
         return await self._process.wait()
 
     async def wait_or_kill(self, timeout_s: float) -> int:
-        """Wait until the child has ended, kill it after ``timeout_s`` seconds, and return the result of ``wait``."""
+        """Wait at most ``timeout_s`` seconds for the end of the child, then kill it; return its exit code."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._process.wait()

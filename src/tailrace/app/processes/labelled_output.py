@@ -1,7 +1,7 @@
 """Output of a worker in whole lines, each prefixed with the worker's name.
 
-The worker adds the prefix and writes the lines itself. If the parent did that, each ``print`` of a handler would fail
-once the parent were killed.
+A worker adds the prefix itself. If the output went through the parent, each ``print`` of a handler would fail after the
+parent was killed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Child's end of the socket to its parent.
 
 This module runs in the child. A thread reads the socket, so that the child ends even if its event loop is blocked. When
-the parent stops the child, or has ended itself, the thread reports ``StopMessage`` and kills the child if it does not
-end in time.
+the parent stops the child or ends, the thread reports ``StopMessage``, and later kills the child if the child has not
+ended in time.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class ProcessPoolConsumer:
     # ---- start and stop ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the processes, and wait until each of them reads records.
+        """Start the processes, and wait until each of them can read records or has died once.
 
         Raises:
             ConsumerStateError: the consumer is started already, or was stopped.
@@ -114,7 +114,10 @@ class ProcessPoolConsumer:
             raise
 
     async def stop(self) -> None:
-        """Commit the finished records, and stop all processes; kill those that still run after ``stop_timeout_ms``."""
+        """Commit the finished records and stop all processes.
+
+        Processes that still run five seconds after ``stop_timeout_ms`` are killed.
+        """
         self._is_stopped = True
         self._stream.close()
         if self._wakeup is not None:
