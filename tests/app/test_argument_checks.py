@@ -146,9 +146,9 @@ async def test_publish_refuses_invalid_keys_headers_and_partitions(kafka_server,
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (OffsetAndMetadata(0, 1000), "metadata of OffsetAndMetadata must be a text, not 1000"),  # type: ignore[arg-type]
-        (OffsetAndMetadata(0, b"x"), "metadata of OffsetAndMetadata must be a text, not b'x'"),  # type: ignore[arg-type]
-        (OffsetAndMetadata(0, "", "1"), "leader_epoch of OffsetAndMetadata must be a whole number"),  # type: ignore[arg-type]
+        (OffsetAndMetadata(0, 1000), "metadata of OffsetAndMetadata must be a string, not 1000"),  # type: ignore[arg-type]
+        (OffsetAndMetadata(0, b"x"), "metadata of OffsetAndMetadata must be a string, not b'x'"),  # type: ignore[arg-type]
+        (OffsetAndMetadata(0, "", "1"), "leader_epoch of OffsetAndMetadata must be a non-negative integer"),  # type: ignore[arg-type]
     ],
 )
 async def test_a_commit_refuses_metadata_that_is_not_a_string(kafka_server, new_topic, group, given, message):

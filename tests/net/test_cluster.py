@@ -418,13 +418,13 @@ async def test_permanent_errors_are_not_retried(failure):
         (
             [broker_error(3)] * 99,
             UnknownTopicError,
-            "still after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
+            "a test: tried for 0.3 s; last error: the broker refused the request (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
         ),
         ([None], RequestTimedOutError, "a test: not finished within 0.3 s"),
         (
             [broker_error(3), None],
             UnknownTopicError,
-            "still after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
+            "a test: tried for 0.3 s; last error: the broker refused the request (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
         ),
         ([BrokerConnectionError("gone"), None], BrokerConnectionError, "a test: tried for 0.3 s; last error: gone"),
         ([MalformedMessageError("torn")] * 99, MalformedMessageError, "a test: tried for 0.3 s; last error: torn"),

@@ -388,7 +388,7 @@ class RecordSender:
 
 
 def _content(batch: PendingBatch) -> memoryview:
-    return cast("BatchWriter", batch.content).written(*batch.producer, batch.sequence)
+    return cast("BatchWriter", batch.content).encode(*batch.producer, batch.sequence)
 
 
 def _complete(tickets: Sequence[asyncio.Future[Published] | None], partition: TopicPartition, base_offset: int) -> None:

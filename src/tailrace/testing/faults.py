@@ -128,7 +128,7 @@ class Fault:
         """Count a frame that the proxy received; return True if the rule applies. Called by the proxy, not by tests."""
         api = api_by_key(api_key)
         if direction != self.direction or (
-            self.request is not None and (api is None or api.message is not self.request)
+            self.request is not None and (api is None or api.request_type is not self.request)
         ):
             return False
         with self._lock:

@@ -29,7 +29,7 @@ def in_transactions(
         source,
         source.routes.retries,
         transactor=_LogCommitter(source, log),
-        settings=options.window(source.routes.handlers),
+        settings=options.window_settings(source.routes.handlers),
         observer=observer,
     )
 

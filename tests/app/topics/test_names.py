@@ -58,7 +58,7 @@ def test_dead_letters_are_the_default():
         ("..", {}, "1 to 249 characters"),
         ("{topic}." + "x" * 250, {}, "1 to 249 characters"),
         (RETRY, {}, "{delay} is for retry topics only"),
-        (DEAD, {"delay": "30s"}, "it lacks {delay}"),
+        (DEAD, {"delay": "30s"}, "it does not contain {delay}"),
     ],
 )
 def test_an_invalid_template_is_refused(template, options, hint):

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tailrace.admin.offsets import EARLIEST, LATEST, list_offsets
-from tailrace.admin.topics import partitions_of, watched
+from tailrace.admin.topics import partitions_of, watched_topics
 from tailrace.cli.tools.connection import explicit_options, open_cluster
 from tailrace.cli.tools.filters import matcher
 from tailrace.cli.tools.record_lines import heading, writer_of
@@ -148,7 +148,7 @@ async def _selected(cluster: Cluster, options: argparse.Namespace) -> list[Topic
 
 async def _unknown(cluster: Cluster, topic: str) -> UnknownTopicError:
     """Return an error that suggests a similar topic name."""
-    with watched(cluster, None):
+    with watched_topics(cluster, None):
         await cluster.refresh()
     close = get_close_matches(topic, cluster.topology.topics, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""

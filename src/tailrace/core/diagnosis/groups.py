@@ -14,7 +14,7 @@ from tailrace.core.diagnosis.findings import Finding, Level
 from tailrace.core.diagnosis.needs import GroupNeeds
 from tailrace.core.diagnosis.permissions import permission_findings
 from tailrace.core.diagnosis.wording import CommandLines, counted, duration, named
-from tailrace.protocol.metadata import NOT_ASKED_FOR
+from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 from tailrace.records import TopicPartition
 
 __all__ = ["OLD", "VERY_OLD", "Commit", "GroupFacts", "MemberFacts", "PartitionFacts", "group_findings"]
@@ -124,7 +124,7 @@ class GroupFacts:
     """Existing group with a similar name; empty if there is none."""
     failure: str = ""
     """Reason why the group was not checked."""
-    operations: int = NOT_ASKED_FOR
+    operations: int = OPERATIONS_NOT_REQUESTED
     """Bit field of the operations that the principal may perform on the group."""
     group_type: str = ""
     """Protocol of the members: ``classic`` or ``consumer``; empty if unknown."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from tailrace.core.diagnosis.findings import Finding, Level
 from tailrace.core.diagnosis.wording import CommandLines, named
-from tailrace.protocol.metadata import NOT_ASKED_FOR
+from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 
 __all__ = ["allowed", "missing_operations", "permission_findings"]
 
@@ -32,7 +32,7 @@ def allowed(operations: int) -> tuple[str, ...]:
 
 def missing_operations(operations: int, needed: Iterable[str]) -> tuple[str, ...]:
     """Return the ``needed`` operations that are not in the bit field ``operations``; none if it is unknown."""
-    if operations == NOT_ASKED_FOR:
+    if operations == OPERATIONS_NOT_REQUESTED:
         return ()
     return tuple(name for name in needed if not operations >> _CODES[name] & 1)
 

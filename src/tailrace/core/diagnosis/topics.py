@@ -11,7 +11,7 @@ from tailrace.core.diagnosis.needs import TopicNeeds, TopicRole
 from tailrace.core.diagnosis.permissions import permission_findings
 from tailrace.core.diagnosis.wording import CommandLines, counted, duration, named
 from tailrace.error_codes import ErrorCode, name_of
-from tailrace.protocol.metadata import NOT_ASKED_FOR, TopicMetadata
+from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED, TopicMetadata
 
 __all__ = ["SETTINGS", "TopicFacts", "TopicsFacts", "topic_findings"]
 
@@ -49,7 +49,7 @@ class TopicFacts:
     """Partitions with a leader and fewer in-sync replicas than replicas."""
     lacking: frozenset[int] = frozenset()
     """Brokers whose replica of a partition is not in sync."""
-    operations: int = NOT_ASKED_FOR
+    operations: int = OPERATIONS_NOT_REQUESTED
     """Bit field of the operations that the principal may perform on the topic."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Values of ``SETTINGS``; empty if unknown."""

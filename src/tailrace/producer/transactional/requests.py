@@ -49,7 +49,7 @@ from tailrace.errors import (
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.connection import Connection
-from tailrace.net.topic_ids import with_other_ids
+from tailrace.net.topic_ids import partitions_of_recreated_topics
 from tailrace.protocol.committed_offsets import CommitResult
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
@@ -172,7 +172,7 @@ class TransactionRequests:
             return failure
         # TxnOffsetCommit contains no topic ids, so they are compared afterwards. A deletion that this broker learns of
         # later also removes the offsets that wait for the end of the transaction.
-        if recreated := await with_other_ids(connection.send, topic_ids):
+        if recreated := await partitions_of_recreated_topics(connection.send, topic_ids):
             return MustAbort(TopicRecreatedError(recreated))
         return OffsetsStored()
 
