@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import KafkaServerError, MalformedMessageError, broker_error
-from tailrace.protocol.api_versions import Offered, api_of
+from tailrace.protocol.api_versions import BrokerVersions, api_of
 from tailrace.protocol.handshake import ApiVersionsRequest
 from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 from tailrace.protocol.message import Request
@@ -206,7 +206,7 @@ class _Connection:
     def __enter__(self) -> Self:
         try:
             # Brokers of all versions accept version 0 of ApiVersions.
-            self._offered = Offered(self._exchange(ApiVersionsRequest(), 0))
+            self._offered = BrokerVersions(self._exchange(ApiVersionsRequest(), 0))
         except BaseException:
             self._socket.close()
             raise

@@ -15,14 +15,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from tailrace.app.app import App
-from tailrace.app.declare.parameter_readers import value_reader
+from tailrace.app.declare.parameter_readers import create_value_reader
 from tailrace.app.declare.parameters import Provider
 from tailrace.app.declare.plan import BoundHandler, Plan
+from tailrace.app.event_waits import wait_for_any
 from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
 from tailrace.app.kafka_substitute import KafkaSubstitute
-from tailrace.app.shutdown import first_of
 from tailrace.app.sources import Source
-from tailrace.app.substitution import running_of, settings_of, substitute_kafka
+from tailrace.app.substitution import app_run_of, settings_of, substitute_kafka
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import ContextPublisher
 from tailrace.app.transactions.source import TransactionalSource
@@ -140,12 +140,12 @@ class TestApp:
         Raises:
             TailraceError: the app ended with this error before all records were finished.
         """
-        running = running_of(self._app)
+        running = app_run_of(self._app)
         while not all(group.is_settled for group in running.groups) or not all(one.is_idle for one in self._sources):
             if running.failure is not None:
                 raise running.failure
             self._wakeup.clear()
-            await first_of(self._wakeup, running.is_over)
+            await wait_for_any(self._wakeup, running.is_over)
         # Let the task that finished the last record run to its next await.
         await asyncio.sleep(0)
 
@@ -166,7 +166,7 @@ class TestApp:
         if kind is None:
             return records
         where = f"published({topic!r})"
-        read = value_reader(kind, self._app.codec, where, "kind", checks_topic=False).read
+        read = create_value_reader(kind, self._app.codec, where, "kind", checks_topic=False).read
         return [read(record) for record in records]
 
     def dead_letters(self, topic: str) -> list[DeadLetter]:
@@ -201,7 +201,7 @@ class TestApp:
         self._wakeup.set()
 
     def _connect(self, routes: Routes) -> Source:
-        observer = Observer((self, running_of(self._app).consumer_events))
+        observer = Observer((self, app_run_of(self._app).consumer_events))
         source = LogSource(self._log, routes, observer)
         source.watch(self._wakeup.set)
         self._sources.append(source)

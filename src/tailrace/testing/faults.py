@@ -128,7 +128,7 @@ class Fault:
         """Return True if the rule applies to a frame, and count the frame; the proxy calls this for each frame."""
         api = api_by_key(api_key)
         if direction != self.direction or (
-            self.request is not None and (api is None or api.message is not self.request)
+            self.request is not None and (api is None or api.request_type is not self.request)
         ):
             return False
         with self._lock:

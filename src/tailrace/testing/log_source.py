@@ -66,7 +66,7 @@ class LogSource:
     async def start(self, sink: RecordSink) -> int:
         """Assign all partitions to the group, and return the maximum number of queued records."""
         self._sink = sink
-        self._add_positions(*self.routes.topics, *self.routes.own)
+        self._add_positions(*self.routes.topics, *self.routes.own_topics)
         self._observer.emit(PartitionsAssigned(self.group_id, self.positions.partitions, frozenset()))
         return _MAX_QUEUED_RECORDS
 
@@ -168,15 +168,15 @@ class _SoleMember:
     def __init__(self, source: LogSource) -> None:
         self._source, self.group_id = source, source.group_id
 
-    def delivered(self) -> Mapping[TopicPartition, int | None]:
+    def next_offsets(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver in each partition."""
         return {position.partition: position.delivered for position in self._source.positions}
 
-    def begun(self) -> Sequence[Position]:
+    def uncommitted_starts(self) -> Sequence[Position]:
         """Return no positions, because the start offset of each position counts as committed."""
         return ()
 
-    def passed(self) -> Sequence[Position]:
+    def advanced_positions(self) -> Sequence[Position]:
         """Return no positions, because there are no control records to skip."""
         return ()
 
@@ -187,7 +187,7 @@ class _SoleMember:
         """Return True if the partition still has this position."""
         return self._source.positions.get(position.partition) is position
 
-    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+    async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets committed by transactions."""
         return {one: self._source.offsets[one] for one in partitions if one in self._source.offsets}
 

@@ -29,7 +29,7 @@ def transactional_source(
         source,
         source.routes.retries,
         transactor=_LogTransactor(source, log),
-        settings=options.window(source.routes.handlers),
+        settings=options.window_settings(source.routes.handlers),
         observer=observer,
     )
 

@@ -124,7 +124,7 @@ class FaultProxy:
             for frame in self.frames[:]
             if frame.direction == direction
             and (api := api_by_key(frame.api_key)) is not None
-            and api.message is kind
+            and api.request_type is kind
             and client_id in {None, frame.client_id}
         ]
 

@@ -10,7 +10,7 @@ from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
 from tailrace.cli.dead_letters.selection import DeadLetterFilter, DeadLetterPosition, position_of
 from tailrace.config import ConsumerOptions
 from tailrace.consumer.consumer import Consumer
-from tailrace.consumer.offsets.requests import LATEST, by_leader, list_offsets
+from tailrace.consumer.offsets.requests import LATEST, group_by_leader, list_offsets
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import ConfigurationError, ConsumerTimeoutError, UnknownTopicError, broker_error
 from tailrace.net.cluster import Cluster
@@ -39,7 +39,7 @@ async def partitions_of(cluster: Cluster, topics: Collection[str], timeout_s: fl
             code = cluster.topology.errors.get(name, ErrorCode.NONE)
             if code not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
                 raise broker_error(code, f"topic {name!r}")
-        return cluster.topology.partitions_of(topics)
+        return cluster.topology.partition_counts(topics)
 
     cluster.watch(refresh, topics)
     try:
@@ -140,7 +140,7 @@ class DeadLetterReader:
         partitions = [TopicPartition(self._topic, number) for number in range(counts[self._topic])]
 
         async def request_ends() -> dict[int, int]:
-            by_leader_id, leaderless = by_leader(self._cluster, partitions)
+            by_leader_id, leaderless = group_by_leader(self._cluster, partitions)
             errors = [broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{one} has no leader") for one in leaderless]
             ends: dict[int, int] = {}
             for leader_id, of_leader in by_leader_id.items():

@@ -7,7 +7,7 @@ import shlex
 import time
 from typing import Any
 
-from tailrace.admin.diagnosis.brokers import without_advice
+from tailrace.admin.diagnosis.brokers import reason_and_advice
 from tailrace.admin.diagnosis.examination import examine
 from tailrace.admin.diagnosis.software import software_facts
 from tailrace.cli.doctor.named_needs import NeedsOf, no_needs, with_named_needs
@@ -37,7 +37,7 @@ async def work(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         report.add([_app_problem(options, f"cannot be imported: {error}", "install that module")])
     except TailraceError as error:
-        reason, advice = without_advice(error)
+        reason, advice = reason_and_advice(error)
         report.add([_app_problem(options, reason, advice)])
     else:
         await examine(

@@ -13,7 +13,7 @@ from tailrace.cli.tools.connection import connection_settings
 from tailrace.cli.tools.tables import counted
 from tailrace.config import resolve
 from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError
-from tailrace.integrations.cluster_exporter import ClusterExporter, accepting, serve_exporter
+from tailrace.integrations.cluster_exporter import ClusterExporter, name_filter, serve_exporter
 from tailrace.net.cluster import Cluster
 from tailrace.signals import handle_signals
 
@@ -35,8 +35,8 @@ async def work(options: argparse.Namespace) -> int:
     cluster = Cluster(config)
     exporter = ClusterExporter(
         cluster,
-        topics=accepting(options.topic_filter, options.topic_exclude),
-        groups=accepting(options.group_filter, options.group_exclude),
+        topics=name_filter(options.topic_filter, options.topic_exclude),
+        groups=name_filter(options.group_filter, options.group_exclude),
         timeout_s=options.timeout,
     )
     stopped = asyncio.Event()

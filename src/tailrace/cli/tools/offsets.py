@@ -7,7 +7,7 @@ import sys
 import time
 
 from tailrace.admin.groups import describe_group
-from tailrace.admin.lag import check_of_consumers
+from tailrace.admin.lag import check_is_consumer_group
 from tailrace.admin.offset_resets import ResetPlan, reset_offsets
 from tailrace.admin.offsets import GroupOffset, committed_offsets, delete_offsets
 from tailrace.admin.reset_plan import OffsetChange, ResetTarget, ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime
@@ -38,7 +38,7 @@ async def work(options: argparse.Namespace) -> int:
 
 async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
     group = await suggest_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
-    check_of_consumers(group)
+    check_is_consumer_group(group)
     found = list((await committed_offsets(cluster, group_id, timeout_s=options.timeout)).values())
     if options.json:
         write_json(_offset_as_json(group_id, one) for one in found)

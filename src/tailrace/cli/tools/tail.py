@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tailrace.admin.offsets import EARLIEST, LATEST, list_offsets
-from tailrace.admin.topics import partitions_of, watched
+from tailrace.admin.topics import partitions_of, watched_topics
 from tailrace.cli.tools.connection import explicit_options, open_cluster
 from tailrace.cli.tools.filters import matcher
 from tailrace.cli.tools.record_lines import heading, writer_of
@@ -156,7 +156,7 @@ async def _selected_partitions(cluster: Cluster, options: argparse.Namespace) ->
 
 async def _unknown_topic_error(cluster: Cluster, topic: str) -> UnknownTopicError:
     """Return an error that suggests a similar topic name."""
-    with watched(cluster, None):
+    with watched_topics(cluster, None):
         await cluster.refresh()
     close = get_close_matches(topic, cluster.topology.topics, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""

@@ -125,7 +125,7 @@ def _maps_of(seen: ClusterState) -> tuple[dict[TopicPartition, OffsetMap], dict[
         if known is not None:
             problem = known.contradiction(seen.topics.get(one.topic, ""), seen.logs[one].end)
             if not problem and one in seen.epoch_ends:
-                problem = known.contradiction_of_epoch(seen.epoch_ends[one])
+                problem = known.epoch_contradiction(seen.epoch_ends[one])
         if problem:
             problems[one] = problem
         elif known is not None:

@@ -22,7 +22,7 @@ import msgspec
 from tailrace.app.app import App
 from tailrace.app.declare.dependencies import Overrides
 from tailrace.app.declare.parameters import Depends
-from tailrace.app.loading import check_place, load_app
+from tailrace.app.loading import load_app, split_app_name
 from tailrace.app.substitution import settings_of
 from tailrace.config import ConsumerConfig
 from tailrace.errors import ConfigurationError
@@ -109,7 +109,7 @@ def unpacked(shipment: Shipment) -> App:
         _, (app, options, overrides) = cloudpickle.loads(shipment.pickled)
         if shipment.place is not None:
             # Import the module first, so that an ImportError is reported here and not by load_app.
-            import_module(check_place(shipment.place)[0])
+            import_module(split_app_name(shipment.place)[0])
             app = load_app(shipment.place)
     except ImportError as error:
         raise ConfigurationError(
