@@ -28,98 +28,111 @@ Read the same records with tailrace, aiokafka, confluent-kafka, FastStream and
 Java's client.
 
 In each round, each client reads the topic as a new group and in a separate
-process. It is measured after a warm-up of 2 s, for --seconds; CPU time includes
-all threads. At the end of the topic, clients seek to the beginning, except
-Java's tool, which is measured until there.
+process. After a warm-up of 2 s, the client is measured for --seconds. CPU time
+includes all threads. At the end of the topic, clients seek to the beginning,
+except Java's tool, whose measurement ends there.
 
-Takes 15 s per client and round. With the default records, fails (exit code 1)
-unless tailrace is at least 3 times as fast as aiokafka, both with `async for`.
+The benchmark takes 15 s per client and round. With the default topic, it fails
+(exit code 1) unless tailrace is at least 3 times as fast as aiokafka, both with
+`async for`.
 """
 
 _HANDLERS = """\
-Call handlers that do nothing with the same records of 100 B: with bytes, with
-JSON decoded to a msgspec Struct (tailrace) or a pydantic model (FastStream),
-and with lists of 500 values, next to getmany(500). FastStream runs twice: with
-its default, which commits fetched records whether they were handled or not, and
-at least once, as tailrace always does.
+Call handlers that do nothing with the same records of 100 B: handlers of bytes,
+handlers of JSON that is decoded to a msgspec Struct (tailrace) or a pydantic
+model (FastStream), and handlers of lists of 500 values, which are compared with
+getmany(500). FastStream is measured with its default, which commits fetched
+records whether they were handled or not, and with at-least-once delivery, which
+is the default of tailrace.
 
-Takes 15 s per client and round. Fails (exit code 1) unless tailrace is at least
-40 times as fast with typed values and 60 times with bytes, both at least once.
+The benchmark takes 15 s per client and round. It fails (exit code 1) unless
+tailrace is at least 40 times as fast as FastStream with decoded JSON and 60
+times as fast with bytes, both with at-least-once delivery.
 """
 
 _PURE = """\
-Read the same records with tailrace with and without its compiled module, next
-to aiokafka.
+Read the same records with tailrace, with and without its compiled module, and
+with aiokafka.
 
-Takes 15 s per client and round. Fails (exit code 1) if tailrace without its
-module is slower than aiokafka, both with `async for`.
+The benchmark takes 15 s per client and round. It fails (exit code 1) if
+tailrace without its compiled module is slower than aiokafka, both with
+`async for`.
 """
 
 _LATENCY = """\
 Measure the time from a producer in another process to the client, at 500 and
-5,000 records a second, with and without a busy loop in the client's process
-that takes half of a core.
+5,000 records a second. Each rate is measured with and without a busy loop in
+the client's process that takes half of a core.
 
-Takes 60 s per round with `--seconds 1`, and 20 s more for each second.
+The benchmark takes 60 s per round with `--seconds 1`, and 20 s more for each
+further second.
 """
 
 _MEMORY = """\
 Measure the memory of clients that read a backlog of 2 GB and sleep 10 ms for
 each record.
 
-Takes a minute, and --seconds for each of five clients and each round.
+The benchmark takes a minute, and --seconds for each of five clients and each
+round.
 """
 
 _IDLE = """\
 Measure CPU and memory of clients with 1,000 assigned partitions and no records.
 
-Takes 10 s per client and round, and --seconds.
+The benchmark takes 10 s and --seconds per client and round.
 """
 
 _START = """\
 Measure the time from the start of the process to its first record, with a new
 group.
 
-Takes about 2 s per client and round.
+The benchmark takes about 2 s per client and round.
 """
 
 _LANES = """\
-Call a handler that sleeps 5 ms, with order_by="key" and concurrency=64, on
-records with 64 alternating keys, and compare it with 64 tasks that sleep the
-same without a broker.
+Call a handler that sleeps 5 ms, with order_by="key" and concurrency=64, for
+records with 64 alternating keys, and compare it with 64 tasks that sleep 5 ms
+repeatedly without a broker.
 
-Takes about a minute. Fails (exit code 1) if the handler's throughput is below
-0.95 of the tasks', or if records of a key are handled out of order.
+The benchmark takes about a minute. It fails (exit code 1) if the throughput of
+the handler is below 0.95 of that of the tasks, or if records of a key are
+handled out of order.
 """
 
 _REBALANCE = """\
-Measure the longest gap between records of a partition that its member keeps
-while another member joins: with both protocols, and also while a third member
-takes 5 s to handle its record. Records are produced continuously.
+Measure the longest time between two records of a partition while its group
+rebalances because another member joins. Only partitions that stay assigned to
+their member are measured. Each group protocol is measured twice; the second
+time, another member takes 5 s to handle a record during the rebalance. Records
+are produced continuously.
 
-Medians over the rounds are shown, next to the longest gap in an equally long
-time without a rebalance, and written as JSON. Takes about three minutes. Fails
-(exit code 1) if a gap is above 100 ms and above twice the one without a
-rebalance.
+The results are medians over the rounds. They are compared with the longest time
+between two records in a period of the same length without a rebalance.
+
+The benchmark takes about three minutes. It fails (exit code 1) if a result is
+above 100 ms and above twice the result without a rebalance.
 """
 
 _PUBLISH = """\
 Publish the same records with idempotent producers of tailrace, aiokafka and
-confluent-kafka: awaited one by one, awaited by 1,000, with only a flush at the
-end, and in transactions of 1,000; with 100 B and 1 KiB.
+confluent-kafka. The program awaits the acknowledgment of each record, or of
+1,000 records at a time, or only flushes at the end, or publishes transactions
+of 1,000 records. The values have 100 B or 1 KiB.
 
-Takes about five minutes on two cores. Fails (exit code 1) if tailrace is slower
-than aiokafka, or less than 1.5 times as fast when records are awaited by 1,000
-or only flushed.
+The benchmark takes about five minutes on two cores. It fails (exit code 1) if
+tailrace has less than this multiple of the throughput of aiokafka: 0.95 when
+each record is awaited, 1.5 when 1,000 records are awaited or all are flushed,
+and 1 with transactions.
 """
 
 _SPARK = """\
 Run a handler that does nothing with SparkPipeline.backfill, and compare it with
-plain mapInArrow with one awaited call per record, in one warm local session:
-with the same columns, and with the value alone.
+Spark's mapInArrow and one awaited call per record, in the same local session.
+mapInArrow is measured with the same columns, and with only the value.
 
-Takes about three minutes. Fails (exit code 1) if the throughput of the pipeline
-is below 0.8 of that of mapInArrow with the same columns.
+The benchmark takes about three minutes. It fails (exit code 1) if the
+throughput of the pipeline is below 0.8 of that of mapInArrow with the same
+columns.
 """
 
 
@@ -128,36 +141,36 @@ class Option(NamedTuple):
 
     name: str
     default: Any
-    text: str
+    help: str
     metavar: str = "N"
     choices: tuple[Any, ...] | None = None
-    repeats: bool = False
+    is_repeatable: bool = False
 
 
 class Benchmark(NamedTuple):
-    """Command with its options besides ``--json``."""
+    """Command, with its options except ``--json``."""
 
     summary: str
     description: str
     run: Callable[..., int]
     options: tuple[Option, ...]
 
-    def file_name(self, name: str, given: Mapping[str, Any]) -> str:
-        """Return the name of the file for results, with the settings that differ from the defaults."""
-        different = (
-            f"{one.name}-{given[one.name]}"
+    def file_name(self, name: str, values: Mapping[str, Any]) -> str:
+        """Return the name of the file for results; it contains the values of options that are not the defaults."""
+        settings = (
+            f"{one.name}-{values[one.name]}"
             for one in self.options
-            if one.name not in _NOT_IN_FILE_NAMES and given[one.name] != one.default
+            if one.name not in _NOT_IN_FILE_NAMES and values[one.name] != one.default
         )
-        return "-".join([name, *different]) + ".json"
+        return "-".join([name, *settings]) + ".json"
 
 
 def _rounds(default: int = 5) -> Option:
-    return Option("rounds", default, "default: %(default)s")
+    return Option("rounds", default, "number of rounds, in each of which each client runs once (default: %(default)s)")
 
 
 def _seconds(default: int = 10) -> Option:
-    return Option("seconds", default, "time to measure in each run, after a warm-up (default: %(default)s)")
+    return Option("seconds", default, "seconds to measure in each run, after a warm-up (default: %(default)s)")
 
 
 def _records(default: int) -> Option:
@@ -170,15 +183,15 @@ def _spark(**options: Any) -> int:
     return spark(**options)
 
 
-_CLIENTS = Option("clients", [], "run only clients whose name contains WORD (repeatable)", "WORD", repeats=True)
+_CLIENTS = Option("clients", [], "run only clients whose name contains WORD (repeatable)", "WORD", is_repeatable=True)
 _NOT_IN_FILE_NAMES = {"rounds", "seconds", "clients", "records"}
 _TOPIC = TopicSettings()
-_SHAPE = (
-    Option("payload", _TOPIC.payload, "size of each value (default: %(default)s)", "BYTES"),
+_TOPIC_OPTIONS = (
+    Option("payload", _TOPIC.payload, "size of each value in bytes (default: %(default)s)", "BYTES"),
     Option("codec", _TOPIC.codec, "compression of the batches (default: %(default)s)", "CODEC", CODECS),
     Option("headers", _TOPIC.headers, "number of headers of each record (default: %(default)s)"),
-    Option("partitions", _TOPIC.partitions, "default: %(default)s"),
-    Option("brokers", 1, "1 or 3 (default: %(default)s)", choices=(1, 3)),
+    Option("partitions", _TOPIC.partitions, "number of partitions (default: %(default)s)"),
+    Option("brokers", 1, "number of brokers, 1 or 3 (default: %(default)s)", choices=(1, 3)),
 )
 
 BENCHMARKS = {
@@ -186,7 +199,7 @@ BENCHMARKS = {
         "compare the throughput of consumers",
         _CONSUME,
         partial(compare, "consume"),
-        (*_SHAPE, _rounds(), _seconds(), _CLIENTS),
+        (*_TOPIC_OPTIONS, _rounds(), _seconds(), _CLIENTS),
     ),
     "handlers": Benchmark(
         "compare the throughput of handlers", _HANDLERS, partial(compare, "handlers"), (_rounds(), _seconds(), _CLIENTS)
@@ -203,7 +216,7 @@ BENCHMARKS = {
         _MEMORY,
         memory,
         (
-            Option("backlog", BACKLOG_BYTES, "size of the backlog (default: %(default)s)", "BYTES"),
+            Option("backlog", BACKLOG_BYTES, "size of the backlog in bytes (default: %(default)s)", "BYTES"),
             _rounds(1),
             _seconds(30),
             _CLIENTS,
@@ -213,7 +226,7 @@ BENCHMARKS = {
         "compare clients without records",
         _IDLE,
         idle,
-        (Option("partitions", 1_000, "default: %(default)s"), _rounds(3), _seconds(), _CLIENTS),
+        (Option("partitions", 1_000, "number of partitions (default: %(default)s)"), _rounds(3), _seconds(), _CLIENTS),
     ),
     "start": Benchmark("compare the time to the first record", _START, start, (_rounds(), _CLIENTS)),
     "lanes": Benchmark("measure the cost of order by key", _LANES, lanes, (_records(38_400), _rounds(7))),
@@ -223,13 +236,16 @@ BENCHMARKS = {
 }
 
 
-_BY_BATCH = "--clients (5000) --clients async --clients java"
+_READERS_OF_BATCHES = "--clients (5000) --clients async --clients java"
 
 SUITE = (
     "consume",
     "consume --payload 1024 --rounds 3 --seconds 8",
     "handlers --rounds 3 --seconds 5",
-    *(f"consume --codec {codec} --rounds 2 --seconds 3 {_BY_BATCH}" for codec in ("lz4", "zstd", "snappy", "gzip")),
+    *(
+        f"consume --codec {codec} --rounds 2 --seconds 3 {_READERS_OF_BATCHES}"
+        for codec in ("lz4", "zstd", "snappy", "gzip")
+    ),
     "latency --rounds 2 --seconds 2",
     "memory",
     "consume --partitions 1000 --rounds 2 --seconds 5 --clients async --clients consume(5000) --clients java",
@@ -245,9 +261,9 @@ SUITE = (
 """Benchmarks of ``scripts/bench all``, the most important ones first."""
 
 _ALL = """\
-Run these benchmarks one after another, and go on after a failure. Takes about
-an hour; with --minutes, no benchmark starts after that time. Then write
-docs/performance.md with python docs/performance.py.
+Run these benchmarks one after another, and continue after a failure. This takes
+about an hour; with --minutes, no benchmark starts after that time. Write
+docs/performance.md from the results with python docs/performance.py.
 
 """ + "\n".join(f"  {arguments}" for arguments in SUITE)
 
@@ -263,26 +279,32 @@ def main() -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         for option in one.options:
-            numeric = isinstance(option.default, int)
+            is_number = isinstance(option.default, int)
             command.add_argument(
                 f"--{option.name}",
-                type=(_number if option.name == "headers" else _count) if numeric else str,
+                type=(_number if option.name == "headers" else _count) if is_number else str,
                 default=option.default,
                 metavar=option.metavar,
                 choices=option.choices,
-                help=option.text,
-                **({"action": "append"} if option.repeats else {}),
+                help=option.help,
+                **({"action": "append"} if option.is_repeatable else {}),
             )
         command.add_argument(
-            "--json", dest="path", type=Path, metavar="PATH", help=f"default: docs/performance/{name}[-SETTINGS].json"
+            "--json",
+            dest="path",
+            type=Path,
+            metavar="PATH",
+            help=f"file for results (default: docs/performance/{name}[-SETTINGS].json)",
         )
-    everything = commands.add_parser(
+    all_benchmarks = commands.add_parser(
         "all",
         help="run the benchmarks of docs/performance.md",
         description=_ALL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    everything.add_argument("--minutes", type=_count, default=24 * 60, metavar="N", help="start none after N minutes")
+    all_benchmarks.add_argument(
+        "--minutes", type=_count, default=24 * 60, metavar="N", help="start no further benchmark after N minutes"
+    )
     options = vars(parser.parse_args())
     try:
         if options["benchmark"] == "all":
@@ -293,13 +315,13 @@ def main() -> int:
 
 
 def _run_all(minutes: int) -> int:
-    """Run each benchmark in a separate process; return 0 if none failed, else 1."""
+    """Run the benchmarks of ``SUITE``, each in a separate process; return 0 if none failed, else 1."""
     began, failed = time.monotonic(), 0
     for arguments in SUITE:
-        taken_min = (time.monotonic() - began) / 60
-        is_late = taken_min >= minutes
-        print(f"\n{taken_min:.0f} min: {'left out ' if is_late else ''}scripts/bench {arguments}", flush=True)
-        if not is_late:
+        elapsed_min = (time.monotonic() - began) / 60
+        is_skipped = elapsed_min >= minutes
+        print(f"\n{elapsed_min:.0f} min: {'skipped ' if is_skipped else ''}scripts/bench {arguments}", flush=True)
+        if not is_skipped:
             done = subprocess.run([sys.executable, "-m", "benchmarks", *arguments.split()], cwd=ROOT, check=False)
             failed += bool(done.returncode)
     return min(failed, 1)

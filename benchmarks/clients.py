@@ -1,7 +1,8 @@
-"""Consumers whose throughput is compared, each as its documentation shows, with its defaults and equal work per record.
+"""Consumers whose throughput is compared: code as in the client's documentation, with the client's default options.
 
-Each function runs in a separate process (``python -m benchmarks.clients``), so that imports, threads and memory are its
-own. It reads only the value of each record. At the end of the topic, it seeks to the beginning.
+Each client runs in a separate process (``python -m benchmarks.clients``), so that its imports, threads and memory do
+not affect other clients. All clients read only the value of each record, and seek to the beginning at the end of the
+topic.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from typing import NamedTuple
 from benchmarks.java import consumer_performance
 from benchmarks.run import Run
 
-MANY = 5_000
+MAX_RECORDS = 5_000
 """Number of records per call of getmany() and consume()."""
 
-BATCH = 500
+BATCH_SIZE = 500
 """Number of records per call of a batch handler."""
 
-_STEP = 5_000
-"""Number of records between two looks at the clock, where records are read one by one."""
+_RECORDS_PER_CHECK = 5_000
+"""Number of records after which a client that reads records one by one checks if the measured time is over."""
 
 
 async def tailrace_async_for(run: Run) -> None:
     async with _tailrace(run) as consumer:
-        await _repeat(run, lambda most: _one_by_one(consumer, run, most), consumer.seek_to_beginning)
+        await _repeat(run, lambda max_records: _read_one_by_one(consumer, run, max_records), consumer.seek_to_beginning)
 
 
-async def tailrace_getmany(run: Run, most: int = MANY) -> None:
+async def tailrace_getmany(run: Run, max_records: int = MAX_RECORDS) -> None:
     async with _tailrace(run) as consumer:
 
-        async def read(_most: int) -> int:
-            records = await consumer.getmany(max_records=most)
+        async def read(_max_records: int) -> int:
+            records = await consumer.getmany(max_records=max_records)
             for record in records:
                 run.read_bytes += len(record.value)
             return len(records)
@@ -42,17 +43,17 @@ async def tailrace_getmany(run: Run, most: int = MANY) -> None:
         await _repeat(run, read, consumer.seek_to_beginning)
 
 
-async def tailrace_getmany_few(run: Run) -> None:
-    await tailrace_getmany(run, BATCH)
+async def tailrace_getmany_batch_size(run: Run) -> None:
+    await tailrace_getmany(run, BATCH_SIZE)
 
 
 async def tailrace_arrow(run: Run) -> None:
     import pyarrow.compute as pc
 
     async with _tailrace(run) as consumer:
-        tables = aiter(consumer.arrow_batches(max_records=MANY))
+        tables = aiter(consumer.arrow_batches(max_records=MAX_RECORDS))
 
-        async def read(_most: int) -> int:
+        async def read(_max_records: int) -> int:
             table = await anext(tables)
             run.read_bytes += pc.sum(pc.binary_length(table.column("value"))).as_py()
             return table.num_rows
@@ -61,17 +62,17 @@ async def tailrace_arrow(run: Run) -> None:
 
 
 async def tailrace_handler(run: Run) -> None:
-    app, handled = _app(run), _Handled(run)
+    app, handled = _app(run), _HandledRecords(run)
 
     @app.handler(run.topic)
     async def handle(value: bytes) -> None:
         handled.count += 1
         run.read_bytes += len(value)
-        if handled.count == _STEP:
-            handled.look()
+        if handled.count == _RECORDS_PER_CHECK:
+            handled.check_time()
 
     async with app:
-        await handled.enough.wait()
+        await handled.done_event.wait()
 
 
 async def tailrace_typed(run: Run) -> None:
@@ -82,45 +83,45 @@ async def tailrace_typed(run: Run) -> None:
         item: int
         total: float
 
-    app, handled = _app(run), _Handled(run)
+    app, handled = _app(run), _HandledRecords(run)
 
     async def handle(_order) -> None:
         handled.count += 1
-        if handled.count == _STEP:
-            handled.look()
+        if handled.count == _RECORDS_PER_CHECK:
+            handled.check_time()
 
-    # Set here because the name Order cannot be resolved in the module.
+    # The annotation is set here because the local name Order cannot be resolved from a string annotation.
     handle.__annotations__["_order"] = Order
     app.handler(run.topic)(handle)
     async with app:
-        await handled.enough.wait()
+        await handled.done_event.wait()
 
 
 async def tailrace_batch(run: Run) -> None:
-    app, handled = _app(run), _Handled(run)
+    app, handled = _app(run), _HandledRecords(run)
 
-    @app.batch_handler(run.topic, max_records=BATCH)
+    @app.batch_handler(run.topic, max_records=BATCH_SIZE)
     async def handle(values: list[bytes]) -> None:
         for value in values:
             run.read_bytes += len(value)
         handled.count += len(values)
-        if handled.count >= _STEP:
-            handled.look()
+        if handled.count >= _RECORDS_PER_CHECK:
+            handled.check_time()
 
     async with app:
-        await handled.enough.wait()
+        await handled.done_event.wait()
 
 
 async def aiokafka_async_for(run: Run) -> None:
     async with _aiokafka(run) as consumer:
-        await _repeat(run, lambda most: _one_by_one(consumer, run, most), consumer.seek_to_beginning)
+        await _repeat(run, lambda max_records: _read_one_by_one(consumer, run, max_records), consumer.seek_to_beginning)
 
 
-async def aiokafka_getmany(run: Run, most: int = MANY) -> None:
+async def aiokafka_getmany(run: Run, max_records: int = MAX_RECORDS) -> None:
     async with _aiokafka(run) as consumer:
 
-        async def read(_most: int) -> int:
-            batches = await consumer.getmany(timeout_ms=1_000, max_records=most)
+        async def read(_max_records: int) -> int:
+            batches = await consumer.getmany(timeout_ms=1_000, max_records=max_records)
             for records in batches.values():
                 for record in records:
                     run.read_bytes += len(record.value)
@@ -129,8 +130,8 @@ async def aiokafka_getmany(run: Run, most: int = MANY) -> None:
         await _repeat(run, read, consumer.seek_to_beginning)
 
 
-async def aiokafka_getmany_few(run: Run) -> None:
-    await aiokafka_getmany(run, BATCH)
+async def aiokafka_getmany_batch_size(run: Run) -> None:
+    await aiokafka_getmany(run, BATCH_SIZE)
 
 
 async def confluent_consume(run: Run, *, check_crcs: bool = False) -> None:
@@ -140,8 +141,8 @@ async def confluent_consume(run: Run, *, check_crcs: bool = False) -> None:
     consumer = Consumer(options | ({"check.crcs": True} if check_crcs else {}))
     consumer.subscribe([run.topic])
 
-    async def read(_most: int) -> int:
-        records = consumer.consume(MANY, timeout=1)
+    async def read(_max_records: int) -> int:
+        records = consumer.consume(MAX_RECORDS, timeout=1)
         for record in records:
             run.read_bytes += len(record.value())
         return len(records)
@@ -179,17 +180,17 @@ async def faststream_typed_at_least_once(run: Run) -> None:
 
 
 async def faststream_batch(run: Run) -> None:
-    await _faststream(run, list[bytes], batch=True, max_records=BATCH)
+    await _faststream(run, list[bytes], batch=True, max_records=BATCH_SIZE)
 
 
 async def _faststream(run: Run, kind: object, *, is_acknowledged: bool = False, **options) -> None:
     from faststream import AckPolicy
     from faststream.kafka import KafkaBroker
 
-    # Its log line for each record would take most of its time.
+    # FastStream logs each record, which would take most of the time.
     broker = KafkaBroker(run.bootstrap_servers, logger=None)
-    handled = _Handled(run)
-    # By default, it commits fetched records every few seconds, whether they were handled or not.
+    handled = _HandledRecords(run)
+    # The default is ACK_FIRST, which commits fetched records every few seconds, whether they were handled or not.
     options["ack_policy"] = AckPolicy.REJECT_ON_ERROR if is_acknowledged else AckPolicy.ACK_FIRST
 
     async def handle(value) -> None:
@@ -200,28 +201,28 @@ async def _faststream(run: Run, kind: object, *, is_acknowledged: bool = False, 
             handled.count += 1
             if kind is bytes:
                 run.read_bytes += len(value)
-        # A slow client looks at the clock after each record.
-        handled.look()
+        # Check the time after each record, because the client is slow.
+        handled.check_time()
 
     handle.__annotations__["value"] = kind
     broker.subscriber(run.topic, group_id=run.group, auto_offset_reset="earliest", **options)(handle)
     async with broker:
         await broker.start()
-        await handled.enough.wait()
+        await handled.done_event.wait()
 
 
-class _Handled:
-    """Number of records that a handler has handled since its last look at the clock."""
+class _HandledRecords:
+    """Number of records that a handler has handled since its last check of the time."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self.count, self.enough = run, 0, asyncio.Event()
+        self._run, self.count, self.done_event = run, 0, asyncio.Event()
 
-    def look(self) -> None:
-        """Count the records, and set ``enough`` when the time is over or the topic is read."""
+    def check_time(self) -> None:
+        """Count the records in ``run``, and set ``done_event`` if the measured time is over or the topic is read."""
         count, self.count = self.count, 0
-        if not self.enough.is_set() and (self._run.count(count) or self._run.left_in_topic < _STEP):
+        if not self.done_event.is_set() and (self._run.count(count) or self._run.unread_records < _RECORDS_PER_CHECK):
             self._run.finish()
-            self.enough.set()
+            self.done_event.set()
 
 
 def _pydantic_order() -> type:
@@ -255,12 +256,12 @@ def _aiokafka(run: Run):
     )
 
 
-async def _one_by_one(consumer, run: Run, most: int) -> int:
+async def _read_one_by_one(consumer, run: Run, max_records: int) -> int:
     seen = 0
     async for record in consumer:
         seen += 1
         run.read_bytes += len(record.value)
-        if seen == most:
+        if seen == max_records:
             break
     return seen
 
@@ -268,11 +269,18 @@ async def _one_by_one(consumer, run: Run, most: int) -> int:
 async def _repeat(
     run: Run, read: Callable[[int], Awaitable[int]], seek_to_beginning: Callable[[], Awaitable[object]]
 ) -> None:
-    """Read until the time is over; ``read`` is called with a maximum and returns the number of records."""
+    """Read until the measured time is over.
+
+    Args:
+        run: topic and measured time.
+        read: function that reads records and returns their number. Its argument is the maximum number of records, which
+            functions that read batches ignore.
+        seek_to_beginning: function that is called at the end of the topic.
+    """
     while True:
         left = run.records
         while left > 0:
-            seen = await read(min(left, _STEP))
+            seen = await read(min(left, _RECORDS_PER_CHECK))
             left -= seen
             if run.count(seen):
                 run.finish()
@@ -281,30 +289,30 @@ async def _repeat(
 
 
 class Client(NamedTuple):
-    """Client and its way to read."""
+    """Client, with one of its ways to read records."""
 
     package: str
-    how: str
+    way: str
     read: Callable[[Run], Awaitable[None]]
     values: str = "text"
-    """Values that it reads, as in ``TopicSettings``."""
+    """Content of the values to read, as in ``TopicSettings``."""
     environment: Mapping[str, str] = {}
-    """Environment variables of its process."""
+    """Environment variables of the client's process."""
 
     @property
     def name(self) -> str:
-        return f"{self.package} {self.how}"
+        return f"{self.package} {self.way}"
 
 
 CONSUME = [
     Client("tailrace", "async for", tailrace_async_for),
-    Client("tailrace", f"getmany({MANY})", tailrace_getmany),
-    Client("tailrace", f"arrow_batches({MANY})", tailrace_arrow),
+    Client("tailrace", f"getmany({MAX_RECORDS})", tailrace_getmany),
+    Client("tailrace", f"arrow_batches({MAX_RECORDS})", tailrace_arrow),
     Client("tailrace", "handler", tailrace_handler),
     Client("aiokafka", "async for", aiokafka_async_for),
-    Client("aiokafka", f"getmany({MANY})", aiokafka_getmany),
-    Client("confluent-kafka", f"consume({MANY})", confluent_consume),
-    Client("confluent-kafka", f"consume({MANY}), check.crcs", confluent_checked),
+    Client("aiokafka", f"getmany({MAX_RECORDS})", aiokafka_getmany),
+    Client("confluent-kafka", f"consume({MAX_RECORDS})", confluent_consume),
+    Client("confluent-kafka", f"consume({MAX_RECORDS}), check.crcs", confluent_checked),
     Client("faststream", "handler", faststream_handler),
     Client("java", "ConsumerPerformance", java),
 ]
@@ -312,16 +320,19 @@ CONSUME = [
 HANDLERS = [
     Client("tailrace", "bytes handler", tailrace_handler),
     Client("tailrace", "typed handler", tailrace_typed, values="json"),
-    Client("tailrace", f"batch handler({BATCH})", tailrace_batch),
-    Client("tailrace", f"getmany({BATCH})", tailrace_getmany_few),
-    Client("aiokafka", f"getmany({BATCH})", aiokafka_getmany_few),
+    Client("tailrace", f"batch handler({BATCH_SIZE})", tailrace_batch),
+    Client("tailrace", f"getmany({BATCH_SIZE})", tailrace_getmany_batch_size),
+    Client("aiokafka", f"getmany({BATCH_SIZE})", aiokafka_getmany_batch_size),
     Client("faststream", "bytes handler", faststream_handler),
     Client("faststream", "typed handler", faststream_typed, values="json"),
     Client("faststream", "bytes, acknowledged", faststream_at_least_once),
     Client("faststream", "typed, acknowledged", faststream_typed_at_least_once, values="json"),
-    Client("faststream", f"batch handler({BATCH})", faststream_batch),
+    Client("faststream", f"batch handler({BATCH_SIZE})", faststream_batch),
 ]
-"""Clients with handlers; those of tailrace have the defaults ``order_by="partition"`` and ``concurrency=64``."""
+"""Clients that call handlers, and their counterparts without handlers.
+
+The handlers of tailrace have the defaults ``order_by="partition"`` and ``concurrency=64``.
+"""
 
 _PURE = {"TAILRACE_PURE_PYTHON": "1"}
 
@@ -330,15 +341,15 @@ PURE = [
     Client("tailrace", "async for, pure Python", tailrace_async_for, environment=_PURE),
     Client("tailrace", "handler", tailrace_handler),
     Client("tailrace", "handler, pure Python", tailrace_handler, environment=_PURE),
-    Client("tailrace", f"getmany({MANY})", tailrace_getmany),
-    Client("tailrace", f"getmany({MANY}), pure Python", tailrace_getmany, environment=_PURE),
+    Client("tailrace", f"getmany({MAX_RECORDS})", tailrace_getmany),
+    Client("tailrace", f"getmany({MAX_RECORDS}), pure Python", tailrace_getmany, environment=_PURE),
     Client("aiokafka", "async for", aiokafka_async_for),
-    Client("aiokafka", f"getmany({MANY})", aiokafka_getmany),
+    Client("aiokafka", f"getmany({MAX_RECORDS})", aiokafka_getmany),
 ]
 
 
 def main() -> None:
-    """Read with the client of the arguments, and write the figures to stdout."""
+    """Read with the client that the arguments name, and print the figures as JSON."""
     name, settings = sys.argv[1:]
     client = next(one for one in [*CONSUME, *HANDLERS, *PURE] if one.name == name)
     run = Run(**json.loads(settings))

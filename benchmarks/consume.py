@@ -9,16 +9,25 @@ from statistics import median
 
 from benchmarks.clients import CONSUME, HANDLERS, PURE, Client
 from benchmarks.report import throughputs, write
-from benchmarks.rounds import Reading, chosen, cluster_of, in_process, in_turns, middle, new_group, version_of
+from benchmarks.rounds import (
+    FilledTopic,
+    median_and_range,
+    new_group,
+    run_brokers,
+    run_in_turns,
+    run_module,
+    select_clients,
+    version_of,
+)
 from benchmarks.run import WARM_UP_S
 from benchmarks.topics import TopicSettings, fill
 from tailrace import TailraceError
 from tailrace.cli.screen import Screen
 
-MOST_BYTES = 2_000_000_000
-"""Maximum size of a topic before compression; at its end, clients seek to the beginning, except Java's."""
+MAX_TOPIC_BYTES = 2_000_000_000
+"""Maximum size of a topic before compression."""
 RECORDS_PER_S = 1_200_000
-"""Number of records in the topic for each second of a run."""
+"""Number of records in the topic for each second of a run, including the warm-up."""
 
 PROMISES = {
     "consume": [("tailrace async for", "aiokafka async for", 3.0)],
@@ -28,7 +37,7 @@ PROMISES = {
     ],
     "pure": [("tailrace async for, pure Python", "aiokafka async for", 1.0)],
 }
-"""Minimum ratios of throughputs by benchmark, with the default settings."""
+"""Minimum ratios of throughputs, by benchmark, with the default topic: client, other client, ratio."""
 
 _CLIENTS = {"consume": CONSUME, "handlers": HANDLERS, "pure": PURE}
 
@@ -43,16 +52,26 @@ def compare(  # noqa: PLR0913 - the options of the command line
     brokers: int = 1,
     **topic: int | str,
 ) -> int:
-    """Run the benchmark, show the results and write them to ``path``; return 0 if the promises hold, else 1."""
-    screen, compared, rows = Screen(), chosen(_CLIENTS[benchmark], clients), []
+    """Run the benchmark, show the results and write them to ``path``; return 0 if the promises hold, else 1.
+
+    Args:
+        benchmark: key of ``PROMISES``.
+        rounds: number of rounds.
+        seconds: time to measure in each run.
+        clients: words, one of which the name of a client must contain; all clients without words.
+        path: file for results.
+        brokers: number of brokers.
+        topic: fields of ``TopicSettings``.
+    """
+    screen, compared, rows = Screen(), select_clients(_CLIENTS[benchmark], clients), []
     settings = TopicSettings(**topic)
-    records = int(min(RECORDS_PER_S * (WARM_UP_S + seconds), MOST_BYTES / settings.record_bytes))
-    with cluster_of(screen, brokers) as server:
-        readings = {}
+    records = int(min(RECORDS_PER_S * (WARM_UP_S + seconds), MAX_TOPIC_BYTES / settings.record_bytes))
+    with run_brokers(screen, brokers) as server:
+        topics = {}
         for values in dict.fromkeys(client.values for client in compared):
             name, written = fill(screen, server, settings._replace(values=values), records)
-            readings[values] = Reading(server.bootstrap_servers, name, written, settings.payload)
-        runs = in_turns(screen, rounds, compared, lambda client: read_once(client, readings[client.values], seconds))
+            topics[values] = FilledTopic(server.bootstrap_servers, name, written, settings.payload)
+        runs = run_in_turns(screen, rounds, compared, lambda client: read_once(client, topics[client.values], seconds))
     rows = [_row(client, runs[client.name]) for client in compared]
     promises = _promises(benchmark, rows) if settings == TopicSettings() and brokers == 1 else []
     screen.show(throughputs(rows, "aiokafka async for" if benchmark != "handlers" else "faststream bytes handler"))
@@ -79,16 +98,20 @@ def compare(  # noqa: PLR0913 - the options of the command line
     return 0 if all(one["holds"] for one in promises) else 1
 
 
-def read_once(client: Client, reading: Reading, seconds: float) -> dict:
-    """Run a client in a separate process and return its figures."""
+def read_once(client: Client, topic_to_read: FilledTopic, seconds: float) -> dict:
+    """Run a client in a separate process, and return its figures.
+
+    Raises:
+        TailraceError: the client failed, or did not read all values.
+    """
     run = {
-        "bootstrap_servers": reading.bootstrap_servers,
-        "topic": reading.topic,
+        "bootstrap_servers": topic_to_read.bootstrap_servers,
+        "topic": topic_to_read.topic,
         "group": new_group(),
-        "records": reading.records,
+        "records": topic_to_read.records,
         "seconds": seconds,
     }
-    figures = in_process(
+    figures = run_module(
         client.name,
         "benchmarks.clients",
         client.name,
@@ -96,13 +119,13 @@ def read_once(client: Client, reading: Reading, seconds: float) -> dict:
         timeout_s=4 * (WARM_UP_S + seconds),
         environment=client.environment,
     )
-    if figures.get("read_bytes") and figures["read_bytes"] < figures["all_records"] * reading.payload:
+    if figures.get("read_bytes") and figures["read_bytes"] < figures["all_records"] * topic_to_read.payload:
         raise TailraceError(f"{client.name} read {figures['read_bytes']} bytes in {figures['all_records']} records")
     return figures
 
 
 def _row(client: Client, runs: list[dict]) -> dict:
-    speed = middle("records_per_s", runs)
+    speed = median_and_range("records_per_s", runs)
     return {
         "client": client.name,
         "version": version_of(client.package),
@@ -116,10 +139,10 @@ def _row(client: Client, runs: list[dict]) -> dict:
 
 
 def _promises(benchmark: str, rows: list[dict]) -> list[dict]:
-    """Return the promises whose clients were run."""
+    """Return the promises of ``benchmark`` whose two clients were run, with the measured ratios."""
     speeds = {row["client"]: row["records_per_s"] for row in rows}
     return [
-        {"ratio": f"{ours} / {theirs}", "at_least": least, "measured": measured, "holds": measured >= least}
-        for ours, theirs, least in PROMISES[benchmark]
-        if {ours, theirs} <= speeds.keys() and (measured := speeds[ours] / speeds[theirs])
+        {"ratio": f"{client} / {other}", "at_least": minimum, "measured": measured, "holds": measured >= minimum}
+        for client, other, minimum in PROMISES[benchmark]
+        if {client, other} <= speeds.keys() and (measured := speeds[client] / speeds[other])
     ]

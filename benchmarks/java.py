@@ -1,6 +1,6 @@
 """Java's consumer, run by Kafka's tool ``kafka-consumer-perf-test``.
 
-The tool reads a topic once and reports its progress at intervals; reports of the warm-up are left out.
+The tool reads a topic once and prints its progress at intervals. The lines of the warm-up are not part of the figures.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ _RECORDS_COLUMN = 4
 
 
 class _Report(NamedTuple):
+    """Progress of the tool: time of day, CPU time of the process, and number of records read so far."""
+
     at_s: float
     cpu_s: float
     records: int
 
 
 def consumer_performance(run: Run) -> None:
-    """Read the topic with Java's defaults, as kafka-consumer-perf-test does, and set the figures."""
+    """Run kafka-consumer-perf-test with its default options on the topic, and set the figures of ``run``."""
     command = [str(find_java()), "-Xmx512m", "-cp", os.pathsep.join(map(str, jars.class_path(*_TOOLS)))]
     command += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=error", _MAIN]
     command += ["--bootstrap-server", run.bootstrap_servers, "--topic", run.topic, "--group", run.group]
@@ -52,7 +54,7 @@ def consumer_performance(run: Run) -> None:
                 break
         tool.kill()
     _check(reports)
-    # A topic that is read within the warm-up is measured without its first quarter.
+    # If the topic was read within the time of the warm-up, a quarter of this time is the warm-up.
     warm_up_s = min(WARM_UP_S, (reports[-1].at_s - reports[0].at_s) / 4)
     first = next(one for one in reports if one.at_s - reports[0].at_s >= warm_up_s)
     last = reports[-1]
@@ -66,6 +68,6 @@ def _seconds(time_of_day: str) -> float:
 
 def _check(reports: list[_Report]) -> None:
     if len(reports) < 4:
-        raise AssertionError(f"the tool reported {len(reports)} times only: the topic is too small")
+        raise AssertionError(f"the tool printed only {len(reports)} lines: the topic is too small")
     if any(later.at_s < earlier.at_s for earlier, later in pairwise(reports)):
-        raise AssertionError("the run passed midnight")
+        raise AssertionError("the clock passed midnight during the run, and the tool prints no dates - run it again")

@@ -1,4 +1,4 @@
-"""Latency from a producer to a client, at constant rates, also next to a busy loop in the client's process."""
+"""Latency from a producer to a client at constant rates, with and without a busy loop in the client's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.report import columns, write
-from benchmarks.rounds import ROOT, chosen, in_process, in_turns, middle, new_group, version_of
+from benchmarks.rounds import ROOT, median_and_range, new_group, run_in_turns, run_module, select_clients, version_of
 from benchmarks.run import WARM_UP_S
 from benchmarks.single_records import BUSY_S, CLIENTS, FREE_S, RecordClient
 from tailrace.cli.local_broker import local_broker
@@ -37,19 +37,19 @@ class Case(NamedTuple):
 
 def latency(*, rounds: int, seconds: float, clients: Sequence[str], path: Path) -> int:
     """Run the benchmark, show the results and write them to ``path``."""
-    screen, compared = Screen(), chosen(CLIENTS, clients)
+    screen, compared = Screen(), select_clients(CLIENTS, clients)
     cases = [Case(client, rate, is_busy) for rate in RATES for is_busy in (False, True) for client in compared]
     with local_broker(screen) as server:
 
         def run(case: Case) -> dict:
-            # Each run has a topic of its own, so that no backlog is left from the run before.
+            # Each run has a new topic, so that the previous run leaves no backlog.
             topic = f"bench-{uuid.uuid4().hex[:8]}"
             server.create_topic(topic, PARTITIONS)
             source = {"bootstrap_servers": server.bootstrap_servers, "topic": topic, "group": new_group()}
-            # From the latest offset, because records that were produced during the start would be late.
+            # Start at the latest offset, because records that are produced while the client starts would be late.
             source |= {"seconds": seconds, "is_busy": case.is_busy, "auto_offset_reset": "latest"}
-            with producing(server.bootstrap_servers, topic, case.rate):
-                return in_process(
+            with running_producer(server.bootstrap_servers, topic, case.rate):
+                return run_module(
                     case.name,
                     "benchmarks.single_records",
                     case.client.name,
@@ -58,15 +58,15 @@ def latency(*, rounds: int, seconds: float, clients: Sequence[str], path: Path) 
                     timeout_s=WARM_UP_S + seconds,
                 )
 
-        runs = in_turns(screen, rounds, cases, run)
+        runs = run_in_turns(screen, rounds, cases, run)
     rows = [
         {
             "client": case.client.name,
             "version": version_of(case.client.package),
             "rate": case.rate,
             "is_busy": case.is_busy,
-            "p50_ms": middle("p50_ms", runs[case.name]),
-            "p99_ms": middle("p99_ms", runs[case.name]),
+            "p50_ms": median_and_range("p50_ms", runs[case.name]),
+            "p99_ms": median_and_range("p99_ms", runs[case.name]),
             "runs": runs[case.name],
         }
         for case in cases
@@ -84,7 +84,7 @@ def latency(*, rounds: int, seconds: float, clients: Sequence[str], path: Path) 
 
 
 @contextmanager
-def producing(bootstrap_servers: str, topic: str, rate: int) -> Iterator[None]:
+def running_producer(bootstrap_servers: str, topic: str, rate: int) -> Iterator[None]:
     """Produce at a constant rate in a separate process, for the duration of a context."""
     command = [sys.executable, "-m", "benchmarks.latency", bootstrap_servers, topic, str(rate)]
     process = subprocess.Popen(command, cwd=ROOT)
@@ -96,11 +96,11 @@ def producing(bootstrap_servers: str, topic: str, rate: int) -> Iterator[None]:
 
 
 def produce(bootstrap_servers: str, topic: str, rate: str) -> None:
-    """Produce values that begin with the time at which they are produced, until killed."""
+    """Produce values that begin with the time of the monotonic clock, until the process is killed."""
     from confluent_kafka import Producer
 
-    # With one request in flight, records are collected while the broker writes the last ones; a request for each of
-    # 5,000 records a second would exceed what the broker can do beside a client.
+    # With only one request in flight, the producer batches records while the broker writes the previous ones. The
+    # broker shares the machine with the client, and cannot handle a request for each of 5,000 records a second.
     producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0, "max.in.flight": 1})
     began = time.monotonic()
     for number in range(sys.maxsize):

@@ -1,4 +1,4 @@
-"""Memory, CPU and start time of clients, measured from outside of their processes."""
+"""Memory, CPU and startup time of clients, measured from another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 from confluent_kafka import Producer
 
 from benchmarks.report import columns, write
-from benchmarks.rounds import ROOT, chosen, in_turns, middle, new_group, version_of
+from benchmarks.rounds import ROOT, median_and_range, new_group, run_in_turns, select_clients, version_of
 from benchmarks.run import peak_memory
 from benchmarks.single_records import CLIENTS, RecordClient
 from benchmarks.topics import TopicSettings, fill
@@ -27,32 +27,33 @@ from tailrace.embedded.cluster import EmbeddedCluster
 
 BACKLOG_BYTES = 2_000_000_000
 SLEEP_S = 0.01
-"""Duration of a handler's call in the benchmark of memory."""
-_SAMPLE_S = 0.25
-_FIRST_RECORD_S = 60
+"""Time that the client sleeps for each record in the benchmark ``memory``."""
+_SAMPLE_INTERVAL_S = 0.25
+_FIRST_RECORD_TIMEOUT_S = 60
 _SETTLING_S = 3
-FLAT = 1.1
-"""Maximum ratio of the memory of the last quarter to that of the second quarter, for memory that does not grow."""
+"""Time from the first record to the start of the measurement in the benchmark ``idle``."""
+MAX_GROWTH = 1.1
+"""Maximum growth of memory that counts as flat: peak in the last quarter of the time / peak in the second quarter."""
 
 
 def memory(*, rounds: int, seconds: float, backlog: int, clients: Sequence[str], path: Path) -> int:
     """Run the benchmark, show the results and write them to ``path``."""
-    screen, compared, settings = Screen(), chosen(CLIENTS, clients), TopicSettings(payload=1_024)
+    screen, compared, settings = Screen(), select_clients(CLIENTS, clients), TopicSettings(payload=1_024)
     with local_broker(screen) as server:
         topic, records = fill(screen, server, settings, backlog // settings.record_bytes)
 
         def run(client: RecordClient) -> dict:
-            with started(client, "slow", server, topic, sleep_s=SLEEP_S) as process:
+            with running_client(client, "slow", server, topic, sleep_s=SLEEP_S) as process:
                 return _memory_over_time(process, seconds)
 
-        runs = in_turns(screen, rounds, compared, run)
+        runs = run_in_turns(screen, rounds, compared, run)
     rows = [
         {
             "client": client.name,
             "version": version_of(client.package),
-            "peak_rss_bytes": middle("peak_rss_bytes", runs[client.name]),
-            "growth": middle("growth", runs[client.name]),
-            "is_flat": middle("growth", runs[client.name])["median"] <= FLAT,
+            "peak_rss_bytes": median_and_range("peak_rss_bytes", runs[client.name]),
+            "growth": median_and_range("growth", runs[client.name]),
+            "is_flat": median_and_range("growth", runs[client.name])["median"] <= MAX_GROWTH,
             "runs": runs[client.name],
         }
         for client in compared
@@ -71,10 +72,10 @@ def memory(*, rounds: int, seconds: float, backlog: int, clients: Sequence[str],
 
 
 def _memory_over_time(process: subprocess.Popen, seconds: float) -> dict:
-    watched, began, samples = psutil.Process(process.pid), time.monotonic(), []
+    process_info, began, samples = psutil.Process(process.pid), time.monotonic(), []
     while (now := time.monotonic() - began) < seconds:
-        samples.append((round(now, 2), watched.memory_info().rss))
-        time.sleep(_SAMPLE_S)
+        samples.append((round(now, 2), process_info.memory_info().rss))
+        time.sleep(_SAMPLE_INTERVAL_S)
     quarter = max(1, len(samples) // 4)
     sizes = [size for _, size in samples]
     growth = max(sizes[-quarter:]) / max(sizes[quarter : 2 * quarter] or sizes)
@@ -83,12 +84,12 @@ def _memory_over_time(process: subprocess.Popen, seconds: float) -> dict:
 
 def idle(*, rounds: int, seconds: float, partitions: int, clients: Sequence[str], path: Path) -> int:
     """Run the benchmark, show the results and write them to ``path``."""
-    screen, compared = Screen(), chosen(CLIENTS, clients)
+    screen, compared = Screen(), select_clients(CLIENTS, clients)
     with local_broker(screen) as server:
         topic = _topic_of_one_record(server, partitions)
 
         def run(client: RecordClient) -> dict:
-            with started(client, "first", server, topic) as process:
+            with running_client(client, "first", server, topic) as process:
                 _first_at_s(client, process)
                 time.sleep(_SETTLING_S)
                 before, began = _cpu_s(process.pid), time.monotonic()
@@ -96,13 +97,13 @@ def idle(*, rounds: int, seconds: float, partitions: int, clients: Sequence[str]
                 share = max(_cpu_s(process.pid) - before, 0.0) / (time.monotonic() - began)
                 return {"cpu_share": share, "rss_bytes": psutil.Process(process.pid).memory_info().rss}
 
-        runs = in_turns(screen, rounds, compared, run)
+        runs = run_in_turns(screen, rounds, compared, run)
     rows = [
         {
             "client": client.name,
             "version": version_of(client.package),
-            "cpu_share": middle("cpu_share", runs[client.name]),
-            "rss_bytes": middle("rss_bytes", runs[client.name]),
+            "cpu_share": median_and_range("cpu_share", runs[client.name]),
+            "rss_bytes": median_and_range("rss_bytes", runs[client.name]),
             "runs": runs[client.name],
         }
         for client in compared
@@ -121,7 +122,7 @@ def idle(*, rounds: int, seconds: float, partitions: int, clients: Sequence[str]
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process; on Linux to the nanosecond, elsewhere to the tick of 10 ms."""
+    """Return the CPU time of a process in seconds, with a resolution of 1 ns on Linux and 10 ms elsewhere."""
     threads = list(Path(f"/proc/{pid}/task").glob("*/schedstat"))
     if threads:
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
@@ -131,24 +132,24 @@ def _cpu_s(pid: int) -> float:
 
 def start(*, rounds: int, clients: Sequence[str], path: Path) -> int:
     """Run the benchmark, show the results and write them to ``path``."""
-    screen, compared = Screen(), chosen(CLIENTS, clients)
+    screen, compared = Screen(), select_clients(CLIENTS, clients)
     with local_broker(screen) as server:
         topic = _topic_of_one_record(server, 4)
 
         def run(client: RecordClient) -> dict:
             began = time.monotonic()
-            with started(client, "first", server, topic) as process:
+            with running_client(client, "first", server, topic) as process:
                 return {"seconds": _first_at_s(client, process) - began}
 
-        # The first runs read the code of the packages from disk.
+        # Run each client once without measuring it, because the first run reads the code of its packages from disk.
         for client in compared:
             run(client)
-        runs = in_turns(screen, rounds, compared, run)
+        runs = run_in_turns(screen, rounds, compared, run)
     rows = [
         {
             "client": client.name,
             "version": version_of(client.package),
-            "seconds": middle("seconds", runs[client.name]),
+            "seconds": median_and_range("seconds", runs[client.name]),
             "runs": runs[client.name],
         }
         for client in compared
@@ -162,10 +163,21 @@ def start(*, rounds: int, clients: Sequence[str], path: Path) -> int:
 
 
 @contextmanager
-def started(
+def running_client(
     client: RecordClient, mode: str, server: EmbeddedCluster, topic: str, **options: float
 ) -> Iterator[subprocess.Popen]:
-    """Run a client as a new group in a separate process, for the duration of a context."""
+    """Run a client as a new group in a separate process, for the duration of a context.
+
+    Args:
+        client: client to run.
+        mode: method of ``benchmarks.single_records.Source`` to call for each record.
+        server: brokers.
+        topic: topic to read.
+        options: fields of ``Source``.
+
+    Raises:
+        TailraceError: the client ended before the end of the context.
+    """
     source = {"bootstrap_servers": server.bootstrap_servers, "topic": topic, "group": new_group(), **options}
     command = [sys.executable, "-m", "benchmarks.single_records", client.name, mode, json.dumps(source)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -175,18 +187,18 @@ def started(
             raise TailraceError(f"{client.name} ended with exit code {process.returncode}")
     finally:
         process.kill()
-        process.communicate(timeout=_FIRST_RECORD_S)
+        process.communicate(timeout=_FIRST_RECORD_TIMEOUT_S)
 
 
 def _first_at_s(client: RecordClient, process: subprocess.Popen) -> float:
-    """Return the time of the first record, by the monotonic clock of the machine."""
-    # Without it, a client that receives no record would be waited for without an end.
-    killing = threading.Timer(_FIRST_RECORD_S, process.kill)
+    """Return the time at which the client received its first record, by the monotonic clock of the machine."""
+    # Kill a client that receives no record, because readline() has no timeout.
+    killing = threading.Timer(_FIRST_RECORD_TIMEOUT_S, process.kill)
     killing.start()
     line = process.stdout.readline()
     killing.cancel()
     if not line:
-        raise TailraceError(f"{client.name} received no record within {_FIRST_RECORD_S} s")
+        raise TailraceError(f"{client.name} received no record within {_FIRST_RECORD_TIMEOUT_S} s")
     return json.loads(line)["first_at_s"]
 
 

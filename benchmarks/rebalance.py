@@ -1,8 +1,9 @@
-"""Longest gap between records of a partition that its member keeps during a rebalance.
+"""Longest gap between records of a partition that stays assigned to its member during a rebalance.
 
-Records are produced continuously while one member reads. Another member joins, or a third one next to a member that
-takes five seconds to handle its record. The longest gap from the join to the end of the rebalance is compared with the
-longest gap in an equally long time without a rebalance.
+A gap is the time between two records. Records are produced continuously, and a member reads them while another member
+joins. In half of the cases, there is also a member that takes five seconds to handle a record, which delays the
+rebalance. The longest gap during the rebalance is compared with the longest gap in a period of the same length after
+the rebalance.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from tailrace import Consumer, Record, TopicPartition
 from tailrace.cli.local_broker import local_broker
 from tailrace.cli.screen import Screen
 
-SHORTEST_BOUND_S, QUIET_TIMES = 0.1, 2
-"""A gap must not exceed the first, or this multiple of the gap without a rebalance."""
+MIN_BOUND_S, QUIET_FACTOR = 0.1, 2
+"""Promise: a gap is at most ``MIN_BOUND_S``, or at most ``QUIET_FACTOR`` times the gap without a rebalance."""
 
 PARTITIONS = 6
-_DRAIN_S = 5.0
-_PER_SECOND = 600
-_LONGEST_S = 60
+_SLOW_RECORD_S = 5.0
+"""Time that the slow member takes to handle a record."""
+_RECORDS_PER_S = 600
+_TIMEOUT_S = 60
 _BROKER = {
     "group.consumer.min.heartbeat.interval.ms": 500,
     "group.consumer.heartbeat.interval.ms": 500,
@@ -43,7 +45,12 @@ _BROKER = {
 
 @dataclass
 class Member:
-    """Consumer with the arrival times of its records, and the handling time of the next one."""
+    """Consumer that stores the arrival times of its records.
+
+    Attributes:
+        arrivals: times by partition.
+        pause_s: time to take for the next record; 0 for none.
+    """
 
     consumer: Consumer
     arrivals: dict[TopicPartition, list[float]] = field(default_factory=dict)
@@ -60,11 +67,11 @@ class Member:
         self.arrivals.setdefault(TopicPartition(record.topic, record.partition), []).append(time.monotonic())
 
     def longest_gap(self, partitions: frozenset[TopicPartition], since: float, until: float) -> float:
-        """Return the longest gap in any of ``partitions``, in seconds; ``since`` and ``until`` count as records."""
+        """Return the longest gap of a partition in seconds; ``since`` and ``until`` count as arrivals of a record."""
         gaps = []
         for partition in partitions:
-            there = [at for at in self.arrivals.get(partition, ()) if since <= at <= until]
-            gaps += [later - earlier for earlier, later in pairwise([since, *there, until])]
+            arrivals = [at for at in self.arrivals.get(partition, ()) if since <= at <= until]
+            gaps += [later - earlier for earlier, later in pairwise([since, *arrivals, until])]
         return max(gaps)
 
 
@@ -82,29 +89,29 @@ class Round:
         self._tasks.create_task(member.read())
         return member
 
-    async def shared(self) -> None:
-        """Wait until all members have equal shares and have received records of all their partitions."""
+    async def wait_until_balanced(self) -> None:
+        """Wait until all members have the same number of partitions, and have received records of all of them."""
         share = PARTITIONS // len(self.members)
-        async with asyncio.timeout(_LONGEST_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             while not all(len(one.consumer.assignment()) == share for one in self.members):
                 await asyncio.sleep(0.01)
             while not all(one.consumer.assignment() <= one.arrivals.keys() for one in self.members):
                 await asyncio.sleep(0.01)
 
 
-async def one_round(options: dict, topic: str, *, drains: bool) -> tuple[float, float]:
-    """Return the longest gaps during a join and in an equally long time after it, in seconds."""
+async def one_round(options: dict, topic: str, *, has_slow_member: bool) -> tuple[float, float]:
+    """Return the longest gaps in seconds, during a rebalance and in a period of the same length after it."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         group = Round(options, topic, stack, tasks)
         first = await group.join()
-        await group.shared()
-        if drains:
+        await group.wait_until_balanced()
+        if has_slow_member:
             slow = await group.join()
-            await group.shared()
-            slow.pause_s = _DRAIN_S
+            await group.wait_until_balanced()
+            slow.pause_s = _SLOW_RECORD_S
         before, began = first.consumer.assignment(), time.monotonic()
         await group.join()
-        await group.shared()
+        await group.wait_until_balanced()
         kept, ended = before & first.consumer.assignment(), time.monotonic()
         await asyncio.sleep(ended - began)
         gaps = first.longest_gap(kept, began, ended), first.longest_gap(kept, ended, time.monotonic())
@@ -113,7 +120,7 @@ async def one_round(options: dict, topic: str, *, drains: bool) -> tuple[float, 
 
 
 @contextmanager
-def load(bootstrap_servers: str, topic: str) -> Iterator[None]:
+def running_producer(bootstrap_servers: str, topic: str) -> Iterator[None]:
     """Produce records continuously in a separate process, for the duration of a context."""
     command = [sys.executable, "-m", "benchmarks.rebalance", bootstrap_servers, topic]
     producing = subprocess.Popen(command, cwd=Path(__file__).parents[1])
@@ -125,25 +132,25 @@ def load(bootstrap_servers: str, topic: str) -> Iterator[None]:
 
 
 def produce(bootstrap_servers: str, topic: str) -> None:
-    """Produce to the partitions in turn at a constant rate, until killed."""
+    """Produce to the partitions in turn at a constant rate, until the process is killed."""
     producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
     for number in range(sys.maxsize):
         producer.produce(topic, b"v" * 100, partition=number % PARTITIONS)
         producer.poll(0)
-        time.sleep(1 / _PER_SECOND)
+        time.sleep(1 / _RECORDS_PER_S)
 
 
 def rebalance(*, rounds: int, path: Path) -> int:
     """Run the benchmark, show the results and write them to ``path``; return 0 if the promise holds, else 1."""
     screen, rows = Screen(), []
-    cases = [(protocol, drains) for protocol in ("classic", "consumer") for drains in (False, True)]
+    cases = [(protocol, has_slow_member) for protocol in ("classic", "consumer") for has_slow_member in (False, True)]
     with local_broker(screen, config=_BROKER) as server, screen.progress() as progress:
         bar = progress.add_task("rounds", total=rounds * len(cases), note="")
         topic = f"bench-{uuid.uuid4().hex[:8]}"
         server.create_topic(topic, PARTITIONS)
-        with load(server.bootstrap_servers, topic):
-            for protocol, drains in cases:
-                progress.update(bar, note=protocol + (", one drains" if drains else ""))
+        with running_producer(server.bootstrap_servers, topic):
+            for protocol, has_slow_member in cases:
+                progress.update(bar, note=protocol + (", slow member" if has_slow_member else ""))
                 gaps = []
                 for _ in range(rounds):
                     options = {
@@ -152,40 +159,40 @@ def rebalance(*, rounds: int, path: Path) -> int:
                         "group_protocol": protocol,
                         "auto_offset_reset": "latest",
                     }
-                    gaps.append(asyncio.run(one_round(options, topic, drains=drains)))
+                    gaps.append(asyncio.run(one_round(options, topic, has_slow_member=has_slow_member)))
                     progress.advance(bar)
-                rows.append(row(protocol, gaps, drains=drains))
+                rows.append(row(protocol, gaps, has_slow_member=has_slow_member))
     holds = all(one["holds"] for one in rows)
     result = {"rows": rows, "rounds": rounds, "holds": holds}
     screen.show(table(rows))
     write(screen, path, "rebalance", result)
-    screen.line("kept", f"partitions go on: the promise {'holds' if holds else 'does NOT hold'}")
+    screen.line("gaps", f"the promise {'holds' if holds else 'does NOT hold'}")
     return 0 if holds else 1
 
 
-def row(protocol: str, gaps: list[tuple[float, float]], *, drains: bool) -> dict:
-    """Return the medians of one case."""
-    joining, quiet = (median(column) for column in zip(*gaps, strict=True))
-    bound = max(SHORTEST_BOUND_S, QUIET_TIMES * quiet)
+def row(protocol: str, gaps: list[tuple[float, float]], *, has_slow_member: bool) -> dict:
+    """Return the medians of the gaps of one case, and the promise."""
+    during_rebalance, quiet = (median(column) for column in zip(*gaps, strict=True))
+    bound = max(MIN_BOUND_S, QUIET_FACTOR * quiet)
     return {
         "protocol": protocol,
-        "drains": drains,
-        "gap_s": joining,
+        "drains": has_slow_member,
+        "gap_s": during_rebalance,
         "quiet_gap_s": quiet,
         "bound_s": bound,
-        "holds": joining <= bound,
+        "holds": during_rebalance <= bound,
         "runs": gaps,
     }
 
 
 def table(rows: list[dict]) -> Table:
     """Return the table of results, one line per case."""
-    shown = columns("longest gap of a kept partition", "while one joins", "while quiet", "bound")
+    table = columns("longest gap of a kept partition", "rebalance", "no rebalance", "promise")
     for one in rows:
-        case = one["protocol"] + (", a member takes 5 s to drain" if one["drains"] else " protocol")
+        case = one["protocol"] + (", a member takes 5 s" if one["drains"] else " protocol")
         figures = (f"{one[name] * 1000:.0f} ms" for name in ("gap_s", "quiet_gap_s", "bound_s"))
-        shown.add_row(case, *figures, style=None if one["holds"] else "bold red")
-    return shown
+        table.add_row(case, *figures, style=None if one["holds"] else "bold red")
+    return table
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rounds of a comparison: clients in turns, each in a separate process, and medians of their figures."""
+"""Rounds of a comparison, in which each client runs once in a separate process, and medians of their figures."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from tailrace.embedded.jars import KAFKA_VERSION
 
 ROOT = Path(__file__).parents[1]
 
-_STARTUP_S = 60
+_STARTUP_TIMEOUT_S = 60
 
 
 class Named(Protocol):
-    """Client of a comparison, or a case of it."""
+    """Client or case of a comparison."""
 
     @property
     def name(self) -> str:
-        """Name in tables."""
+        """Name to show in tables."""
         ...
 
 
 NamedT = TypeVar("NamedT", bound=Named)
 
 
-class Reading(NamedTuple):
-    """Topic that a client reads."""
+class FilledTopic(NamedTuple):
+    """Topic for clients to read."""
 
     bootstrap_servers: str
     topic: str
@@ -52,18 +52,18 @@ class Reading(NamedTuple):
     """Size of each value, in bytes."""
 
 
-def cluster_of(screen: Screen, brokers: int) -> AbstractContextManager[EmbeddedCluster]:
-    """Return a context that runs one or more brokers."""
+def run_brokers(screen: Screen, brokers: int) -> AbstractContextManager[EmbeddedCluster]:
+    """Return a context manager that runs this number of brokers."""
     return local_broker(screen) if brokers == 1 else EmbeddedCluster(brokers)
 
 
-def in_turns(
+def run_in_turns(
     screen: Screen, rounds: int, clients: Sequence[NamedT], run: Callable[[NamedT], dict]
 ) -> dict[str, list[dict]]:
-    """Return the figures of all runs by client.
+    """Run each client once in each round, and return the figures by client.
 
-    Each round has an order of its own, the same in each process, because a client that leaves the broker busy would
-    slow down whichever client always follows it.
+    Each round has another order, because a client that leaves the broker busy slows down the next client. The orders
+    are the same each time that a benchmark runs.
     """
     runs: dict[str, list[dict]] = {client.name: [] for client in clients}
     with screen.progress() as progress:
@@ -76,10 +76,14 @@ def in_turns(
     return runs
 
 
-def in_process(
+def run_module(
     name: str, module: str, *arguments: str, timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> dict:
-    """Run ``python -m module`` and return the figures that it writes."""
+    """Run ``python -m module`` and return the figures that it prints as its last line.
+
+    Raises:
+        TailraceError: the process failed, or did not end within ``timeout_s`` and a minute for its start.
+    """
     command = [sys.executable, "-m", module, *arguments]
     try:
         done = subprocess.run(
@@ -88,11 +92,11 @@ def in_process(
             env=os.environ | (environment or {}),
             capture_output=True,
             text=True,
-            timeout=timeout_s + _STARTUP_S,
+            timeout=timeout_s + _STARTUP_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise TailraceError(f"{name} did not end within {timeout_s + _STARTUP_S:.0f} s") from None
+        raise TailraceError(f"{name} did not end within {timeout_s + _STARTUP_TIMEOUT_S:.0f} s") from None
     if done.returncode:
         raise TailraceError(f"{name} failed:\n{done.stderr[-2_000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -103,17 +107,17 @@ def new_group() -> str:
     return f"bench-{uuid.uuid4().hex[:8]}"
 
 
-def middle(name: str, runs: list[dict]) -> dict[str, float]:
+def median_and_range(name: str, runs: list[dict]) -> dict[str, float]:
     """Return the median, the lowest and the highest of a figure."""
     values = [one[name] for one in runs]
     return {"median": median(values), "lowest": min(values), "highest": max(values)}
 
 
-def chosen(clients: Sequence[NamedT], words: Sequence[str]) -> list[NamedT]:
-    """Return the clients whose name contains one of ``words``; all without words.
+def select_clients(clients: Sequence[NamedT], words: Sequence[str]) -> list[NamedT]:
+    """Return the clients whose names contain one of ``words``, or all clients if there are no words.
 
     Raises:
-        TailraceError: a word is in no name.
+        TailraceError: no name contains one of the words.
     """
     for word in words:
         if not any(word in client.name for client in clients):
@@ -122,12 +126,12 @@ def chosen(clients: Sequence[NamedT], words: Sequence[str]) -> list[NamedT]:
 
 
 def version_of(package: str) -> str:
-    """Return the version of a compared package; Java's client has that of the broker."""
+    """Return the version of a package; the version of ``java`` is that of the broker."""
     return KAFKA_VERSION if package == "java" else version(package)
 
 
 def machine() -> dict:
-    """Return the description of this machine and its software."""
+    """Return a description of this machine and its software."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -139,7 +143,7 @@ def machine() -> dict:
         "system": platform.platform(),
         "python": platform.python_version(),
         "kafka": KAFKA_VERSION,
-        # With TMPDIR=/dev/shm, no disk takes part.
+        # With TMPDIR=/dev/shm, the broker's log is in memory, so no disk affects the results.
         "log_folder": tempfile.gettempdir(),
         "date": datetime.now(UTC).date().isoformat(),
     }

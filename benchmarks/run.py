@@ -13,13 +13,16 @@ WARM_UP_S = 2.0
 
 @dataclass
 class Run:
-    """Topic to read, and the number of records read in the measured time.
+    """Topic to read, and measurement of the records that are read.
 
     Attributes:
+        bootstrap_servers: addresses of the brokers.
+        topic: topic to read.
+        group: name of the group.
         records: number of records in the topic.
         seconds: time to measure, after the warm-up.
-        read_bytes: size of all values read.
-        figures: result, set by ``finish``.
+        read_bytes: size of all values that were read.
+        figures: results, set by ``finish`` or ``set_figures``.
     """
 
     bootstrap_servers: str
@@ -29,39 +32,46 @@ class Run:
     seconds: float
     read_bytes: int = 0
     figures: dict[str, float] = field(default_factory=dict)
-    _seen: int = 0
+    _read_records: int = 0
     _first_at: float | None = None
-    _since: tuple[float, float, int] | None = None
+    _measured_from: tuple[float, float, int] | None = None
 
     def count(self, records: int) -> bool:
-        """Count records that were read; return True if the measured time is over."""
+        """Count records that were read, and return True if the measured time is over."""
         now = time.perf_counter()
-        self._seen += records
+        self._read_records += records
         if self._first_at is None:
             self._first_at = now
-        if self._since is None:
+        if self._measured_from is None:
             if now - self._first_at >= WARM_UP_S:
-                self._since = now, time.process_time(), self._seen
+                self._measured_from = now, time.process_time(), self._read_records
             return False
-        return now - self._since[0] >= self.seconds
+        return now - self._measured_from[0] >= self.seconds
 
     @property
-    def left_in_topic(self) -> int:
+    def unread_records(self) -> int:
         """Number of records that were not read yet; negative if the topic is read for the second time."""
-        return self.records - self._seen
+        return self.records - self._read_records
 
     def finish(self) -> None:
-        """Set the figures of the measured time; if it has not begun, the topic is too small."""
-        if self._since is None:
+        """Set the figures of the measured time.
+
+        Raises:
+            AssertionError: the warm-up is not over, because the topic is too small.
+        """
+        if self._measured_from is None:
             raise AssertionError(f"{self.records} records were read within the warm-up")
-        began_at, cpu_s, seen = self._since
+        began_at, cpu_s, records = self._measured_from
         self.set_figures(
-            time.perf_counter() - began_at, time.process_time() - cpu_s, self._seen - seen, peak_memory("self")
+            time.perf_counter() - began_at,
+            time.process_time() - cpu_s,
+            self._read_records - records,
+            peak_memory("self"),
         )
-        self.figures |= {"read_bytes": self.read_bytes, "all_records": self._seen}
+        self.figures |= {"read_bytes": self.read_bytes, "all_records": self._read_records}
 
     def set_figures(self, seconds: float, cpu_s: float, records: int, max_rss_bytes: int) -> None:
-        """Set the figures from values that were measured elsewhere."""
+        """Compute the figures from measured values."""
         self.figures = {
             "seconds": seconds,
             "records": records,

@@ -1,7 +1,8 @@
-"""Consumers that await a function for each record, each as its documentation shows.
+"""Consumers that await a function for each record: code as in the client's documentation.
 
-Each runs in a separate process (``python -m benchmarks.single_records``) in one of three modes: ``latency`` measures
-the time from the producer, ``slow`` sleeps for each record, and ``first`` reports the first record and reads on.
+Each client runs in a separate process (``python -m benchmarks.single_records``) in one of three modes: ``latency``
+measures the time from the producer, ``slow`` sleeps for each record, and ``first`` prints the time of the first record
+and continues to read.
 """
 
 from __future__ import annotations
@@ -20,21 +21,25 @@ from benchmarks.run import WARM_UP_S
 OnValue = Callable[[bytes], Awaitable[None]]
 
 BUSY_S, FREE_S = 0.002, 0.002
-"""Time that the busy loop computes and sleeps, in turns: it takes half of a core."""
+"""Times for which the busy loop computes and sleeps alternately, so that it takes half of a core."""
 
 
 class Finished(Exception):  # noqa: N818 - no error
-    """Ends a client that has enough records."""
+    """Raised to end a client that has received enough records."""
 
 
 @dataclass
 class Source:
-    """Topic to read, and options of the modes.
+    """Topic to read, with a method for each mode, which is called with the value of each record.
 
     Attributes:
-        seconds: time to measure latencies for.
-        is_busy: True if other code of the process computes meanwhile.
-        sleep_s: duration of a call in the mode ``slow``.
+        bootstrap_servers: addresses of the brokers.
+        topic: topic to read.
+        group: name of the group.
+        seconds: time to measure in the mode ``latency``, after the warm-up.
+        is_busy: True to run a busy loop in the process.
+        sleep_s: time to sleep for each record in the mode ``slow``.
+        auto_offset_reset: option of the client.
         latencies: result of the mode ``latency``, in seconds.
     """
 
@@ -46,26 +51,26 @@ class Source:
     sleep_s: float = 0.0
     auto_offset_reset: str = "earliest"
     latencies: list[float] = field(default_factory=list)
-    _since: float = 0.0
+    _first_at: float = 0.0
 
     async def latency(self, value: bytes) -> None:
-        """Note the time since the value was produced."""
+        """Store the time since the value was produced; after the measured time, raise Finished."""
         now = time.monotonic()
-        self._since = self._since or now
-        if now - self._since >= WARM_UP_S:
+        self._first_at = self._first_at or now
+        if now - self._first_at >= WARM_UP_S:
             self.latencies.append(now - float(value[:24]))
-            if now - self._since >= WARM_UP_S + self.seconds:
+            if now - self._first_at >= WARM_UP_S + self.seconds:
                 raise Finished
 
     async def slow(self, _value: bytes) -> None:
-        """Sleep, as a handler that waits for another service."""
+        """Sleep, like a handler that waits for another service."""
         await asyncio.sleep(self.sleep_s)
 
     async def first(self, _value: bytes) -> None:
         """Print the time of the first record."""
-        if not self._since:
-            self._since = time.monotonic()
-            print(json.dumps({"first_at_s": self._since}), flush=True)
+        if not self._first_at:
+            self._first_at = time.monotonic()
+            print(json.dumps({"first_at_s": self._first_at}), flush=True)
 
 
 async def tailrace_async_for(source: Source, on_value: OnValue) -> None:
@@ -139,24 +144,24 @@ def _options(source: Source) -> dict[str, str]:
 
 
 class RecordClient(NamedTuple):
-    """Client and its way to read."""
+    """Client, with one of its ways to read records."""
 
     package: str
-    how: str
+    way: str
     read: Callable[[Source, OnValue], Awaitable[None]]
-    blocks: bool = False
-    """True if it waits for records without the event loop."""
+    is_blocking: bool = False
+    """True if the client blocks while it waits for records, so that it needs no event loop."""
 
     @property
     def name(self) -> str:
-        return f"{self.package} {self.how}"
+        return f"{self.package} {self.way}"
 
 
 CLIENTS = [
     RecordClient("tailrace", "async for", tailrace_async_for),
     RecordClient("tailrace", "handler", tailrace_handler),
     RecordClient("aiokafka", "async for", aiokafka_async_for),
-    RecordClient("confluent-kafka", "poll()", confluent_poll, blocks=True),
+    RecordClient("confluent-kafka", "poll()", confluent_poll, is_blocking=True),
     RecordClient("faststream", "handler", faststream_handler),
 ]
 
@@ -182,7 +187,7 @@ def _keep_thread_busy() -> None:
 async def _run(client: RecordClient, mode: str, source: Source) -> None:
     reading = asyncio.ensure_future(client.read(source, getattr(source, mode)))
     busy = None
-    if source.is_busy and client.blocks:
+    if source.is_busy and client.is_blocking:
         threading.Thread(target=_keep_thread_busy, daemon=True).start()
     elif source.is_busy:
         busy = asyncio.ensure_future(_keep_loop_busy())
@@ -196,7 +201,7 @@ async def _run(client: RecordClient, mode: str, source: Source) -> None:
 
 
 def main() -> None:
-    """Read with the client of the arguments, and write the figures to stdout."""
+    """Read with the client that the arguments name, and print the figures as JSON."""
     name, mode, settings = sys.argv[1:]
     client = next(one for one in CLIENTS if one.name == name)
     source = Source(**json.loads(settings))

@@ -1,6 +1,6 @@
-"""Topics full of records, for consumers to read.
+"""Topics with records for consumers to read.
 
-A few record batches are encoded once and sent again and again, so that gigabytes are written within seconds.
+A few record batches are encoded once and sent repeatedly, so that gigabytes are written within seconds.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 _BATCHES, _KEYS, _IN_FLIGHT = 8, 1_000, 64
 _OVERHEAD = 15
-"""Approximate bytes of a record besides its value and headers."""
+"""Approximate size of a record without its value and headers, in bytes."""
 
 
 class TopicSettings(NamedTuple):
-    """Shape of a topic and its records."""
+    """Settings of a topic and its records."""
 
     payload: int = 100
     """Size of each value, in bytes."""
@@ -39,7 +39,7 @@ class TopicSettings(NamedTuple):
     """Number of headers of each record."""
     partitions: int = PARTITIONS
     values: str = "text"
-    """Content of the values: ``text``, which is not valid JSON, or ``json``."""
+    """Content of the values: ``text`` or ``json``."""
 
     @property
     def record_bytes(self) -> int:
@@ -48,7 +48,7 @@ class TopicSettings(NamedTuple):
 
 
 def fill(screen: Screen, server: EmbeddedCluster, settings: TopicSettings, records: int) -> tuple[str, int]:
-    """Create a topic, fill it with at least ``records`` records, and return its name and number of records."""
+    """Create a topic, write at least ``records`` records to it, and return its name and its number of records."""
     topic = f"bench-{uuid.uuid4().hex[:8]}"
     server.create_topic(topic, settings.partitions, replication_factor=1)
     began = time.monotonic()
@@ -67,7 +67,7 @@ def fill(screen: Screen, server: EmbeddedCluster, settings: TopicSettings, recor
 
 
 async def _send(bootstrap_servers: str, topic: str, settings: TopicSettings, records: int, on_progress) -> int:
-    each = max(1, BATCH_BYTES // settings.record_bytes)
+    records_per_batch = max(1, BATCH_BYTES // settings.record_bytes)
     content, headers = random.Random(1), _headers(settings.headers)
     codec = None if settings.codec == "none" else settings.codec
     async with AIOKafkaProducer(
@@ -76,14 +76,14 @@ async def _send(bootstrap_servers: str, topic: str, settings: TopicSettings, rec
         batches = []
         for _ in range(_BATCHES):
             batch = producer.create_batch()
-            for _ in range(each):
+            for _ in range(records_per_batch):
                 key, value = b"k%d" % content.randrange(_KEYS), _value(content, settings)
                 if batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
                     raise AssertionError("the batch is full")
             batch.close()
             batches.append(batch)
-        needed = -(-records // each)
-        # Each partition has records, so that none is idle.
+        needed = -(-records // records_per_batch)
+        # Send the same number of batches to each partition.
         needed += -needed % settings.partitions
         for first in range(0, needed, _IN_FLIGHT):
             numbers = range(first, min(first + _IN_FLIGHT, needed))
@@ -92,8 +92,8 @@ async def _send(bootstrap_servers: str, topic: str, settings: TopicSettings, rec
                 for number in numbers
             ]
             await asyncio.gather(*sent)
-            on_progress((first + len(sent)) * each)
-    return needed * each
+            on_progress((first + len(sent)) * records_per_batch)
+    return needed * records_per_batch
 
 
 def _headers(number: int) -> list[tuple[str, bytes]]:

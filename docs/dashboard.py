@@ -11,18 +11,18 @@ PAGE = Path(__file__).parent / "grafana" / "tailrace.json"
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS, HEIGHT = 24, 8
-"""Width of Grafana's grid, and height of each panel in rows of it."""
+"""Columns of Grafana's grid, and height of each panel in rows of this grid."""
 
 
 class Panel(NamedTuple):
-    """Panel with the queries of its lines.
+    """Panel of the dashboard.
 
     Attributes:
         title: heading.
-        text: what to look for, shown when the pointer is over the heading.
-        queries: legend and PromQL expression of each line.
+        text: explanation that Grafana shows when the pointer is over the heading.
+        queries: PromQL expression of each line, by its legend.
         unit: Grafana's name of the unit.
-        kind: "timeseries", or "stat" for the current value alone.
+        kind: "timeseries", or "stat" to show only the current value.
     """
 
     title: str
@@ -33,47 +33,50 @@ class Panel(NamedTuple):
 
 
 def rate(metric: str, by: str) -> str:
-    """Return the sum of a counter's rates per second, for each value of the labels ``by``."""
+    """Return the PromQL expression for the rate of a counter per second, summed for each value of the labels ``by``."""
     return f'sum by ({by}) (rate({metric}{{group=~"$group"}}[$__rate_interval]))'
 
 
 def quantile(share: float, metric: str, by: str, selector: str = '{group=~"$group"}') -> str:
-    """Return a quantile of a histogram, for each value of the labels ``by``."""
+    """Return the PromQL expression for a quantile of a histogram, for each value of the labels ``by``."""
     labels = ", ".join(filter(None, ["le", by]))
     return f"histogram_quantile({share}, sum by ({labels}) (rate({metric}_bucket{selector}[$__rate_interval])))"
 
 
 GROUP = '{group=~"$group"}'
 HANDLER = "{{group}} {{handler}}"
-"""Legend of a handler: apps of several groups may have handlers of the same name."""
+"""Legend of a handler, with its group, because handlers of several groups may have the same name."""
 PROCESS = "{{group}} {{instance}} {{worker}}"
-"""Legend of a group's consumer in one process; all processes of an app have the same client id."""
+"""Legend of the consumer of a group in one process. The client id is the same in all processes of an app."""
 
 ROWS: dict[str, list[Panel]] = {
-    "Is it well?": [
+    "Health": [
         Panel(
             "Live and ready processes",
-            "Of all groups. A process that is not live needs a restart; one that is not ready has no assignment yet.",
+            "Processes of all groups. A process that is not live needs a restart; a process that is not ready has no"
+            " assignment yet.",
             {"live": "sum(tailrace_app_live)", "ready": "sum(tailrace_app_ready)"},
             kind="stat",
         ),
         Panel(
             "Lag in seconds",
-            "Age of the oldest unfinished record of each topic. It grows by a second per second while nothing moves.",
+            "Age of the oldest unfinished record of each topic. It grows as fast as time while this record is not"
+            " finished.",
             {"{{group}} {{topic}}": f"max by (group, topic) (tailrace_partition_lag_seconds{GROUP})"},
             unit="s",
         ),
         Panel(
             "Records that block a lane",
-            "Records that failed for good and that no topic takes. Their partitions or keys wait.",
+            "Records that failed for good and could not be published to a dead-letter or retry topic. The following"
+            " records of their partition or key wait.",
             {"{{group}}": f"sum by (group) (tailrace_group_blocked_records{GROUP})"},
             kind="stat",
         ),
     ],
-    "How far behind?": [
+    "Lag": [
         Panel(
             "Lag and work lag",
-            "Lag as Kafka's tools show it, and the part of it that is not finished.",
+            "Lag as Kafka's tools show it, and work lag, the unfinished part of it.",
             {
                 "lag {{group}} {{topic}}": f"sum by (group, topic) (tailrace_partition_lag{GROUP})",
                 "work {{group}} {{topic}}": f"sum by (group, topic) (tailrace_partition_work_lag{GROUP})",
@@ -81,12 +84,12 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Partitions of each consumer",
-            "Steps are rebalances. An owner without partitions has nothing to do.",
+            "Assigned partitions, which change in rebalances. A consumer without partitions has nothing to do.",
             {PROCESS: f"tailrace_consumer_assigned_partitions{GROUP}"},
         ),
         Panel(
-            "Slowest partitions, in records",
-            "The ten partitions with the most unfinished records.",
+            "Partitions with the most unfinished records",
+            "Work lag of the ten partitions where it is greatest.",
             {
                 "{{group}} {{topic}}[{{partition}}]": "topk(10, max by (group, topic, partition) "
                 f"(tailrace_partition_work_lag{GROUP}))"
@@ -101,7 +104,8 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Duration of calls",
-            "Median and 99th percentile, interpolated in buckets, and the exact mean. None while there are no calls.",
+            "Median and 99th percentile, interpolated between bucket bounds, and the exact mean. There are no values"
+            " while there are no calls.",
             {
                 f"p50 {HANDLER}": quantile(0.5, "tailrace_handler_duration_seconds", "group, handler"),
                 f"p99 {HANDLER}": quantile(0.99, "tailrace_handler_duration_seconds", "group, handler"),
@@ -113,7 +117,8 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "In flight and waiting",
-            "In flight at the handler's concurrency, with many waiting, means that the handlers are the bottleneck.",
+            "If the number in flight equals the handler's concurrency and many records wait, the handler is the"
+            " bottleneck.",
             {
                 f"in flight {HANDLER}": f"sum by (group, handler) (tailrace_handler_in_flight{GROUP})",
                 f"waiting {HANDLER}": f"sum by (group, handler) (tailrace_handler_waiting{GROUP})",
@@ -121,7 +126,7 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Failures per second",
-            "Failed attempts, and what became of the records.",
+            "Failed attempts, and the actions taken on the failed records.",
             {
                 f"failures {HANDLER}": rate("tailrace_handler_failures_total", "group, handler"),
                 f"retries {HANDLER}": rate("tailrace_handler_retries_total", "group, handler"),
@@ -134,7 +139,7 @@ ROWS: dict[str, list[Panel]] = {
     "Broker and event loop": [
         Panel(
             "Rebalances",
-            "Number of rebalances, and seconds spent in them, of all members together.",
+            "Number of rebalances and their duration in seconds, summed over all members.",
             {
                 "count {{group}}": "sum by (group) "
                 f"(increase(tailrace_consumer_rebalance_seconds_count{GROUP}[$__rate_interval]))",
@@ -144,7 +149,7 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Fetches and commits, 99th percentile",
-            "A fetch waits up to fetch_max_wait_ms if there are no records.",
+            "If there are no records, a fetch takes up to fetch_max_wait_ms.",
             {
                 "fetch {{group}}": quantile(0.99, "tailrace_consumer_fetch_seconds", "group"),
                 "commit {{group}}": quantile(0.99, "tailrace_consumer_commit_seconds", "group"),
@@ -153,13 +158,13 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Buffered bytes",
-            "Bytes fetched and not decoded, up to max_buffered_bytes.",
+            "Bytes that are fetched and not decoded yet, at most max_buffered_bytes.",
             {PROCESS: f"tailrace_consumer_buffered_bytes{GROUP}"},
             unit="bytes",
         ),
         Panel(
             "Event loop delay, 99th percentile",
-            "Above 0.1 s, a handler blocks the loop: make it a plain def, which runs in a thread.",
+            "A handler that causes delays above 0.1 s should be a plain def, which runs in a thread.",
             {
                 "{{instance}} {{worker}}": quantile(
                     0.99, "tailrace_app_loop_lag_seconds", "instance, worker", selector=""
@@ -171,7 +176,7 @@ ROWS: dict[str, list[Panel]] = {
 }
 
 
-def panel(one: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
+def panel(one: Panel, number: int, position: dict[str, int]) -> dict[str, Any]:
     """Return a panel in Grafana's format."""
     targets = [
         {"refId": chr(ord("A") + n), "expr": expression, "legendFormat": legend, "datasource": DATASOURCE}
@@ -183,14 +188,14 @@ def panel(one: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
         "title": one.title,
         "description": one.text,
         "datasource": DATASOURCE,
-        "gridPos": place,
+        "gridPos": position,
         "fieldConfig": {"defaults": {"unit": one.unit, "min": 0}, "overrides": []},
         "targets": targets,
     }
 
 
 def panels() -> list[dict[str, Any]]:
-    """Return the panels, each row of them below its heading."""
+    """Return the panels in Grafana's format, with a heading before each row."""
     found: list[dict[str, Any]] = []
     top = 0
     for title, row in ROWS.items():

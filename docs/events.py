@@ -19,18 +19,24 @@ OPENING = """\
 # Events
 
 All events of consumers, apps and worker processes, by subject, with their log levels and fields. To receive them, see
-[monitor an app](howto/watch-an-app.md#hooks). *Metrics* are below DEBUG and meant for hooks.
+[monitor an app](howto/watch-an-app.md#hooks). Events with the level *Metrics*, which is below DEBUG, are meant for
+hooks.
 
-Events are in `tailrace.observe.events`. In all of them, `group_id` is the consumer group and `handler` the name of a
-handler; `partition` and `offset` are those of the record unless described otherwise; `reason`, `error` and `advice` are
-texts for people. Durations are in seconds.
+The classes are in `tailrace.observe.events`. Unless a field is described otherwise:
+
+- `group_id` is the consumer group, and `handler` the name of a handler;
+- `partition` and `offset` are those of the record;
+- `reason`, `error` and `advice` are texts for people;
+- `exception` is the exception that caused the event, or None; its traceback is not logged.
+
+Durations are in seconds.
 """
 
 
 def sections() -> Iterator[tuple[str, list[type[Event]]]]:
-    """Yield the headings of the declarations, each with its events."""
-    found = re.split(r"^# ---- (.*?) -+\n", inspect.getsource(events), flags=re.MULTILINE)[1:]
-    for title, source in zip(found[::2], found[1::2], strict=True):
+    """Yield the section headings in the module of the events, each with the events of its section."""
+    parts = re.split(r"^# ---- (.*?) -+\n", inspect.getsource(events), flags=re.MULTILINE)[1:]
+    for title, source in zip(parts[::2], parts[1::2], strict=True):
         names = re.findall(r"^class ([A-Z]\w*)\(", source, re.MULTILINE)
         yield title, [getattr(events, name) for name in names]
 

@@ -13,41 +13,43 @@ PAGE = Path(__file__).parent / "metrics.md"
 OPENING = """\
 # Metrics
 
-All metrics of apps, handlers and consumers, as Prometheus sees them. To serve them, see
-[monitor an app](howto/watch-an-app.md#prometheus); in a program, `app.statistics()` and `consumer.statistics()` return
-the same numbers, under the names in the column *field*.
+All metrics of apps, handlers and consumers, with their names in Prometheus. To serve them, see
+[monitor an app](howto/watch-an-app.md#prometheus). In a program, `app.statistics()` and `consumer.statistics()` return
+the same numbers in objects with the attributes of the column *field*.
 
-Metrics are read when they are scraped and cost nothing otherwise: a handler is measured once per slice of records, not
-once per record. Counters begin at 0 with each start of the app. The number of label values is bounded by the program
-and its assignment; no label contains a key, an offset or an error text. With `WorkerPool` and `tailrace run --workers`,
-each metric has the label `worker`, too.
+Values are read when Prometheus scrapes them. Counters begin at 0 when the app or consumer is started. The number
+of label values is limited by the program and its assigned partitions: no label contains a key, an offset or an error
+text. With `WorkerPool` and `tailrace run --workers`, each metric also has the label `worker`.
 """
 
 TITLES: dict[Subject, tuple[str, str]] = {
-    "handler": ("Handlers", "`HandlerStatistics`, in `app.statistics().handlers`."),
-    "group": ("Groups of an app", "`GroupStatistics`, in `app.statistics().groups`."),
+    "handler": ("Handlers", "Fields of `HandlerStatistics`, the items of `app.statistics().handlers`."),
+    "group": ("Groups of an app", "Fields of `GroupStatistics`, the items of `app.statistics().groups`."),
     "partition": (
         "Assigned partitions",
-        "`PartitionStatistics`, in `partitions` of a consumer's statistics. An unknown value is absent.",
+        "Fields of `PartitionStatistics`, in `partitions` of a consumer's statistics. Unknown values are absent.",
     ),
-    "consumer": ("Consumers", "`ConsumerStatistics`: `consumer.statistics()`, and `app.statistics().consumers`."),
-    "app": ("App and event loop", "`AppStatistics`: `app.statistics()`."),
-    "worker": ("Worker processes", "Only with `WorkerPool` and `tailrace run --workers`."),
+    "consumer": (
+        "Consumers",
+        "Fields of `ConsumerStatistics`, from `consumer.statistics()` or `app.statistics().consumers`.",
+    ),
+    "app": ("App and event loop", "Fields of `AppStatistics`, the result of `app.statistics()`."),
+    "worker": ("Worker processes", "These metrics exist only with `WorkerPool` and `tailrace run --workers`."),
 }
 
 
 def row(metric: MetricDefinition) -> str:
-    """Return the row of a metric."""
+    """Return the table row of a metric."""
     fields = ", ".join(f"`{field}`" for field in metric.field.split())
     return f"| `{metric.name}` | {metric.kind} | {metric.unit or '-'} | {fields} | {metric.meaning} |"
 
 
 def section(subject: Subject) -> str:
-    """Return the section of a subject."""
+    """Return the section about the metrics of a subject."""
     title, text = TITLES[subject]
-    infos = [f for one in METRICS if one.subject == subject and one.kind == "info" for f in one.field.split()]
+    infos = [one for one in METRICS if one.subject == subject and one.kind == "info"]
     labels = ", ".join(f"`{label}`" for label in LABELS[subject]) or "none"
-    more = f"; of infos also {', '.join(f'`{one}`' for one in infos)}" if infos else ""
+    more = "".join(f"; `{one.name}` also has {', '.join(f'`{field}`' for field in one.field.split())}" for one in infos)
     rows = [row(one) for one in METRICS if one.subject == subject]
     head = ["| metric | kind | unit | field | meaning |", "|---|---|---|---|---|"]
     return "\n".join([f"## {title}\n", f"{text} Labels: {labels}{more}.\n", *head, *rows, ""])
@@ -59,8 +61,8 @@ def written() -> str:
     closing = f"""\
 ## Histograms
 
-Buckets of all histograms, in seconds: {bounds}. As usual, a histogram has the series `_bucket`, `_sum` and `_count`.
-The number of calls of a handler is `tailrace_handler_duration_seconds_count`.
+Upper bounds of the buckets of all histograms, in seconds: {bounds}. Each histogram has the series `_bucket`, `_sum` and
+`_count`. The number of calls of a handler is `tailrace_handler_duration_seconds_count`.
 """
     return "\n".join([OPENING, *map(section, LABELS), closing])
 

@@ -1,6 +1,7 @@
-"""Writer of the texts generated from the options: docs/options.md, their docstrings' facts, and lists in help texts.
+"""Generator of the texts about options: docs/options.md, the facts in docstrings, and the lists in help texts.
 
-Run ``python docs/options.py`` after a change of an option.
+The facts of an option are its default, valid range and restrictions, and its names in other clients. Run
+``python docs/options.py`` after a change of an option.
 """
 
 from __future__ import annotations
@@ -35,18 +36,26 @@ WIDTH = 120
 OPENING = """\
 # Options
 
-Options of `Consumer`, `App`, handlers and every command. [Connect](howto/connect.md) tells how to set them by argument,
-environment variable and command line. Times are milliseconds, sizes are bytes.
+Options of `Consumer`, `App` and handlers. Commands take the options of `Consumer`. [Connect](howto/connect.md) shows
+how to set options by arguments, environment variables and the command line. Times are in milliseconds, sizes in bytes.
 
-The names in Java, librdkafka and aiokafka are listed where they differ from ours by more than dots and underscores.
+The last column has the option's name in Java, librdkafka and aiokafka, if it differs from the name here by more than
+dots in place of underscores.
 
-- *live*: can be changed while a consumer runs, by `await consumer.reconfigure(…)`.
-- *object*: takes a Python object, which environment and command line cannot set.
-- *classic*: set by the broker with `group_protocol="consumer"`.
+- *live*: the option can be changed while a consumer runs, by `await consumer.reconfigure(…)`.
+- *object*: the value is a Python object, so it cannot be set by an environment variable or on the command line.
+- *classic*: the option applies to `group_protocol="classic"`; setting it with `"consumer"` raises an error.
 """
 
 
-WORDS = {int: "integer", str: "string", bool: "boolean", re.Pattern[str]: "pattern", dt.timedelta: "timedelta"}
+WORDS = {
+    int: "integer",
+    str: "string",
+    bool: "boolean",
+    re.Pattern[str]: "regular expression",
+    dt.timedelta: "timedelta",
+}
+PLURALS = {"string": "strings", "function": "functions", "EventHook": "EventHook objects"}
 
 
 class Option(NamedTuple):
@@ -74,7 +83,7 @@ class Row(NamedTuple):
 
 
 def rows_of(*kinds: Any) -> dict[str, Row]:  # noqa: ANN401 - dataclasses
-    """Return the rows of dataclasses."""
+    """Return the row of each option that the dataclasses declare."""
     return {
         field.name: Row(field.default, field.metadata, words_for(typing.get_type_hints(kind)[field.name]))
         for kind in kinds
@@ -83,14 +92,15 @@ def rows_of(*kinds: Any) -> dict[str, Row]:  # noqa: ANN401 - dataclasses
 
 
 def words_for(hint: Any) -> str:  # noqa: ANN401 - any type of an option
-    """Return the type of an option, or its valid values."""
+    """Return the description of an option's type, or its valid values."""
     members, origin = typing.get_args(hint), typing.get_origin(hint)
     if origin is typing.Literal:
         return ", ".join(f'`"{one}"`' for one in members)
     if origin in {typing.Union, types.UnionType}:
         return ", ".join(dict.fromkeys(words_for(one) for one in members if one is not type(None)))
     if origin is tuple and members[1:] == (Ellipsis,):
-        return f"several of {words_for(members[0])}"
+        element = words_for(members[0])
+        return f"list of {PLURALS[element]}" if element in PLURALS else f"one, or a list, of: {element}"
     if origin is tuple:
         return "host and port"
     if origin is Callable:
@@ -116,7 +126,7 @@ def options_of(path: Path, kind: str, rows: Mapping[str, Row]) -> Iterator[Optio
 
 
 def described(name: str, section: str, text: list[str], row: Row, span: tuple[int, int]) -> Option:
-    """Return an option with the facts of its row."""
+    """Return an option with the facts from its row."""
     metadata, default = row.metadata, shown(row.default)
     least, most = metadata.get("at_least"), metadata.get("at_most")
     marks = [mark for mark, key in (("live", "live"), ("object", "as_is"), ("classic", "classic")) if metadata.get(key)]
@@ -154,27 +164,30 @@ def shown(default: object) -> str:
 
 
 def with_facts(path: Path, *kinds: tuple[str, Mapping[str, Row]]) -> str:
-    """Return a source with the facts at the end of the options' docstrings."""
+    """Return the source of ``path`` with the facts of each option at the end of its docstring."""
     lines = path.read_text(encoding="utf-8").splitlines()
     found = [option for kind, rows in kinds for option in options_of(path, kind, rows)]
     for option in sorted(found, key=lambda one: -one.span[0]):
         first, *more = [*option.text, option.facts]
         paragraphs = [f'    """{first}']
         for one in more:
-            paragraphs += ["", textwrap.fill(one, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)]
+            paragraphs += [
+                "",
+                textwrap.fill(one, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4, break_on_hyphens=False),
+            ]
         lines[option.span[0] - 1 : option.span[1]] = [*"\n".join(paragraphs).split("\n"), '    """']
     return "\n".join(lines) + "\n"
 
 
 def summary(option: Option, *, indent: int) -> str:
-    """Return the line of an option in a help text, with the first sentence of its text where it fits."""
+    """Return the line of an option in a help text, with the first sentence of its docstring if that fits."""
     line = f"{' ' * indent}{option.name}={option.default.partition(' Minimum')[0].rstrip('.')}"
     full = f"{line}: {option.text[0].replace('``', '')}"
     return full if len(full) <= WIDTH else line
 
 
 def with_list(path: Path, first: str, options: list[Option], *, indent: int, note: str = "") -> str:
-    """Return a source whose docstring lists options between the line ``first`` and the next empty line."""
+    """Return the source of ``path`` with a list of ``options`` after the line ``first`` of a docstring."""
     source = path.read_text(encoding="utf-8")
     listed = "\n".join(summary(one, indent=indent + 4) for one in options)
     head = f"{' ' * indent}{first}{note}\n"
@@ -187,13 +200,13 @@ def with_list(path: Path, first: str, options: list[Option], *, indent: int, not
 
 
 def table(options: list[Option]) -> str:
-    """Return a row for each option."""
-    rows = ["| option | type | default | meaning | elsewhere |", "|---|---|---|---|---|"]
+    """Return the table of some options."""
+    rows = ["| option | type | default | meaning | in other clients |", "|---|---|---|---|---|"]
     for one in options:
         text = " ".join([*one.text, *(f"*{mark}*" for mark in one.marks)]).replace("``", "`").replace("|", r"\|")
         default, _, least = one.default.partition(" Minimum: ")
         bound = f", at least {least.partition('.')[0]}" if least else ""
-        rows.append(f"| `{one.name}` | {one.kind} | `{default.rstrip('.')}`{bound} | {text} | {one.elsewhere} |")
+        rows.append(f"| `{one.name}` | {one.kind}{bound} | `{default.rstrip('.')}` | {text} | {one.elsewhere} |")
     return "\n".join(rows)
 
 
@@ -218,7 +231,7 @@ def page() -> str:
     sections = list(dict.fromkeys(one.section for one in consumer))
     parts = [OPENING, "## Consumer\n"]
     parts += [f"### {name.capitalize()}\n\n{table([o for o in consumer if o.section == name])}\n" for name in sections]
-    parts += [f"## App\n\nAn app takes these, and all options of `Consumer`.\n\n{table(app_options())}\n"]
+    parts += [f"## App\n\nAn app takes these options, and all options of `Consumer`.\n\n{table(app_options())}\n"]
     parts += [f"## Handlers\n\nOptions of `@app.handler` and `@app.batch_handler`.\n\n{table(handler_options())}\n"]
     return "\n".join(parts)
 
@@ -259,7 +272,7 @@ GENERATED: list[tuple[Path, Callable[[], str]]] = [
     ),
     (PAGE, page),
 ]
-"""Files and what they contain once generated, in an order in which none depends on a later one."""
+"""Generated files, each with a function that returns its text; no file depends on a later one."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Web service with aiohttp: publishes orders to Kafka and handles them in the same process.
 
-tailrace kafka --topic orders:6 --topic invoices      # in one terminal; prints a variable to export
-python examples/aiohttp_service.py                    # in another, with that variable
+tailrace kafka --topic orders:6 --topic invoices      # in one terminal; prints an export command
+python examples/aiohttp_service.py                    # in another terminal, after that export command
 curl localhost:8080/orders -d '{"customer": "ann", "total": 5}'
 curl localhost:8080/readyz
 curl localhost:8080/metrics
@@ -18,7 +18,7 @@ from aiohttp import web
 from tailrace import App, PublishError
 from tailrace.integrations.prometheus import exposition
 
-# tailrace uses standard logging; the program configures it.
+# tailrace logs with the standard library's logging, which the program configures.
 logging.basicConfig(level=logging.INFO)
 
 
@@ -41,12 +41,12 @@ billing = App(group_id="billing")
 
 @billing.handler("orders", publish="invoices")
 async def charge(order: Order) -> Invoice:
-    """Return the invoice, which is published before the order's offset is committed."""
+    """Return the invoice, which tailrace publishes before it commits the offset of the order."""
     return Invoice(order.customer, order.total)
 
 
 async def place(request: web.Request) -> web.Response:
-    """Publish an order and respond once Kafka has acknowledged it."""
+    """Publish an order, and respond after Kafka has acknowledged it."""
     try:
         order = msgspec.json.decode(await request.read(), type=Order)
     except msgspec.DecodeError as error:
@@ -59,7 +59,7 @@ async def place(request: web.Request) -> web.Response:
 
 
 async def probe(request: web.Request) -> web.Response:
-    """Report liveness, which fails if a restart would help, and readiness, which needs assigned partitions."""
+    """Respond to a probe: /livez fails if a restart would help, and /readyz while no partitions are assigned."""
     health = billing.health()
     is_good = health.is_live if request.path == "/livez" else health.is_ready
     body = msgspec.json.encode(health)
@@ -75,8 +75,8 @@ async def metrics(request: web.Request) -> web.Response:
 service = web.Application()
 service.add_routes([web.post("/orders", place), web.get("/livez", probe), web.get("/readyz", probe)])
 service.add_routes([web.get("/metrics", metrics)])
-# Handlers run from before the first request until after the last one. Contexts added earlier, such as a database's,
-# are entered before this one and exited after it.
+# The handlers start before the first request and stop after the last one. Contexts that are appended earlier, such as
+# that of a database, are entered before the handlers start, and exited after the handlers stop.
 service.cleanup_ctx.append(billing.cleanup_ctx)
 
 if __name__ == "__main__":

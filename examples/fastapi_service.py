@@ -1,7 +1,7 @@
 """Web service with FastAPI: publishes orders to Kafka and charges them in the same process.
 
-tailrace kafka --topic orders:6                       # in one terminal; prints a variable to export
-uvicorn examples.fastapi_service:web                  # in another, with that variable
+tailrace kafka --topic orders:6                       # in one terminal; prints an export command
+uvicorn examples.fastapi_service:web                  # in another terminal, after that export command
 curl localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ann", "total": 5}'
 curl localhost:8000/customers/ann
 curl localhost:8000/readyz
@@ -24,18 +24,18 @@ from tailrace import App, PublishError
 from tailrace.integrations.opentelemetry import OpenTelemetry
 from tailrace.integrations.prometheus import metrics_app
 
-# tailrace uses standard logging; the program configures it.
+# tailrace logs with the standard library's logging, which the program configures.
 logging.basicConfig(level=logging.INFO)
 
 
 class Order(BaseModel):
-    """Order of a customer, for the route and for the handler."""
+    """Order of a customer, which both the route and the handler decode."""
 
     customer: str
     total: int
 
 
-# The hook makes spans with the tracer provider of the program; examples/traced.py sets one.
+# The hook creates spans with the tracer provider of the program; examples/traced.py sets a tracer provider.
 billing = App(group_id="billing", hooks=[OpenTelemetry()])
 
 
@@ -47,7 +47,7 @@ async def lifespan(web: FastAPI) -> AsyncGenerator[None]:
     """
     path = os.environ.get("BILLING_DATABASE", "billing.db")
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as database:
-        database.execute("PRAGMA journal_mode = WAL")  # readers do not block the writer
+        database.execute("PRAGMA journal_mode = WAL")  # The route reads while the handler writes.
         database.execute("CREATE TABLE IF NOT EXISTS charges (customer TEXT, total INTEGER)")
         web.state.database = database
         async with billing:
@@ -59,16 +59,17 @@ web = FastAPI(title="billing", lifespan=lifespan)
 
 @billing.handler("orders", order_by="key", concurrency=10)
 def charge(order: Order) -> None:
-    """Charge orders of one customer in order, and of ten customers at a time.
+    """Charge the orders of one customer in order, and those of ten customers at the same time.
 
-    sqlite3 blocks, so this is a plain function, which runs in a thread; with an async driver use ``async def``.
+    sqlite3 blocks, so this is a plain function, which tailrace runs in a thread. With an async driver, use
+    ``async def``.
     """
     web.state.database.execute("INSERT INTO charges VALUES (?, ?)", (order.customer, order.total))
 
 
 @web.post("/orders", status_code=202)
 async def place(order: Order) -> Order:
-    """Publish an order and respond once Kafka has acknowledged it."""
+    """Publish an order, and respond after Kafka has acknowledged it."""
     try:
         await billing.publish("orders", order, key=order.customer)
     except PublishError as error:
@@ -77,8 +78,8 @@ async def place(order: Order) -> Order:
 
 
 @web.get("/customers/{customer}")
-def charged(customer: str) -> dict[str, int]:
-    """Return the total that a customer was charged."""
+def show_charges(customer: str) -> dict[str, int]:
+    """Return the total amount that a customer was charged."""
     sums = web.state.database.execute("SELECT sum(total) FROM charges WHERE customer = ?", (customer,))
     return {"charged": sums.fetchone()[0] or 0}
 

@@ -1,7 +1,7 @@
-"""Worker without a web framework, with metrics, probes and traces: `tailrace run --http-port` as a program.
+"""Worker without a web framework, with metrics, probes and traces, like `tailrace run --http-port`.
 
-tailrace kafka --topic orders:6                       # in one terminal; prints a variable to export
-pip install 'tailrace[prometheus,opentelemetry]'      # in another, with that variable
+tailrace kafka --topic orders:6                       # in one terminal; prints an export command
+pip install 'tailrace[prometheus,opentelemetry]'      # in another terminal, after that export command
 python examples/monitored_worker.py
 curl localhost:8080/metrics
 curl localhost:8080/readyz
@@ -17,7 +17,7 @@ from tailrace import App
 from tailrace.integrations.endpoints import serve
 from tailrace.integrations.opentelemetry import OpenTelemetry
 
-# The hook makes spans with the tracer provider of the program; examples/traced.py sets one.
+# The hook creates spans with the tracer provider of the program; examples/traced.py sets a tracer provider.
 billing = App(group_id="billing", hooks=[OpenTelemetry()])
 
 
@@ -28,7 +28,7 @@ async def charge(order: bytes) -> None:
 
 
 async def main() -> None:
-    """Serve metrics and probes from before the start until after the stop."""
+    """Run the app, and serve metrics and probes while it starts, runs and stops."""
     async with serve(billing, port=int(os.environ.get("PORT", "8080"))):
         await billing.run()
 

@@ -1,8 +1,8 @@
 """Shop that charges orders and publishes invoices; orders that cannot be charged become dead letters.
 
-tailrace kafka --topic orders:6 --topic invoices      # in one terminal; prints a variable to export
-python examples/shop.py order ann 5                   # in another, with that variable: place orders
-tailrace run examples.shop:billing                    # charge them, until Ctrl-C
+tailrace kafka --topic orders:6 --topic invoices      # in one terminal; prints an export command
+python examples/shop.py order ann 5                   # in another terminal, after that command: place an order
+tailrace run examples.shop:billing                    # charge orders, until Ctrl-C
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ billing = App(group_id="billing", dead_letter="{topic}.{group}.dead")
 
 
 class Order(msgspec.Struct):
-    """Order of a customer, whose name is the key."""
+    """Order of a customer; the key of the record is the customer's name."""
 
     total: int
 
@@ -33,14 +33,14 @@ class Invoice(msgspec.Struct):
 
 @billing.handler("orders", order_by="key", concurrency=100, publish="invoices", retry=Retry(attempts=5))
 async def charge(order: Order, customer: Annotated[str, Key]) -> Invoice:
-    """Charge orders of one customer in order, and of a hundred customers at a time."""
+    """Charge the orders of one customer in order, and those of a hundred customers at the same time."""
     if order.total < 0:
         raise Reject("negative total")
     return Invoice(customer, order.total)
 
 
 async def order(customer: str, total: int) -> None:
-    """Place an order."""
+    """Publish an order."""
     async with billing:
         await billing.publish("orders", Order(total), key=customer)
 

@@ -1,9 +1,9 @@
-"""Acknowledge payments with receipts, and print a span for each payment, receipt, fetch and commit.
+"""Publish a receipt for each payment, and print a span for each payment, receipt, fetch and commit.
 
-tailrace kafka --topic payments:6 --topic receipts    # in one terminal; prints a variable to export
-pip install opentelemetry-sdk                         # in another, with that variable
-python examples/traced.py 5                           # pay 5; prints the span in which the payment is sent
-tailrace run examples.traced:cashier                  # prints the other spans of that trace, until Ctrl-C
+tailrace kafka --topic payments:6 --topic receipts    # in one terminal; prints an export command
+pip install opentelemetry-sdk                         # in another terminal, after that export command
+python examples/traced.py 5                           # pay 5; prints the span of sending the payment
+tailrace run examples.traced:cashier                  # prints the other spans of the trace, until Ctrl-C
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ cashier = App(group_id="cashier", hooks=[OpenTelemetry()])
 
 @cashier.handler("payments", publish="receipts")
 async def acknowledge(total: int) -> str:
-    """Return a receipt."""
+    """Return a receipt, which is published to the topic receipts."""
     return f"received {total}"
 
 
 async def pay(total: int) -> None:
-    """Make a payment."""
+    """Publish a payment."""
     async with App(hooks=[OpenTelemetry()]) as app:
         await app.publish("payments", total)
 

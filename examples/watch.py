@@ -1,8 +1,8 @@
-"""Print the new records of a topic, one line each.
+"""Print each new record of a topic on a line.
 
-tailrace kafka --topic orders:6 --topic invoices      # in one terminal; prints a variable to export
-python examples/watch.py orders                       # in another, with that variable
-python examples/shop.py order ann 5                   # in a third: place an order
+tailrace kafka --topic orders:6 --topic invoices      # in one terminal; prints an export command
+python examples/watch.py orders                       # in another terminal, after that export command
+python examples/shop.py order ann 5                   # in a third terminal: place an order
 
 Without a group, the consumer reads all partitions and does not affect other consumers.
 """
@@ -18,8 +18,8 @@ from tailrace import Consumer
 
 async def watch(topic: str) -> None:
     """Print records until Ctrl-C or SIGTERM."""
-    async with Consumer(topic) as records:
-        async for record in records:
+    async with Consumer(topic) as consumer:
+        async for record in consumer:
             print(f"{record.partition}@{record.offset} {record.key!r} {record.value!r}", flush=True)
 
 

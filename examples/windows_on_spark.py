@@ -1,7 +1,7 @@
-"""Sales of each customer in windows of five minutes: a handler converts orders to rows, and Spark sums them up.
+"""Sums of each customer's orders in windows of five minutes: a handler converts orders to rows, which Spark sums up.
 
-tailrace kafka --topic sales-orders:2                      # in one terminal; prints a variable to export
-python examples/windows_on_spark.py order ann 250          # in another, with that variable: place an order
+tailrace kafka --topic sales-orders:2                      # in one terminal; prints an export command
+python examples/windows_on_spark.py order ann 250          # in another terminal, after that command: place an order
 python examples/windows_on_spark.py /tmp/sums              # handle orders until Ctrl-C
 python examples/windows_on_spark.py /tmp/sums available_now    # handle existing orders, show the sums, and exit
 """
@@ -41,40 +41,42 @@ class Sale(msgspec.Struct):
 
 
 @sales.handler("sales-orders")
-async def sold(order: Order, customer: Annotated[str, Key]) -> Sale | None:
-    """Return a row, or None for a free order; the handler does not depend on Spark, so `tailrace run` runs it, too."""
+async def to_sale(order: Order, customer: Annotated[str, Key]) -> Sale | None:
+    """Return a row, or None for a free order. `tailrace run` can also run this handler, which does not need Spark."""
     return Sale(customer, order.cents, order.at) if order.cents else None
 
 
-def by_window(rows: DataFrame) -> DataFrame:
+def sum_by_window(rows: DataFrame) -> DataFrame:
     """Sum up the rows of one micro-batch by window and customer."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - `tailrace run` works without Spark
 
-    of_five_minutes = rows.groupBy(sql.window("at", "5 minutes"), "customer")
-    return of_five_minutes.agg(sql.sum("cents").alias("cents")).select("window.start", "customer", "cents")
+    groups = rows.groupBy(sql.window("at", "5 minutes"), "customer")
+    return groups.agg(sql.sum("cents").alias("cents")).select("window.start", "customer", "cents")
 
 
-def sums(spark: SparkSession, folder: str) -> DataFrame:
-    """Sum up all batches, since orders of a window may be in several batches."""
+def sum_batches(spark: SparkSession, folder: str) -> DataFrame:
+    """Sum up the sums of all batches, because the orders of a window may be in several batches."""
     parts = spark.read.parquet(f"{folder}/sums")
     return parts.groupBy("start", "customer").agg({"cents": "sum"}).orderBy("start", "customer")
 
 
 def main(folder: str, trigger: str = "10 seconds") -> None:
-    """Run the handler on Spark, write the windows as Parquet, and show the sums."""
-    # Each batch has a folder that is overwritten as a whole, so a batch handled again after a crash counts once.
+    """Run the handler on Spark, write the sums of each batch as Parquet, and show the sums of all batches."""
+    # The folder of a batch is overwritten as a whole, so a batch that is handled again after a crash counts once.
     write = overwritten_folders(f"{folder}/sums")
     with spark_session(sales, **{"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": 4}) as spark:
         pipeline = SparkPipeline(sales, spark, checkpoint=f"{folder}/checkpoint")
-        query = pipeline.start(sold, trigger=trigger, sink=lambda rows, batch_id: write(by_window(rows), batch_id))
-        with contextlib.suppress(KeyboardInterrupt):  # an interrupted batch is handled again by the next run
+        query = pipeline.start(
+            to_sale, trigger=trigger, sink=lambda rows, batch_id: write(sum_by_window(rows), batch_id)
+        )
+        with contextlib.suppress(KeyboardInterrupt):  # The next run handles an interrupted batch again.
             query.await_termination()
         query.stop()
-        sums(spark, folder).show(truncate=False)
+        sum_batches(spark, folder).show(truncate=False)
 
 
 async def order(customer: str, cents: int) -> None:
-    """Publish an order with an app without handlers, because no member may join the group while Spark runs."""
+    """Publish an order with an app that has no handlers, so that no member joins the group while Spark runs."""
     async with App() as orders:
         await orders.publish("sales-orders", Order(cents, datetime.now(UTC)), key=customer)
 

@@ -1,8 +1,8 @@
 """Check that texts are in plain language: docstrings, comments, error messages and pages.
 
-Prints ``file:line: words`` for each finding and exits with 1 if there are any. It is a guard against phrases that this
-project once had and that readers had to translate, not a measure of good style. A line that needs one of the phrases
-ends with ``# plain: the reason``; a page has its exceptions below.
+Print ``file:line: words`` for each finding, and exit with 1 if there are findings. ``PHRASES`` are phrases that readers
+of this project did not understand; a text without them can still be badly written. End a line that needs one of them
+with ``# plain: the reason``, and add a file that needs them to ``EXCEPTIONS``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CODE = ("src", "tests", "examples", "benchmarks", "scripts", "docs")
 FIRST_WORDS = re.compile(
     r"(What|Whether|Who|Whoever|Whatever|Whose|Whom|Those|Somebody|Nobody|Anybody|Of|To|That|They|It) \b"
 )
-"""A docstring begins with a verb in the imperative or with a noun phrase."""
+"""Words with which no docstring begins: it begins with a verb in the imperative or with a noun phrase."""
 
 PHRASES = {
     r"\bwhoever\b": "name the subject",
@@ -42,12 +42,13 @@ PHRASES = {
     r"\bthrow-away\b|\bthrown out\b": "removed from the group",
     r"\bthe (house|ground|deed|picture)\b": "name the thing",
 }
+"""Regular expressions of phrases, and the advice that is printed for each."""
 PATTERNS = [(re.compile(pattern, re.IGNORECASE), advice) for pattern, advice in PHRASES.items()]
 
 EXCEPTIONS = {
-    "CHANGELOG.md": "entries of past releases keep their words",
     "scripts/language.py": "it lists the phrases",
 }
+"""Files that are not checked, and the reasons."""
 
 Finding = tuple[int, str]
 
@@ -63,7 +64,7 @@ def phrases_of(text: str, line: int) -> Iterator[Finding]:
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each docstring, those of attributes included."""
+    """Yield line and text of each docstring, including those of attributes."""
     for node in ast.walk(tree):
         for statement in getattr(node, "body", ()) if not isinstance(node, ast.Lambda | ast.IfExp) else ():
             match statement:
@@ -72,7 +73,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and text of the strings in ``raise`` statements."""
+    """Yield line and text of each string in a ``raise`` statement."""
     for statement in ast.walk(tree):
         for node in ast.walk(statement) if isinstance(statement, ast.Raise) else ():
             match node:
@@ -81,7 +82,7 @@ def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def python_findings(source: str, *, is_test: bool) -> Iterator[Finding]:
-    """Yield the findings of one Python file; messages that tests raise are data."""
+    """Yield the findings in a Python file; messages that a test raises are data, and are not checked."""
     for line, text in docstrings(ast.parse(source)):
         if match := FIRST_WORDS.match(text):
             yield line, f"begins with {match[1]!r}: begin with a verb or a noun phrase"
@@ -94,7 +95,7 @@ def python_findings(source: str, *, is_test: bool) -> Iterator[Finding]:
 
 
 def findings() -> Iterator[str]:
-    """Yield every finding of the project as ``file:line: words``."""
+    """Yield each finding in the project as ``file:line: words``."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     modules = [path for folder in CODE for path in (ROOT / folder).rglob("*.py")]
     for path in sorted([*pages, *modules]):

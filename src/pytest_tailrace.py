@@ -1,10 +1,10 @@
-"""The pytest plugin of tailrace: one broker for the whole session, and a maker of clusters.
+"""Pytest plugin of tailrace with fixtures for Kafka: a broker for the whole session, and clusters for single tests.
 
-Where nothing can start a broker, tests that need one are skipped; with ``--require-kafka``, or where the environment
+If no broker can be started, tests that use a fixture are skipped. With ``--require-kafka``, or if the environment
 variable ``CI`` is set, they fail.
 
-``kafka_server`` and ``kafka_cluster`` are synchronous, so they fit tests of any event loop and any plugin for one.
-A module of its own beside the package, so that it imports nothing of tailrace until a test asks.
+The fixtures are synchronous, so they work with any event loop and any plugin for async tests. The plugin is a module
+outside of the package ``tailrace``, so that nothing of tailrace is imported before a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("tailrace").addoption(
         "--require-kafka",
         action="store_true",
-        help="fail tests that need a Kafka broker where none can be started, instead of skipping them"
-        " (the default where the environment variable CI is set)",
+        help="fail tests that need a Kafka broker if none can be started, instead of skipping them"
+        " (the default if the environment variable CI is set)",
     )
 
 
 @pytest.fixture(scope="session")
 def kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
-    """A real broker, shared by all tests of the session: give your topics and groups names of their own."""
-    from tailrace.testing import KafkaNotAvailableError, KafkaServer  # noqa: PLC0415 - not until asked
+    """Start a real broker that all tests of the session share; each test needs topics and groups of its own."""
+    from tailrace.testing import KafkaNotAvailableError, KafkaServer  # noqa: PLC0415 - only if the fixture is used
 
     server = KafkaServer()
     try:
@@ -48,12 +48,12 @@ def kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def kafka_cluster(pytestconfig: pytest.Config) -> Iterator[Callable[..., KafkaCluster]]:
-    """A maker of clusters, ``kafka_cluster(brokers=3, …)``; those it made end with the test."""
-    from tailrace.testing import KafkaCluster, KafkaNotAvailableError  # noqa: PLC0415 - not until asked
+    """Return a function that starts a cluster, as in ``kafka_cluster(brokers=3)``; all clusters stop after the test."""
+    from tailrace.testing import KafkaCluster, KafkaNotAvailableError  # noqa: PLC0415 - only if the fixture is used
 
     with ExitStack() as stack:
 
-        def make(brokers: int = 3, **options: Any) -> KafkaCluster:  # noqa: ANN401 - those of KafkaCluster
+        def make(brokers: int = 3, **options: Any) -> KafkaCluster:  # noqa: ANN401 - options of KafkaCluster
             cluster = KafkaCluster(brokers, **options)
             try:
                 return stack.enter_context(cluster)
@@ -64,9 +64,9 @@ def kafka_cluster(pytestconfig: pytest.Config) -> Iterator[Callable[..., KafkaCl
 
 
 def _give_up(reason: str, config: pytest.Config) -> NoReturn:
-    """Skip the test, or fail it where a run without a broker proves nothing."""
+    """Skip the test; with ``--require-kafka`` or the environment variable ``CI``, fail it."""
     if config.getoption("--require-kafka"):
         pytest.fail(f"{reason} (--require-kafka)", pytrace=False)
     if os.environ.get("CI", "").lower() not in {"", "0", "false"}:
-        pytest.fail(f"{reason} (skipped only where the environment variable CI is not set)", pytrace=False)
+        pytest.fail(f"{reason} (tests are skipped only if the environment variable CI is not set)", pytrace=False)
     pytest.skip(reason)

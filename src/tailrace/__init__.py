@@ -3,7 +3,7 @@
 ``App`` runs handlers, ``Consumer`` reads records, ``run`` runs a coroutine until SIGTERM, and errors are subclasses of
 ``TailraceError``.
 
-Names are imported on first access, so that importing one name, or showing ``--help``, does not load all the others.
+Names are imported on first access, so that importing one name, or showing ``--help``, does not import every module.
 """
 
 from importlib import import_module
@@ -181,7 +181,7 @@ _MODULES = {
     "WorkerPool": "app.processes.worker_pool",
     "run": "runner",
 }
-"""Where each name is; those that are not here are errors."""
+"""Module of each name, relative to ``tailrace``; names that are not listed are in ``errors``."""
 
 
 if not TYPE_CHECKING:  # type checkers would accept misspelled names if they saw a __getattr__

@@ -1,4 +1,4 @@
-"""``python -m tailrace`` is ``tailrace``."""
+"""Entry point of ``python -m tailrace``, which runs the command ``tailrace``."""
 
 import sys
 

@@ -384,9 +384,12 @@ cdef class BatchDecoder:
             ValueError: the bytes are not records.
         """
         cdef Cursor cursor = self.cursor()
-        cdef int64_t count
+        cdef int64_t count, last_timestamp = 0
         cdef list records = []
+        cdef object timestamp = 0
         while most > 0 and self.enter_record(&cursor):
+            if cursor.timestamp != last_timestamp:  # most records share the object with the record before
+                timestamp = last_timestamp = cursor.timestamp
             key = nullable_bytes(&cursor)
             value = nullable_bytes(&cursor)
             count = varint(&cursor)
@@ -395,12 +398,10 @@ cdef class BatchDecoder:
             leave_record(&cursor, count)
             if self._has_append_time:
                 record = self._record(
-                    self._topic, self._partition, cursor.offset, key, value, cursor.timestamp, headers, "LogAppendTime"
+                    self._topic, self._partition, cursor.offset, key, value, timestamp, headers, "LogAppendTime"
                 )
             else:
-                record = self._record(
-                    self._topic, self._partition, cursor.offset, key, value, cursor.timestamp, headers
-                )
+                record = self._record(self._topic, self._partition, cursor.offset, key, value, timestamp, headers)
             records.append(record)
             most -= 1
         self.advance(&cursor)
@@ -440,11 +441,13 @@ cdef class BatchDecoder:
         return 0
 
 
+@cython.final
 cdef class RecordIterator:
-    """Iterator of ``async for`` over the records of a polling user.
+    """Iterator of ``async for`` over the records of a polling user, and the awaitable of its next record.
 
     A coroutine for each record would take longer than everything else that is done for a record. Here a coroutine is
-    created only to wait.
+    created only to wait, and ``anext`` returns the iterator itself. The record is taken when the awaitable is awaited, so
+    none is lost if it is never awaited.
 
     Args:
         polled: has the iterator ``remaining`` of the records that can be taken at once.
@@ -452,6 +455,7 @@ cdef class RecordIterator:
     """
 
     cdef object _polled, _wait
+    cdef object _waiting  # coroutine that waits for the next record; None if none is under way
 
     def __init__(self, polled, wait):
         self._polled, self._wait = polled, wait
@@ -460,21 +464,11 @@ cdef class RecordIterator:
         return self
 
     def __anext__(self):
-        cdef NextRecord awaitable = NextRecord.__new__(NextRecord)
-        awaitable._iterator = self
-        return awaitable
-
-
-@cython.final
-@cython.freelist(8)
-cdef class NextRecord:
-    """Awaitable of one record. It takes the record when it is awaited, so none is lost if it is never awaited."""
-
-    cdef RecordIterator _iterator
-    cdef object _waiting  # the coroutine, once it has been created
+        return self
 
     def __await__(self):
-        return self
+        # Another task is waiting already: this one has a coroutine of its own, which raises the error for two readers.
+        return self if self._waiting is None else RecordIterator(self._polled, self._wait)
 
     def __iter__(self):
         return self
@@ -494,29 +488,35 @@ cdef class NextRecord:
 
     def throw(self, *error):
         """Raise an exception, such as a cancellation, in the waiting coroutine."""
-        return self._coroutine().throw(*error)
+        waiting = self._wait() if self._waiting is None else self._waiting
+        self._waiting = None
+        found = waiting.throw(*error)
+        self._waiting = waiting  # it still waits
+        return found
 
     def close(self):
         """End the wait."""
-        if self._waiting is not None:
-            self._waiting.close()
-
-    cdef object _coroutine(self):
-        if self._waiting is None:
-            self._waiting = self._iterator._wait()
-        return self._waiting
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.close()
 
 
 cdef PySendResult send(PyObject* awaitable, PyObject* value, PyObject** result) except? PYGEN_ERROR:
     """Give the awaiting coroutine a record, or what the waiting coroutine waits for."""
-    cdef NextRecord self = <NextRecord> awaitable
+    cdef RecordIterator self = <RecordIterator> awaitable
+    cdef PySendResult outcome
     if self._waiting is None:
-        for record in self._iterator._polled.remaining:
+        for record in self._polled.remaining:
             Py_INCREF(record)
             result[0] = <PyObject*> record
             return PYGEN_RETURN
-    waiting = self._coroutine()
-    return PyIter_Send(<PyObject*> waiting, value, result)
+        waiting = self._wait()
+    else:
+        waiting, self._waiting = self._waiting, None
+    outcome = PyIter_Send(<PyObject*> waiting, value, result)
+    if outcome == PYGEN_NEXT:
+        self._waiting = waiting
+    return outcome
 
 
 @cython.final
@@ -634,5 +634,5 @@ cdef PySendResult run_handlers(PyObject* awaitable, PyObject* value, PyObject** 
 
 
 # Cython has no name for this slot, by which ``await`` gets a result without a StopIteration.
-(<AwaitableType*> <PyObject*> NextRecord).tp_as_async.am_send = send
+(<AwaitableType*> <PyObject*> RecordIterator).tp_as_async.am_send = send
 (<AwaitableType*> <PyObject*> HandlerRun).tp_as_async.am_send = run_handlers

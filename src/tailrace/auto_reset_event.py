@@ -1,4 +1,4 @@
-"""Event that resets when a waiter wakes up."""
+"""Event that is cleared when its waiter wakes up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["AutoResetEvent"]
 
 
 class AutoResetEvent:
-    """Flag with one waiter, which clears the flag on waking. A ``set`` before the wait is not lost."""
+    """Event for one waiter at a time, which clears it on waking. After an earlier ``set``, ``wait`` returns at once."""
 
     __slots__ = ("_event",)
 
@@ -17,11 +17,11 @@ class AutoResetEvent:
         self._event = asyncio.Event()
 
     def set(self) -> None:
-        """Set the flag and wake the waiter."""
+        """Set the event and wake the waiter."""
         self._event.set()
 
     async def wait(self, until: float | None = None) -> None:
-        """Wait until the flag is set or the loop's clock reaches ``until``, and clear the flag."""
+        """Wait until the event is set or the loop's clock reaches ``until``, and clear the event."""
         if until is None:
             await self._event.wait()
         else:

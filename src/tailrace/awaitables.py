@@ -1,4 +1,4 @@
-"""Resolution of awaitables returned by user functions."""
+"""Awaiting of results of user functions, which may be sync or async."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["abandon", "awaited", "settled"]
 
 
 async def awaited(result: object, where: str) -> object:
-    """Return ``result``, awaited if it is a coroutine, a future or another awaitable.
+    """Return ``result``, awaited as long as it is awaitable: a coroutine, a future, or another awaitable.
 
     Args:
         result: return value of the user's function.

@@ -1,6 +1,7 @@
-"""The compiled module ``tailrace._native``, absent without a compiler and turned off by an environment variable.
+"""Classes of the compiled module ``tailrace._native``, if it is used.
 
-Without it, the names that modules import from here are None, and ``new_buffer`` is ``bytearray``.
+The module is absent if the package was built without a compiler, and is not used if the environment variable
+``TAILRACE_PURE_PYTHON`` is set. In both cases ``new_buffer`` is ``bytearray``, and the names of classes are None.
 """
 
 from __future__ import annotations
@@ -38,4 +39,4 @@ batch_decoder: type[BatchDecoder] | None = getattr(_module, "BatchDecoder", None
 record_iterator: type[RecordIterator] | None = getattr(_module, "RecordIterator", None)
 handler_run: type[HandlerRun] | None = getattr(_module, "HandlerRun", None)
 new_buffer: Callable[[int], bytearray] = getattr(_module, "new_buffer", bytearray)
-"""Returns a buffer of a size; the compiled one skips setting its bytes to zero."""
+"""Returns a bytearray of a given size; the compiled function does not set its bytes to zero."""

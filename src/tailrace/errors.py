@@ -24,9 +24,9 @@ TailraceError
 ├── OffsetOutOfRangeError            position outside the log, and auto_offset_reset="none"
 │   └── LogTruncatedError            log truncated below the position
 ├── OffsetGapError                   missing offsets, and allow_offset_gaps=False
-├── RecordTooLargeError              record or batch above a strict limit
+├── RecordTooLargeError              batch larger than max_batch_bytes
 ├── CorruptCheckpointError           unreadable Spark checkpoint
-├── CorruptRecordError               record batch with a wrong checksum
+├── CorruptRecordError               record batch that cannot be read
 ├── DecodeError                      record that a deserializer or a handler's type does not accept
 ├── SchemaRegistryError              schema registry unreachable or refusing requests
 ├── ConsumerTimeoutError             no record in time
@@ -145,7 +145,7 @@ class BrokerError(TailraceError):
         code: error code of the protocol.
         name: Kafka's name of the code, such as ``NOT_COORDINATOR``.
         retriable: True if Kafka defines the error as retriable.
-        detail: request or object that failed.
+        detail: description of the request or object that failed.
     """
 
     advice: ClassVar[str] = ""
@@ -260,7 +260,7 @@ class TopicRecreatedError(CommitFailedError):
 
     Attributes:
         partitions: partitions whose offsets belong to the deleted topic.
-        advice: what happens next.
+        advice: last part of the message, about what happens next.
     """
 
     def __init__(self, partitions: Iterable[TopicPartition], advice: str = "") -> None:
@@ -346,11 +346,13 @@ class OffsetGapError(TailraceError):
 
 
 class RecordTooLargeError(TailraceError):
-    """A record or record batch is larger than a strict limit. Raise the limit, or seek past the record or batch."""
+    """A fetched batch is larger than ``max_batch_bytes``. Raise the limit, or seek past the batch."""
 
 
 class CorruptRecordError(TailraceError):
-    """A record batch was fetched several times and each time failed its checksum or could not be read.
+    """A record batch cannot be read, and fetching it again does not help.
+
+    Its checksum is wrong, it cannot be decoded, or it decompresses to more than ``max_decompressed_batch_bytes``.
 
     Attributes:
         partition: partition of the batch.

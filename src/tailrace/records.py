@@ -1,8 +1,8 @@
 """Immutable values: records, partitions, offsets.
 
 A million records are constructed per second, in C (msgspec). No field of a record is computed lazily, so a record may
-outlive its batch, its consumer and its process. Construct ``Record``, never ``Record[K, V]``: that takes ten times as
-long.
+outlive its batch, its consumer and its process. Construct records by ``Record(...)``, never by ``Record[K, V](...)``,
+which takes ten times as long.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Record(msgspec.Struct, Generic[KeyT_co, ValueT_co], frozen=True, gc=False)
     headers: Sequence[tuple[str, bytes | None]] = ()
     """Names and values, in order. Compare ``list(record.headers)``, because the sequence may be a list or a tuple."""
     timestamp_type: TimestampType | None = "CreateTime"
-    """Origin of the timestamp: the producer ("CreateTime") or the broker ("LogAppendTime"), as the topic's
-    ``message.timestamp.type`` says. None for an unknown origin: on Spark, after a retry topic, in message format 0."""
+    """Origin of the timestamp: the producer ("CreateTime") or the broker ("LogAppendTime"), depending on the topic's
+    ``message.timestamp.type``. None if the origin is unknown: on Spark, from a retry topic, or in message format 0."""
 
     def __iter__(self) -> Iterator[str | int | KeyT_co | ValueT_co | None]:
         return iter((self.topic, self.partition, self.offset, self.key, self.value))

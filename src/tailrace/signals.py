@@ -44,12 +44,12 @@ def handle_signals(
 ) -> Iterator[None]:
     """Install signal handlers for the duration of a context.
 
-    The first signal calls ``on_first`` of every listener in the process, in the listener's event loop if it has one. A
-    second signal calls ``on_second`` where it is given, and ends the process. Without ``on_second``, the second signal
-    triggers the default action of the operating system, which works even while the event loop is blocked. When the last
-    listener leaves the context, the previous handlers are restored.
+    Each caller is a listener. The first signal calls ``on_first`` of every listener in the process, in the listener's
+    event loop if it has one. A second signal calls ``on_second`` of the listeners that have one, and ends the process.
+    If no listener has ``on_second``, the second signal triggers the default action of the operating system, which works
+    even while the event loop is blocked. When the last listener leaves the context, the previous handlers are restored.
 
-    Only the main thread can install handlers. A listener in another thread is called while the main thread has a
+    Only the main thread can install handlers. A listener in another thread is called as long as the main thread has a
     listener for the same signal.
     """
     global _listeners  # noqa: PLW0603 - signal handlers belong to the process
@@ -73,24 +73,24 @@ def handle_signals(
         _listeners = tuple(one for one in _listeners if one is not listener)
         for number in numbers:
             with contextlib.suppress(ValueError):
-                _settle(number)
+                _reset_handler(number)
 
 
 def exit_on_signals(numbers: Collection[signal.Signals]) -> None:
     """Raise SystemExit at these signals while they have no other handler, so that the process cleans up.
 
-    Must be called in the main thread.
+    Call this function in the main thread.
     """
     _exits.update(numbers)
     for number in numbers:
-        _settle(number)
+        _reset_handler(number)
 
 
 def leave_signals_alone(numbers: Collection[signal.Signals]) -> None:
-    """Undo ``exit_on_signals``. Must be called in the main thread."""
+    """Undo ``exit_on_signals``. Call this function in the main thread."""
     _exits.difference_update(numbers)
     for number in numbers:
-        _settle(number)
+        _reset_handler(number)
 
 
 def _receive(number: int, _frame: FrameType | None) -> None:
@@ -99,10 +99,10 @@ def _receive(number: int, _frame: FrameType | None) -> None:
     uncalled = [one for one in _listeners_of(number) if not one.was_called]
     for one in uncalled:
         one.was_called = True
-        # RuntimeError: the listener's thread has closed the loop.
         if one.loop is None:
             one.on_first()
             continue
+        # RuntimeError: the listener's thread has closed the loop.
         with contextlib.suppress(RuntimeError):
             one.loop.call_soon_threadsafe(one.on_first)
     if not uncalled:
@@ -114,6 +114,7 @@ def _receive(number: int, _frame: FrameType | None) -> None:
         return
     if any(one.on_second is not None for one in _listeners):
         return
+    # From now on, a second signal ends the process even while the event loop is blocked.
     for other in _before:
         if _listeners_of(other) and all(one.was_called for one in _listeners_of(other)):
             signal.signal(other, signal.SIG_DFL)
@@ -123,8 +124,8 @@ def _listeners_of(number: int) -> list[_Listener]:
     return [one for one in _listeners if number in one.numbers]
 
 
-def _settle(number: int) -> None:
-    """Install or restore the handler of a signal, unless listeners need it."""
+def _reset_handler(number: int) -> None:
+    """Set the handler of a signal without listeners: ``_receive`` after ``exit_on_signals``, else the previous one."""
     if _listeners_of(number):
         return
     current = signal.getsignal(number)

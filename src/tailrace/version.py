@@ -1,6 +1,7 @@
-"""Version of the package, from which the build takes its own.
+"""Version of the package; the build reads it from this file.
 
-A constant, because ``importlib.metadata`` imports e-mail and archives, which a connection would wait for.
+The version is not read by ``importlib.metadata``, whose imports (``email``, ``zipfile``) would delay the first
+connection.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ async def test_a_group_of_another_type_has_no_lag(reached, group):
     async with reached() as cluster, connect_group(cluster, group) as member_id:
         described = await describe_group(cluster, group)
 
-        assert (described.protocol_type, described.is_of_consumers) == ("connect", False)
+        assert (described.protocol_type, described.is_consumer_group) == ("connect", False)
         assert [(one.member_id, one.partitions) for one in described.members] == [(member_id, ())]
         with pytest.raises(NotAConsumerGroupError, match="protocol type 'connect'"):
             await group_lag(cluster, group)

@@ -516,11 +516,11 @@ async def test_an_app_without_handlers_cannot_run():
 def test_an_app_always_commits(monkeypatch):
     """App refuses enable_auto_commit=False, wherever it comes from, and stays configured as it was."""
     app = App(group_id="g", enable_auto_commit=True)
-    with pytest.raises(ConfigurationError, match="always commits the records that are finished"):
+    with pytest.raises(ConfigurationError, match="always commits the offsets of finished records"):
         app.configure(enable_auto_commit=False, client_id="other")
     assert dict(app.options) == {"group_id": "g", "enable_auto_commit": True}
     monkeypatch.setenv("TAILRACE_ENABLE_AUTO_COMMIT", "false")
-    with pytest.raises(ConfigurationError, match="always commits the records that are finished"):
+    with pytest.raises(ConfigurationError, match="always commits the offsets of finished records"):
         App(group_id="g")
 
 

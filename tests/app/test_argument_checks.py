@@ -55,7 +55,7 @@ def generator(call):
         ({"middleware": [generator]}, "generator must be a plain function of one parameter"),
         ({"dead_letter": 5}, "dead_letter must be a topic or a template"),
         ({"dead_letter": "{topci}.dead"}, "the only fields are {topic}, {group}, {delay}"),
-        ({"dead_letter": "dead letters"}, "no topic's name has ' '"),
+        ({"dead_letter": "dead letters"}, "and '-', not ' '"),
         ({"hooks": [AsyncHook()]}, "on_event(event), a plain method"),
         ({"hooks": [AsyncHook]}, "on_event(event), a plain method"),
         ({"rebalance_listener": Listener}, "rebalance_listener"),
@@ -146,9 +146,9 @@ async def test_publish_refuses_invalid_keys_headers_and_partitions(kafka_server,
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (OffsetAndMetadata(0, 1000), "metadata of OffsetAndMetadata must be a text, not 1000"),  # type: ignore[arg-type]
-        (OffsetAndMetadata(0, b"x"), "metadata of OffsetAndMetadata must be a text, not b'x'"),  # type: ignore[arg-type]
-        (OffsetAndMetadata(0, "", "1"), "leader_epoch of OffsetAndMetadata must be a whole number"),  # type: ignore[arg-type]
+        (OffsetAndMetadata(0, 1000), "metadata of OffsetAndMetadata must be a string, not 1000"),  # type: ignore[arg-type]
+        (OffsetAndMetadata(0, b"x"), "metadata of OffsetAndMetadata must be a string, not b'x'"),  # type: ignore[arg-type]
+        (OffsetAndMetadata(0, "", "1"), "leader_epoch of OffsetAndMetadata must be a non-negative integer"),  # type: ignore[arg-type]
     ],
 )
 async def test_a_commit_refuses_metadata_that_is_not_a_string(kafka_server, new_topic, group, given, message):

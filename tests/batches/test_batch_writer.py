@@ -31,7 +31,7 @@ def written(rows, compression: str = "none") -> bytes:
     for row in rows:
         assert writer.append(*row)
     assert writer.count == len(rows)
-    return writer.written(7, 3, 11)
+    return writer.encode(7, 3, 11)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -76,7 +76,7 @@ def test_a_full_batch_accepts_no_record():
 
     assert writer.append(None, b"x" * 1_000)
     assert not writer.append(None, b"x")
-    (batch,) = split(memoryview(writer.written(7, 3, 0)))
+    (batch,) = split(memoryview(writer.encode(7, 3, 0)))
     assert len(batch.decode("t", 0, 0).take(10)) == writer.count == 1
 
 
@@ -86,7 +86,7 @@ def test_the_default_timestamp_is_now():
     writer.append(None, b"first")
     writer.append(None, b"second", timestamp_ms=1_700_000_000_000)
 
-    first, second = split(memoryview(writer.written(7, 3, 0)))[0].decode("t", 0, 0).take(2)
+    first, second = split(memoryview(writer.encode(7, 3, 0)))[0].decode("t", 0, 0).take(2)
 
     assert first.timestamp > second.timestamp == 1_700_000_000_000
 
@@ -112,7 +112,7 @@ def test_an_invalid_record_is_refused(row):
         writer.append(*row)
     writer.append(b"k", b"after", (), 1_001)
 
-    (batch,) = split(memoryview(writer.written(7, 3, 0)))
+    (batch,) = split(memoryview(writer.encode(7, 3, 0)))
     assert [one.value for one in batch.decode("t", 0, 0).take(10)] == [b"before", b"after"]
 
 
@@ -122,10 +122,10 @@ def test_a_batch_is_written_for_another_epoch(compression):
     writer = BatchWriter(1 << 20, compression, is_transactional=False)
     for number in range(100):
         writer.append(b"k", b"%d" % number)
-    first = writer.written(7, 3, 11)
+    first = writer.encode(7, 3, 11)
     kept = bytes(first)
 
-    second = writer.written(7, 4, 0)
+    second = writer.encode(7, 4, 0)
 
     raw = DefaultRecordBatch(second)
     assert (raw.producer_epoch, raw.base_sequence, raw.is_transactional) == (4, 0, False)
@@ -142,11 +142,11 @@ def test_selected_records_make_a_batch(compression):
     writer = BatchWriter(1 << 20, compression)
     for number in range(5):
         writer.append(b"k", b"%d" % number, [("h", None)], 1_000 + number)
-    writer.written(7, 3, 11)
+    writer.encode(7, 3, 11)
 
     chosen = writer.selected([1, 4])
 
-    (batch,) = split(chosen.written(7, 4, 0))
+    (batch,) = split(chosen.encode(7, 4, 0))
     records = batch.decode("t", 0, 0).take(10)
     assert [(one.value, one.timestamp, list(one.headers)) for one in records] == [
         (b"1", 1_001, [("h", None)]),

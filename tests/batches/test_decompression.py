@@ -122,6 +122,14 @@ def test_concatenated_streams_are_read():
     assert decompressed(GZIP, memoryview(zlib.compress(b"x", wbits=31)), 1) == b"x"
 
 
+@pytest.mark.parametrize("cut", [1, 8, 9, 20])
+def test_a_truncated_gzip_stream_is_invalid(cut):
+    """A stream that lacks bytes of its trailer or of its content raises, and is not delivered in part."""
+    packed = zlib.compress(bytes(range(256)) * 100, wbits=31)
+    with pytest.raises(cramjam.DecompressionError):
+        decompressed(GZIP, memoryview(packed)[:-cut], LIMIT)
+
+
 @pytest.mark.parametrize("length", [-4, -1, 11, 1 << 30])
 def test_invalid_lengths_of_snappy_blocks_are_malformed(length):
     """A block of Java's snappy that exceeds the batch neither loops nor crashes."""

@@ -688,8 +688,8 @@ def test_records_of_a_recreated_topic_are_distinct():
     [
         ({"topic": "payments"}, "whose dead letters are in 'payments.billing.dead'"),
         ({"group": "stock"}, "whose dead letters are in 'orders.stock.dead'"),
-        ({"topic": "pay ments"}, "no topic's name has ' '"),
-        ({"topic": "\x1b[2J"}, "no topic's name has"),
+        ({"topic": "pay ments"}, "and '-', not ' '"),
+        ({"topic": "\x1b[2J"}, "a topic name may contain only"),
         ({"topic": "o" * 300}, "1 to 249 characters"),
     ],
 )
@@ -815,4 +815,4 @@ def test_all_conditions_of_a_selection_must_match():
     )
 
     assert [one.record.offset for one in letters if choice.matches(one)] == [1]
-    assert [one.record.offset for one in DeadLetterFilter(limit=2).first(letters)] == [3, 2]
+    assert [one.record.offset for one in DeadLetterFilter(limit=2).sort_and_limit(letters)] == [3, 2]

@@ -104,7 +104,7 @@ async def test_topic_and_committed_offsets_match_the_output(new_demo, remove, ka
     await remove(demo)
 
 
-async def test_rate_limits_the_replay(new_demo, remove):
+async def test_rate_limits_publishing(new_demo, remove):
     """With a rate, the demo takes the expected time and verifies the same."""
     demo = new_demo(300, rate=300)
     began = time.monotonic()
@@ -169,7 +169,7 @@ def test_a_signal_stops_the_demo_and_removes_the_topic(kafka_server, number, cod
 
     with running("demo", "--rate", "100", "--bootstrap-servers", servers) as process:
         topic = read_until(process, "topic").partition(":")[0]
-        read_until(process, "replay")
+        read_until(process, "publish")
         assert topic in topics_and_groups(servers)
         returned, output = end(process, number)
 
@@ -293,7 +293,7 @@ def test_routes_with_few_arrived_flights_are_left_out():
     for offset in range(99, 300):
         tally.add(0, record(0, offset), "A-C", 10 if offset % 2 else None)
 
-    assert [(route, delays.flights, delays.mean) for route, delays in tally.worst(10)] == [("A-C", 101, 10.0)]
+    assert [(route, delays.flights, delays.mean) for route, delays in tally.worst_routes(10)] == [("A-C", 101, 10.0)]
 
 
 def test_counts_name_the_members_of_a_partition():

@@ -195,7 +195,7 @@ def test_a_killed_broker(doctor):
         ("problem", "broker.fenced", "broker 3"),
         ("problem", "topic.under-min-isr", f"topic {doctor.topic}"),
     } <= bad(found)
-    assert "missing on broker 3" in found["topic.under-min-isr", f"topic {doctor.topic}"]["text"]
+    assert "not in sync on broker 3" in found["topic.under-min-isr", f"topic {doctor.topic}"]["text"]
     assert found["broker.reachable", "brokers"]["text"].startswith("2 of 2 answer")
 
 
@@ -292,7 +292,7 @@ def test_an_empty_group_with_an_old_lag(doctor, kafka_server):
     assert "lag of 10; its offsets are deleted 7 d after" in found["group.empty", subject]["text"]
     # The finding of the older records comes first, so that the dictionary keeps the later one.
     assert f"{doctor.topic}[1] is older than 50% of retention.ms=86400000" in found["group.retention", subject]["text"]
-    assert later["group.lost", subject]["text"].startswith(f"3 records of {doctor.topic}[1] deleted")
+    assert later["group.lost", subject]["text"].startswith(f"the log no longer contains 3 records of {doctor.topic}[1]")
     assert f"{doctor.topic}[0] is older than 90% of retention.ms=86400000" in later["group.retention", subject]["text"]
 
 
@@ -304,7 +304,7 @@ def test_names_that_do_not_exist(doctor, kafka_server, new_topic):
     )
 
     assert code == 2
-    assert found["topic.missing", f"topic {topic}x"]["text"] == f"does not exist; {topic} does"
+    assert found["topic.missing", f"topic {topic}x"]["text"] == f"does not exist, but {topic} exists"
     assert found["group.missing", f"group {doctor.group}"]["level"] == "problem"
 
 
@@ -346,8 +346,8 @@ def test_missing_permissions(doctor):
             assert time.monotonic() < deadline, found
 
     assert code == 2
-    assert "not authorized to Describe it" in nothing["topic.permission", f"topic {doctor.topic}"]["text"]
-    assert one["text"] == "User:alice is not authorized to Read it, only to Describe"
+    assert "not authorized to Describe this topic" in nothing["topic.permission", f"topic {doctor.topic}"]["text"]
+    assert one["text"] == "User:alice is not authorized to Read this topic, only to Describe"
     assert one["command"].endswith(f"--add --allow-principal User:alice --operation Read --topic {doctor.topic}")
     assert found["group.permission", f"group {doctor.group}"]["command"].endswith(
         f"--operation Read --group {doctor.group}"

@@ -13,8 +13,8 @@ from rich.console import Console
 from tailrace import TopicPartition
 from tailrace.admin.lag import PartitionLag
 from tailrace.admin.offsets import GroupOffset
-from tailrace.cli.tools.lag import _COLUMNS, _fitting
-from tailrace.cli.tools.tables import drawn
+from tailrace.cli.tools.lag import _COLUMNS, _select_for_height
+from tailrace.cli.tools.tables import rich_table
 from tests.support.commands import COMMAND, end, environment
 
 APP = """
@@ -87,7 +87,7 @@ def test_group_comes_from_app_or_environment(kafka, behind, tmp_path, monkeypatc
     assert [one["lag"] for one in done.lines] == [one["lag"] for one in named.lines] == [3, None]
     assert environs.out == done.out
     assert (several.code, several.out) == (2, "")
-    assert "shop_of_lag:audit has several groups: name one of one, two" in several.errors
+    assert "shop_of_lag:audit has several groups: give one of one, two as GROUP" in several.errors
 
 
 def test_watch_repeats_until_a_signal(kafka, behind):
@@ -122,7 +122,9 @@ def test_names_are_wrapped_and_excess_partitions_are_summarized():
     """Long names are wrapped; of partitions that do not fit, those with the greatest lag are drawn."""
     names = [f"{'a-long-name-of-a-topic-' * 4}{end}" for end in ("first", "second")]
     console = Console(width=80, height=24, file=io.StringIO())
-    console.print(drawn(_COLUMNS, [[name, "0", "1,000", "2,000", "1,000", f"{name} at 10.0.0.1"] for name in names]))
+    console.print(
+        rich_table(_COLUMNS, [[name, "0", "1,000", "2,000", "1,000", f"{name} at 10.0.0.1"] for name in names])
+    )
     lines = console.file.getvalue().splitlines()
     topics = "".join(line[: lines[0].index("partition")].strip() for line in lines[2:])
 
@@ -130,7 +132,7 @@ def test_names_are_wrapped_and_excess_partitions_are_summarized():
     assert topics == "".join(names)
 
     lags = [PartitionLag(TopicPartition("t", n), GroupOffset(TopicPartition("t", n), 0), 0, n) for n in range(40)]
-    shown, note = _fitting(lags, 10)
+    shown, note = _select_for_height(lags, 10)
     assert [one.lag for one in shown] == list(range(39, 29, -1))
     assert "30 more partitions" in note
-    assert _fitting(lags, 40) == (lags, "")
+    assert _select_for_height(lags, 40) == (lags, "")

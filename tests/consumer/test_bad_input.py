@@ -175,7 +175,7 @@ async def test_pause_raises_for_anything_but_partitions(new_topic, new_consumer)
     """A set instead of its members raises, and does not count as a partition that is not assigned."""
     async with new_consumer(new_topic()) as consumer:
         for call in (consumer.pause, consumer.resume):
-            with pytest.raises(ConfigurationError, match="a partition is TopicPartition"):
+            with pytest.raises(ConfigurationError, match="a partition must be a TopicPartition"):
                 call(consumer.assignment())
 
         assert consumer.paused() == frozenset()

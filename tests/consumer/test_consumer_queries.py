@@ -227,7 +227,7 @@ async def test_reader_processes_keep_the_type_of_timestamps(new_topic, kafka_ser
 async def test_a_commit_without_offsets_is_refused(new_topic, new_consumer, group):
     """An empty mapping is a mistake; the message names the call that commits all."""
     async with new_consumer(new_topic(), group_id=group) as consumer:
-        with pytest.raises(ConfigurationError, match=r"commit\(\) commits all delivered records"):
+        with pytest.raises(ConfigurationError, match=r"commit\(\) to commit all delivered records"):
             await consumer.commit({})
 
 

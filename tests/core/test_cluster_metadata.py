@@ -39,7 +39,7 @@ def test_answer_sets_brokers_topics_and_leaders():
     assert topology.leader(ONE) == Leadership(1, 5, (1, 2, 3), (3,), (1, 2))
     assert topology.leader(TopicPartition("t", 1)).leader_id == 2
     assert topology.topic_id("t") == FIRST_ID
-    assert topology.partitions_of(["t", "other"]) == {"t": 2}
+    assert topology.partition_counts(["t", "other"]) == {"t": 2}
 
 
 def test_unknown_topic_has_no_leader_and_no_id():
@@ -108,7 +108,7 @@ def test_error_of_a_requested_topic_is_kept():
     refused = ClusterMetadata().updated(answer(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
 
     assert refused.errors == {"t": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-    assert refused.partitions_of(["t"]) == {}
+    assert refused.partition_counts(["t"]) == {}
     assert refused.updated(answer((1, 0))).errors == {}
 
 

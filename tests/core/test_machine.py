@@ -42,7 +42,7 @@ TABLE = TransitionTable(
         Row((DoorState.CLOSED,), Push, Door.push),
         Row(all_but(DoorState, DoorState.LOCKED), Remove, Door.ignore, DoorState.GONE),
     ],
-    over=frozenset({DoorState.GONE}),
+    final_states=frozenset({DoorState.GONE}),
 )
 
 
@@ -102,4 +102,4 @@ def test_duplicate_transition_is_refused():
     row = Row((DoorState.OPEN,), Push, Door.push)
 
     with pytest.raises(ValueError, match="two transitions from open by Push"):
-        TransitionTable([row, row], over=frozenset())
+        TransitionTable([row, row], final_states=frozenset())

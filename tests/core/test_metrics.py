@@ -22,7 +22,7 @@ def test_the_call_that_suspends_has_its_own_duration():
     """The calls before it are measured at once; it took their mean and the time for which it was suspended."""
     run, free = UnmeasuredRun(), iter(range(20))
     run.begin(100.0)
-    run.go_on(free)
+    run.count_records(free)
     for _ in range(9):
         next(free)
 
@@ -39,7 +39,7 @@ def test_calls_are_measured_once():
     """A call that was measured is not measured again, nor its recovery."""
     run, free = UnmeasuredRun(), iter(range(20))
     run.begin(100.0)
-    run.go_on(free)
+    run.count_records(free)
     next(free)
 
     assert run.end(100.5) == (2, 0.5)

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tailrace import App, Record
 from tailrace.config import resolve
-from tailrace.integrations.cluster_exporter import ClusterExporter, accepting, serve_exporter
+from tailrace.integrations.cluster_exporter import ClusterExporter, name_filter, serve_exporter
 from tailrace.integrations.endpoints import serve
 from tailrace.net.cluster import Cluster
 from tests.support.consumer_group import until
@@ -149,7 +149,7 @@ async def test_the_numbers_are_those_of_a_running_app(kafka_server, new_topic, w
 
     cluster = Cluster(resolve({"bootstrap_servers": kafka_server.bootstrap_servers}))
     exporter = ClusterExporter(
-        cluster, topics=accepting(re.compile(topic)), groups=accepting(re.compile(group)), timeout_s=8
+        cluster, topics=name_filter(re.compile(topic)), groups=name_filter(re.compile(group)), timeout_s=8
     )
     async with (
         serve(app, port=0, host="127.0.0.1") as server,

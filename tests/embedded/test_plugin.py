@@ -53,8 +53,8 @@ def test_the_fixtures_are_documented(project):
     """`pytest --fixtures` describes both."""
     listed = project.runpytest_subprocess("--fixtures").stdout.str()
 
-    assert re.search(r"^kafka_server.*session scope.*\n +A real broker, shared", listed, re.MULTILINE)
-    assert re.search(r"^kafka_cluster.*\n +A maker of clusters", listed, re.MULTILINE)
+    assert re.search(r"^kafka_server.*session scope.*\n +Start a real broker", listed, re.MULTILINE)
+    assert re.search(r"^kafka_cluster.*\n +Return a function that starts a cluster", listed, re.MULTILINE)
 
 
 def test_one_broker_serves_the_whole_session(project, temporary):

@@ -227,7 +227,7 @@ def test_cached_jars_need_no_network(empty_cache, monkeypatch, tmp_path):
     """Neither the resolver nor a lock nor the network is used."""
     jar = tmp_path / "kafka.jar"
     jar.touch()
-    listed = jars._list_of(jars._broker("4.1.0"))
+    listed = jars._list_file(jars._broker("4.1.0"))
     listed.parent.mkdir(parents=True)
     listed.write_text(json.dumps([str(jar)]))
     monkeypatch.setitem(sys.modules, "jgo", None)
@@ -245,7 +245,7 @@ def test_jars_with_other_checksums_are_refused(empty_cache, tmp_path, name):
     """Each start checks the SHA-256 sums of the cached jars; changed or additional jars are refused."""
     jar = tmp_path / name
     jar.write_bytes(b"other code")
-    listed = jars._list_of(jars._broker(jars.KAFKA_VERSION))
+    listed = jars._list_file(jars._broker(jars.KAFKA_VERSION))
     listed.parent.mkdir(parents=True)
     listed.write_text(json.dumps([str(jar)]))
 
@@ -268,7 +268,7 @@ def test_a_download_with_other_checksums_is_refused(empty_cache, tmp_path, monke
     with pytest.raises(KafkaNotAvailableError, match="the SHA-256 sums"):
         jars.broker_class_path()
 
-    assert not jars._list_of(jars._broker(jars.KAFKA_VERSION)).exists()
+    assert not jars._list_file(jars._broker(jars.KAFKA_VERSION)).exists()
 
 
 def test_partial_files_of_an_interrupted_download_are_removed(tmp_path):

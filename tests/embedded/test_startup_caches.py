@@ -19,7 +19,7 @@ from tailrace.testing import KafkaServer
 @pytest.fixture
 def cache(empty_cache, monkeypatch) -> Path:
     """Cache that contains only the jars."""
-    listed = jars._list_of(jars._broker(jars.KAFKA_VERSION)).name
+    listed = jars._list_file(jars._broker(jars.KAFKA_VERSION)).name
     with monkeypatch.context() as before:
         before.delenv("XDG_CACHE_HOME")
         jars.broker_class_path()
@@ -84,43 +84,43 @@ def test_the_second_start_writes_the_class_archive(empty_cache, java, tmp_path, 
     """The first start does not wait for it; one start writes it with the options of its Java; later ones read it."""
     classes, new = ClassDataArchive(java(version), [], []), tmp_path / "new"
     writing, reading, suffix = options
-    assert classes.to_read() == classes.to_write(new) == []
+    assert classes.read_options() == classes.write_options(new) == []
 
-    assert classes.to_write(new) == [f"{writing}{new}{suffix}"]
-    assert classes.to_write(tmp_path / "another's") == []
+    assert classes.write_options(new) == [f"{writing}{new}{suffix}"]
+    assert classes.write_options(tmp_path / "another's") == []
     new.with_suffix(suffix).write_text("classes")
     classes.keep(new)
 
-    (option,) = classes.to_read()
+    (option,) = classes.read_options()
     assert option.startswith(reading)
     assert Path(option.removeprefix(reading)).read_text() == "classes"
-    assert ClassDataArchive(java(version), ["-Xmx1g"], []).to_read() == []
+    assert ClassDataArchive(java(version), ["-Xmx1g"], []).read_options() == []
     classes.forget()
-    assert classes.to_read() == []
+    assert classes.read_options() == []
 
 
 def test_java_that_failed_to_write_the_class_archive_is_not_used_for_it_again(empty_cache, java, tmp_path):
     """A reduced JRE may lack the feature, and starts as usual."""
     classes, new = ClassDataArchive(java("17.0.1"), [], []), tmp_path / "new"
-    classes.to_write(new)
-    assert classes.to_write(new) != []
+    classes.write_options(new)
+    assert classes.write_options(new) != []
 
     classes.keep(new)
 
-    assert classes.to_write(new) == classes.to_read() == []
+    assert classes.write_options(new) == classes.read_options() == []
 
 
 def test_a_killed_writer_is_replaced_after_an_hour(empty_cache, java, tmp_path):
     """After an hour, another start writes the archive."""
     classes, new = ClassDataArchive(java("17.0.1"), [], []), tmp_path / "new"
-    classes.to_write(new)
-    assert classes.to_write(new) != []
-    assert classes.to_write(new) == []
+    classes.write_options(new)
+    assert classes.write_options(new) != []
+    assert classes.write_options(new) == []
     (state,) = (empty_cache / "classes").glob("*.state")
 
     os.utime(state, (0, 0))
 
-    assert classes.to_write(new) != []
+    assert classes.write_options(new) != []
 
 
 def test_an_archive_is_removed_when_a_jvm_crashes(empty_cache, java, tmp_path, eventually):
@@ -128,7 +128,7 @@ def test_an_archive_is_removed_when_a_jvm_crashes(empty_cache, java, tmp_path, e
     crashing = java("17.0.1", then="kill -SEGV $$")
     node = BrokerNode(1, Ports(1, 2, 3, 1), tmp_path / "node", crashing, [])
     node.folder.mkdir()
-    kept = node._classes._cached.with_suffix(".jsa")
+    kept = node._class_data._cached.with_suffix(".jsa")
     kept.parent.mkdir(parents=True)
     kept.touch()
 

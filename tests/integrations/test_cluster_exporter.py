@@ -18,13 +18,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from tailrace import ConfigurationError, Consumer, TopicPartition
 from tailrace.admin.cluster_snapshot import cluster_snapshot
 from tailrace.config import resolve
-from tailrace.integrations.cluster_exporter import ClusterExporter, accepting, serve_exporter
+from tailrace.integrations.cluster_exporter import ClusterExporter, name_filter, serve_exporter
 from tailrace.net.cluster import Cluster
 from tests.support.admin_tools import KafkaTool, Reached, commit_to
 
 Values: TypeAlias = dict[str, dict[tuple[str, ...], float]]
 
-EVERYTHING = accepting(re.compile(""))
+EVERYTHING = name_filter(re.compile(""))
 
 
 @asynccontextmanager
@@ -32,7 +32,7 @@ async def exporting(bootstrap_servers: str, *, topics="", groups="", timeout_s=8
     """Serve the metrics of accepted names, and return a function that scrapes them."""
     cluster = Cluster(resolve({"bootstrap_servers": bootstrap_servers, **options}))
     exporter = ClusterExporter(
-        cluster, topics=accepting(re.compile(topics)), groups=accepting(re.compile(groups)), timeout_s=timeout_s
+        cluster, topics=name_filter(re.compile(topics)), groups=name_filter(re.compile(groups)), timeout_s=timeout_s
     )
     try:
         async with (
@@ -138,8 +138,8 @@ async def test_names_are_filtered(kafka_server, name, group):
     for suffix in ("a", "b"):
         commit_to(servers, f"{group}-{suffix}", f"{name}-a", {0: 0})
         commit_to(servers, f"{group}-{suffix}", f"{name}-b", {0: 0})
-    topics = accepting(re.compile(name[3:]), re.compile("-b$"))
-    groups = accepting(re.compile(f"{group[3:]}-[ab]"), re.compile("-a$"))
+    topics = name_filter(re.compile(name[3:]), re.compile("-b$"))
+    groups = name_filter(re.compile(f"{group[3:]}-[ab]"), re.compile("-a$"))
 
     async with Reached(resolve({"bootstrap_servers": servers})) as cluster:
         snapshot = await cluster_snapshot(cluster, topics=topics, groups=groups, timeout_s=8)

@@ -179,7 +179,7 @@ async def test_a_refresh_covers_topics_watched_meanwhile(kafka, address, name):
             held.release()
             await asyncio.gather(earlier, *later)
 
-        assert cluster.topology.partitions_of([topic]) == {topic: 3}
+        assert cluster.topology.partition_counts([topic]) == {topic: 3}
     assert len(asked(kafka, MetadataRequest, name)) == 1 + 2
 
 
@@ -210,7 +210,7 @@ async def test_leaders_and_errors_are_known(address, new_topic):
         cluster.watch("me", [topic, missing])
         await cluster.bootstrap()
 
-        assert cluster.topology.partitions_of([topic, missing]) == {topic: 2}
+        assert cluster.topology.partition_counts([topic, missing]) == {topic: 2}
         assert cluster.topology.leader(TopicPartition(topic, 1)).leader_id == 1
         assert cluster.topology.errors == {missing: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         assert cluster.age_s < 30
@@ -258,7 +258,7 @@ async def test_metadata_without_brokers_is_ignored(kafka, address, new_topic, ch
             await cluster.refresh()
 
         assert list(cluster.topology.brokers) == [1]
-        assert cluster.topology.partitions_of([topic]) == {topic: 1}
+        assert cluster.topology.partition_counts([topic]) == {topic: 1}
     assert len(events.of(MetadataRefreshFailed)) == len(events.of(ClusterRebootstrapped)) == 1
 
 
@@ -418,13 +418,13 @@ async def test_permanent_errors_are_not_retried(failure):
         (
             [broker_error(3)] * 99,
             UnknownTopicError,
-            "still after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
+            "a test: tried for 0.3 s; last error: the broker refused the request (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
         ),
         ([None], RequestTimedOutError, "a test: not finished within 0.3 s"),
         (
             [broker_error(3), None],
             UnknownTopicError,
-            "still after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
+            "a test: tried for 0.3 s; last error: the broker refused the request (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
         ),
         ([BrokerConnectionError("gone"), None], BrokerConnectionError, "a test: tried for 0.3 s; last error: gone"),
         ([MalformedMessageError("torn")] * 99, MalformedMessageError, "a test: tried for 0.3 s; last error: torn"),

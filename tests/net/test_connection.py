@@ -264,7 +264,7 @@ async def test_a_timeout_while_throttled_keeps_the_connection(kafka, address):
         assert 0.1 <= time.monotonic() - began < 20
 
         assert connection.is_open
-        connection._muted_until = 0  # as if a minute had passed
+        connection._throttled_until = 0  # as if a minute had passed
         assert await connection.send(NOTHING, 10)
 
 

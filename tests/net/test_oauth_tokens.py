@@ -32,12 +32,17 @@ async def no_text() -> bytes:
     [
         (failing, 60_000, BrokerConnectionError, "sasl_oauth_token_provider raised LookupError - "),
         (hanging, 500, BrokerConnectionError, "no connection within 0.5 s"),
-        (not_async, 60_000, ConfigurationError, "sasl_oauth_token_provider returned no token - make it an `async def`"),
+        (
+            not_async,
+            60_000,
+            ConfigurationError,
+            "sasl_oauth_token_provider did not return a str - make it an `async def`",
+        ),
         (
             no_text,
             60_000,
             ConfigurationError,
-            "sasl_oauth_token_provider returned no token - make it an `async def` that returns a str",
+            "sasl_oauth_token_provider did not return a str - make it an `async def` that returns the token",
         ),
     ],
     ids=["fails", "hangs", "is not async", "gives bytes"],

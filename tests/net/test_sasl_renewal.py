@@ -64,7 +64,7 @@ async def test_a_session_that_is_not_renewed_ends(secured):
     address = f"127.0.0.1:{secured.node.ports.client}"
     began = time.monotonic()
     async with dialled(address, **found) as connection:
-        connection.opened(None, None)
+        connection.finish_opening(None, None)
         with pytest.raises(BrokerConnectionError, match="the broker closed the connection"):
             await asyncio.wait_for(ask_for_ever(connection), 30)
 

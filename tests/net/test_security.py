@@ -118,7 +118,7 @@ SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice", "sasl_plain_p
             PLAIN,
             {"security_protocol": "PLAINTEXT"},
             BrokerConnectionError,
-            "the broker closed the connection - a listener that requires SASL does this: check security_protocol",
+            "the broker closed the connection - if the listener requires SASL, set security_protocol",
         ),
         (
             PLAIN,
@@ -133,7 +133,7 @@ SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice", "sasl_plain_p
             SCRAM_512_TLS,
             {"security_protocol": "SSL"},
             BrokerConnectionError,
-            "the broker closed the connection - a listener that requires SASL does this: check security_protocol",
+            "the broker closed the connection - if the listener requires SASL, set security_protocol",
         ),
         (
             OAUTH,
@@ -261,7 +261,9 @@ def test_invalid_tls_files(tmp_path, wrong, capfd):
     password = {"ssl_password": WRONG} if wrong.endswith("wrong password") else {}
 
     files = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key), **password}
-    with pytest.raises(ConfigurationError, match=r"key\.pem.* - they must be PEM, and ssl_password") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"key\.pem.* - use files in PEM format, and set ssl_password"
+    ) as caught:
         Dialer(configured("localhost", security_protocol="SSL", **files))
 
     assert not any(map(holds_a_secret, shown_by(caught.value)))

@@ -56,7 +56,7 @@ async def refusal(address: str, **options: object) -> BrokerConnectionError:
         (sends(struct.pack(">i", -5)), "claims -5 bytes - is this a Kafka broker?"),
         (sends(struct.pack(">i", 0x7FFFFFFF)), "claims 2147483647 bytes - is this a Kafka broker?"),
         (sends(struct.pack(">ii", 4, 999)), "unexpected correlation id 999 - is there a Kafka broker"),
-        (sends(struct.pack(">ii", 4, 1)), "the peer is no Kafka broker"),
+        (sends(struct.pack(">ii", 4, 1)), "the peer is not a Kafka broker"),
         (sends(struct.pack(">iih", 11, 1, 0) + b"\xff\xff\xff\xff\x07"), "an array claims 2147483646 elements"),
         (sends(b"\x15\x03\x03\x00\x02\x02\x0a"), "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL')"),
         (hangs_up, "the broker closed the connection - is there a Kafka broker, and is this a listener without TLS?"),
@@ -221,7 +221,9 @@ async def test_a_broker_that_is_too_old_is_refused():
                 pass
 
     text = str(caught.value)
-    assert text.startswith(f"{peer.address}: Metadata: tailrace supports versions 4 to 13, the broker 0 to 1; ")
+    assert text.startswith(
+        f"{peer.address}: Metadata: tailrace supports versions 4 to 13, the broker supports 0 to 1; "
+    )
     assert "Fetch: " in text
     assert "upgrade the broker" in text
 
@@ -229,7 +231,7 @@ async def test_a_broker_that_is_too_old_is_refused():
 async def test_a_broker_that_is_too_new_is_refused():
     """Versions above the supported ones fail like those below."""
     async with Peer(scripted(lambda *_: offer(Fetch=(90, 99)))) as peer:
-        with pytest.raises(UnsupportedVersionError, match="the broker 90 to 99"):
+        with pytest.raises(UnsupportedVersionError, match="the broker supports 90 to 99"):
             async with dialled(peer.address):
                 pass
 
@@ -244,7 +246,7 @@ async def test_an_api_for_tools_may_be_missing():
         Peer(scripted(lambda request, _: lacking if isinstance(request, ApiVersionsRequest) else ONE_BROKER)) as peer,
         dialled(peer.address) as connection,
     ):
-        with pytest.raises(UnsupportedVersionError, match=r"ApiVersions: .* the broker does not support it"):
+        with pytest.raises(UnsupportedVersionError, match=r"ApiVersions: .* the broker does not support this API"):
             await connection.send(ApiVersionsRequest(), 5)
         assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
 

@@ -12,7 +12,7 @@ from time import thread_time
 
 import pytest
 
-from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
@@ -154,7 +154,7 @@ def test_handling_costs_no_more_than_recorded(records):
             if count == RECORDS:
                 done.set()
 
-        async def recover(_executor: RecordExecutor, _work: Worker, _failed: Failed) -> None:
+        async def recover(_executor: RecordExecutor, _work: Worker, _failed: FailuresByIndex) -> None:
             raise AssertionError("no record fails")
 
         options = ExecutorOptions(order_by="partition", concurrency=64, window=RECORDS, on_progress=lambda: None)

@@ -203,7 +203,7 @@ async def test_a_defect_in_the_sender_raises_in_every_call(proxied, proxied_topi
             await held.wait_applied()
             flushing = asyncio.create_task(producer.flush())
             await asyncio.sleep(0)
-            producer._running.sender.on_turn = fail
+            producer._running.sender.on_progress = fail
             producer._running.sender.wake()
             for one in (publishing, flushing, producer.publish(proxied_topic, b"2")):
                 with pytest.raises(PublishError, match=r"the producer has failed: .*a defect.*start another"):

@@ -15,7 +15,15 @@ from tailrace.protocol.committed_offsets import CommitOffset, OffsetCommitReques
 from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.encoding.api import Api, read_request_header
 from tailrace.protocol.encoding.codec import encoder
-from tailrace.protocol.encoding.layout import Array, ByTopic, Single, Slot, Structure, Wrapped, layout
+from tailrace.protocol.encoding.layout import (
+    Array,
+    ByTopic,
+    OneElementArray,
+    OneFieldStructure,
+    Slot,
+    Structure,
+    layout,
+)
 from tailrace.protocol.encoding.primitives import STRING
 from tailrace.protocol.group_descriptions import ListGroupsRequest
 from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsRequest, ApiVersionsResponse
@@ -25,7 +33,7 @@ from tailrace.testing.apis import APIS
 from tests.support.protocol.message_strategies import requests, responses
 
 SPOKEN = [pytest.param(api, version, id=f"{api.name}-v{version}") for api in APIS for version in api.versions]
-FLEXIBLE = [case for case in SPOKEN if case.values[1] >= case.values[0].flexible]
+FLEXIBLE = [case for case in SPOKEN if case.values[1] >= case.values[0].flexible_from]
 
 few = settings(max_examples=3)
 
@@ -97,10 +105,10 @@ def richer(shape):
             more = Slot("class_name", "__class__.__name__", STRING, tag=1000)
             slots = tuple(replace(slot, shape=richer(slot.shape)) for slot in shape.slots)
             return replace(shape, slots=(*slots, more))
-        case Array(item) | Single(item):
+        case Array(item) | OneElementArray(item):
             return type(shape)(richer(item))
-        case Wrapped(slot):
-            return Wrapped(replace(slot, shape=richer(slot.shape)))
+        case OneFieldStructure(slot):
+            return OneFieldStructure(replace(slot, shape=richer(slot.shape)))
         case ByTopic():
             return replace(shape, entry=richer(shape.entry))
         case _:
@@ -156,9 +164,9 @@ def test_an_unsupported_api_versions_request_is_answered_in_version_0():
     refusal = ApiVersionsRequest.api.encode_response(ApiVersionsResponse(35), 0, correlation_id=9)[4:]
     answer = ApiVersionsRequest.api.encode_response(ApiVersionsResponse(0), 3, correlation_id=9)[4:]
 
-    assert ApiVersionsRequest.api.version_of_answer(memoryview(refusal), 4) == 0
-    assert ApiVersionsRequest.api.version_of_answer(memoryview(answer), 3) == 3
-    assert MetadataRequest.api.version_of_answer(memoryview(refusal), 4) == 4
+    assert ApiVersionsRequest.api.response_version(memoryview(refusal), 4) == 0
+    assert ApiVersionsRequest.api.response_version(memoryview(answer), 3) == 3
+    assert MetadataRequest.api.response_version(memoryview(refusal), 4) == 4
 
 
 @pytest.mark.parametrize(("api", "version"), [(HeartbeatRequest.api, 3), (HeartbeatRequest.api, 4)])

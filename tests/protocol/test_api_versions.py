@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import UnsupportedVersionError
-from tailrace.protocol.api_versions import CONSUMING, Offered, api_of
+from tailrace.protocol.api_versions import CONSUMING, BrokerVersions, api_of
 from tailrace.protocol.classic_group import HeartbeatRequest
 from tailrace.protocol.committed_offsets import (
     CommitOffset,
@@ -24,18 +24,18 @@ from tailrace.protocol.topics import CreateTopicsRequest
 from tailrace.testing.apis import APIS, api_by_key
 
 
-def offered(**ranges: tuple[int, int]) -> Offered:
+def offered(**ranges: tuple[int, int]) -> BrokerVersions:
     """Return a broker that supports all versions of tailrace, except the given ones."""
     rows = {api.name: (api.versions[0], api.versions[-1]) for api in APIS} | ranges
     keys = {api.name: api.key for api in APIS}
-    return Offered(
+    return BrokerVersions(
         ApiVersionsResponse(0, tuple(ApiVersionRange(keys[name], *row) for name, row in rows.items() if row))
     )
 
 
 def test_each_message_and_each_number_has_one_api():
     """A request has its API by its class, a frame by its API key."""
-    assert len(APIS) == len({api.key for api in APIS}) == len({api.message for api in APIS})
+    assert len(APIS) == len({api.key for api in APIS}) == len({api.request_type for api in APIS})
     assert all(api_by_key(api.key) is api for api in APIS)
     assert api_by_key(9999) is None
     assert HeartbeatRequest.api is api_of(HeartbeatRequest("g", 1, "m"))
@@ -71,11 +71,11 @@ def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
 
 def test_the_error_for_an_unsupported_api():
     """The error names the API and the versions of both sides."""
-    with pytest.raises(UnsupportedVersionError, match=r"^CreateTopics: .* 2 to 7, the broker 0 to 1$"):
+    with pytest.raises(UnsupportedVersionError, match=r"^CreateTopics: .* 2 to 7, the broker supports 0 to 1$"):
         offered(CreateTopics=(0, 1)).version_of(CreateTopicsRequest.api)
-    with pytest.raises(UnsupportedVersionError, match=r"^Metadata: .* 4 to 13, the broker does not support it$"):
+    with pytest.raises(UnsupportedVersionError, match=r"^Metadata: .* 4 to 13, the broker does not support this API$"):
         offered(Metadata=()).version_of(MetadataRequest.api)
-    with pytest.raises(UnsupportedVersionError, match="the broker 99 to 100"):
+    with pytest.raises(UnsupportedVersionError, match="the broker supports 99 to 100"):
         offered(Metadata=(99, 100)).version_of(MetadataRequest.api)
 
 
@@ -97,7 +97,7 @@ def test_a_broker_too_old_is_refused(api):
         offered(**{api.name: (0, oldest - 1)}).check_consuming()
 
     assert (
-        f"{api.name}: tailrace supports versions {oldest} to {api.versions[-1]}, the broker 0 to {oldest - 1}"
+        f"{api.name}: tailrace supports versions {oldest} to {api.versions[-1]}, the broker supports 0 to {oldest - 1}"
         in str(refused.value)
     )
     assert "upgrade the broker" in str(refused.value)
@@ -105,5 +105,5 @@ def test_a_broker_too_old_is_refused(api):
 
 def test_the_error_lists_all_missing_apis():
     """All missing APIs are in one error."""
-    with pytest.raises(UnsupportedVersionError, match=r"JoinGroup: .*; .*OffsetFetch: .*does not support it"):
+    with pytest.raises(UnsupportedVersionError, match=r"JoinGroup: .*; .*OffsetFetch: .*does not support this API"):
         offered(JoinGroup=(0, 1), OffsetFetch=()).check_consuming()

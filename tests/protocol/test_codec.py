@@ -12,7 +12,7 @@ from tailrace.errors import MalformedMessageError, UnsupportedVersionError
 from tailrace.protocol.encoding.codec import decoder, encoder
 from tailrace.protocol.encoding.fields import OneElement, by_topic, field
 from tailrace.protocol.encoding.frame_reader import FrameReader, write_uvarint
-from tailrace.protocol.encoding.layout import Array, Slot, Wrapped, layout
+from tailrace.protocol.encoding.layout import Array, OneFieldStructure, Slot, layout
 from tailrace.protocol.encoding.primitives import BOOL, BYTES, INT8, INT16, INT32, INT64, RECORDS, STRING, UUIDS, int8
 from tailrace.protocol.message import ApiMessage
 
@@ -275,7 +275,7 @@ def test_a_field_exists_from_one_version_to_another():
 
 class Moved(ApiMessage):
     group: str = field(inside=OneElement("groups", since=1))
-    offset: int8 = field(inside=OneElement("groups", since=1), behind=(2, "epoch"))
+    offset: int8 = field(inside=OneElement("groups", since=1), after=(2, "epoch"))
     timeout: int8
     epoch: int8 = field(since=2, default=-1)
 
@@ -294,7 +294,7 @@ def test_fields_may_stand_in_an_array_of_one_element():
 
 # ---- structures that may be null -------------------------------------------------------------------------------
 
-NODES = Wrapped(Slot("nodes", "nodes", Array(INT8)))
+NODES = OneFieldStructure(Slot("nodes", "nodes", Array(INT8)))
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_structure_may_be_null(kind, value, flexible, data):
 @pytest.mark.parametrize("kind", [OLD, NODES])
 def test_another_byte_before_a_nullable_structure_is_malformed(kind, mark):
     """Only 0x01 and 0xff are valid."""
-    with pytest.raises(MalformedMessageError, match=f"0x{mark:02x} before a nullable structure"):
+    with pytest.raises(MalformedMessageError, match=f"nullable structure must be 0x01 or 0xff, not 0x{mark:02x}"):
         decoded(kind, bytes([mark]) + b"\x00\x00\x00\x01\x05", nullable=True)
 
 

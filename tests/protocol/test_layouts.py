@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tailrace.protocol.encoding import primitives
-from tailrace.protocol.encoding.layout import Array, ByTopic, Single, Slot, Structure, Wrapped, layout
+from tailrace.protocol.encoding.layout import (
+    Array,
+    ByTopic,
+    OneElementArray,
+    OneFieldStructure,
+    Slot,
+    Structure,
+    layout,
+)
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription
 from tailrace.testing.apis import APIS
 from tests.support.protocol.kafka_schemas import SchemaField, definition, fields_of, is_flexible
@@ -44,7 +52,7 @@ CASES = [
 @pytest.mark.parametrize(("api", "kind", "version"), CASES)
 def test_a_message_has_kafkas_fields(api, kind, version):
     """Fields have Kafka's order, types, nullability and tags."""
-    ours = described(layout(api.message if kind == "Request" else api.answer, version))
+    ours = described(layout(api.request_type if kind == "Request" else api.response_type, version))
 
     assert without_passed_over(fields_of(f"{api.name}{kind}", version)) == ours
 
@@ -54,7 +62,7 @@ def test_flexible_versions_begin_where_kafkas_do():
     cases = [case.values for case in CASES]
 
     assert [
-        case for case in cases if is_flexible(f"{case[0].name}{case[1]}", case[2]) != (case[2] >= case[0].flexible)
+        case for case in cases if is_flexible(f"{case[0].name}{case[1]}", case[2]) != (case[2] >= case[0].flexible_from)
     ] == []
 
 
@@ -75,7 +83,7 @@ def test_member_metadata_has_kafkas_format(name, kind, version):
 
 def described(structure: Structure) -> tuple[SchemaField, ...]:
     """Return a layout in the format of Kafka's schemas."""
-    return tuple(describe(slot) for slot in (*structure.plain, *structure.tagged))
+    return tuple(describe(slot) for slot in (*structure.untagged_fields, *structure.tagged_fields))
 
 
 def describe(slot: Slot) -> SchemaField:
@@ -88,14 +96,14 @@ def type_of(shape) -> tuple[str, tuple[SchemaField, ...]]:
         case ByTopic(keys, name, entry):
             kind, inner = type_of(Array(entry))
             return "[]struct", (*map(describe, keys), SchemaField(name, kind, nullable=False, tag=None, fields=inner))
-        case Array(item) | Single(item):
+        case Array(item) | OneElementArray(item):
             kind, inner = type_of(item)
             return f"[]{kind}", inner
         case Structure(slots=(only,), bare=True):
             return type_of(only.shape)
         case Structure():
             return "struct", described(shape)
-        case Wrapped(slot):
+        case OneFieldStructure(slot):
             return "struct", (describe(slot),)
         case _:
             return NAMES[id(shape)], ()

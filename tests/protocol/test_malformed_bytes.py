@@ -14,7 +14,7 @@ from tailrace.protocol.classic_group import JoinGroupRequest, LeaveGroupRequest
 from tailrace.protocol.committed_offsets import OffsetFetchRequest
 from tailrace.protocol.encoding.api import read_request_header
 from tailrace.protocol.encoding.frame_reader import write_uvarint
-from tailrace.protocol.encoding.layout import Array, ByTopic, Single, Structure, Wrapped, layout
+from tailrace.protocol.encoding.layout import Array, ByTopic, OneElementArray, OneFieldStructure, Structure, layout
 from tailrace.protocol.fetch import FetchedPartition, FetchRequest, FetchResponse
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from tailrace.testing.apis import APIS
@@ -92,7 +92,7 @@ def test_noise_is_a_message_or_malformed(api):
             # Mostly zeros are decoded further before they fail.
             sparse = bytes(byte if random.random() < 0.2 else 0 for byte in noise)
             for data in (noise, sparse):
-                assert isinstance(outcome(api.decode_request, data, version), api.message | MalformedMessageError)
+                assert isinstance(outcome(api.decode_request, data, version), api.request_type | MalformedMessageError)
                 assert outcome(api.decode_response, data, version) is not None
 
 
@@ -162,9 +162,9 @@ def test_memory_is_proportional_to_the_frame():
 def test_each_element_of_each_array_takes_a_byte(api):
     """Arrays cannot have more elements than bytes, so no element may have zero bytes."""
     for version in api.versions:
-        for kind in (api.message, api.answer):
+        for kind in (api.request_type, api.response_type):
             for structure in structures_in_arrays(layout(kind, version)):
-                assert structure.plain or version >= api.flexible
+                assert structure.untagged_fields or version >= api.flexible_from
 
 
 def structures_in_arrays(shape):
@@ -172,11 +172,11 @@ def structures_in_arrays(shape):
         case Structure():
             for slot in shape.slots:
                 yield from structures_in_arrays(slot.shape)
-        case Array(item) | Single(item):
+        case Array(item) | OneElementArray(item):
             if isinstance(item, Structure):
                 yield item
             yield from structures_in_arrays(item)
-        case Wrapped(slot):
+        case OneFieldStructure(slot):
             yield from structures_in_arrays(slot.shape)
         case ByTopic():
             yield shape.entry

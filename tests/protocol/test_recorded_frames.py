@@ -83,7 +83,7 @@ def messages_of(kind: type, direction: str, *versions: int) -> list[Any]:
     return [
         one.message
         for one in recorded()
-        if one.api.message is kind and one.direction == direction and (not versions or one.version in versions)
+        if one.api.request_type is kind and one.direction == direction and (not versions or one.version in versions)
     ]
 
 

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from tailrace import TailraceError
-from tailrace.app.shutdown import first_of
+from tailrace.app.event_waits import wait_for_any
 from tailrace.spark.loop_thread import LoopThread
 
 
@@ -38,7 +38,7 @@ def test_close_waits_for_cleanup_after_sys_exit(loop_thread, monkeypatch):
         finally:
             began.set()
             await may_end.wait()
-            await first_of(may_end)
+            await wait_for_any(may_end)
             ended.append("work")
 
     async def both() -> None:
@@ -71,7 +71,7 @@ def test_a_second_sys_exit_interrupts_no_cleanup(loop_thread):
             await asyncio.Event().wait()
         finally:
             await has_left.wait()
-            await first_of(has_left)
+            await wait_for_any(has_left)
             ended.append("work")
 
     async def leave_again() -> None:

@@ -1,6 +1,6 @@
 """Administration of topics, groups and committed offsets.
 
-``async with reached(...) as cluster`` provides the first argument of all functions.
+``async with reached(...) as cluster`` connects to a cluster, which is the first argument of all other functions.
 """
 
 from tailrace.admin.connect import reached

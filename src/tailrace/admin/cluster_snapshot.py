@@ -1,7 +1,8 @@
 """Snapshot of all topics and consumer groups of a cluster, within a time limit.
 
-Each broker is sent one request per step, and one per group for the committed offsets. No request is repeated: the next
-snapshot is the next attempt, and a broker that fails takes no time from the others.
+The collection has several steps. In each step, each broker gets one request; in the step of the committed offsets, it
+gets one request per group. Failed requests are not repeated before the next snapshot, so that a broker that fails does
+not take time from the others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TypeVar
 import anyio
 
 from tailrace.admin.offsets import EARLIEST, LATEST
-from tailrace.admin.topics import watched
+from tailrace.admin.topics import watched_topics
 from tailrace.core.cluster_samples import ClusterSnapshot, GroupSnapshot, PartitionSnapshot
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import BrokerConnectionError, RequestTimedOutError, TailraceError
@@ -40,21 +41,24 @@ Accepts = Callable[[str], object]
 
 _STEPS = 5
 """Number of steps after the metadata: list of groups, descriptions in two protocols, committed offsets, log bounds."""
-_AT_ONCE = 100
-"""Number of requests in flight to one broker."""
+_MAX_IN_FLIGHT = 100
+"""Maximum number of requests in flight to one broker."""
 _DESCRIBED_TYPES = {"classic", "consumer", ""}
-_GONE = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+_DELETED_CODES = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 """Error codes of a group or topic that was deleted during the collection."""
 
 
 async def cluster_snapshot(cluster: Cluster, *, topics: Accepts, groups: Accepts, timeout_s: float) -> ClusterSnapshot:
-    """Return the state of accepted topics and consumer groups; parts without an answer are unknown.
+    """Return the state of the accepted topics and consumer groups.
+
+    The parts that a broker did not return are missing, and ``failures`` has the reasons.
 
     Args:
         cluster: cluster, which need not be connected.
-        topics: returns a true value for each topic to include.
-        groups: returns a true value for each group to include. Share groups and Kafka Streams groups are left out.
-        timeout_s: limit of the whole collection, in seconds.
+        topics: returns a true value for the name of a topic to include.
+        groups: returns a true value for the id of a group to include. Share groups and Kafka Streams groups are left
+            out.
+        timeout_s: maximum time of the whole collection, in seconds.
 
     Raises:
         AuthenticationError, ConfigurationError, UnsupportedVersionError: no broker can be used.
@@ -63,7 +67,7 @@ async def cluster_snapshot(cluster: Cluster, *, topics: Accepts, groups: Accepts
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
         async with asyncio.timeout(timeout_s / 2):
-            with watched(cluster, None):
+            with watched_topics(cluster, None):
                 await (cluster.refresh() if cluster.topology.brokers else cluster.bootstrap())
     except TimeoutError as error:
         addresses = ", ".join(cluster.config.bootstrap_servers)
@@ -79,7 +83,7 @@ async def cluster_snapshot(cluster: Cluster, *, topics: Accepts, groups: Accepts
     listed = await _list_groups(steps, topology.brokers, groups)
     members = await _count_members(steps, listed)
     committed = await _committed_offsets(steps, listed)
-    # After the committed offsets, or a lag could be negative.
+    # The end offsets are requested after the committed offsets. Otherwise, a lag could be negative.
     begins, ends = await _log_bounds(
         steps, {one: (leadership.leader_id, leadership.epoch) for one, leadership in leaderships.items()}
     )
@@ -103,27 +107,32 @@ async def cluster_snapshot(cluster: Cluster, *, topics: Accepts, groups: Accepts
 class _Steps:
     """Steps of a collection, each of which may take an equal part of the remaining time.
 
-    A broker that cannot be reached, or answers nothing in one step, is not asked in the following ones.
+    If a broker cannot be reached, or answers no request of a step, it gets no requests in the following steps.
     """
 
     def __init__(self, cluster: Cluster, deadline: float) -> None:
-        self._cluster, self._deadline, self._left = cluster, deadline, _STEPS
-        self._down: set[int] = set()
+        self._cluster, self._deadline, self._remaining_steps = cluster, deadline, _STEPS
+        self._unreachable: set[int] = set()
+        """Node ids of the brokers that get no more requests."""
         self.failures: list[str] = []
+        """Reasons why parts of the snapshot are missing."""
         self.isolation_level = int(cluster.config.isolation_level == "read_committed")
 
-    async def ask(self, requests: Mapping[KeyT, tuple[int, Request[ResponseT]]]) -> dict[KeyT, ResponseT]:
-        """Send requests to brokers, by node id, as one step; return the responses that came in time, by key."""
-        limit_s = max(0.0, self._deadline - asyncio.get_running_loop().time()) / self._left
-        self._left -= 1
+    async def send(self, requests: Mapping[KeyT, tuple[int, Request[ResponseT]]]) -> dict[KeyT, ResponseT]:
+        """Send the requests of one step, and return the responses that came in time.
+
+        ``requests`` has the node id of the broker and the request; the responses have the same keys.
+        """
+        limit_s = max(0.0, self._deadline - asyncio.get_running_loop().time()) / self._remaining_steps
+        self._remaining_steps -= 1
         answers: dict[KeyT, ResponseT] = {}
         unanswered = {key: node_id for key, (node_id, _) in requests.items()}
-        slots = {node_id: anyio.CapacityLimiter(_AT_ONCE) for node_id in unanswered.values()}
+        limiters = {node_id: anyio.CapacityLimiter(_MAX_IN_FLIGHT) for node_id in unanswered.values()}
 
-        async def ask(key: KeyT, node_id: int, request: Request[ResponseT]) -> None:
-            async with slots[node_id]:
+        async def send_one(key: KeyT, node_id: int, request: Request[ResponseT]) -> None:
+            async with limiters[node_id]:
                 try:
-                    if node_id not in self._down:
+                    if node_id not in self._unreachable:
                         answers[key] = await self._cluster.broker(node_id).send(request)
                 except BrokerConnectionError as error:
                     self._give_up(node_id, str(error))
@@ -134,25 +143,25 @@ class _Steps:
         with anyio.move_on_after(limit_s):
             async with anyio.create_task_group() as tasks:
                 for key, (node_id, request) in requests.items():
-                    tasks.start_soon(ask, key, node_id, request)
-        alive = {requests[key][0] for key in answers}
+                    tasks.start_soon(send_one, key, node_id, request)
+        reachable = {requests[key][0] for key in answers}
         for node_id, count in Counter(unanswered.values()).items():
-            if node_id in alive:
-                self.failures.append(f"broker {node_id}: {count} requests not answered within {limit_s:.1f} s")
+            if node_id in reachable:
+                self.failures.append(f"broker {node_id}: {count} requests were not answered within {limit_s:.1f} s")
             else:
                 self._give_up(node_id, f"no answer within {limit_s:.1f} s")
         return answers
 
     def _give_up(self, node_id: int, reason: str) -> None:
-        if node_id not in self._down:
-            self._down.add(node_id)
+        if node_id not in self._unreachable:
+            self._unreachable.add(node_id)
             self.failures.append(f"broker {node_id}: {reason}")
 
 
 async def _list_groups(steps: _Steps, node_ids: Iterable[int], accepts: Accepts) -> dict[str, tuple[int, ListedGroup]]:
-    """Return the accepted groups with their coordinators, by name."""
+    """Return the accepted groups with the node ids of their coordinators, by group id."""
     found: dict[str, tuple[int, ListedGroup]] = {}
-    for node_id, answer in (await steps.ask({one: (one, ListGroupsRequest()) for one in node_ids})).items():
+    for node_id, answer in (await steps.send({one: (one, ListGroupsRequest()) for one in node_ids})).items():
         if answer.error_code:
             steps.failures.append(f"broker {node_id} did not list its groups: {name_of(answer.error_code)}")
         for group in answer.groups:
@@ -162,13 +171,13 @@ async def _list_groups(steps: _Steps, node_ids: Iterable[int], accepts: Accepts)
 
 
 async def _count_members(steps: _Steps, listed: Mapping[str, tuple[int, ListedGroup]]) -> dict[str, int]:
-    """Return the number of members of each group that the brokers describe."""
+    """Return the number of members of each group that could be described."""
     by_node: tuple[dict[int, list[str]], dict[int, list[str]]] = {}, {}
     for group_id, (node_id, group) in listed.items():
         by_node[group.group_type.lower() == "consumer"].setdefault(node_id, []).append(group_id)
     classic, consumer = by_node
-    answers = await steps.ask({one: (one, DescribeGroupsRequest(tuple(ids))) for one, ids in classic.items()})
-    newer_answers = await steps.ask(
+    answers = await steps.send({one: (one, DescribeGroupsRequest(tuple(ids))) for one, ids in classic.items()})
+    newer_answers = await steps.send(
         {one: (one, ConsumerGroupDescribeRequest(tuple(ids))) for one, ids in consumer.items()}
     )
     described: list[DescribedGroup | DescribedConsumerGroup] = [
@@ -176,7 +185,7 @@ async def _count_members(steps: _Steps, listed: Mapping[str, tuple[int, ListedGr
         *(group for answer in newer_answers.values() for group in answer.groups),
     ]
     for one in described:
-        if one.error_code not in {ErrorCode.NONE, *_GONE}:
+        if one.error_code not in {ErrorCode.NONE, *_DELETED_CODES}:
             steps.failures.append(f"group {one.group_id!r} was not described: {name_of(one.error_code)}")
     return {one.group_id: len(one.members) for one in described if not one.error_code and one.group_state != "Dead"}
 
@@ -184,14 +193,14 @@ async def _count_members(steps: _Steps, listed: Mapping[str, tuple[int, ListedGr
 async def _committed_offsets(
     steps: _Steps, listed: Mapping[str, tuple[int, ListedGroup]]
 ) -> dict[str, dict[TopicPartition, int]]:
-    """Return the committed offsets by group."""
+    """Return the committed offsets of the partitions of each group."""
     requests = {
         group_id: (node_id, OffsetFetchRequest(group_id, None, require_stable=False))
         for group_id, (node_id, _) in listed.items()
     }
     found = {}
-    for group_id, answer in (await steps.ask(requests)).items():
-        codes = {answer.error_code, *(one.error_code for one in answer.partitions)} - {ErrorCode.NONE} - _GONE
+    for group_id, answer in (await steps.send(requests)).items():
+        codes = {answer.error_code, *(one.error_code for one in answer.partitions)} - {ErrorCode.NONE} - _DELETED_CODES
         if codes:
             names = ", ".join(sorted(map(name_of, codes)))
             steps.failures.append(f"the committed offsets of group {group_id!r} were not returned: {names}")
@@ -210,7 +219,7 @@ async def _log_bounds(
 
     Args:
         steps: steps of the collection.
-        leaders: node id and epoch of each partition's leader; the node id is negative without a leader.
+        leaders: node id and epoch of each partition's leader; the node id is -1 if there is no leader.
     """
     by_leader: dict[int, list[tuple[TopicPartition, int]]] = {}
     for partition, (leader_id, epoch) in leaders.items():
@@ -218,25 +227,27 @@ async def _log_bounds(
             steps.failures.append(f"{partition} has no leader")
         else:
             by_leader.setdefault(leader_id, []).append((partition, epoch))
-    answers = await steps.ask(
+    answers = await steps.send(
         {
-            (leader_id, place): (
+            (leader_id, timestamp): (
                 leader_id,
                 ListOffsetsRequest(
-                    tuple(ListOffsetsPartition(*one, place, current_leader_epoch=epoch) for one, epoch in partitions),
+                    tuple(
+                        ListOffsetsPartition(*one, timestamp, current_leader_epoch=epoch) for one, epoch in partitions
+                    ),
                     isolation_level=steps.isolation_level,
                 ),
             )
             for leader_id, partitions in by_leader.items()
-            for place in (EARLIEST, LATEST)
+            for timestamp in (EARLIEST, LATEST)
         }
     )
     found: dict[int, dict[TopicPartition, int]] = {EARLIEST: {}, LATEST: {}}
-    for (_, place), answer in answers.items():
+    for (_, timestamp), answer in answers.items():
         for one in answer.partitions:
             partition = TopicPartition(one.topic, one.partition)
             if not one.error_code:
-                found[place][partition] = one.offset
-            elif one.error_code not in _GONE:
+                found[timestamp][partition] = one.offset
+            elif one.error_code not in _DELETED_CODES:
                 steps.failures.append(f"the offsets of {partition} were not returned: {name_of(one.error_code)}")
     return found[EARLIEST], found[LATEST]

@@ -1,4 +1,4 @@
-"""Connection of tools to a cluster."""
+"""Connection to a cluster for administration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["reached"]
 
 @asynccontextmanager
 async def reached(**options: Unpack[ConsumerOptions]) -> AsyncIterator[Cluster]:
-    """Connect to the cluster for the duration of a context; options are those of a Consumer.
+    """Connect to a cluster for the duration of a context. The options are those of ``Consumer``.
 
     Raises:
         ConfigurationError: an option is missing or invalid.
         AuthenticationError: TLS or SASL failed.
+        UnsupportedVersionError: the brokers are too old.
         BrokerConnectionError: no broker answered.
     """
     cluster = Cluster(resolve(options))

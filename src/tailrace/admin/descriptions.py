@@ -1,4 +1,4 @@
-"""Descriptions of groups and members of both protocols, built from responses."""
+"""Descriptions of groups and their members, in the classic protocol and in KIP-848."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from tailrace.protocol.group_descriptions import (
 from tailrace.protocol.member_metadata import decode_assignment, decode_subscription
 from tailrace.records import TopicPartition
 
-__all__ = ["GroupDescription", "GroupListing", "GroupMemberDescription", "of_classic_protocol", "of_consumer_protocol"]
+__all__ = [
+    "GroupDescription",
+    "GroupListing",
+    "GroupMemberDescription",
+    "classic_protocol_description",
+    "consumer_protocol_description",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +32,13 @@ class GroupListing:
 
     group_id: str
     group_type: str
-    """``classic``, ``consumer`` (KIP-848), ``share`` or ``streams``; empty for brokers before 3.8."""
+    """``classic``, ``consumer`` (KIP-848), ``share`` or ``streams``; empty from brokers before Kafka 3.8."""
     protocol_type: str
     """``consumer`` for consumer groups, ``connect`` for Kafka Connect; empty if the group never had members."""
     state: str
-    """State of the group, such as ``Stable`` or ``Empty``; empty for brokers before 2.6."""
+    """State of the group, such as ``Stable`` or ``Empty``; empty from brokers before Kafka 2.6."""
     coordinator_id: int
+    """Node id of the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +49,17 @@ class GroupMemberDescription:
     client_id: str
     host: str
     group_instance_id: str | None = None
-    """Name of a static member."""
+    """``group_instance_id`` of a static member; None for other members."""
     partitions: tuple[TopicPartition, ...] = ()
     """Assigned partitions, in order."""
     topics: tuple[str, ...] = ()
     """Subscribed topics."""
     pattern: str | None = None
-    """Subscribed regular expression, if the broker evaluates it."""
+    """Subscribed regular expression, if the broker evaluates it; otherwise None."""
     target: tuple[TopicPartition, ...] | None = None
-    """Target assignment (KIP-848)."""
+    """Partitions that the member is to own after the rebalance (KIP-848); None in the classic protocol."""
     problem: str = ""
-    """Reason why the member's partitions are unknown: the client encoded them in an unknown format."""
+    """Reason why topics or partitions are missing: the client has encoded them in an unknown format."""
 
     def __str__(self) -> str:
         static = f" ({self.group_instance_id})" if self.group_instance_id is not None else ""
@@ -65,28 +72,31 @@ class GroupDescription:
 
     group_id: str
     group_type: str
-    """``classic`` or ``consumer``."""
+    """``classic`` or ``consumer`` (KIP-848)."""
     protocol_type: str
+    """``consumer`` for consumer groups, ``connect`` for Kafka Connect; empty if the group never had members."""
     state: str
+    """State of the group, such as ``Stable`` or ``Empty``."""
     assignor: str
-    """Assignor chosen by the members of a classic group, or assignor of the broker (KIP-848)."""
+    """Name of the assignor: the members' common one in the classic protocol, that of the coordinator in KIP-848."""
     coordinator_id: int
+    """Node id of the coordinator; -1 if it is unknown."""
     coordinator: str
-    """Address of the coordinator."""
+    """Host and port of the coordinator; empty if they are unknown."""
     members: tuple[GroupMemberDescription, ...] = ()
     owners: Mapping[TopicPartition, GroupMemberDescription] = field(default_factory=dict, repr=False)
-    """Member that owns each partition."""
+    """Member that owns a partition, by partition."""
 
     @property
-    def is_of_consumers(self) -> bool:
-        """True for a consumer group, or a group that never had members but may have committed offsets."""
+    def is_consumer_group(self) -> bool:
+        """True for a consumer group, and for a group that never had members, which may have committed offsets."""
         return self.protocol_type in {"consumer", ""}
 
 
-def of_consumer_protocol(
+def consumer_protocol_description(
     group: DescribedConsumerGroup, coordinator_id: int | None, cluster: Cluster
 ) -> GroupDescription:
-    """Return the description of a group under KIP-848.
+    """Return the description of a group that uses KIP-848.
 
     Raises:
         BrokerError: the coordinator refused to describe the group.
@@ -112,20 +122,22 @@ def _consumer_protocol_member(member: DescribedConsumerGroupMember) -> GroupMemb
     )
 
 
-def _flat(dealt: Iterable[DescribedPartitions]) -> tuple[TopicPartition, ...]:
-    return tuple(sorted(TopicPartition(one.topic, partition) for one in dealt for partition in one.partitions))
+def _flat(by_topic: Iterable[DescribedPartitions]) -> tuple[TopicPartition, ...]:
+    return tuple(sorted(TopicPartition(one.topic, partition) for one in by_topic for partition in one.partitions))
 
 
-def of_classic_protocol(group: DescribedGroup, coordinator_id: int | None, cluster: Cluster) -> GroupDescription:
-    """Return the description of a group under the classic protocol.
+def classic_protocol_description(
+    group: DescribedGroup, coordinator_id: int | None, cluster: Cluster
+) -> GroupDescription:
+    """Return the description of a group that uses the classic protocol.
 
     Raises:
         BrokerError: the coordinator refused to describe the group.
     """
     if group.error_code:
         raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
-    consumes = group.protocol_type == "consumer"
-    members = tuple(_classic_member(one, consumes=consumes) for one in group.members)
+    are_consumers = group.protocol_type == "consumer"
+    members = tuple(_classic_member(one, is_consumer=are_consumers) for one in group.members)
     return _described(
         group.group_id,
         "classic",
@@ -138,16 +150,16 @@ def of_classic_protocol(group: DescribedGroup, coordinator_id: int | None, clust
     )
 
 
-def _classic_member(member: DescribedGroupMember, *, consumes: bool) -> GroupMemberDescription:
+def _classic_member(member: DescribedGroupMember, *, is_consumer: bool) -> GroupMemberDescription:
     topics: tuple[str, ...] = ()
     partitions: tuple[TopicPartition, ...] = ()
     problem = ""
-    # Metadata and assignment are empty while the group rebalances.
-    if consumes:
+    # While the group rebalances, metadata and assignment are empty.
+    if is_consumer:
         try:
             topics = tuple(sorted(decode_subscription(member.metadata).topics)) if member.metadata else ()
-            dealt = decode_assignment(member.assignment).assigned_partitions
-            partitions = tuple(sorted(TopicPartition(one.topic, p) for one in dealt for p in one.partitions))
+            by_topic = decode_assignment(member.assignment).assigned_partitions
+            partitions = tuple(sorted(TopicPartition(one.topic, p) for one in by_topic for p in one.partitions))
         except MalformedMessageError as error:
             problem = str(error)
     return GroupMemberDescription(

@@ -11,8 +11,8 @@ from tailrace.admin.descriptions import (
     GroupDescription,
     GroupListing,
     GroupMemberDescription,
-    of_classic_protocol,
-    of_consumer_protocol,
+    classic_protocol_description,
+    consumer_protocol_description,
 )
 from tailrace.admin.requests import DEFAULT_TIMEOUT_S, TRANSIENT_CODES, ask_coordinator, ask_each
 from tailrace.error_codes import ErrorCode
@@ -53,11 +53,11 @@ _FORBIDDEN = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATIO
 
 
 async def list_groups(cluster: Cluster, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[GroupListing]:
-    """Return all groups of the cluster that the user may describe, sorted by name.
+    """Return all groups of the cluster that the principal may describe, sorted by name.
 
     Raises:
-        BrokerError: a broker could not list its groups within ``timeout_s``.
-        BrokerConnectionError: a broker did not answer, so the list would be incomplete.
+        BrokerError: a broker returned an error until ``timeout_s`` was over.
+        BrokerConnectionError: a broker did not answer, so that the list would be incomplete.
     """
 
     async def ask() -> list[GroupListing]:
@@ -75,7 +75,7 @@ async def list_groups(cluster: Cluster, *, timeout_s: float = DEFAULT_TIMEOUT_S)
 
 
 def _listed(answers: Mapping[int, ListGroupsResponse]) -> list[GroupListing]:
-    """Return each group once, sorted by name; a group that moves to another coordinator may be listed by both."""
+    """Return each group once, sorted by name. While a group moves to another coordinator, both may list it."""
     found = {
         one.group_id: GroupListing(one.group_id, one.group_type.lower(), one.protocol_type, one.group_state, node_id)
         for node_id, answer in answers.items()
@@ -88,18 +88,18 @@ def _listed(answers: Mapping[int, ListGroupsResponse]) -> list[GroupListing]:
 
 
 async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> GroupDescription:
-    """Return the description of a group of either protocol.
+    """Return the description of a group of the classic protocol or of KIP-848.
 
     Raises:
         UnknownGroupError: the group does not exist.
         NotAConsumerGroupError: the group is a share group or a Kafka Streams group.
-        GroupAuthorizationFailedError: no permission to describe the group.
+        GroupAuthorizationFailedError: the principal may not describe the group.
         BrokerConnectionError: no broker answered in time.
     """
     what = f"describing group {group_id!r}"
     found = await _describe_consumer_protocol(cluster, group_id, timeout_s, what)
     if found is not None and found.error_code not in _OTHER_PROTOCOL:
-        return of_consumer_protocol(found, cluster.coordinator_id(group_id), cluster)
+        return consumer_protocol_description(found, cluster.coordinator_id(group_id), cluster)
     answer = await ask_coordinator(
         cluster,
         group_id,
@@ -113,59 +113,71 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
         raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: the group is missing from the response")
     if _is_missing(group):
         raise await _missing_group_error(cluster, group_id, timeout_s)
-    return of_classic_protocol(group, cluster.coordinator_id(group_id), cluster)
+    return classic_protocol_description(group, cluster.coordinator_id(group_id), cluster)
 
 
 async def describe_groups(
     cluster: Cluster, listings: Iterable[GroupListing], *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> list[GroupDescription]:
-    """Return the descriptions of ``listings``, the groups from ``list_groups``, sorted by name.
+    """Return the descriptions of the groups in ``listings``, which is a result of ``list_groups``, sorted by name.
 
-    One or two requests per broker describe all groups, except those whose coordinator has moved since they were listed:
-    these are described one by one.
+    One or two requests per broker describe all groups. Only groups whose coordinator has moved since the listing are
+    described one by one.
 
-    A group is left out if it no longer exists, if it uses neither the classic protocol nor KIP-848, or if the user may
-    list but not describe it. A group whose coordinator has just failed over may be missing until the new coordinator's
-    followers have caught up.
+    A group is left out if it no longer exists, if it uses neither the classic protocol nor KIP-848, or if the principal
+    may list but not describe it. After the coordinator of a group has failed, the group may be missing until the
+    followers of the new coordinator have caught up.
 
     Raises:
         BrokerConnectionError: no broker answered in time.
     """
-    wanted = [one for one in listings if one.group_type in {"classic", "consumer", ""}]
+    describable = [one for one in listings if one.group_type in {"classic", "consumer", ""}]
     described: dict[str, GroupDescription | None] = {}
     try:
-        described |= await _consumer_protocol_groups(cluster, [one for one in wanted if one.group_type == "consumer"])
-        described |= await _classic_groups(cluster, [one for one in wanted if one.group_type != "consumer"])
+        described |= await _consumer_protocol_groups(
+            cluster, [one for one in describable if one.group_type == "consumer"]
+        )
+        described |= await _classic_groups(cluster, [one for one in describable if one.group_type != "consumer"])
     except BrokerConnectionError:
-        pass  # A coordinator is gone. The new coordinator of each group is looked up below.
-    for one in wanted:
+        pass  # A coordinator does not answer. The loop below looks up the current coordinator of each group.
+    for one in describable:
         if one.group_id not in described:
             try:
                 described[one.group_id] = await describe_group(cluster, one.group_id, timeout_s=timeout_s)
             except (UnknownGroupError, NotAConsumerGroupError):
-                continue  # The group was deleted after it was listed, or was created again as another type.
+                continue  # After the listing, the group was deleted, or recreated with another type.
     return [found for _, found in sorted(described.items()) if found is not None]
 
 
 async def _consumer_protocol_groups(
     cluster: Cluster, listings: Sequence[GroupListing]
 ) -> dict[str, GroupDescription | None]:
-    """Return descriptions of KIP-848 groups by name; None for a group that the user may not describe."""
-    asked = {node: ConsumerGroupDescribeRequest(ids) for node, ids in _by_coordinator(listings).items()}
+    """Return descriptions of KIP-848 groups by name; None for a group that the principal may not describe.
+
+    Groups whose coordinator has moved, or that are not of this type any more, are missing in the result.
+    """
+    requests = {node: ConsumerGroupDescribeRequest(ids) for node, ids in _by_coordinator(listings).items()}
     return {
-        group.group_id: None if group.error_code in _FORBIDDEN else of_consumer_protocol(group, node_id, cluster)
-        for node_id, answer in (await ask_each(cluster, asked)).items()
+        group.group_id: None
+        if group.error_code in _FORBIDDEN
+        else consumer_protocol_description(group, node_id, cluster)
+        for node_id, answer in (await ask_each(cluster, requests)).items()
         for group in answer.groups
         if group.error_code not in TRANSIENT_CODES | _OTHER_PROTOCOL
     }
 
 
 async def _classic_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> dict[str, GroupDescription | None]:
-    """Return descriptions of classic groups by name; None for a group that the user may not describe."""
-    asked = {node: DescribeGroupsRequest(ids) for node, ids in _by_coordinator(listings).items()}
+    """Return descriptions of classic groups by name; None for a group that the principal may not describe.
+
+    Groups whose coordinator has moved, or that do not exist any more, are missing in the result.
+    """
+    requests = {node: DescribeGroupsRequest(ids) for node, ids in _by_coordinator(listings).items()}
     return {
-        group.group_id: None if group.error_code in _FORBIDDEN else of_classic_protocol(group, node_id, cluster)
-        for node_id, answer in (await ask_each(cluster, asked)).items()
+        group.group_id: None
+        if group.error_code in _FORBIDDEN
+        else classic_protocol_description(group, node_id, cluster)
+        for node_id, answer in (await ask_each(cluster, requests)).items()
         for group in answer.groups
         if group.error_code not in TRANSIENT_CODES and not _is_missing(group)
     }
@@ -181,7 +193,7 @@ def _by_coordinator(listings: Iterable[GroupListing]) -> dict[int, tuple[str, ..
 async def _describe_consumer_protocol(
     cluster: Cluster, group_id: str, timeout_s: float, what: str
 ) -> DescribedConsumerGroup | None:
-    """Return the answer to ConsumerGroupDescribe for a group; None if the broker does not support the request."""
+    """Return the result of ConsumerGroupDescribe for a group; None if the broker does not support the request."""
     try:
         answer = await ask_coordinator(
             cluster,
@@ -203,7 +215,7 @@ def _is_missing(group: DescribedGroup) -> bool:
 async def _missing_group_error(
     cluster: Cluster, group_id: str, timeout_s: float
 ) -> NotAConsumerGroupError | UnknownGroupError:
-    """Return the error for a group that has another type or does not exist."""
+    """Return the error for a group that DescribeGroups did not find: it has another type, or does not exist."""
     request: Request[ListGroupsResponse] = ListGroupsRequest()
     listed = await ask_coordinator(
         cluster,
@@ -227,8 +239,12 @@ async def _missing_group_error(
 def check_idle(group: GroupDescription, what: str) -> None:
     """Check that the group has no live members.
 
+    Args:
+        group: description of the group.
+        what: operation that requires this, for the error message, such as "deleting the group".
+
     Raises:
-        GroupNotEmptyError: the group has live members; the message says to stop them before ``what``.
+        GroupNotEmptyError: the group has live members.
     """
     if group.members:
         raise _not_empty(group.group_id, group.members, what)
@@ -238,18 +254,18 @@ def _not_empty(group_id: str, members: Sequence[GroupMemberDescription], what: s
     names = [str(one) for one in members]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     count = "1 live member" if len(names) == 1 else f"{len(names)} live members"
-    who = f"{count}: {shown}" if names else "live members"
+    described = f"{count}: {shown}" if names else "live members"
     return GroupNotEmptyError(
-        f"group {group_id!r} has {who} - stop them before {what}, or wait until their sessions expire", names
+        f"group {group_id!r} has {described} - stop them before {what}, or wait until their sessions expire", names
     )
 
 
 async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Delete a group that has no members, together with its committed offsets; do nothing if it does not exist.
+    """Delete a group without members and its committed offsets; do nothing if the group does not exist.
 
     Raises:
         GroupNotEmptyError: the group has live members.
-        BrokerError: the group cannot be deleted.
+        BrokerError: the coordinator refused to delete the group.
         BrokerConnectionError: no broker answered in time.
     """
     what = f"deleting group {group_id!r}"

@@ -1,8 +1,8 @@
 """Lag of consumer groups.
 
-A partition without a committed offset has no lag, because its start depends on the members' ``auto_offset_reset``,
-which brokers do not know; see ``GroupLag.uncommitted``. A partition without a leader has no lag either, because its end
-offset is unknown; see ``GroupLag.leaderless``.
+The lag of a partition is unknown if the group has no committed offset there: the members' ``auto_offset_reset`` then
+decides where they start, and brokers do not know this option. ``GroupLag.uncommitted`` counts such partitions. It is
+also unknown if the partition has no leader, which ``GroupLag.leaderless`` counts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tailrace.errors import NotAConsumerGroupError
 from tailrace.net.cluster import Cluster
 from tailrace.records import TopicPartition
 
-__all__ = ["GroupLag", "PartitionLag", "check_of_consumers", "group_lag"]
+__all__ = ["GroupLag", "PartitionLag", "check_is_consumer_group", "group_lag"]
 
 _ELECTION_S = 3.0
-"""Maximum time to wait for the leaders of partitions; a partition has no leader during an election."""
+"""Maximum time to wait until all partitions have leaders, in seconds; during an election, there is no leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,11 @@ class PartitionLag:
     partition: TopicPartition
     committed: GroupOffset | None
     begin: int | None
-    """First offset of the log; None if the topic does not exist or the partition has no leader."""
+    """First offset of the log; None if the partition does not exist or has no leader."""
     end: int | None
+    """End offset of the log; None if the partition does not exist or has no leader."""
     member: GroupMemberDescription | None = None
-    """Owner of the partition."""
+    """Member that owns the partition; None if there is none."""
     is_leaderless: bool = False
     """True if the partition exists but has no leader, because its replicas are offline."""
 
@@ -47,7 +48,7 @@ class PartitionLag:
 
     @property
     def lost(self) -> int:
-        """Number of offsets in the lag that are no longer in the log, because their records were deleted unread."""
+        """Number of offsets in the lag whose records were deleted from the log before they were read."""
         if self.committed is None or self.begin is None:
             return 0
         return max(0, self.begin - self.committed.offset)
@@ -55,10 +56,11 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """Lag of a group in each partition, in order, of the topics that it reads or has committed offsets for."""
+    """Lag of a group."""
 
     group: GroupDescription
     partitions: tuple[PartitionLag, ...]
+    """Lag in each partition of the topics that the group reads or has committed offsets for, in order."""
 
     @property
     def total(self) -> int:
@@ -76,15 +78,15 @@ class GroupLag:
         return sum(one.is_leaderless for one in self.partitions)
 
 
-def check_of_consumers(group: GroupDescription) -> None:
+def check_is_consumer_group(group: GroupDescription) -> None:
     """Check that the group is a consumer group.
 
     Raises:
-        NotAConsumerGroupError: the group is of another kind.
+        NotAConsumerGroupError: the group has another protocol type, such as that of Kafka Connect.
     """
-    if not group.is_of_consumers:
+    if not group.is_consumer_group:
         raise NotAConsumerGroupError(
-            f"{group.group_id!r} has protocol type {group.protocol_type!r} and no committed offsets"
+            f"{group.group_id!r} is a group with protocol type {group.protocol_type!r}, not a consumer group"
             " - `tailrace groups list` shows the consumer groups"
         )
 
@@ -95,18 +97,18 @@ async def group_lag(cluster: Cluster, group_id: str, *, timeout_s: float = DEFAU
     Raises:
         UnknownGroupError: the group does not exist.
         NotAConsumerGroupError: the group is not a consumer group.
-        BrokerError: no permission to describe the group or a topic.
+        BrokerError: the principal may not describe the group or a topic.
         BrokerConnectionError: no broker answered in time.
     """
     group = await describe_group(cluster, group_id, timeout_s=timeout_s)
-    check_of_consumers(group)
+    check_is_consumer_group(group)
     committed = await committed_offsets(cluster, group_id, timeout_s=timeout_s)
     topics = {one.topic for one in (*committed, *group.owners)} | {t for m in group.members for t in m.topics}
     counts = await partitions_of(cluster, topics, timeout_s=timeout_s)
-    there = {TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)}
-    known = await partitions_with_leader(cluster, there, max_wait_s=_ELECTION_S, timeout_s=timeout_s)
-    begins = await list_offsets(cluster, dict.fromkeys(known, EARLIEST), timeout_s=timeout_s)
-    ends = await list_offsets(cluster, dict.fromkeys(known, LATEST), timeout_s=timeout_s)
+    existing = {TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)}
+    with_leader = await partitions_with_leader(cluster, existing, max_wait_s=_ELECTION_S, timeout_s=timeout_s)
+    begins = await list_offsets(cluster, dict.fromkeys(with_leader, EARLIEST), timeout_s=timeout_s)
+    ends = await list_offsets(cluster, dict.fromkeys(with_leader, LATEST), timeout_s=timeout_s)
     return GroupLag(
         group,
         tuple(
@@ -116,8 +118,8 @@ async def group_lag(cluster: Cluster, group_id: str, *, timeout_s: float = DEFAU
                 begins[one].offset if one in begins else None,
                 ends[one].offset if one in ends else None,
                 group.owners.get(one),
-                one in there and one not in known,
+                one in existing and one not in with_leader,
             )
-            for one in sorted({*there, *committed, *group.owners})
+            for one in sorted({*existing, *committed, *group.owners})
         ),
     )

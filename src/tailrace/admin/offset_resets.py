@@ -1,4 +1,4 @@
-"""Reset of a group's committed offsets: planned first, executed on request."""
+"""Reset of a group's committed offsets: a plan, which is executed only on request."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from dataclasses import dataclass, replace
 
 from tailrace.admin.descriptions import GroupDescription, GroupMemberDescription
 from tailrace.admin.groups import check_idle, describe_group
-from tailrace.admin.lag import check_of_consumers
+from tailrace.admin.lag import check_is_consumer_group
 from tailrace.admin.offsets import EARLIEST, LATEST, GroupOffset, commit_offsets, committed_offsets, list_offsets
 from tailrace.admin.requests import DEFAULT_TIMEOUT_S
-from tailrace.admin.reset_plan import OffsetChange, ResetTarget, left_out, planned_change, time_of
+from tailrace.admin.reset_plan import (
+    OffsetChange,
+    ResetTarget,
+    missing_partition_change,
+    planned_change,
+    target_time_ms,
+)
 from tailrace.admin.topics import partitions_of
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.error_codes import ErrorCode
@@ -28,13 +34,13 @@ from tailrace.records import TopicPartition
 
 __all__ = ["ResetPlan", "reset_offsets"]
 
-_HAS_MEMBERS = {
+_MEMBERSHIP_CODES = {
     ErrorCode.UNKNOWN_MEMBER_ID,
     ErrorCode.ILLEGAL_GENERATION,
     ErrorCode.REBALANCE_IN_PROGRESS,
     ErrorCode.STALE_MEMBER_EPOCH,
 }
-"""Error codes for a commit by a tool while the group has members."""
+"""Error codes for a commit without a member id while the group has members."""
 _OPERATION = "resetting its offsets"
 
 
@@ -45,9 +51,9 @@ class ResetPlan:
     group_id: str
     target: ResetTarget
     changes: tuple[OffsetChange, ...]
-    """Change of each partition, in order, including unchanged ones."""
+    """Change of each partition, in order; also contains the partitions that are not changed."""
     members: tuple[GroupMemberDescription, ...] = ()
-    """Live members; the plan cannot be executed while there are any."""
+    """Live members of the group; the plan can be executed only if there are none."""
     is_new: bool = False
     """True if the group does not exist; executing the plan creates it."""
     is_executed: bool = False
@@ -63,20 +69,20 @@ async def reset_offsets(  # noqa: PLR0913 - options of a reset
     execute: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> ResetPlan:
-    """Plan a reset of the committed offsets of a group to ``target``, and execute it with ``execute=True``.
+    """Plan a reset of the committed offsets of a group to ``target``, and execute the plan with ``execute=True``.
 
-    The metadata of the previous commits, including offset maps, are discarded.
+    Without ``topics`` and ``partitions``, the reset includes all partitions of the topics for which the group has
+    committed offsets; partitions that no longer exist are not changed, and the plan notes this. The metadata of the
+    previous commits, including offset maps, are discarded.
 
     Args:
         cluster: a connected cluster.
         group_id: group, which is created if it does not exist.
         target: new offsets.
-        topics: topics to reset, with all their partitions.
-        partitions: partitions to reset. Without ``topics`` and ``partitions``, all partitions of the topics that the
-            group has committed offsets for are reset. Partitions that no longer exist are left out, and the plan notes
-            this.
+        topics: topics of which all partitions are reset.
+        partitions: further partitions to reset.
         execute: True to commit the new offsets.
-        timeout_s: limit of each step, in seconds.
+        timeout_s: maximum time of each request, in seconds.
 
     Returns:
         The planned or executed changes.
@@ -87,7 +93,7 @@ async def reset_offsets(  # noqa: PLR0913 - options of a reset
         UnknownTopicError: a topic or a partition does not exist.
         ConfigurationError: there is nothing to reset.
         TopicRecreatedError: a topic was recreated after its offsets were looked up.
-        BrokerError: no permission.
+        BrokerError: the principal lacks a permission.
         BrokerConnectionError: no broker answered in time.
     """
     group = await _group_or_none(cluster, group_id, timeout_s)
@@ -97,16 +103,16 @@ async def reset_offsets(  # noqa: PLR0913 - options of a reset
     if topics is None and partitions is None:
         if not committed:
             raise ConfigurationError(f"group {group_id!r} has no committed offsets - name the topics to reset")
-        chosen, gone = await _all_partitions(cluster, committed, timeout_s)
+        chosen, missing = await _all_partitions(cluster, committed, timeout_s)
     else:
-        chosen, gone = await _chosen(cluster, list(topics or ()), list(partitions or ()), timeout_s), []
+        chosen, missing = await _chosen_partitions(cluster, list(topics or ()), list(partitions or ()), timeout_s), []
     topology = cluster.topology
-    begins, ends, at_time = await _bounds(cluster, chosen, time_of(target), timeout_s)
+    begins, ends, at_time = await _bounds(cluster, chosen, target_time_ms(target), timeout_s)
     changes = tuple(
         planned_change(one, target, committed.get(one), begins[one].offset, ends[one].offset, at_time.get(one))
         for one in chosen
     )
-    changes = tuple(sorted((*changes, *map(left_out, gone)), key=lambda change: change.partition))
+    changes = tuple(sorted((*changes, *map(missing_partition_change, missing)), key=lambda change: change.partition))
     plan = ResetPlan(group_id, target, changes, group.members if group is not None else (), is_new=group is None)
     if not execute:
         return plan
@@ -119,20 +125,20 @@ async def _group_or_none(cluster: Cluster, group_id: str, timeout_s: float) -> G
         group = await describe_group(cluster, group_id, timeout_s=timeout_s)
     except UnknownGroupError:
         return None
-    check_of_consumers(group)
+    check_is_consumer_group(group)
     return group
 
 
 async def _all_partitions(
     cluster: Cluster, committed: Mapping[TopicPartition, GroupOffset], timeout_s: float
 ) -> tuple[list[TopicPartition], list[GroupOffset]]:
-    """Return all partitions of the topics with committed offsets, and the commits of partitions that do not exist."""
+    """Return all partitions of the topics with committed offsets, and the offsets of partitions that do not exist."""
     counts = await partitions_of(cluster, {one.topic for one in committed}, timeout_s=timeout_s)
-    gone = [offset for one, offset in committed.items() if one.partition >= counts.get(one.topic, 0)]
-    return sorted(TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)), gone
+    missing = [offset for one, offset in committed.items() if one.partition >= counts.get(one.topic, 0)]
+    return sorted(TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)), missing
 
 
-async def _chosen(
+async def _chosen_partitions(
     cluster: Cluster, topics: Collection[str], partitions: Collection[TopicPartition], timeout_s: float
 ) -> list[TopicPartition]:
     names = {*topics, *(one.topic for one in partitions)}
@@ -142,11 +148,11 @@ async def _chosen(
             raise UnknownTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
     for topic, number in partitions:
         if not 0 <= number < counts[topic]:
-            there = "partition 0 alone" if counts[topic] == 1 else f"partitions 0 to {counts[topic] - 1}"
-            detail = f"there is no partition {number} of {topic!r}, it has {there}"
+            existing = "only partition 0" if counts[topic] == 1 else f"partitions 0 to {counts[topic] - 1}"
+            detail = f"there is no partition {number} of topic {topic!r}, which has {existing}"
             raise UnknownPartitionError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)
-    whole = {TopicPartition(topic, number) for topic in topics for number in range(counts[topic])}
-    return sorted(whole | set(partitions))
+    in_topics = {TopicPartition(topic, number) for topic in topics for number in range(counts[topic])}
+    return sorted(in_topics | set(partitions))
 
 
 _Listed = dict[TopicPartition, ListedOffset]
@@ -155,7 +161,7 @@ _Listed = dict[TopicPartition, ListedOffset]
 async def _bounds(
     cluster: Cluster, partitions: Collection[TopicPartition], at_ms: int | None, timeout_s: float
 ) -> tuple[_Listed, _Listed, _Listed]:
-    """Return the first offsets, the end offsets, and the offsets at ``at_ms``."""
+    """Return the first offsets, the end offsets, and the offsets at the time ``at_ms``, none without a time."""
     times = {} if at_ms is None else dict.fromkeys(partitions, at_ms)
     return (
         await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_s=timeout_s),
@@ -174,8 +180,8 @@ async def _commit(cluster: Cluster, plan: ResetPlan, topology: ClusterMetadata, 
         return
     what = f"setting offsets of group {plan.group_id!r}"
     codes = await commit_offsets(cluster, plan.group_id, offsets, timeout_s=timeout_s, what=what)
-    if _HAS_MEMBERS & set(codes.values()):
-        # A member joined after the group was described.
+    if _MEMBERSHIP_CODES & set(codes.values()):
+        # A member has joined since the group was described. Raise GroupNotEmptyError, which names it.
         check_idle(await describe_group(cluster, plan.group_id, timeout_s=timeout_s), _OPERATION)
     for one in plan.changes:
         code = codes.get(one.partition, ErrorCode.UNKNOWN_SERVER_ERROR)

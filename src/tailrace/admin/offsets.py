@@ -1,7 +1,7 @@
 """Committed offsets of groups, and offsets of logs.
 
-Each function sends one request per broker for all partitions, and repeats it after transient errors. A requested
-partition that is missing from a response is an error. Timeouts are in seconds.
+Each function sends one request per broker for all partitions, and repeats it after transient errors. If a requested
+partition is missing from a response, an error is raised.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Protocol, TypeVar
 
 from tailrace.admin.groups import check_idle, describe_group
 from tailrace.admin.requests import DEFAULT_TIMEOUT_S, ask_coordinator, ask_each
-from tailrace.admin.topics import watched
+from tailrace.admin.topics import watched_topics
 from tailrace.core.offset_map import DecodedMetadata, decode_metadata
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, TopicRecreatedError, broker_error
 from tailrace.net.broker import Broker
 from tailrace.net.cluster import Cluster
-from tailrace.net.topic_ids import with_other_ids
+from tailrace.net.topic_ids import partitions_of_recreated_topics
 from tailrace.protocol.committed_offsets import (
     CommitOffset,
     OffsetCommitRequest,
@@ -49,14 +49,15 @@ __all__ = [
 ]
 
 LATEST, EARLIEST = -1, -2
-"""Values that ``list_offsets`` takes in place of a timestamp."""
+"""Values to pass to ``list_offsets`` instead of a timestamp: the end and the first offset of the log."""
 
 _FIRST_VERSION_WITH_IDS = 10
 """First version of OffsetCommit with topic ids."""
 _HAS_MEMBERS = {ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NON_EMPTY_GROUP}
+"""Error codes for a deletion of offsets that live members need."""
 
 
-class _PartitionAnswer(Protocol):
+class _PartitionResult(Protocol):
     """Result for one partition in a response."""
 
     @property
@@ -67,7 +68,7 @@ class _PartitionAnswer(Protocol):
     def error_code(self) -> int: ...
 
 
-AnswerT = TypeVar("AnswerT", bound=_PartitionAnswer)
+PartitionResultT = TypeVar("PartitionResultT", bound=_PartitionResult)
 ResponseT = TypeVar("ResponseT")
 
 
@@ -78,17 +79,18 @@ class GroupOffset:
     partition: TopicPartition
     offset: int
     leader_epoch: int | None = None
+    """Leader epoch of the last record before the offset; None if the commit does not contain it."""
     metadata: str = ""
-    """Metadata as stored: the user's text, or tailrace's envelope around it."""
+    """Metadata as stored: the user's text, or the text of tailrace that contains it and an offset map."""
 
     @property
     def decoded_metadata(self) -> DecodedMetadata:
-        """Decoded metadata: the user's text, the writer, and the offset map."""
+        """Contents of the metadata: the user's text, the client that wrote them, and the offset map."""
         return decode_metadata(self.metadata, self.offset)
 
     @property
     def finished_beyond(self) -> int:
-        """Number of finished offsets after the committed offset; their records are not delivered again."""
+        """Number of finished offsets after the committed offset. Their records are not delivered again."""
         finished = self.decoded_metadata.offset_map
         return 0 if finished is None else finished.finished_count
 
@@ -101,25 +103,27 @@ async def committed_offsets(
     stable: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> dict[TopicPartition, GroupOffset]:
-    """Return the committed offsets of a group by partition, in order; partitions without a committed offset are absent.
+    """Return the committed offsets of a group, in order of the partitions.
+
+    A partition without a committed offset is missing in the result, and a group that does not exist has none.
 
     Args:
         cluster: a connected cluster.
-        group_id: group; a group that does not exist has no committed offsets.
+        group_id: group.
         partitions: partitions to look up; None for all with a committed offset.
         stable: True to wait until no transaction with offsets of the group is open (KIP-447).
-        timeout_s: limit in seconds.
+        timeout_s: maximum time in seconds.
 
     Raises:
-        BrokerError: no permission, or the coordinator cannot answer.
+        BrokerError: the principal may not describe the group, or the coordinator returned another error.
         BrokerConnectionError: no broker answered in time.
     """
     what = f"reading the committed offsets of group {group_id!r}"
-    asked = None if partitions is None else tuple(OffsetFetchPartition(*one) for one in partitions)
+    requested = None if partitions is None else tuple(OffsetFetchPartition(*one) for one in partitions)
     answer = await ask_coordinator(
         cluster,
         group_id,
-        OffsetFetchRequest(group_id, asked, require_stable=stable),
+        OffsetFetchRequest(group_id, requested, require_stable=stable),
         lambda answer: [answer.error_code, *(one.error_code for one in answer.partitions)],
         timeout_s=timeout_s,
         what=what,
@@ -130,8 +134,8 @@ async def committed_offsets(
     for partition, one in found.items():
         if one.error_code:
             raise broker_error(one.error_code, f"{what}: {partition}")
-    if partitions is not None and not answer.error_code and (silent := set(partitions) - found.keys()):
-        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: {min(silent)} is missing from the response")
+    if partitions is not None and not answer.error_code and (missing := set(partitions) - found.keys()):
+        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: {min(missing)} is missing from the response")
     return {
         partition: GroupOffset(
             partition, one.offset, one.leader_epoch if one.leader_epoch >= 0 else None, one.metadata or ""
@@ -144,13 +148,20 @@ async def committed_offsets(
 async def commit_offsets(
     cluster: Cluster, group_id: str, entries: Collection[CommitOffset], *, timeout_s: float, what: str
 ) -> dict[TopicPartition, int]:
-    """Commit offsets of a group without being a member, and return the error code of each partition, 0 for success.
+    """Commit offsets of a group without joining it, and return the error code of each partition, 0 for success.
 
-    An entry with a topic id is not committed to a topic that was recreated with the same name.
+    If an entry has a topic id, it is not committed if the topic was recreated with the same name.
+
+    Args:
+        cluster: a connected cluster.
+        group_id: group.
+        entries: offsets to commit.
+        timeout_s: maximum time in seconds.
+        what: name of the operation for error messages.
 
     Raises:
-        TopicRecreatedError: a topic has another id now; entries of other topics may be committed.
-        BrokerError: no permission for the group, or the coordinator could not commit in time.
+        TopicRecreatedError: a topic was recreated; offsets of other topics may be committed nevertheless.
+        BrokerError: the principal may not commit for the group, or a transient error lasted for ``timeout_s``.
         BrokerConnectionError: no broker answered in time.
     """
     known = {TopicPartition(one.topic, one.partition): one.topic_id for one in entries}
@@ -159,9 +170,9 @@ async def commit_offsets(
 
     async def check_topic_ids(coordinator: Broker) -> None:
         if await coordinator.version_for(request, timeout_s=timeout_s) < _FIRST_VERSION_WITH_IDS and (
-            others := await with_other_ids(coordinator.send, known)
+            recreated := await partitions_of_recreated_topics(coordinator.send, known)
         ):
-            raise TopicRecreatedError(others)
+            raise TopicRecreatedError(recreated)
 
     answer = await ask_coordinator(
         cluster,
@@ -184,20 +195,20 @@ async def commit_offsets(
 async def list_offsets(
     cluster: Cluster, wanted: Mapping[TopicPartition, int], *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> dict[TopicPartition, ListedOffset]:
-    """Return for each partition the offset of the first record whose timestamp is at or after the wanted one.
+    """Return for each partition the offset of the first record that is not older than a timestamp.
 
     Args:
         cluster: a connected cluster.
-        wanted: timestamp by partition, in milliseconds since the epoch; EARLIEST for the first offset of the log;
-            LATEST for its end: the last stable offset with ``isolation_level="read_committed"``, else the high
-            watermark.
-        timeout_s: limit in seconds.
+        wanted: timestamp of each partition, in milliseconds since 1970; or EARLIEST for the first offset of the log; or
+            LATEST for its end, which is the last stable offset with ``isolation_level="read_committed"``, otherwise
+            the high watermark.
+        timeout_s: maximum time in seconds.
 
     Returns:
-        Offsets by partition; the offset is -1 if no record has such a timestamp.
+        Offsets by partition; the offset is -1 if all records are older than the timestamp.
 
     Raises:
-        BrokerError: no permission, or a partition had no leader for ``timeout_s``.
+        BrokerError: the principal may not describe a topic, or a partition had no leader for ``timeout_s``.
         BrokerConnectionError: a leader did not answer in time.
     """
     isolation_level = int(cluster.config.isolation_level == "read_committed")
@@ -215,10 +226,17 @@ async def list_offsets(
 async def epoch_end_offsets(
     cluster: Cluster, epochs: Mapping[TopicPartition, int], *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> dict[TopicPartition, int]:
-    """Return each partition's end offset of a leader epoch (KIP-101); -1 if neither it nor a later epoch exists.
+    """Return the end offset of a leader epoch in each partition (KIP-101).
+
+    The offset is -1 if the log has neither this epoch nor a later one.
+
+    Args:
+        cluster: a connected cluster.
+        epochs: leader epoch of each partition.
+        timeout_s: maximum time in seconds.
 
     Raises:
-        BrokerError: no permission, or a partition had no leader for ``timeout_s``.
+        BrokerError: the principal may not describe a topic, or a partition had no leader for ``timeout_s``.
         BrokerConnectionError: a leader did not answer in time.
     """
 
@@ -235,41 +253,42 @@ async def epoch_end_offsets(
     return {partition: one.end_offset for partition, one in answers.items()}
 
 
-async def _ask_leaders(  # noqa: PLR0913 - two kinds of requests share it
+async def _ask_leaders(  # noqa: PLR0913 - for two kinds of requests
     cluster: Cluster,
     partitions: Collection[TopicPartition],
     request: Callable[[Iterable[tuple[TopicPartition, int]]], Request[ResponseT]],
-    answers_in: Callable[[ResponseT], Iterable[AnswerT]],
+    results_in: Callable[[ResponseT], Iterable[PartitionResultT]],
     *,
     timeout_s: float,
     what: str,
-) -> dict[TopicPartition, AnswerT]:
-    """Return the results of all partitions, requested from their leaders until each has one."""
-    found: dict[TopicPartition, AnswerT] = {}
+) -> dict[TopicPartition, PartitionResultT]:
+    """Send requests to the leaders of partitions until there is a result for each partition; return the results."""
+    found: dict[TopicPartition, PartitionResultT] = {}
 
     async def ask() -> None:
         missing = [partition for partition in partitions if partition not in found]
-        by_leader_id, refused = _by_leader(cluster, missing)
+        by_leader_id, failures = _by_leader(cluster, missing)
+        requests = {leader_id: request(with_epochs) for leader_id, with_epochs in by_leader_id.items()}
         try:
-            answers = await ask_each(cluster, {leader_id: request(those) for leader_id, those in by_leader_id.items()})
+            answers = await ask_each(cluster, requests)
         except BrokerConnectionError:
             await cluster.refresh()
             raise
-        answered = {
-            TopicPartition(one.topic, one.partition): one for answer in answers.values() for one in answers_in(answer)
+        results = {
+            TopicPartition(one.topic, one.partition): one for answer in answers.values() for one in results_in(answer)
         }
         for partition in missing:
-            one = answered.get(partition)
+            one = results.get(partition)
             if one is None or one.error_code:
                 code = ErrorCode.LEADER_NOT_AVAILABLE if one is None else one.error_code
-                refused.append(broker_error(code, f"{partition}: its leader did not return an offset"))
+                failures.append(broker_error(code, f"{partition}: its leader did not return an offset"))
             else:
                 found[partition] = one
-        if refused:
+        if failures:
             await cluster.refresh()
-            raise min(refused, key=lambda error: error.retriable)  # An error that is not retriable ends the retries.
+            raise min(failures, key=lambda error: error.retriable)  # Prefer an error that ends the retries.
 
-    with watched(cluster, {partition.topic for partition in partitions}):
+    with watched_topics(cluster, {partition.topic for partition in partitions}):
         await cluster.retrying(ask, timeout_s=timeout_s, what=what)
     return found
 
@@ -277,7 +296,7 @@ async def _ask_leaders(  # noqa: PLR0913 - two kinds of requests share it
 def _by_leader(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> tuple[dict[int, list[tuple[TopicPartition, int]]], list[BrokerError]]:
-    """Return the partitions with their leader epochs by leader, and an error for each partition without a leader."""
+    """Return the partitions and leader epochs by leader, and an error for each partition without a leader."""
     by_leader_id: dict[int, list[tuple[TopicPartition, int]]] = {}
     leaderless = []
     for partition in partitions:
@@ -294,12 +313,12 @@ async def delete_offsets(
 ) -> None:
     """Delete the committed offsets of a group in ``partitions``, if there are any.
 
-    The group may have live members, as long as none of them is subscribed to one of these topics.
+    The group may have live members if none of them is subscribed to a topic of these partitions.
 
     Raises:
-        GroupNotEmptyError: live members are subscribed to one of the topics; its offsets are kept.
+        GroupNotEmptyError: live members are subscribed to a topic; its offsets were not deleted.
         UnknownGroupError: the group does not exist.
-        BrokerError: no permission.
+        BrokerError: the principal may not delete the offsets.
         BrokerConnectionError: no broker answered in time.
     """
     what = f"deleting committed offsets of group {group_id!r}"

@@ -1,6 +1,6 @@
-"""Requests of tools to a group's coordinator, or to several brokers.
+"""Requests to a group's coordinator, or to several brokers at once.
 
-Requests to a coordinator are repeated after transient errors; callers handle all other error codes.
+Requests to a coordinator are repeated after transient errors. Callers handle all other error codes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["DEFAULT_TIMEOUT_S", "TRANSIENT_CODES", "ask_coordinator", "ask_each"
 ResponseT = TypeVar("ResponseT")
 
 DEFAULT_TIMEOUT_S = 30.0
-"""Default limit of an operation."""
+"""Default limit of an operation, in seconds."""
 
 TRANSIENT_CODES = frozenset(
     {
@@ -33,7 +33,7 @@ TRANSIENT_CODES = frozenset(
         ErrorCode.UNSTABLE_OFFSET_COMMIT,
     }
 )
-"""Error codes after which a coordinator, the same or another one, can soon answer."""
+"""Error codes after which the request may soon succeed, at the same coordinator or at another one."""
 
 
 async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coordinators
@@ -53,18 +53,18 @@ async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coor
         group_id: group.
         request: request to send.
         codes: returns the error codes of a response.
-        timeout_s: limit of all attempts and pauses, in seconds.
-        what: description of the operation, for errors.
-        check: called with the coordinator before each attempt.
+        timeout_s: maximum time of all attempts and the pauses between them, in seconds.
+        what: name of the operation for error messages, such as "listing offsets".
+        check: called with the coordinator before each attempt; may raise to end the operation.
 
     Raises:
         ConfigurationError: ``group_id`` is empty.
-        BrokerError: no permission, or a transient error for ``timeout_s``.
+        BrokerError: the principal may not describe the group, or a transient error lasted for ``timeout_s``.
         BrokerConnectionError: no broker answered in time.
         UnsupportedVersionError: the broker does not support the request.
     """
     if not group_id:
-        raise ConfigurationError("group_id must not be empty - name the group")
+        raise ConfigurationError("group_id must not be empty - pass the id of the group")
 
     async def ask() -> ResponseT:
         coordinator = await cluster.coordinator(group_id)
@@ -86,10 +86,14 @@ async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coor
 
 
 async def ask_each(cluster: Cluster, requests: Mapping[int, Request[ResponseT]]) -> dict[int, ResponseT]:
-    """Send a request to each broker, by node id, all at once, and return the responses. Nothing is repeated.
+    """Send requests to several brokers at once, without retries, and return the responses.
+
+    Args:
+        cluster: a connected cluster.
+        requests: request for each broker, by node id.
 
     Raises:
-        TailraceError: a broker did not answer; the error is that of the first broker that failed.
+        TailraceError: a request failed; of several errors, the first one is raised.
     """
     answers: dict[int, ResponseT] = {}
     failures: list[TailraceError] = []

@@ -1,7 +1,7 @@
-"""Plan of an offset reset, without IO.
+"""Planning of an offset reset, without IO.
 
-As in Kafka's tool, a target outside the log is replaced by the log's first offset or its end, whichever is nearer.
-``OffsetChange.note`` then names the target.
+As in Kafka's tool, the first offset of the log replaces an earlier target, and the end offset replaces a later one.
+``OffsetChange.note`` then contains the original target.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = [
     "ToLatest",
     "ToOffset",
     "ToTime",
-    "left_out",
+    "missing_partition_change",
     "planned_change",
-    "time_of",
+    "target_time_ms",
 ]
 
 _MAX = (1 << 63) - 1
@@ -37,12 +37,12 @@ class ToEarliest:
 
 @dataclass(frozen=True, slots=True)
 class ToLatest:
-    """Reset to the end of the log, which skips all its records."""
+    """Reset to the end of the log, so that all its records are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToOffset:
-    """Reset to one offset in all partitions."""
+    """Reset to the same offset in all partitions."""
 
     offset: int
 
@@ -53,10 +53,10 @@ class ToOffset:
 
 @dataclass(frozen=True, slots=True)
 class ToTime:
-    """Reset to the first record with at least this timestamp."""
+    """Reset to the first record that is not older than a timestamp."""
 
     timestamp_ms: int
-    """Milliseconds since the epoch."""
+    """Timestamp in milliseconds since 1970."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.timestamp_ms <= _MAX:
@@ -64,10 +64,10 @@ class ToTime:
 
     @classmethod
     def ago(cls, seconds: float, *, now: float) -> Self:
-        """Return the time ``seconds`` before ``now``, which is in seconds since the epoch.
+        """Return the target ``seconds`` before ``now``, a time in seconds since 1970.
 
         Raises:
-            ConfigurationError: the duration is invalid.
+            ConfigurationError: ``seconds`` is negative, or greater than ``now``.
         """
         if not 0 <= seconds <= now:
             raise ConfigurationError(f"a duration must be from 0 to the time since 1970, not {seconds:g} seconds")
@@ -76,13 +76,13 @@ class ToTime:
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """Move the committed offsets by a number of offsets, backwards if the number is negative."""
+    """Move the committed offsets by a number of offsets, backward if the number is negative."""
 
     offsets: int
 
     def __post_init__(self) -> None:
         if not self.offsets or abs(self.offsets) > _MAX:
-            raise ConfigurationError(f"a shift must be a number of offsets such as -100 or 100, not {self.offsets}")
+            raise ConfigurationError(f"a shift must be a number of offsets, such as -100 or 100, not {self.offsets}")
 
 
 ResetTarget: TypeAlias = ToEarliest | ToLatest | ToOffset | ToTime | ShiftBy
@@ -96,18 +96,18 @@ class OffsetChange:
     old: int | None
     """Committed offset before the reset; None if there is none."""
     new: int | None
-    """New offset; None if it is unchanged for the reason in ``note``."""
+    """New offset; None if the reset does not change the partition, for the reason in ``note``."""
     note: str = ""
-    """Remark, such as a target outside the log or records that will be handled again."""
+    """Explanation, for example of a target outside the log, or of records that are handled again."""
 
 
-def time_of(target: ResetTarget) -> int | None:
-    """Return the timestamp to look up with ``list_offsets``; None if the target needs none."""
+def target_time_ms(target: ResetTarget) -> int | None:
+    """Return the timestamp of ``target``, to look up with ``list_offsets``; None if the target is not a time."""
     return target.timestamp_ms if isinstance(target, ToTime) else None
 
 
-def left_out(committed: GroupOffset) -> OffsetChange:
-    """Return the unchanged offset of a partition that no longer exists."""
+def missing_partition_change(committed: GroupOffset) -> OffsetChange:
+    """Return the entry of the plan for a partition that no longer exists, whose offset is not changed."""
     return OffsetChange(
         committed.partition,
         committed.offset,
@@ -124,7 +124,16 @@ def planned_change(  # noqa: PLR0913, PLR0917 - pure function of all its argumen
     end: int,
     at_time: ListedOffset | None = None,
 ) -> OffsetChange:
-    """Return the change that ``target`` makes in a partition whose log has offsets from ``begin`` to ``end``."""
+    """Return the change of one partition.
+
+    Args:
+        partition: partition.
+        target: target of the reset.
+        committed: committed offset; None if there is none.
+        begin: first offset of the log.
+        end: end offset of the log.
+        at_time: first offset at the time of a ``ToTime``; None for other targets.
+    """
     old = committed.offset if committed is not None else None
     match target:
         case ToEarliest():
@@ -152,7 +161,10 @@ def planned_change(  # noqa: PLR0913, PLR0917 - pure function of all its argumen
 
 
 def _change(partition: TopicPartition, committed: GroupOffset | None, new: int, note: str) -> OffsetChange:
-    """Return a change; its note counts the finished records of the discarded offset map that are handled again."""
+    """Return a change; its note also has the number of finished records that are handled again.
+
+    These are the records at or after the new offset that the discarded offset map lists as finished.
+    """
     notes = [note] if note else []
     discarded = committed.decoded_metadata.offset_map if committed is not None else None
     if discarded is not None and (repeated := discarded.from_offset(max(new, discarded.base))) is not None:

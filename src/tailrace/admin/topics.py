@@ -1,6 +1,7 @@
 """Creation and deletion of topics, and lookup of their partitions.
 
-A response may be lost, so a repeated attempt that finds the work done is a success.
+A request is repeated if its response was lost. If the repeated request finds that the topic was already created or
+deleted, this is a success.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tailrace.protocol.topics import (
 )
 from tailrace.records import TopicPartition
 
-__all__ = ["create_topic", "delete_topic", "partitions_of", "partitions_with_leader", "watched"]
+__all__ = ["create_topic", "delete_topic", "partitions_of", "partitions_with_leader", "watched_topics"]
 
 
 async def create_topic(  # noqa: PLR0913 - settings of a topic
@@ -43,25 +44,25 @@ async def create_topic(  # noqa: PLR0913 - settings of a topic
         cluster: a connected cluster.
         name: name of the topic.
         partitions: number of partitions.
-        replication_factor: number of replicas; by default the brokers' setting.
+        replication_factor: number of replicas of each partition; by default the brokers' setting.
         config: configuration of the topic, such as ``retention.ms``.
-        timeout_s: limit of each of the two steps, in seconds.
+        timeout_s: limit of the creation, and again of the wait for leaders, in seconds.
 
     Raises:
-        BrokerError: the topic exists, or cannot be created.
+        BrokerError: the topic already exists, or the brokers refuse to create it.
         BrokerConnectionError: no broker answered in time.
     """
     configs = tuple(TopicConfig(key, str(value)) for key, value in (config or {}).items())
-    question = CreateTopicsRequest((NewTopic(name, partitions, replication_factor, configs=configs),))
+    request = CreateTopicsRequest((NewTopic(name, partitions, replication_factor, configs=configs),))
     attempts = 0
 
     async def create() -> None:
         nonlocal attempts
         attempts += 1
-        done = ErrorCode.TOPIC_ALREADY_EXISTS if attempts > 1 else ErrorCode.NONE
-        await _change(cluster, question, name, done)
+        already_done = ErrorCode.TOPIC_ALREADY_EXISTS if attempts > 1 else ErrorCode.NONE
+        await _change(cluster, request, name, already_done)
 
-    async def see_leaders() -> None:
+    async def check_leaders() -> None:
         await cluster.refresh()
         topic = cluster.topology.topics.get(name)
         with_leader = [one for one in topic.partitions.values() if one.leader_id >= 0] if topic is not None else []
@@ -71,101 +72,98 @@ async def create_topic(  # noqa: PLR0913 - settings of a topic
             )
 
     await cluster.retrying(create, timeout_s=timeout_s, what=f"creating topic {name}")
-    cluster.watch(question, [name])
-    try:
-        await cluster.retrying(see_leaders, timeout_s=timeout_s, what=f"waiting for the leaders of topic {name}")
-    finally:
-        cluster.unwatch(question)
+    with watched_topics(cluster, [name]):
+        await cluster.retrying(check_leaders, timeout_s=timeout_s, what=f"waiting for the leaders of topic {name}")
 
 
 async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) -> None:
     """Delete a topic; do nothing if it does not exist.
 
     Raises:
-        BrokerError: the topic cannot be deleted.
+        BrokerError: the brokers refuse to delete the topic.
         BrokerConnectionError: no broker answered in time.
     """
-    question = DeleteTopicsRequest((TopicToDelete(name),))
+    request = DeleteTopicsRequest((TopicToDelete(name),))
 
     async def delete() -> None:
-        await _change(cluster, question, name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        await _change(cluster, request, name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     await cluster.retrying(delete, timeout_s=timeout_s, what=f"deleting topic {name}")
 
 
 @contextmanager
-def watched(cluster: Cluster, topics: Iterable[str] | None) -> Iterator[None]:
-    """Include ``topics``, or all topics if None, in the cluster's metadata for the duration of a context."""
-    who = object()
-    cluster.watch(who, topics)
+def watched_topics(cluster: Cluster, topics: Iterable[str] | None) -> Iterator[None]:
+    """Include ``topics``, or all topics if None, in each metadata refresh for the duration of a context."""
+    owner = object()
+    cluster.watch(owner, topics)
     try:
         yield
     finally:
-        cluster.unwatch(who)
+        cluster.unwatch(owner)
 
 
 async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s: float = 30) -> dict[str, int]:
-    """Return the number of partitions of each existing topic.
+    """Return the number of partitions of each of ``topics``; topics that do not exist are left out.
 
     Raises:
-        BrokerError: a topic name is invalid, or no permission.
+        BrokerError: a topic name is invalid, or the principal may not describe the topic.
         BrokerConnectionError: no broker answered in time.
     """
     if not topics:
         return {}
 
-    async def look() -> dict[str, int]:
+    async def look_up() -> dict[str, int]:
         await cluster.refresh()
         for name in topics:
             code = cluster.topology.errors.get(name, ErrorCode.NONE)
             if code not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
                 raise broker_error(code, f"topic {name!r}")
-        return cluster.topology.partitions_of(topics)
+        return cluster.topology.partition_counts(topics)
 
-    with watched(cluster, topics):
-        return await cluster.retrying(look, timeout_s=timeout_s, what=f"looking for {', '.join(topics)}")
+    with watched_topics(cluster, topics):
+        return await cluster.retrying(look_up, timeout_s=timeout_s, what=f"looking for topics {', '.join(topics)}")
 
 
 async def partitions_with_leader(
     cluster: Cluster, partitions: Collection[TopicPartition], *, max_wait_s: float, timeout_s: float = 30
 ) -> frozenset[TopicPartition]:
-    """Return the partitions that have a leader, after waiting at most ``max_wait_s`` for all of them.
+    """Wait until all partitions have a leader, at most for ``max_wait_s`` seconds, and return those that have one.
 
     Raises:
         BrokerConnectionError: no broker answered in time.
     """
     loop = asyncio.get_running_loop()
-    patient_until = loop.time() + min(max_wait_s, timeout_s / 2)
+    wait_until = loop.time() + min(max_wait_s, timeout_s / 2)
 
-    async def look() -> frozenset[TopicPartition]:
+    async def look_up() -> frozenset[TopicPartition]:
         leaders = {one: cluster.topology.leader(one) for one in partitions}
         found = frozenset(one for one, leader in leaders.items() if leader is not None and leader.leader_id >= 0)
-        if len(found) == len(leaders) or loop.time() >= patient_until:
+        if len(found) == len(leaders) or loop.time() >= wait_until:
             return found
         await cluster.refresh()
         raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{len(leaders) - len(found)} partitions have no leader")
 
-    with watched(cluster, {one.topic for one in partitions}):
-        return await cluster.retrying(look, timeout_s=timeout_s, what="looking for leaders")
+    with watched_topics(cluster, {one.topic for one in partitions}):
+        return await cluster.retrying(look_up, timeout_s=timeout_s, what="looking for the leaders of partitions")
 
 
 async def _change(
     cluster: Cluster,
-    question: CreateTopicsRequest | DeleteTopicsRequest,
+    request: CreateTopicsRequest | DeleteTopicsRequest,
     name: str,
-    done: ErrorCode,
+    already_done: ErrorCode,
 ) -> None:
-    """Send a request to the controller once; the error ``done`` means that the work is already done."""
+    """Send a request about one topic to the controller; the error code ``already_done`` is a success."""
     try:
         controller = cluster.broker(cluster.topology.controller_id)
-        answer: CreateTopicsResponse | DeleteTopicsResponse = await controller.send(cast("Request[Any]", question))
+        answer: CreateTopicsResponse | DeleteTopicsResponse = await controller.send(cast("Request[Any]", request))
     except BrokerConnectionError:
         await cluster.refresh()
         raise
     result = next((one for one in answer.topics if one.name == name), None)
     if result is None:
-        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{name} is missing from the response")
+        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"topic {name} is missing from the response")
     if result.error_code == ErrorCode.NOT_CONTROLLER:
         await cluster.refresh()
-    if result.error_code not in {ErrorCode.NONE, done}:
+    if result.error_code not in {ErrorCode.NONE, already_done}:
         raise broker_error(result.error_code, f"{name}: {result.error_message or 'refused'}")

@@ -1,1 +1,1 @@
-"""App: declaration of handlers, and the code that runs them."""
+"""App: the declaration of handlers, and the code that runs them."""

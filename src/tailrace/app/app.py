@@ -1,6 +1,7 @@
 """App: the handlers of a service, and their start and stop.
 
-``app.lifecycle`` defines the order of start and stop. ``app.dispatch.group_runtime`` runs the handlers of a group.
+``app.lifecycle`` defines the order of the steps of start and stop. ``app.dispatch.group_runtime`` runs the handlers of
+a group.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.declare.parameters import Provider
 from tailrace.app.declare.plan import make_plan
 from tailrace.app.dispatch.executor import Executor
+from tailrace.app.event_waits import wait_for_any
 from tailrace.app.handlers import HandlerFunction, Handlers
 from tailrace.app.health.checks import Health, Vitals, examine
 from tailrace.app.health.consumer_events import ConsumerEvents
@@ -27,20 +29,19 @@ from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, h
 from tailrace.app.kafka_substitute import KafkaSubstitute
 from tailrace.app.lifecycle import AppRun
 from tailrace.app.options import AppConfig, AppOptions
-from tailrace.app.publish.encoding import outgoing
+from tailrace.app.publish.encoding import encode_messages
 from tailrace.app.publish.message import Message
 from tailrace.app.publish.results import publish_one
 from tailrace.app.resolved_options import ResolvedOptions
-from tailrace.app.shutdown import first_of
 from tailrace.app.sources import ConsumerSource, Source
 from tailrace.app.topics.names import topic_name
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import (
-    TransactionalKafka,
+    KafkaAccess,
     TransactionOptions,
-    check_options,
-    exactly_once,
+    check_transactions,
     transaction_options,
+    with_transactions,
 )
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from tailrace.consumer.supervisor import Supervisor
@@ -59,12 +60,12 @@ _TRANSACTION_OPTIONS = [option.name for option in dataclasses.fields(Transaction
 
 
 class App(Handlers):
-    """Runs decorated handlers on the records of their topics, and publishes.
+    """Calls handlers for the records of their topics, and publishes messages.
 
-    ``@app.handler("orders")`` declares a handler; ``await app.run()`` runs all of them until SIGTERM; ``async with
-    app:`` runs them alongside other code. Records are handled at least once: the offset of a record is committed when
-    its handler has returned and the results are acknowledged, or when a retry or dead-letter topic has acknowledged the
-    record. An app without handlers only publishes.
+    ``@app.handler("orders")`` declares a handler. ``await app.run()`` runs all handlers until SIGTERM; ``async with
+    app:`` runs them alongside other code. By default, records are handled at least once: the offset of a record is
+    committed when its handler has returned and the results are acknowledged, or when a retry or dead-letter topic has
+    acknowledged the record. An app without handlers only publishes.
 
     Args:
         options: See below.
@@ -72,12 +73,12 @@ class App(Handlers):
     Options of the app; see ``tailrace.AppOptions`` and docs/options.md:
         retry=None: Policy for retrying failed records, in place and through retry topics.
         dead_letter=None: Topic for records that have failed for good, such as "{topic}.{group}.dead".
-        on_failure="pause": Action for records that have failed for good without a dead-letter topic.
-        codec=None: Decodes values and encodes results; JSON by default.
+        on_failure="pause": Action for a record that has failed for good, if there is no dead-letter topic.
+        codec=None: Codec that decodes values and encodes results; None for JSON.
         middleware=(): Functions that wrap the call of every handler of single records, the outermost first.
         require_broker=True: Fail to start if no broker answers within start_timeout_ms.
         delivery="at_least_once": Delivery guarantee: "at_least_once", or "exactly_once" by transactions.
-        transactional_id=None: Transactional id of this process, a template of {group}, {hostname}, {worker} and others.
+        transactional_id=None: Transactional id of this process, for example "{group}-{hostname}-{worker}".
         transaction_timeout_ms=10_000: Time in milliseconds after which the broker aborts an open transaction.
         transaction_interval_ms=100: Maximum time in milliseconds for which a transaction collects records.
         transaction_max_records=10_000: Maximum number of records in a transaction.
@@ -85,10 +86,10 @@ class App(Handlers):
     Options, by default from ``TAILRACE_...`` variables; see ``tailrace.ConsumerOptions`` and docs/options.md:
         bootstrap_servers=(): Addresses of brokers for the first connection, as host:port.
         client_id="tailrace": Name of this client in the brokers' logs, metrics and quotas.
-        client_rack="": Rack of this client; records are fetched from the nearest replica (KIP-392).
+        client_rack="": Rack of this client, so that brokers can name a replica nearby to fetch from (KIP-392).
         metadata_max_age_ms=300_000: Maximum age in milliseconds of cluster metadata before it is refreshed.
-        connections_max_idle_ms=540_000: Time in milliseconds after which an unused connection is replaced by a new one.
-        local_addr=None: Local address and port of connections; port 0 for any.
+        connections_max_idle_ms=540_000: Idle time in milliseconds after which the next request reopens a connection.
+        local_addr=None: Local address and port of connections; with port 0, the system chooses the port.
         receive_buffer_bytes=None: Size in bytes of the sockets' receive buffers; None for the system's default.
         security_protocol="PLAINTEXT": Protocol used to talk to the brokers.
         sasl_mechanism="PLAIN": Mechanism of SASL authentication.
@@ -96,59 +97,59 @@ class App(Handlers):
         sasl_plain_password=None: Password for PLAIN and SCRAM.
         sasl_oauth_token_provider=None: Async function that returns a token, for OAUTHBEARER.
         sasl_kerberos_service_name="kafka": Service name of the brokers, for GSSAPI.
-        sasl_kerberos_domain_name=None: Domain name of the brokers, for GSSAPI; None for each broker's host.
-        ssl_cafile=None: Path of the CA certificates to trust, in PEM; None for the system's.
-        ssl_certfile=None: Path of the client's certificate chain, in PEM.
-        ssl_keyfile=None: Path of the client's private key, in PEM.
+        sasl_kerberos_domain_name=None: Host name in the brokers' principals, for GSSAPI; None for the broker's own.
+        ssl_cafile=None: Path of a PEM file with the CA certificates to trust; None for those of the system.
+        ssl_certfile=None: Path of a PEM file with the client's certificate chain.
+        ssl_keyfile=None: Path of a PEM file with the client's private key.
         ssl_password=None: Password of the private key.
-        ssl_check_hostname=True: Check that the broker's certificate names its host.
+        ssl_check_hostname=True: Check that the certificate of a broker contains the broker's host name.
         ssl_context=None: TLS context to use instead of the ssl_* files.
         group_id=None: Consumer group to join; None reads without a group.
-        group_instance_id=None: Name of a static member, kept over restarts (KIP-345).
+        group_instance_id=None: Name of a static member, which keeps its partitions through a restart (KIP-345).
         group_protocol="classic": Group protocol: "classic", or "consumer" (KIP-848, Kafka 4.0 and newer).
-        partition_assignment_strategy=("cooperative-sticky",): Assignors of the group, most preferred first.
-        group_remote_assignor=None: Assignor of the broker, such as "uniform" or "range"; None for its default.
-        max_poll_interval_ms=300_000: Maximum time in milliseconds between two reads, and for a member to rejoin.
-        session_timeout_ms=45_000: Time in milliseconds without a heartbeat after which a member is removed.
-        heartbeat_interval_ms=3_000: Time in milliseconds between heartbeats; at most a third of the session.
-        rebalance_drain_ms=30_000: Time in milliseconds a rebalance waits for records in flight to finish.
-        rebalance_max_retries=None: Maximum number of retries of joining the group; None for no limit.
-        leave_on_stop=None: Leave the group on stop(); by default a dynamic member does, a static one does not.
-        post_rebalance_callback=None: Called after a rebalance, before the first fetch; may return start offsets.
-        rebalance_listener=None: Object whose on_partitions_assigned, _revoked and _lost are called.
+        partition_assignment_strategy=("cooperative-sticky",): Assignors of this member, most preferred first.
+        group_remote_assignor=None: Assignor on the broker, such as "uniform" or "range"; None for the broker's default.
+        max_poll_interval_ms=300_000: Maximum time in milliseconds between two polls while records are available.
+        session_timeout_ms=45_000: Time in milliseconds without a heartbeat after which the group removes a member.
+        heartbeat_interval_ms=3_000: Time in milliseconds between heartbeats; must be less than session_timeout_ms.
+        rebalance_drain_ms=30_000: Maximum time in milliseconds that a rebalance waits for records in flight to finish.
+        rebalance_max_retries=None: Maximum number of consecutive retries of joining the group; None for no limit.
+        leave_on_stop=None: Leave the group on stop(); None leaves unless group_instance_id is set.
+        post_rebalance_callback=None: Function that is called after a rebalance and may return offsets to read from.
+        rebalance_listener=None: Object whose methods are called when partitions are assigned, revoked or lost.
         group_error_reactions=None: Reactions to error codes of group requests, such as {14: "retry"}.
-        auto_offset_reset=None: Start position without a committed offset.
-        enable_auto_commit=None: Commit finished records periodically; by default True with a group.
-        auto_commit_interval_ms=5_000: Time in milliseconds between automatic commits; None for none by time.
-        auto_commit_every_records=None: Number of finished records after which they are committed as well.
-        ack="auto": "auto" finishes a record when the next is read, "manual" on ack(record).
-        max_unacknowledged_records=20_000: Maximum number of delivered records that ack="manual" has not acknowledged.
-        reset_offset_on_start=False: Ignore committed offsets once and start at auto_offset_reset.
-        offset_commit_callback=None: Called after each commit with (offsets, error); sync or async.
-        offset_commit_max_retries=None: Maximum number of retries of a commit; None for as many as its time allows.
-        offset_metadata_max_bytes=4_096: Maximum size in bytes of commit metadata; at most the broker's limit.
-        on_metadata_too_large="raise": Action if the text of a commit is too long: raise, or "blank" to omit it.
-        isolation_level="read_uncommitted": "read_committed" skips records of aborted transactions.
+        auto_offset_reset=None: Start position if there is no committed offset, or if that offset is not in the log.
+        enable_auto_commit=None: Commit finished records automatically; None commits if there is a group_id.
+        auto_commit_interval_ms=5_000: Time in milliseconds between automatic commits; None for no periodic commits.
+        auto_commit_every_records=None: Number of finished records that cause a commit before the interval has passed.
+        ack="auto": "auto" finishes a record when the next one is polled, "manual" by ack(record).
+        max_unacknowledged_records=20_000: Maximum number of records in flight with ack="manual".
+        reset_offset_on_start=False: Ignore committed offsets at the first assignment; start at auto_offset_reset.
+        offset_commit_callback=None: Function, plain or async, that is called with (offsets, error) after each commit.
+        offset_commit_max_retries=None: Maximum number of retries of a commit; None retries until the commit's timeout.
+        offset_metadata_max_bytes=4_096: Maximum size in bytes of the metadata that is committed with an offset.
+        on_metadata_too_large="raise": Action if the broker refuses the metadata given to commit() as too large.
+        isolation_level="read_uncommitted": "read_committed" delivers no records of aborted or open transactions.
         max_queued_records=2_000: Maximum number of decoded records that wait to be delivered.
-        max_buffered_bytes=16_777_216: Maximum size in bytes of fetched data that is not decoded.
-        fetch_min_bytes=1: Minimum size in bytes of a fetch response, unless fetch_max_wait_ms passes.
-        fetch_max_wait_ms=500: Maximum time in milliseconds the broker waits for fetch_min_bytes.
+        max_buffered_bytes=16_777_216: Maximum size in bytes of fetched data that is not decoded yet.
+        fetch_min_bytes=1: Minimum size in bytes of a fetch response; after fetch_max_wait_ms, any size.
+        fetch_max_wait_ms=500: Maximum time in milliseconds for which a broker waits for fetch_min_bytes.
         fetch_max_bytes=52_428_800: Maximum size in bytes of a fetch response.
         max_partition_fetch_bytes=1_048_576: Maximum size in bytes of the data of one partition in a fetch response.
-        num_fetchers=1: Number of connections for fetching to each broker.
-        max_batch_bytes=None: Maximum size in bytes of a batch; a larger one raises an error.
-        max_decompressed_batch_bytes=134_217_728: Maximum size in bytes of a decompressed batch; more raises an error.
+        num_fetchers=1: Number of connections to each broker for fetch requests.
+        max_batch_bytes=None: Maximum size in bytes of a fetched batch; None for no limit.
+        max_decompressed_batch_bytes=134_217_728: Maximum size in bytes of a batch after decompression.
         check_crcs=True: Check the CRC-32C checksum of each batch.
-        allow_offset_gaps=True: Accept gaps in the offsets; False raises OffsetGapError.
-        exclude_internal_topics=True: Exclude Kafka's internal topics from patterns; a topic that is named is read.
-        key_deserializer=None: Function that decodes keys; not called for null.
-        value_deserializer=None: Function that decodes values; not called for null.
-        on_deserialize_error="raise": Action if a record cannot be decoded: raise DecodeError, or "skip" it.
-        consumer_timeout_ms=None: Time in milliseconds to wait for a record in a loop or call without its own timeout.
-        when_timed_out="raise": Action after consumer_timeout_ms: raise an error, or "stop" a loop.
-        start_timeout_ms=20_000: Maximum time in milliseconds to reach the cluster in start().
-        stop_timeout_ms=20_000: Maximum time in milliseconds of stop(), even if no broker answers.
-        default_api_timeout_ms=60_000: Maximum time in milliseconds of a call such as commit(), retries included.
+        allow_offset_gaps=True: Accept gaps in the offsets; False raises OffsetGapError at a gap.
+        exclude_internal_topics=True: Exclude Kafka's internal topics from patterns and from topics().
+        key_deserializer=None: Function that decodes the bytes of a key; it is not called if the key is null.
+        value_deserializer=None: Function that decodes the bytes of a value; it is not called if the value is null.
+        on_deserialize_error="raise": Action if a record cannot be decoded: "raise" an error, or "skip" the record.
+        consumer_timeout_ms=None: Time in milliseconds to wait for a record; None for no limit.
+        when_timed_out="raise": Action of a loop after consumer_timeout_ms: "raise" an error, or "stop".
+        start_timeout_ms=20_000: Maximum time in milliseconds for which start() tries to reach the cluster.
+        stop_timeout_ms=20_000: Maximum duration in milliseconds of stop(), even if no broker answers.
+        default_api_timeout_ms=60_000: Maximum duration in milliseconds of a call such as commit(), retries included.
         request_timeout_ms=40_000: Maximum time in milliseconds to wait for the response to a request.
         socket_connection_setup_timeout_ms=10_000: Maximum time in milliseconds to open a connection.
         reconnect_backoff_ms=50: Time in milliseconds before the first reconnect to a broker.
@@ -156,16 +157,16 @@ class App(Handlers):
         retry_backoff_ms=100: Time in milliseconds before the first retry of a request (KIP-580).
         retry_backoff_max_ms=1_000: Maximum time in milliseconds between retries of a request.
         hooks=(): Objects whose on_event(event) is called with every event.
-        metric_group_prefix="consumer": Prefix of the groups in metrics().
+        metric_group_prefix="consumer": Prefix of the names of metric groups in the result of metrics().
 
     Raises:
-        ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
+        ConfigurationError: An option is unknown, has an invalid value, or contradicts another option.
     """
 
     def __init__(self, **options: Unpack[AppOptions]) -> None:
         super().__init__()
-        given = cast("dict[str, Any]", options)
-        config = AppConfig(**{name: given.pop(name) for name in _OWN_OPTIONS if name in given})
+        remaining = cast("dict[str, Any]", options)
+        config = AppConfig(**{name: remaining.pop(name) for name in _OWN_OPTIONS if name in remaining})
         if config.dead_letter is not None:
             topic_name(config.dead_letter, topic="topic", group="group")
         self._defaults = ResolvedOptions(
@@ -176,23 +177,23 @@ class App(Handlers):
             middleware=tuple(config.middleware),
         )
         self._require_broker = config.require_broker
-        transactions = {name: given.pop(name) for name in _TRANSACTION_OPTIONS if name in given}
+        transactions = {name: remaining.pop(name) for name in _TRANSACTION_OPTIONS if name in remaining}
         self._transactions = transaction_options(config.delivery, **transactions)
         self._options: dict[str, Any] = {}
         self._overrides: dict[Provider, Provider] = {}
         self._supervisor: Supervisor | None = None
         self._running: AppRun | None = None
-        self._instead: KafkaSubstitute | None = None
+        self._substitute: KafkaSubstitute | None = None
         self._config: ConsumerConfig | None = None
-        self.configure(**given)
+        self.configure(**remaining)
 
     def __repr__(self) -> str:
         state = "new" if self._supervisor is None else "started"
         return f"<App of {len(self.declared)} handlers group={self._options.get('group_id')} {state}>"
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the declaration; pickling leaves out the state of a started app."""
-        return {**self.__dict__, "_supervisor": None, "_running": None, "_instead": None, "_config": None}
+        """Return the state to pickle: declarations and options, without the state of a run."""
+        return {**self.__dict__, "_supervisor": None, "_running": None, "_substitute": None, "_config": None}
 
     # ---- before the start --------------------------------------------------------------------------------------
 
@@ -205,18 +206,18 @@ class App(Handlers):
         """
         if self._supervisor is not None and not self._supervisor.is_over:
             raise ConsumerStateError("this app is started - call configure() before the start")
-        given = cast("dict[str, Any]", options)
-        check_names(given, (*_OWN_OPTIONS, *_TRANSACTION_OPTIONS))
-        if resolve({**self._options, **given}).enable_auto_commit is False:
+        consumer_options = cast("dict[str, Any]", options)
+        check_names(consumer_options, (*_OWN_OPTIONS, *_TRANSACTION_OPTIONS))
+        if resolve({**self._options, **consumer_options}).enable_auto_commit is False:
             raise ConfigurationError(
-                "an App cannot run with enable_auto_commit=False: it always commits the records that are finished"
-                " - leave the option out, or commit yourself with a Consumer"
+                "enable_auto_commit=False cannot be used with App, which always commits the offsets of finished records"
+                " - leave out enable_auto_commit, or use a Consumer and commit yourself"
             )
-        self._options.update(given)
+        self._options.update(consumer_options)
 
     @property
     def options(self) -> ConsumerOptions:
-        """Copy of the options of the consumers, as given to ``App(...)`` and ``configure``."""
+        """Copy of the options of the consumers that were passed to ``App(...)`` and ``configure``."""
         return cast("ConsumerOptions", dict(self._options))
 
     @property
@@ -230,17 +231,17 @@ class App(Handlers):
         Raises:
             ConfigurationError: ``provider`` or ``replacement`` is not callable.
         """
-        for name, one in (("provider", provider), ("replacement", replacement)):
-            if not callable(one):
-                raise ConfigurationError(f"override(): {name} must be a function, not {one!r}")
+        for name, function in (("provider", provider), ("replacement", replacement)):
+            if not callable(function):
+                raise ConfigurationError(f"override(): {name} must be a function, not {function!r}")
         self._overrides[provider] = replacement
 
     # ---- start and stop ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read signatures, open app-scoped dependencies, start the consumers and handle records.
+        """Read the signatures of handlers, open app-scoped dependencies, and start the consumers.
 
-        Without handlers, no consumer is started, and the app only publishes.
+        Handlers are called from then on. Without handlers, no consumer is started, and the app only publishes.
 
         Raises:
             ConfigurationError: A handler's signature is invalid, or options contradict each other.
@@ -250,7 +251,7 @@ class App(Handlers):
         await self._start()
 
     async def _start(self, given_up: asyncio.Event | None = None) -> Supervisor:
-        """Start, but give up if ``given_up`` is set before the start is done."""
+        """Start; if ``given_up`` is set before the end of the start, return early, and the caller must stop the app."""
         if self._supervisor is not None and not self._supervisor.is_over:
             raise ConsumerStateError("this app is started already")
         self._config = resolve(self._options)
@@ -269,8 +270,8 @@ class App(Handlers):
         Handlers that still run after half of ``stop_timeout_ms`` are canceled, and their records are delivered again.
 
         Raises:
-            ConsumerStateError: A handler calls ``stop()`` (deadlock).
-            TailraceError: An error has ended the app before, or a part of the app does not end.
+            ConsumerStateError: A handler calls ``stop()``, which would wait for the handler.
+            TailraceError: An error has ended the app before, or a part of the app does not end in time.
         """
         if self._supervisor is None:
             return
@@ -283,7 +284,7 @@ class App(Handlers):
         try:
             await self._supervisor.stop(orderly_s, ending_s=ending_s)
         except TailraceError:
-            running.closing.cut_short(is_abandoned=True)
+            running.shutdown.report_timeout(is_abandoned=True)
             raise
         if running.failure is not None:
             raise running.failure
@@ -298,13 +299,13 @@ class App(Handlers):
         await self.stop()
 
     async def run(self) -> None:
-        """Handle records until SIGTERM, SIGINT, or an error; a second signal ends the app at once.
+        """Start the app, handle records until SIGTERM, SIGINT or an error, and stop; a second signal ends it at once.
 
         A signal ends all apps that run in the process.
 
         Raises:
             ConfigurationError: The app has no handlers.
-            HandlerFailedError: A handler did not end when it was canceled, and was abandoned.
+            HandlerFailedError: A handler ignored its cancellation by the stop, and was abandoned.
             TailraceError: The error that ended the app.
         """
         if not self.declared:
@@ -312,17 +313,17 @@ class App(Handlers):
                 "this app has no handlers to run - declare one with @app.handler('topic'); to publish only, use"
                 " `async with app`"
             )
-        asked = asyncio.Event()
-        with handle_signals((signal.SIGTERM, signal.SIGINT), asked.set):
-            supervisor = await self._start(asked)
+        has_signal = asyncio.Event()
+        with handle_signals((signal.SIGTERM, signal.SIGINT), has_signal.set):
+            supervisor = await self._start(has_signal)
             try:
-                await first_of(asked, supervisor.stopping)
+                await wait_for_any(has_signal, supervisor.stopping)
             finally:
                 await self.stop()
-        if left := self._started.left_behind:
+        if names := dict.fromkeys(self._started.left_behind):
             raise HandlerFailedError(
-                f"{', '.join(dict.fromkeys(left))} went on after being canceled and was abandoned - its record is not"
-                " committed and will be delivered again; let asyncio.CancelledError through"
+                f"handlers that ignored their cancellation were abandoned: {', '.join(names)}; their records are not"
+                " committed and will be delivered again - let asyncio.CancelledError through"
             )
 
     @asynccontextmanager
@@ -343,15 +344,15 @@ class App(Handlers):
             yield
 
     async def wait_ready(self) -> None:
-        """Wait for the first assignment of each group, even an empty one; without handlers, wait for a broker.
+        """Wait until each group has its first assignment, even an empty one; without handlers, until a broker answers.
 
         Raises:
-            ConsumerStateError: The app is not started, or is stopped before it is ready.
-            TailraceError: An error has ended the app before it was ready.
+            ConsumerStateError: The app is not started, or is stopped before that.
+            TailraceError: An error has ended the app before that.
         """
         running = self._started
         if self._supervisor is not None:
-            await first_of(running.consumer_events.assigned, self._supervisor.stopping)
+            await wait_for_any(running.consumer_events.assigned, self._supervisor.stopping)
         if running.failure is not None:
             raise running.failure
         if not running.consumer_events.assigned.is_set():
@@ -360,7 +361,8 @@ class App(Handlers):
     def health(self) -> Health:
         """Return the health of the app.
 
-        The app is live unless only a restart would help. It is ready from its first assignment until it stops.
+        The app is live unless only a restart of the process would help. It is ready from its first assignment until its
+        stop.
         """
         config, running = self._config or resolve(self._options), self._running
         if running is None:
@@ -372,9 +374,9 @@ class App(Handlers):
         return examine(vitals, require_broker=self._require_broker)
 
     def statistics(self) -> AppStatistics:
-        """Return a snapshot of the work of handlers, of lag, and of consumers; without handlers before the start.
+        """Return the statistics of handlers, groups and consumers in the current run; there are none before the start.
 
-        The numbers are those of the current run. Call this in the app's event loop.
+        Call this in the app's event loop.
         """
         health, running = self.health(), self._running
         if running is None:
@@ -383,28 +385,28 @@ class App(Handlers):
 
     @property
     def health_app(self) -> ASGIApp:
-        """ASGI app that answers ``/livez``, ``/readyz`` and ``/lag``, to be mounted or served on its own."""
+        """ASGI app that answers ``/livez``, ``/readyz`` and ``/lag``; mount it, or serve it on its own."""
         return health_app(self.health, self._get_lag)
 
     @property
     def endpoints(self) -> HealthEndpoints:
-        """Answers of ``health_app``, for other servers: ``await app.endpoints.answer("/readyz")``."""
+        """Answers of ``health_app`` for servers without ASGI: ``await app.endpoints.answer("/readyz")``."""
         return HealthEndpoints(self.health, self._get_lag)
 
     async def _get_lag(self) -> LagReport:
         return lag_report([self.statistics()])
 
-    # ---- handlers one by one -----------------------------------------------------------------------------------
+    # ---- single handlers ---------------------------------------------------------------------------------------
 
     def pause(self, handler: HandlerFunction) -> None:
         """Start no more calls of a handler until it is resumed; running calls and other handlers continue.
 
-        The handler's partitions stay assigned and are not read, even if another handler receives some of their records.
+        The handler's partitions stay assigned and are not read, even if other handlers receive some of their records.
 
         Raises:
             ConsumerStateError: The app is not started, or has no such handler.
         """
-        for executor in self._lines_of(handler):
+        for executor in self._executors_of(handler):
             executor.hold()
 
     def resume(self, handler: HandlerFunction) -> None:
@@ -413,7 +415,7 @@ class App(Handlers):
         Raises:
             ConsumerStateError: The app is not started, or has no such handler.
         """
-        for executor in self._lines_of(handler):
+        for executor in self._executors_of(handler):
             executor.release()
 
     def is_paused(self, handler: HandlerFunction) -> bool:
@@ -422,7 +424,7 @@ class App(Handlers):
         Raises:
             ConsumerStateError: The app is not started, or has no such handler.
         """
-        return any(executor.is_held for executor in self._lines_of(handler))
+        return any(executor.is_held for executor in self._executors_of(handler))
 
     # ---- publishing --------------------------------------------------------------------------------------------
 
@@ -437,24 +439,26 @@ class App(Handlers):
     ) -> Published | None:
         """Publish a value, encoded by the app's codec; bytes are published unchanged.
 
-        The value may be any object that the codec encodes; so may the key if the codec encodes keys, otherwise it is
-        bytes or str. Without ``partition``, the key selects the partition. In a handler of single records, and in its
-        tasks and threads, the trace headers of the record are added unless ``headers`` already contains trace headers.
+        The value may be any object that the codec encodes. The key must be bytes or str, unless the codec encodes keys,
+        too. Without ``partition``, the key selects the partition. In a handler of single records, and in its tasks and
+        threads, the trace headers of the record are added unless ``headers`` contains trace headers.
 
         Returns:
             The partition and offset; None if the message belongs to a transaction that is not committed yet.
 
         Raises:
             ConsumerStateError: The app is not started, or has ended.
-            PublishError: The value cannot be encoded, was not acknowledged, or no broker was reached yet.
-            SchemaRegistryError: A schema is needed, and the schema registry did not answer.
+            PublishError: The value cannot be encoded, the message was not acknowledged, or no broker was reached yet.
+            SchemaRegistryError: A schema is needed, and the schema registry does not answer.
         """
         running = self._started
         if running.publisher is None:
             if self._supervisor is not None and not self._supervisor.stopping.is_set():
                 raise PublishError(f"{topic}: no broker was reached yet - await wait_ready() first")
-            raise ConsumerStateError("this app has ended - use `async with app`, or await start() first")
-        (out,) = await outgoing([Message(value, key, headers, partition)], topic, self._defaults.codec, "publish()")
+            raise ConsumerStateError("this app has ended - start it again before you publish")
+        (out,) = await encode_messages(
+            [Message(value, key, headers, partition)], topic, self._defaults.codec, "publish()"
+        )
         return await publish_one(running.publisher, out)
 
     # ---- internals ---------------------------------------------------------------------------------------------------
@@ -465,21 +469,21 @@ class App(Handlers):
             raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
         return self._running
 
-    def _lines_of(self, handler: HandlerFunction) -> list[Executor[Any]]:
+    def _executors_of(self, handler: HandlerFunction) -> list[Executor[Any]]:
         executors = [executor for group in self._started.groups for executor in group.executors_of(handler)]
         if not executors:
             raise ConsumerStateError(f"{handler!r} is not a running handler of this app - pass the decorated function")
         return executors
 
     def _new_run(self, config: ConsumerConfig) -> AppRun:
-        instead = self._instead
-        overrides = self._overrides if instead is None else {**self._overrides, **instead.overrides}
+        substitute = self._substitute
+        overrides = self._overrides if substitute is None else {**self._overrides, **substitute.overrides}
         plan = make_plan(self, config.group_id, self._defaults, overrides)
-        if instead is not None:
-            plan = instead.adapt(plan)
+        if substitute is not None:
+            plan = substitute.adapt(plan)
         consumer_events = ConsumerEvents(plan.by_group)
-        more = () if instead is None else instead.hooks
-        hooks = (*cast("tuple[Hook, ...]", config.hooks), *more, cast("Hook", consumer_events))
+        added_hooks = () if substitute is None else substitute.hooks
+        hooks = (*cast("tuple[Hook, ...]", config.hooks), *added_hooks, cast("Hook", consumer_events))
 
         options = {**self._options, "hooks": hooks}
         observer = Observer(hooks, client_id=config.client_id)
@@ -487,17 +491,17 @@ class App(Handlers):
         def connect(routes: Routes) -> Source:
             return ConsumerSource(routes, {**options, "group_id": routes.group_id})
 
-        kafka = TransactionalKafka(connect, lambda: Producer(config))
+        kafka = KafkaAccess(connect, lambda: Producer(config))
         if self._transactions is not None:
-            check_options(self._transactions, config, self._options, self.declared)
-            kafka = exactly_once(self._transactions, config, options, kafka, observer=observer)
+            check_transactions(self._transactions, config, self._options, self.declared)
+            kafka = with_transactions(kafka, self._transactions, config, options, observer=observer)
         return AppRun(
             plan,
             config,
-            connect=kafka.connect if instead is None else instead.connect,
-            open_publisher=kafka.open_publisher if instead is None else instead.open_publisher,
+            connect=kafka.connect if substitute is None else substitute.connect,
+            open_publisher=kafka.open_publisher if substitute is None else substitute.open_publisher,
             consumer_events=consumer_events,
             observer=observer,
             # A substitute for Kafka is always available.
-            require_broker=self._require_broker or instead is not None,
+            require_broker=self._require_broker or substitute is not None,
         )

@@ -10,7 +10,7 @@ from typing import Any
 from tailrace.app.function_kinds import FunctionKind, called_by, kind_of, name_of
 from tailrace.errors import ConfigurationError
 
-__all__ = ["accepts", "check_codec", "check_condition", "check_middleware", "check_text", "compiled"]
+__all__ = ["accepts", "check_codec", "check_middleware", "check_text", "check_when", "compile_pattern"]
 
 
 def check_codec(codec: object, where: str) -> None:
@@ -21,8 +21,8 @@ def check_codec(codec: object, where: str) -> None:
         where: beginning of the error message, such as the name of the handler.
 
     Raises:
-        ConfigurationError: ``codec`` is a class, a method is missing, takes other arguments, or is a coroutine
-            function.
+        ConfigurationError: ``codec`` is a class, or one of its methods is missing, takes other arguments or is a
+            coroutine function.
     """
     argument_counts = {"encode": 1, **({"decoder": 1} if hasattr(codec, "decoder") else {"decode": 3})}
     if isinstance(codec, type) or not all(
@@ -44,8 +44,8 @@ def check_middleware(middleware: object) -> None:
     """Check that ``middleware`` is a list or tuple of plain functions of one parameter.
 
     Raises:
-        ConfigurationError: ``middleware`` is not a list or tuple of functions, or a function has other parameters or is
-            a coroutine function or generator; the message names that function.
+        ConfigurationError: ``middleware`` is not a list or tuple of functions, or one of the functions has other
+            parameters, or is a coroutine function or a generator.
     """
     if not isinstance(middleware, list | tuple) or not all(map(callable, middleware)):
         raise ConfigurationError(
@@ -61,7 +61,7 @@ def check_middleware(middleware: object) -> None:
             )
 
 
-def check_condition(when: object) -> None:
+def check_when(when: object) -> None:
     """Check that a ``when=`` predicate is a plain function of a record.
 
     Raises:
@@ -75,17 +75,17 @@ def check_text(name: str, value: object) -> None:
     """Check that the value of the option ``name`` is a non-empty string.
 
     Raises:
-        ConfigurationError: ``value`` is something else.
+        ConfigurationError: ``value`` is empty or not a string.
     """
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{name} must be a non-empty string, not {value!r}")
 
 
-def compiled(pattern: object) -> re.Pattern[str]:
-    """Return ``pattern``, a string or a compiled regular expression, as a compiled one.
+def compile_pattern(pattern: object) -> re.Pattern[str]:
+    """Return a regular expression as a pattern object; ``pattern`` is a string or a pattern object.
 
     Raises:
-        ConfigurationError: ``pattern`` is not a regular expression, or is one for bytes.
+        ConfigurationError: ``pattern`` is not a regular expression, or matches bytes instead of strings.
     """
     try:
         expression: Any = re.compile(pattern) if isinstance(pattern, str) else pattern
@@ -103,5 +103,5 @@ def accepts(function: Callable[..., object], count: int) -> bool:
     except TypeError:
         return False
     except ValueError:
-        return True  # The function has no readable signature, as some functions written in C.
+        return True  # Some functions written in C have no signature.
     return True

@@ -19,12 +19,12 @@ __all__ = [
 ]
 
 Decode: TypeAlias = Callable[[Any], object]
-"""Decodes bytes."""
+"""Returns the value that bytes decode to."""
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """Codec that returns a decoder for each type when the app starts; the decoder is called with the bytes only."""
+    """Codec whose decoding depends on the bytes only; ``decoder`` is called once for each type, when the app starts."""
 
     def decoder(self, annotation: Any, /) -> Decode: ...  # noqa: ANN401 - any type annotation
     def encode(self, value: Any, /) -> bytes: ...  # noqa: ANN401
@@ -35,8 +35,7 @@ class RecordCodec(Protocol):
     """Codec whose decoding depends on the record, such as on its topic or on a header that names a schema.
 
     Both methods are plain functions. They are called neither for the type ``bytes`` nor for null values. An exception
-    that ``decode`` raises is raised as a DecodeError of the record. An OSError, such as from a registry that does not
-    answer, is raised unchanged.
+    of ``decode`` becomes a DecodeError of the record, except an OSError, such as from a registry that does not answer.
     """
 
     def decode(self, data: bytes, annotation: Any, record: Record, /) -> object: ...  # noqa: ANN401
@@ -47,8 +46,9 @@ class RecordCodec(Protocol):
 class FetchingCodec(Codec, Protocol):
     """Codec that must fetch data before it can decode some bytes, such as the schema that the bytes refer to.
 
-    If ``lacks`` returns True for some bytes, ``fetch`` is awaited for them. An error that ``fetch`` raises counts as
-    raised by the handler. A SchemaRegistryError pauses the record until the registry answers.
+    Before bytes for which ``lacks`` returns True are decoded, ``fetch`` is awaited with them. An error of ``fetch``
+    makes the record fail, like an error of the handler. After a SchemaRegistryError, the record is retried until the
+    registry answers.
 
     Attributes:
         keys: True if the codec also decodes keys.
@@ -61,7 +61,7 @@ class FetchingCodec(Codec, Protocol):
 
 
 class TopicReader(Protocol):
-    """Decoder of record values or of record keys that knows the topic of each record."""
+    """Decoder of record values or of record keys that receives the topic of each record."""
 
     def lacks(self, topic: str, data: bytes, /) -> bool: ...
     async def fetch(self, topic: str, data: bytes, /) -> None: ...
@@ -70,10 +70,10 @@ class TopicReader(Protocol):
 
 @runtime_checkable
 class TopicReadingCodec(FetchingCodec, Protocol):
-    """Fetching codec that checks bytes against their topic, such as against the subject of a schema.
+    """Fetching codec whose decoding also depends on the topic, such as on the subject of a schema.
 
-    Apps call ``reader`` instead of ``decoder``, ``lacks`` and ``fetch``. For a record of a retry or replay topic, the
-    topic passed to the reader is the topic from which the record was first read.
+    Apps call ``reader`` instead of ``decoder``, ``lacks`` and ``fetch``. The reader receives the topic from which a
+    record was first read, even if the record is now in a retry or replay topic.
     """
 
     def reader(self, *, is_key: bool) -> TopicReader: ...
@@ -81,7 +81,11 @@ class TopicReadingCodec(FetchingCodec, Protocol):
 
 @runtime_checkable
 class TopicCodec(Protocol):
-    """Codec whose encoding depends on the topic of a message; ``encode_for`` is called instead of ``encode``."""
+    """Codec whose encoding depends on the topic of a message; apps call ``encode_for`` instead of ``encode``.
+
+    Attributes:
+        keys: True if the codec also encodes keys.
+    """
 
     keys: bool
 

@@ -1,4 +1,4 @@
-"""Kinds of user functions: plain, async or generator; partials, methods and callable objects are resolved."""
+"""Kinds of user functions: plain, async or generator. Partials, methods and callable objects are functions, too."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def kind_of(function: Callable[..., object], where: str) -> FunctionKind:
     """Return the kind of ``function``.
 
     Raises:
-        ConfigurationError: a plain function wraps a generator function, so that the kind is unknown.
+        ConfigurationError: ``function`` is a plain function that wraps a generator function, so its kind is unknown.
     """
     called = called_by(function)
     kind, inner = _kind(called), _kind(inspect.unwrap(called))
@@ -55,7 +55,7 @@ def handler_kind(function: object) -> FunctionKind:
     """Return the kind of a handler: PLAIN or COROUTINE.
 
     Raises:
-        ConfigurationError: ``function`` is not callable, is a class, or is a generator.
+        ConfigurationError: ``function`` is not callable, is a class, or is a generator function.
     """
     where = f"handler {name_of(function)}"
     if not callable(function) or isinstance(function, type):
@@ -67,10 +67,14 @@ def handler_kind(function: object) -> FunctionKind:
 
 
 def check_hook(function: object, name: str) -> None:
-    """Check that a hook is a function without required arguments, and not a generator function.
+    """Check that a hook is a function without required arguments.
+
+    Args:
+        function: hook.
+        name: name of the decorator, such as ``on_start``, for error messages.
 
     Raises:
-        ConfigurationError: ``function`` is something else.
+        ConfigurationError: ``function`` is not callable, requires arguments, or is a generator function.
     """
     if not callable(function):
         raise ConfigurationError(f"{name} must be called with a function, not {function!r}")
@@ -78,12 +82,13 @@ def check_hook(function: object, name: str) -> None:
     kind = kind_of(function, where)
     if kind not in {FunctionKind.PLAIN, FunctionKind.COROUTINE}:
         raise ConfigurationError(
-            f"{where} is {kind.value} - write a function without `yield`; open resources that must be closed by Depends"
+            f"{where} is {kind.value} - write a function without `yield`, and open resources with Depends, which closes"
+            " them"
         )
     try:
         inspect.signature(function).bind()
     except ValueError:
-        return  # some C functions have no signature
+        return  # Some functions written in C have no signature.
     except TypeError as error:
         raise ConfigurationError(f"{where} must be callable without arguments: {error}") from error
 
@@ -95,7 +100,7 @@ def _without_partial(function: object) -> object:
 
 
 def called_by(function: object) -> Callable[..., object]:
-    """Return the function that a call runs; for a callable object, this is its ``__call__``."""
+    """Return the function that a call of ``function`` runs: without partials, and ``__call__`` of a callable object."""
     inner: Any = _without_partial(function)
     called: Callable[..., object] = inner if isinstance(inner, type) or inspect.isroutine(inner) else inner.__call__
     return called

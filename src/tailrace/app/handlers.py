@@ -1,7 +1,7 @@
-"""Declaration of handlers and hooks: the functions, with topics and options.
+"""Declaration of handlers and hooks.
 
-A declaration starts nothing, and checks only its own arguments, so that a module of handlers can be imported anywhere.
-Signatures are read when the app starts (``app.declare.parameters``).
+A declaration starts nothing and checks only its own arguments, so a module with handlers can be imported anywhere.
+Signatures of handlers are read when the app starts (``app.declare.parameters``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from typing_extensions import Unpack
 
-from tailrace.app.argument_checks import compiled
+from tailrace.app.argument_checks import compile_pattern
 from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.function_kinds import check_hook, handler_kind
 from tailrace.app.options import BatchMiddleware, HandlerOptions, Unmatched, check_handler_options
@@ -27,16 +27,17 @@ from tailrace.records import Record
 __all__ = ["Handler", "HandlerFunction", "Handlers"]
 
 HandlerFunction: TypeAlias = Callable[..., object]
-"""Function that is declared as a handler; the annotations of its parameters tell what it is called with."""
+"""Function that is declared as a handler; the annotations of its parameters determine its arguments."""
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 HookT = TypeVar("HookT", bound=Callable[[], Any])
 
 _BATCH_CONCURRENCY = 8
+"""Default of ``concurrency`` for handlers of batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Handler:
-    """Declared handler; ``HandlerOptions`` documents the options, and which of them are the app's if they are None."""
+    """Declared handler; ``HandlerOptions`` documents the options, and which options default to those of the app."""
 
     function: Callable[..., Any] = field(repr=False)
     name: str
@@ -60,7 +61,7 @@ class Handler:
 
 
 class Handlers:
-    """Collection of handlers to include in an app; an app is itself such a collection.
+    """Collection of handlers and hooks to include in an app; an app is itself a collection.
 
     Attributes:
         declared: Declared handlers.
@@ -74,20 +75,22 @@ class Handlers:
         self.stop_hooks: list[Callable[[], Any]] = []
 
     def on_start(self, function: HookT) -> HookT:
-        """Call a plain or async function without required parameters before the first record is handled.
+        """Declare a start hook, which is called before the first record is handled; the function is returned unchanged.
 
-        App-scoped dependencies are already open, and ``app.publish`` works. An exception makes the start fail.
+        A hook is a plain or async function without required parameters. App-scoped dependencies are open when it is
+        called, and ``app.publish`` works. An exception makes the start fail.
         """
         check_hook(function, "on_start")
         self.start_hooks.append(function)
         return function
 
     def on_stop(self, function: HookT) -> HookT:
-        """Call a function after the last record is handled and committed; the hook declared last is called first.
+        """Declare a stop hook, which is called after the last commit; the function is returned unchanged.
 
-        ``app.publish`` still works when hooks are called. If a hook raises, the other hooks are still called, and
-        ``stop()`` raises the exception after that. A hook that has not ended after three quarters of
-        ``stop_timeout_ms`` is canceled, and ``stop()`` raises a TailraceError.
+        A hook is a plain or async function without required parameters. The hook declared last is called first, and
+        ``app.publish`` still works. If a hook raises, the other hooks are still called, and ``stop()`` raises the
+        exception after that. A hook that has not ended after three quarters of ``stop_timeout_ms`` is canceled, and
+        ``stop()`` raises a TailraceError.
         """
         check_hook(function, "on_stop")
         self.stop_hooks.append(function)
@@ -100,28 +103,28 @@ class Handlers:
 
         Args:
             topics: Names of the topics.
-            batch: Limits of a batch; with them, the function takes a list of records, or a table, not a single record.
+            batch: Limits of a batch; the function then takes a list or a table of several records.
             options: See below.
 
         Options; see ``tailrace.HandlerOptions`` and docs/options.md:
-            pattern=None: Regular expression instead of topic names; it must match a topic's whole name.
-            group_id=None: Consumer group of this handler.
-            when=None: Predicate that selects the records of this handler, if several read one topic.
+            pattern=None: Regular expression in place of topic names; it must match the whole name of a topic.
+            group_id=None: Consumer group of this handler; None for the group_id of the app.
+            when=None: Function that returns True for the records of this handler; None for all records.
             unmatched="fail": Policy for records that no handler's when selects: "fail" or "skip".
-            order_by="partition": Records that are handled one after another: of a "partition", of a "key", or "none".
-            concurrency=64: Maximum number of records, or of batches, that are handled at once.
-            timeout_ms=None: Maximum time in milliseconds that a call may take; then it fails with TimeoutError.
+            order_by="partition": Scope in which records are handled in order: "partition", "key" or "none".
+            concurrency=64: Maximum number of calls of the handler that run at the same time.
+            timeout_ms=None: Maximum duration in milliseconds of a call; a longer call fails with TimeoutError.
             retry=None: Policy for retrying failed records, in place and through retry topics.
             dead_letter=None: Topic for records that have failed for good, such as "{topic}.{group}.dead".
-            on_failure=None: Action for records that have failed for good without a dead-letter topic.
+            on_failure=None: Action for a record that has failed for good, if there is no dead-letter topic.
             publish=None: Topic to which the handler's results are published; a list is published item by item.
-            codec=None: Decodes values and encodes results.
-            middleware=(): Functions that wrap the call of the handler, inside those of the app, the outermost first.
+            codec=None: Codec that decodes values and encodes results; None for the codec of the app.
+            middleware=(): Functions that wrap the call of the handler, the outermost first.
 
         Raises:
             ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
         """
-        matching = None if (pattern := options.get("pattern")) is None else compiled(pattern)
+        matching = None if (pattern := options.get("pattern")) is None else compile_pattern(pattern)
         _check_topics(topics, matching)
         check_handler_options(options, batch)
         values: dict[str, Any] = {**options, "pattern": matching, "middleware": tuple(options.get("middleware", ()))}
@@ -154,7 +157,7 @@ class Handlers:
         return self.handler(*topics, batch=Batch(max_records, max_wait_ms, max_bytes), **options)
 
     def include(self, handlers: Handlers) -> None:
-        """Add the handlers and hooks that were declared in ``handlers`` so far.
+        """Add the handlers and hooks that ``handlers`` contains now.
 
         Raises:
             ConfigurationError: ``handlers`` is not a collection of handlers.

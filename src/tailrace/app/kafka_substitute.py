@@ -17,7 +17,15 @@ __all__ = ["KafkaSubstitute"]
 
 @dataclass(frozen=True)
 class KafkaSubstitute:
-    """Sources, publisher, dependencies and hooks that an app uses in place of Kafka."""
+    """Substitute for Kafka in one run of an app.
+
+    Attributes:
+        connect: returns the source of a group's records.
+        open_publisher: returns the context manager of the publisher.
+        overrides: replacements of providers, in addition to those of the app.
+        hooks: hooks, in addition to those of the app.
+        adapt: returns the plan to run in place of the app's plan.
+    """
 
     connect: Connect
     open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]

@@ -1,7 +1,7 @@
 """One run of an app: start, handling of records, stop.
 
-A start opens the app-scoped dependencies, opens the publisher, calls the start hooks, and starts the groups. A stop
-takes these steps in reverse order, so that each part is closed before the parts that it depends on.
+The start opens the app-scoped dependencies, opens the publisher, calls the start hooks and starts the groups. The stop
+takes the reverse steps in reverse order, so that each part is closed before the parts that it depends on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 
-from tailrace.app.closing import BoundedStack, Closing, call_hook
+from tailrace.app.closing import BoundedStack, ShutdownTracker, call_hook
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.dependencies import open_into
 from tailrace.app.declare.plan import Plan
@@ -35,42 +35,50 @@ from tailrace.producer.publisher import Publisher, instrumented
 
 __all__ = ["AppRun"]
 
-# Shares of ``stop_timeout_ms``. Deadlines count from the beginning of the stop.
+# The values up to _ORDERLY_DEADLINE are shares of ``stop_timeout_ms``. Deadlines count from the beginning of the stop.
 _HANDLERS_DEADLINE = 0.5
-"""Deadline of running handlers; handlers that still run are canceled."""
+"""Deadline at which handlers that still run are canceled."""
 _CLEANUP_TIME = 0.1
 """Time for canceled handlers to clean up."""
 _LEAVE_DEADLINE = 0.7
-"""Deadline of the last commits and the LeaveGroup requests."""
+"""Deadline of the last commits and of the LeaveGroup requests."""
 _HOOKS_DEADLINE = 0.75
-"""Deadline of stop hooks."""
+"""Deadline at which stop hooks that still run are canceled."""
 _LATE_HOOKS_TIME = 0.025
-"""Time for all stop hooks together that start after their deadline; canceled hooks may clean up as long again."""
+"""Time that is divided equally among the stop hooks.
+
+The part of a hook is its minimum time after ``_HOOKS_DEADLINE``, and its time to clean up after a cancellation.
+"""
 _LATE_PROVIDER_TIME = 0.05
-"""Minimum time for the closing of each provider, also after ``_ORDERLY_DEADLINE``."""
+"""Minimum time to close each provider, even after ``_ORDERLY_DEADLINE``."""
 _ORDERLY_DEADLINE = 0.8
-"""End of the orderly stop; after it, everything that still runs is canceled."""
+"""End of the orderly stop, at which everything that still runs is canceled."""
 _MAX_PAUSE_MS = 10_000
-"""Maximum pause between two attempts to reach a broker."""
+"""Maximum pause in milliseconds between two attempts to reach a broker."""
 
 
 class AppRun:
     """Single run of an app, from its start to its stop.
 
     Args:
+        plan: handlers and hooks of the app.
+        config: resolved options of the consumers.
         connect: returns the source of a group's records.
         open_publisher: returns the context manager of the publisher, which is entered before the groups start and
             exited after they have stopped.
-        require_broker: False to keep trying, instead of failing, if no broker answers at the start.
+        consumer_events: collects the state of the groups and brokers from events.
+        observer: receives events.
+        require_broker: True to fail if no broker answers at the start; False to keep trying.
 
     Attributes:
         consumer_events: state of the groups and brokers.
-        failure: error that ended the run.
-        is_over: set when the run has ended.
-        is_ending: True once the run stops; no further records are started then.
+        failure: error that ended the run, or None.
+        is_over: set once the run has ended.
+        is_ending: True once the run stops; no more records are started then.
         groups: started groups; empty before a broker was reached, and after the run.
         publisher: publisher of the app; None before a broker was reached, and after the run.
         left_behind: names of handlers that were canceled by the stop and still run.
+        shutdown: tracks the calls of stop hooks and the closing of providers.
     """
 
     def __init__(  # noqa: PLR0913 - a run combines all parts of an app
@@ -97,7 +105,7 @@ class AppRun:
         self.publisher: Publisher | None = None
         self.left_behind: list[str] = []
         self._watchdog: Watchdog | None = None
-        self.closing = Closing(observer.emit)
+        self.shutdown = ShutdownTracker(observer.emit)
 
     async def run(self, supervisor: Supervisor) -> None:
         """Start, handle records until ``supervisor.stopping`` is set, and stop.
@@ -110,7 +118,7 @@ class AppRun:
                 try:
                     await self._run_until_stopped(stack, supervisor)
                 except BaseException as error:
-                    # The failure is set before everything is closed, because closing may take long.
+                    # Set the failure before the parts are closed, because that may take long.
                     self._report_failure(error)
                     raise
                 finally:
@@ -118,24 +126,24 @@ class AppRun:
                     supervisor.stopping.set()
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - a handler may raise any
+        except BaseException as error:  # noqa: BLE001 - user code may raise any exception
             failure = self._fail(error)
             raise failure from failure.__cause__
         finally:
             self.left_behind = [name for group in self.groups for name in group.left_behind]
-            self.failure = self.failure or self.closing.failure
+            self.failure = self.failure or self.shutdown.failure
             self.is_over.set()
             self.publisher, self.groups = None, []
 
     @property
     def time_to_stop(self) -> tuple[float, float]:
-        """Seconds for an orderly stop, and the seconds after that for canceling everything that still runs."""
-        # Before the groups have started, there are no records to finish.
+        """Seconds for the orderly stop, and seconds after it to cancel everything that still runs."""
+        # Before the groups have started, there are no records to finish, so the stop need not be orderly.
         orderly_s = self._stop_s * _ORDERLY_DEADLINE if self._has_started else 0.0
         return orderly_s, self._stop_s - orderly_s
 
     def handler_in(self, task: asyncio.Task[Any] | None) -> str | None:
-        """Return the name of the handler that runs in ``task``, or None. Thread-safe."""
+        """Return the name of the handler that runs in ``task``; None if no handler does. Thread-safe."""
         return None if task is None else next(filter(None, (one.handler_in(task) for one in self.groups)), None)
 
     @property
@@ -176,9 +184,9 @@ class AppRun:
     async def _run_until_stopped(self, stack: AsyncExitStack, supervisor: Supervisor) -> None:
         opened: Opened = {}
         for one in self._plan.dependencies:
-            bounded = BoundedStack(self.closing, one.name, self._provider_deadline)
+            bounded = BoundedStack(self.shutdown, one.name, self._provider_deadline)
             opened = await open_into(await stack.enter_async_context(bounded), [one], None, opened)
-        self._watch(stack)
+        self._start_watchdog(stack)
         if not self._require_broker:
             self._set_ready(supervisor)
         await self._start_groups(stack, opened, supervisor.stopping)
@@ -190,10 +198,10 @@ class AppRun:
         supervisor.ready.set()
 
     def _report_failure(self, error: BaseException) -> None:
-        """Set the failure, and emit an event for it; before the app is ready, ``start()`` raises it instead."""
+        """Set the failure, and emit an event if the app was ready; before that, ``start()`` raises the failure."""
         causes: Iterable[BaseException | None] = [error]
         if isinstance(error, asyncio.CancelledError):
-            # SystemExit in a handler ends the event loop, which cancels all tasks, this one included.
+            # SystemExit in a handler makes asyncio cancel all tasks, including this task.
             causes = (group.failure for group in self.groups)
         cause = next(filter(None, causes), None)
         if cause is None:
@@ -207,16 +215,16 @@ class AppRun:
         return self.failure
 
     def _begin_stop(self) -> None:
-        """Note that the stop has begun, and its time."""
+        """Note that the stop has begun now, unless it has begun already."""
         if not self.is_ending:
             self.is_ending, self._stopping_since = True, asyncio.get_running_loop().time()
 
     async def _start_groups(self, stack: AsyncExitStack, opened: Opened, stopping: asyncio.Event) -> None:
-        async def publish(into: AsyncExitStack) -> None:
+        async def open_publisher(into: AsyncExitStack) -> None:
             publisher = await into.enter_async_context(self._open_publisher())
             self.publisher = instrumented(publisher, instrumentations_of(self._observer))
 
-        async def read(into: AsyncExitStack) -> None:
+        async def start_groups(into: AsyncExitStack) -> None:
             assert self.publisher is not None
             groups = [
                 GroupRuntime(
@@ -230,21 +238,21 @@ class AppRun:
                 for group_id, bound_handlers in self._plan.by_group.items()
             ]
             started: list[GroupRuntime] = []
-            into.push_async_callback(self._leave, started)
+            into.push_async_callback(self._stop_groups, started)
             for group in groups:
                 started.append(group)
                 await group.start()
             self.groups, self._has_started = groups, True
             if not groups:
-                # The app only publishes, so it is ready without an assignment.
+                # An app that only publishes is ready without an assignment.
                 self.consumer_events.assigned.set()
 
-        if not await self._open_when_reachable(publish, stack, stopping):
+        if not await self._open_when_reachable(open_publisher, stack, stopping):
             return
         stack.push_async_callback(self._call_stop_hooks)
         for hook in self._plan.start_hooks:
             await call_hook(hook)
-        await self._open_when_reachable(read, stack, stopping)
+        await self._open_when_reachable(start_groups, stack, stopping)
 
     async def _open_when_reachable(
         self,
@@ -252,9 +260,9 @@ class AppRun:
         stack: AsyncExitStack,
         stopping: asyncio.Event,
     ) -> bool:
-        """Open a part that needs a broker; return False if the app is stopped first.
+        """Open a part that needs a broker; return False if the app is stopped before a broker answers.
 
-        With ``require_broker=False``, repeat the attempt until a broker answers.
+        With ``require_broker=False``, retry until a broker answers.
 
         Raises:
             BrokerConnectionError: no broker answers, and ``require_broker`` is True.
@@ -278,7 +286,7 @@ class AppRun:
                     await stopping.wait()
         return False
 
-    def _watch(self, stack: AsyncExitStack) -> None:
+    def _start_watchdog(self, stack: AsyncExitStack) -> None:
         loop = asyncio.get_running_loop()
         self._watchdog = Watchdog(
             loop,
@@ -301,14 +309,14 @@ class AppRun:
                     endings.start_soon(group.finish, drain_s)
             tasks.cancel_scope.cancel()
 
-    async def _leave(self, groups: Iterable[GroupRuntime]) -> None:
-        """Commit and leave all groups concurrently, until ``_LEAVE_DEADLINE``.
+    async def _stop_groups(self, groups: Iterable[GroupRuntime]) -> None:
+        """Stop all groups concurrently until ``_LEAVE_DEADLINE``: commit, and leave the groups.
 
         Raises:
             Exception: the first error of a group.
         """
 
-        async def leave(group: GroupRuntime) -> None:
+        async def stop_group(group: GroupRuntime) -> None:
             try:
                 await group.source.stop()
             except asyncio.CancelledError:
@@ -318,14 +326,14 @@ class AppRun:
         results: list[BaseException | None] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._at(_LEAVE_DEADLINE)):
-                # Unlike a task group, gather passes on each cancellation, not only the first.
-                results = await asyncio.gather(*map(leave, groups), return_exceptions=True)
+                # Unlike a task group, gather passes every cancellation on, not only the first.
+                results = await asyncio.gather(*map(stop_group, groups), return_exceptions=True)
         for error in results:
             if error is not None:
                 raise error
 
     async def _call_stop_hooks(self) -> None:
-        """Call every stop hook, even if earlier hooks raise or time out.
+        """Call each stop hook, even if earlier hooks raise or time out.
 
         Raises:
             Exception: the first error of a hook.
@@ -335,8 +343,8 @@ class AppRun:
         late_hook_s = self._stop_s * _LATE_HOOKS_TIME / max(1, len(hooks))
         for hook in hooks:
             try:
-                await self.closing.call(hook, max(self._at(_HOOKS_DEADLINE), now() + late_hook_s), late_hook_s)
-            except Exception as error:  # noqa: BLE001 - raised below, after the other hooks
+                await self.shutdown.call(hook, max(self._at(_HOOKS_DEADLINE), now() + late_hook_s), late_hook_s)
+            except Exception as error:  # noqa: BLE001 - it is raised after the calls of the other hooks
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -346,7 +354,7 @@ class AppRun:
 
     def _at(self, share: float) -> float:
         """Return the event loop time at which ``share`` of ``stop_timeout_ms`` has passed."""
-        # While the start is retried, no stop has begun, and the whole time of a stop is left.
+        # If parts are closed although no stop has begun, as when the start is retried, the deadlines count from now.
         since = asyncio.get_running_loop().time() if self._stopping_since is None else self._stopping_since
         return since + self._stop_s * share
 

@@ -10,14 +10,14 @@ from tailrace.app.app import App
 from tailrace.app.stack_frames import where_raised
 from tailrace.errors import ConfigurationError, TailraceError
 
-__all__ = ["check_place", "load_app"]
+__all__ = ["load_app", "split_app_name"]
 
 
-def check_place(where: str) -> tuple[str, str]:
+def split_app_name(where: str) -> tuple[str, str]:
     """Split ``MODULE:APP`` into the name of the module and the name of the app.
 
     Raises:
-        ConfigurationError: ``where`` has another form.
+        ConfigurationError: ``where`` does not have the form ``MODULE:APP``.
     """
     module_name, separator, name = where.partition(":")
     if not separator or not module_name or not name:
@@ -26,12 +26,14 @@ def check_place(where: str) -> tuple[str, str]:
 
 
 def load_app(where: str) -> App:
-    """Import and return the App at ``MODULE:APP``; modules in the current directory are found, too.
+    """Import and return the App that ``MODULE:APP`` names; modules in the current directory are found, too.
 
     Raises:
         ConfigurationError: the module cannot be imported, or ``APP`` is not the name of an App in it.
+        ModuleNotFoundError: the module imports another module, which does not exist.
+        TailraceError: raised by the code of the module.
     """
-    module_name, name = check_place(where)
+    module_name, name = split_app_name(where)
     if module_name.startswith(".") or not re.fullmatch(r"[\w.]+", module_name):
         raise ConfigurationError(f"{module_name!r} is not a module name - {_hint(module_name, name)}")
     if "" not in sys.path:
@@ -51,12 +53,12 @@ def load_app(where: str) -> App:
             f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}{at}"
             f" - `python -c 'import {module_name}'` shows the whole traceback"
         ) from error
-    found = getattr(module, name, None)
-    if not isinstance(found, App):
-        apps = [one for one, value in vars(module).items() if isinstance(value, App)]
+    app = getattr(module, name, None)
+    if not isinstance(app, App):
+        apps = [variable for variable, value in vars(module).items() if isinstance(value, App)]
         hint = f"use one of {', '.join(apps)}" if apps else "the module defines no App"
         raise ConfigurationError(f"{name!r} of {module_name} is not an App - {hint}")
-    return found
+    return app
 
 
 def _hint(module_name: str, name: str) -> str:

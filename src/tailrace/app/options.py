@@ -1,4 +1,4 @@
-"""Options of handlers and apps: types, documentation, and checks of values."""
+"""Options of handlers and apps: their types, documentation and checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeAlias, get_args
 
 from typing_extensions import TypedDict, TypeVar
 
-from tailrace.app.argument_checks import check_codec, check_condition, check_middleware, check_text
+from tailrace.app.argument_checks import check_codec, check_middleware, check_text, check_when
 from tailrace.app.codec_protocols import AnyCodec
 from tailrace.config import ConsumerOptions
 from tailrace.core.dispatch.batching import Batch
@@ -37,11 +37,11 @@ __all__ = [
 Delivery: TypeAlias = Literal["at_least_once", "exactly_once"]
 Unmatched: TypeAlias = Literal["fail", "skip"]
 Handle: TypeAlias = Callable[[Record], Awaitable[object]]
-"""Handles a record; returns what the handler returned."""
+"""Calls a handler for a record; returns the result of the handler."""
 Middleware: TypeAlias = Callable[[Handle], Handle]
 """Wraps the call of a handler: ``def timed(call): ...`` returns an ``async def`` that awaits ``call(record)``."""
 BatchHandle: TypeAlias = Callable[[list[Record]], Awaitable[object]]
-"""Handles a batch of records."""
+"""Calls a handler for a batch of records; returns the result of the handler."""
 BatchMiddleware: TypeAlias = Callable[[BatchHandle], BatchHandle]
 """Wraps the call of a handler of batches, as ``Middleware`` does for single records."""
 MiddlewareT = TypeVar("MiddlewareT", default=Middleware | BatchMiddleware)
@@ -51,66 +51,71 @@ class HandlerOptions(TypedDict, Generic[MiddlewareT], total=False):
     """Options of ``@app.handler`` and ``@app.batch_handler``, for ``**options: Unpack[HandlerOptions]``."""
 
     pattern: str | re.Pattern[str] | None
-    """Regular expression instead of topic names; it must match a topic's whole name.
+    """Regular expression in place of topic names; it must match the whole name of a topic.
 
     Default: None.
     """
     group_id: str | None
-    """Consumer group of this handler.
-
-    Without it, the ``group_id`` of the app.
+    """Consumer group of this handler; None for the ``group_id`` of the app.
 
     Default: None.
     """
     when: Callable[[Record], bool] | None
-    """Predicate that selects the records of this handler, if several read one topic.
+    """Function that returns True for the records of this handler; None for all records.
+
+    If several handlers of a group read a topic, each needs ``when``, and a record goes to the first handler whose
+    ``when`` returns True.
 
     Default: None.
     """
     unmatched: Unmatched
     """Policy for records that no handler's ``when`` selects: ``"fail"`` or ``"skip"``.
 
+    ``"fail"`` treats such a record as failed for good, ``"skip"`` finishes it without a call.
+
     Default: "fail".
     """
     order_by: OrderBy
-    """Records that are handled one after another: of a ``"partition"``, of a ``"key"``, or ``"none"``.
+    """Scope in which records are handled in order: ``"partition"``, ``"key"`` or ``"none"``.
 
-    Batches are always of one partition, except with ``"none"``. With ``"key"``, a batch waits only for batches that
-    contain one of its keys.
+    ``"partition"`` handles the records of a partition one after another, ``"key"`` the records of a partition that have
+    the same key; ``"none"`` sets no order. A batch contains records of one partition, except with ``"none"``. With
+    ``"key"``, a batch waits only for running batches that contain one of its keys.
 
     Default: "partition".
     """
     concurrency: int
-    """Maximum number of records, or of batches, that are handled at once.
+    """Maximum number of calls of the handler that run at the same time.
 
-    8 for handlers of batches.
+    The default of batch handlers is 8.
 
     Default: 64.
     """
     timeout_ms: int | None
-    """Maximum time in milliseconds that a call may take; then it fails with ``TimeoutError``.
+    """Maximum duration in milliseconds of a call; a longer call fails with ``TimeoutError``.
+
+    None for no limit; with ``delivery="exactly_once"``, for at most half of ``transaction_timeout_ms``.
 
     Default: None.
     """
     retry: Retry | None
     """Policy for retrying failed records, in place and through retry topics.
 
-    Without it, the ``retry`` of the app.
+    None for the ``retry`` of the app.
 
     Default: None.
     """
     dead_letter: str | None
     """Topic for records that have failed for good, such as ``"{topic}.{group}.dead"``.
 
-    Without it, the ``dead_letter`` of the app.
+    None for the ``dead_letter`` of the app.
 
     Default: None.
     """
     on_failure: OnFailure | None
-    """Action for records that have failed for good without a dead-letter topic.
+    """Action for a record that has failed for good, if there is no dead-letter topic.
 
-    ``"pause"`` retries them in place, ``"stop"`` stops the app, ``"skip"`` counts and logs them. Without it, the
-    ``on_failure`` of the app.
+    The actions are those of the app's ``on_failure``. None for the ``on_failure`` of the app.
 
     Default: None.
     """
@@ -120,16 +125,14 @@ class HandlerOptions(TypedDict, Generic[MiddlewareT], total=False):
     Default: None.
     """
     codec: AnyCodec | None
-    """Decodes values and encodes results.
-
-    Without it, the ``codec`` of the app.
+    """Codec that decodes values and encodes results; None for the ``codec`` of the app.
 
     Default: None.
     """
     middleware: Sequence[MiddlewareT]
-    """Functions that wrap the call of the handler, inside those of the app, the outermost first.
+    """Functions that wrap the call of the handler, the outermost first.
 
-    The app's middleware wraps handlers of single records only.
+    The app's middleware wraps these functions, too, unless the handler is a batch handler.
 
     Default: ().
     """
@@ -141,25 +144,29 @@ class AppOptions(ConsumerOptions, total=False):
     retry: Retry | None
     """Policy for retrying failed records, in place and through retry topics.
 
+    None means ``Retry()``.
+
     Default: None.
     """
     dead_letter: str | None
     """Topic for records that have failed for good, such as ``"{topic}.{group}.dead"``.
 
-    ``{topic}`` is the topic that the record was first read from, ``{group}`` the consumer group.
+    ``{topic}`` is the topic that the record was first read from, ``{group}`` the consumer group. With None, there is no
+    dead-letter topic.
 
     Default: None.
     """
     on_failure: OnFailure
-    """Action for records that have failed for good without a dead-letter topic.
+    """Action for a record that has failed for good, if there is no dead-letter topic.
 
-    ``"pause"`` retries them every ``max_backoff_ms`` while their lane waits, ``"stop"`` stops the app, ``"skip"``
-    counts and logs them.
+    ``"pause"`` keeps retrying the record, at intervals of ``Retry.max_backoff_ms``; later records that must be handled
+    after it (``order_by``) wait. ``"stop"`` stops the app. ``"skip"`` logs and counts the failure and finishes the
+    record.
 
     Default: "pause".
     """
     codec: AnyCodec | None
-    """Decodes values and encodes results; JSON by default.
+    """Codec that decodes values and encodes results; None for JSON.
 
     Default: None.
     """
@@ -171,7 +178,8 @@ class AppOptions(ConsumerOptions, total=False):
     require_broker: bool
     """Fail to start if no broker answers within ``start_timeout_ms``.
 
-    With False, the app starts, is ready, and keeps trying, for a service that does other things as well.
+    With False, the app starts, reports that it is ready, and tries again until a broker answers. Use it in a service
+    that has other tasks, too.
 
     Default: True.
     """
@@ -183,11 +191,13 @@ class AppOptions(ConsumerOptions, total=False):
     Default: "at_least_once".
     """
     transactional_id: str | None
-    """Transactional id of this process, a template of ``{group}``, ``{hostname}``, ``{worker}`` and others.
+    """Transactional id of this process, for example ``"{group}-{hostname}-{worker}"``.
 
-    The others are ``{instance}`` (``group_instance_id``), ``{client_id}`` and ``{pid}``. A process that starts with the
-    id of another one aborts its open transaction at once. By default the group with ``group_instance_id``, or with a
-    new random id at each start. Only with ``delivery="exactly_once"``.
+    The fields are ``{group}``, ``{hostname}``, ``{worker}``, ``{instance}`` (``group_instance_id``), ``{client_id}``
+    and ``{pid}``; without ``{group}``, the group is appended. A process that starts with the id of a former process
+    aborts the transaction that the former process left open. None means ``"{group}-{instance}"`` if
+    ``group_instance_id`` is set, and otherwise a new id at each start, so that the broker aborts a transaction left
+    open only after ``transaction_timeout_ms``. Only with ``delivery="exactly_once"``.
 
     Default: None.
     """
@@ -201,7 +211,8 @@ class AppOptions(ConsumerOptions, total=False):
     transaction_interval_ms: int | None
     """Maximum time in milliseconds for which a transaction collects records.
 
-    Only with ``delivery="exactly_once"``.
+    The transaction is committed when the handlers of these records have returned. Only with
+    ``delivery="exactly_once"``.
 
     Default: 100.
     """
@@ -216,7 +227,7 @@ class AppOptions(ConsumerOptions, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class AppConfig:
-    """Checked options of an app, without those of its consumers. ``AppOptions`` documents the options.
+    """Checked options of an app, without the options of its consumers; ``AppOptions`` documents them.
 
     Raises:
         ConfigurationError: An option has an invalid value.
@@ -254,7 +265,7 @@ _MOVED: Mapping[str, str] = {
     "max_wait_ms": "batch=Batch(max_wait_ms=200)",
     "max_bytes": "batch=Batch(max_bytes=1_000_000)",
 }
-"""Names that are not options of a handler, each with the way to set the value in another option."""
+"""Names that users try as options of a handler, each with the option to use instead."""
 
 _CHOICES: Mapping[str, Any] = {
     "delivery": Delivery,
@@ -268,7 +279,7 @@ def check_handler_options(options: Mapping[str, object], batch: object) -> None:
     """Check the options of a handler.
 
     Raises:
-        ConfigurationError: An option is unknown, has an invalid value, or contradicts another; the message names it.
+        ConfigurationError: An option is unknown, has an invalid value, or contradicts another option.
     """
     _check_names(options)
     for name in ("order_by", "unmatched"):
@@ -297,16 +308,22 @@ def check_handler_options(options: Mapping[str, object], batch: object) -> None:
 def check_retry_topics(retry: Retry, *, order_by: object, has_pattern: bool, where: str = "") -> None:
     """Check that a handler may have the retry topics of ``retry``.
 
+    Args:
+        retry: Retry policy of the handler.
+        order_by: Value of ``order_by``.
+        has_pattern: True if the handler has ``pattern=``.
+        where: Beginning of error messages.
+
     Raises:
-        ConfigurationError: The handler has a pattern, so that its topics are not known at the start, or retry topics
-            would break the order of a key. The message starts with ``where``.
+        ConfigurationError: The handler has a pattern, so its topics are not known at the start, or retry topics would
+            break the order of the records of a key.
     """
     if not retry.topic_delays_ms:
         return
     if has_pattern:
         raise ConfigurationError(
-            f"{where}Retry(topic_delays_ms=...) needs topics by name, as retry topics are created at the start"
-            " - replace pattern= by names, or use a Retry without topic_delays_ms"
+            f"{where}Retry(topic_delays_ms=...) cannot be used with pattern=, because the retry topics of each topic"
+            " are created at the start - replace pattern= by topic names, or use a Retry without topic_delays_ms"
         )
     if order_by == "key" and not retry.allow_reordering:
         raise ConfigurationError(
@@ -333,7 +350,7 @@ def _check_names(options: Mapping[str, object]) -> None:
 def _check_callables(options: Mapping[str, object]) -> None:
     check_middleware(options.get("middleware", ()))
     if options.get("when") is not None:
-        check_condition(options["when"])
+        check_when(options["when"])
     if options.get("codec") is not None:
         check_codec(options["codec"], "handler")
 

@@ -1,4 +1,4 @@
-"""Options of a handler, in which the app's values replace missing values."""
+"""Options of a handler, in which the values of the app replace missing values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ResolvedOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedOptions:
-    """Options that exist for apps and for handlers: the values of an app, or the values in effect for a handler."""
+    """Options that apps and handlers have in common: the values of an app, or the values in effect for a handler."""
 
     retry: Retry
     on_failure: OnFailure
@@ -23,9 +23,8 @@ class ResolvedOptions:
     codec: AnyCodec
     middleware: tuple[Callable[..., Any], ...] = ()
 
-    def of(self, handler: Handler) -> ResolvedOptions:
-        """Return the options in effect for a handler of the app with these options."""
-        # The app's middleware takes single records.
+    def for_handler(self, handler: Handler) -> ResolvedOptions:
+        """Return the options in effect for a handler of the app that has these options."""
         own = handler.middleware
         return replace(
             self,
@@ -33,5 +32,6 @@ class ResolvedOptions:
             on_failure=handler.on_failure or self.on_failure,
             dead_letter=handler.dead_letter or self.dead_letter,
             codec=handler.codec or self.codec,
+            # The app's middleware takes single records, so it does not wrap handlers of batches.
             middleware=own if handler.batch is not None else (*self.middleware, *own),
         )

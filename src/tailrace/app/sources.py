@@ -1,4 +1,4 @@
-"""Sources of a group's records: their interface, and the source that reads from a consumer."""
+"""Sources of a group's records: the interface, and the source that reads from a consumer."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ class HandlerGroup(RecordSink, Protocol):
     """Interface through which a source uses the handlers of its group."""
 
     @property
-    def runs(self) -> bool:
-        """True if a handler runs, or a failed record waits for its next attempt."""
+    def is_running(self) -> bool:
+        """True if a record runs or waits for its next attempt."""
 
     @property
-    def runs_ours(self) -> bool:
-        """True if ``runs`` is true for a record whose partition was not dropped after the record had started."""
+    def runs_current_records(self) -> bool:
+        """True if a record runs or waits for its next attempt, and its partition was not dropped after its start."""
 
     @property
     def unstarted(self) -> int:
-        """Number of records taken and not started; all records held from retry topics count as one."""
+        """Number of records that were read and have not started; all records of retry topics together count as one."""
 
     def hold_starts(self) -> None:
-        """Start no more records until ``allow_starts``; running records continue."""
+        """Start no more records until ``allow_starts``; started records continue."""
 
     def allow_starts(self) -> None:
-        """Start records again."""
+        """End ``hold_starts``."""
 
     @property
-    def is_held_back(self) -> bool:
-        """True if no handler runs and records wait for a paused handler."""
+    def waits_for_paused_handler(self) -> bool:
+        """True if no record runs and records wait for a paused handler."""
 
     @property
-    def gathers(self) -> bool:
-        """True while records wait for more records of their batch."""
+    def is_gathering(self) -> bool:
+        """True while an incomplete batch waits for more records."""
 
     def hurry(self) -> None:
-        """Start incomplete batches, because no more records are delivered until all delivered records are finished."""
+        """Start incomplete batches, because no more records are delivered before all delivered records are finished."""
 
 
 class Transactions(Publisher, Protocol):
@@ -67,51 +67,53 @@ class Transactions(Publisher, Protocol):
     Messages published through this publisher belong to the open transaction.
     """
 
-    def around(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
-        """Return ``handle``, wrapped so that messages of a call are published only if the call succeeds."""
+    def wrap_call(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
+        """Return a call of ``handle`` whose messages are published only if the call succeeds."""
 
     @property
     def failure_counts(self) -> FailureCounts:
-        """Number of failures of each record, including failures in aborted transactions."""
+        """Failures of each record, including those in aborted transactions."""
 
     @property
     def refusals(self) -> RefusedRecords:
         """Records whose transactions were aborted because messages were too large."""
 
     def has_time(self, pause_s: float, work_s: float) -> bool:
-        """Return True if the open transaction can wait for another attempt: for the pause and for the handler."""
+        """Return True if the open transaction has time for another attempt: ``pause_s`` and then ``work_s`` seconds."""
 
     def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
-        """Leave a record out of the open transaction.
+        """Remove a record from the open transaction, to be delivered again later.
 
-        The record is delivered again after ``seconds``, and later records of its partition after it.
+        The transaction is aborted, and its other records are handled again without this record. Later records of the
+        partition wait until this record is finished.
 
         Args:
             record: record that was delivered and is not finished.
-            seconds: pause before the record is delivered again.
+            seconds: time before the record is delivered again.
             is_given_up: True if the record failed for good and could not be written to a topic.
         """
 
     @property
     def waiting(self) -> int:
-        """Number of records that failed for good and were set aside."""
+        """Number of records that failed for good and wait to be delivered again."""
 
-    def work_share_ms(self, gathers_ms: int) -> int:
-        """Return the ``timeout_ms`` for a handler that has none, and whose batches are gathered for ``gathers_ms``."""
+    def default_timeout_ms(self, max_wait_ms: int) -> int:
+        """Return the ``timeout_ms`` of a handler that has none.
+
+        Args:
+            max_wait_ms: time for which the handler's batches wait for records; 0 for a handler of single records.
+        """
 
     @property
     def stalled_s(self) -> float:
-        """Seconds for which no transaction was committed although there are records; 0 below a limit."""
+        """Seconds without a commit of a transaction although records wait for one; 0 below a limit."""
 
     @property
     def are_settled(self) -> bool:
-        """True if no transaction is open, and all waiting records wait for records that have failed for good."""
+        """True if no transaction is open, and each waiting record has failed for good or comes after one that has."""
 
-    async def settled(self, until: float) -> None:
-        """Wait until all delivered records are finished and committed, at most until the event loop time ``until``.
-
-        Called after ``halt`` of the source.
-        """
+    async def wait_until_settled(self, until: float) -> None:
+        """Wait until no transaction is open, at most until the event loop time ``until``; called after ``halt``."""
 
 
 class Source(Protocol):
@@ -122,36 +124,36 @@ class Source(Protocol):
         """Transactions in which the records are handled; None for at-least-once delivery."""
 
     async def start(self, sink: HandlerGroup) -> int:
-        """Start; return the maximum number of records that may wait in one executor.
+        """Start to read for ``sink``; return the maximum number of records that may wait in one executor.
 
         Raises:
             TailraceError: the source cannot start.
         """
 
     async def stop(self) -> None:
-        """Commit the finished records, and stop."""
+        """Commit the finished records and stop; with transactions, abort the open one instead."""
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Return at least one record of a partition that has room, and at most ``room_of`` that partition.
+        """Return the next records of one partition, at most as many as ``room_of`` returns for it.
 
         Raises:
             TailraceError: the source cannot continue.
         """
 
     def progressed(self) -> None:
-        """Continue after records were finished or room was freed."""
+        """Continue to deliver, because records were finished or there is room for more records."""
 
     def halt(self) -> None:
         """Deliver no more records."""
 
     def wall_clock(self) -> float:
-        """Return seconds since the epoch, by the clock that is used for due times."""
+        """Return the seconds since the epoch, by the clock that decides when records of retry topics are due."""
 
     def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
-        """Return the statistics of the consumer; None if there is none.
+        """Return the statistics of the consumer; None if there is no consumer, or it is not started.
 
         Args:
-            started: unfinished records that handlers hold, for the age of the oldest one.
+            started: unfinished records outside the consumer, for the age of the oldest unfinished record.
         """
 
 
@@ -167,12 +169,12 @@ class ConsumerSource:
         config = resolve(options)
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
         self._own_topics = LaterTopics(config, routes, observer)
-        self.consumer = _consumer_for(routes, {**options, "post_rebalance_callback": self._own_topics.rebalanced})
+        self.consumer = _consumer_for(routes, {**options, "post_rebalance_callback": self._own_topics.after_rebalance})
         self._reader: Reader | None = None
 
     @property
     def transactions(self) -> None:
-        """None, because delivery is at least once."""
+        """None, because the delivery is at least once."""
         return
 
     async def start(self, sink: RecordSink) -> int:
@@ -188,11 +190,11 @@ class ConsumerSource:
         return window
 
     def wall_clock(self) -> float:
-        """Return the time of this machine."""
+        """Return the time of this machine in seconds since the epoch."""
         return time.time()
 
     def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
-        """Return the statistics of the consumer; None before it is started."""
+        """Return the statistics of the consumer; None before its start."""
         return statistics_of(self.consumer, started)
 
     def group_view(self) -> MemberView:
@@ -221,11 +223,11 @@ class ConsumerSource:
 
 def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> Consumer:
     if routes.patterns:
-        # Patterns are matched here, even with KIP-848: a regular expression that the broker matches cannot exclude the
-        # group's own topics.
+        # Patterns are matched in the client even with KIP-848, because a pattern that the broker matches cannot exclude
+        # the group's own retry and replay topics.
         consumer = Consumer(**options)
-        subscribe_matching(consumer, routes.reads, "|".join(routes.patterns), whole=routes)
+        subscribe_matching(consumer, routes.reads, "|".join(routes.patterns), whole_topics=routes)
     else:
         consumer = Consumer(*sorted({*routes.topics, *routes.retries}), **options)
-        also_subscribe(consumer, routes.own)
+        also_subscribe(consumer, routes.own_topics)
     return consumer

@@ -1,7 +1,4 @@
-"""Lines of the user's own code in stacks and tracebacks.
-
-A StackFrame holds no reference to its frame object, which would keep the frame's local variables alive.
-"""
+"""Lines of the user's own code in stacks and tracebacks."""
 
 from __future__ import annotations
 
@@ -22,7 +19,10 @@ _LIBRARY_PACKAGES = sys.stdlib_module_names | {"tailrace"}
 
 
 class StackFrame(NamedTuple):
-    """Module, file, line and function of a frame at the time it was read."""
+    """Module, file, line and function of a frame.
+
+    It holds no reference to the frame object, which would keep the frame's local variables alive.
+    """
 
     module: str
     file: str
@@ -52,11 +52,14 @@ def frame_position(frame: FrameType, line: int | None = None) -> StackFrame:
 
 
 def innermost_user_frame(stack: Sequence[StackFrame]) -> StackFrame | None:
-    """Return the innermost frame of the user's own code, or None; the innermost frame of ``stack`` comes first.
+    """Return the innermost frame of the user's own code; None if all frames are in the standard library or tailrace.
 
-    The user's own code is all code outside the standard library, tailrace and installed packages. If the stack has no
-    such frame, the user's program is taken to be an installed package: that of the outermost frame outside the standard
-    library and tailrace. The result is None if all frames are in the standard library or tailrace.
+    The user's own code is all code outside the standard library, tailrace and installed packages. If the stack contains
+    none of it, the user's program counts as an installed package: the package of the outermost frame outside the
+    standard library and tailrace.
+
+    Args:
+        stack: frames, the innermost first.
     """
     candidates = [frame for frame in stack if frame.package not in _LIBRARY_PACKAGES]
     if not candidates:
@@ -66,19 +69,18 @@ def innermost_user_frame(stack: Sequence[StackFrame]) -> StackFrame | None:
 
 
 def where_raised(error: BaseException) -> str | None:
-    """Return the innermost line of the user's own code in an error's traceback, or None."""
+    """Return the innermost line of the user's own code in the traceback of an error; None if there is none."""
     stack = [frame_position(frame, line) for frame, line in traceback.walk_tb(_raised(error).__traceback__)]
     found = innermost_user_frame(stack[::-1])
     return None if found is None else str(found)
 
 
 def with_short_tracebacks(error: BaseException) -> BaseException:
-    """Return a copy of ``error`` for the log, whose traceback is reduced to the frames of the user's own code.
+    """Return a copy of ``error`` for the log, whose traceback contains only frames of the user's own code.
 
-    The tracebacks of causes, contexts and exception group members are reduced, too. The frame that raised the error is
-    kept even if it is in a library, but not if it is in tailrace. If no frame is the user's, the copy has no traceback.
-    ``error`` itself is unchanged, because hooks and dead letters use it. An error that cannot be copied is returned as
-    it is.
+    The frame that raised the error is kept, too, unless it is in tailrace. If no frame belongs to the user's own code,
+    the copy has no traceback. Causes, contexts and members of exception groups are shortened in the same way. ``error``
+    itself is unchanged, because hooks and dead letters use it. An error that cannot be copied is returned unchanged.
     """
     return _shortened(error, {})
 
@@ -114,7 +116,7 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
         return copy.copy(error)
 
     for make in (bare, copied):
-        # Constructors and __reduce__ are the user's own code.
+        # Constructors and ``__reduce__`` are code of the user, which may raise any exception.
         with contextlib.suppress(Exception):
             made = make()
             if made is not error and type(made) is type(error) and str(made) == str(error):
@@ -123,10 +125,7 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
 
 
 def _short_traceback(error: BaseException) -> TracebackType | None:
-    """Return the traceback entries of the user's own code, or None if there are none.
-
-    The entry that raised is included even if it is in a library, but not if it is in tailrace.
-    """
+    """Return a traceback of the frames that ``with_short_tracebacks`` keeps; None if there are none."""
     entries: list[TracebackType] = []
     entry = _raised(error).__traceback__
     while entry is not None:
@@ -149,8 +148,8 @@ def _short_traceback(error: BaseException) -> TracebackType | None:
 def _raised(error: BaseException) -> BaseException:
     """Return the error whose traceback shows where ``error`` came from.
 
-    For a DecodeError that tailrace raised, this is the cause. The traceback of the DecodeError shows lines of the
-    user's middleware, which is not at fault; the traceback of the cause shows the line of the user's validator.
+    For a DecodeError that tailrace raised, this is its cause, whose traceback shows the line of the user's validator.
+    The traceback of the DecodeError itself shows lines of the user's middleware, which is not at fault.
     """
     if not isinstance(error, DecodeError) or error.__cause__ is None:
         return error

@@ -13,22 +13,28 @@ from tailrace.app.lifecycle import AppRun
 from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.transactions.exactly_once import TransactionOptions
 
-__all__ = ["AppSettings", "running_of", "settings_of", "substitute_kafka"]
+__all__ = ["AppSettings", "app_run_of", "settings_of", "substitute_kafka"]
 
 
 @contextmanager
-def substitute_kafka(app: App, instead: KafkaSubstitute) -> Iterator[None]:
-    """Make an app that starts within this context use ``instead`` in place of Kafka."""
-    app._instead = instead  # noqa: SLF001 - same package
+def substitute_kafka(app: App, substitute: KafkaSubstitute) -> Iterator[None]:
+    """Make ``app`` use ``substitute`` in place of Kafka if it starts within this context."""
+    app._substitute = substitute  # noqa: SLF001 - same package
     try:
         yield
     finally:
-        app._instead = None  # noqa: SLF001
+        app._substitute = None  # noqa: SLF001
 
 
 @dataclass(frozen=True)
 class AppSettings:
-    """Settings of an app that apply to all its handlers."""
+    """Settings of an app that apply to all its handlers.
+
+    Attributes:
+        defaults: options of handlers that do not set them.
+        overrides: replacements of providers that ``Depends`` names.
+        transactions: options of transactions; None for at-least-once delivery.
+    """
 
     defaults: ResolvedOptions
     overrides: Overrides
@@ -41,10 +47,10 @@ class AppSettings:
 
 
 def settings_of(app: App) -> AppSettings:
-    """Return the settings of an app, started or not."""
+    """Return the settings of an app, which need not be started."""
     return AppSettings(app._defaults, app._overrides, app._transactions)  # noqa: SLF001 - same package
 
 
-def running_of(app: App) -> AppRun:
+def app_run_of(app: App) -> AppRun:
     """Return the run of a started app."""
     return app._started  # noqa: SLF001 - same package

@@ -1,7 +1,7 @@
 """Writer of record batches (format 2).
 
-Records are appended to one buffer in C. Producer id, epoch and sequence are set when the batch is sent. They are set
-again if the batch is sent again in another epoch.
+Records are appended to one buffer in C. Producer id, producer epoch and sequence number are not known before the batch
+is sent, and change if it is sent again in another producer epoch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 """Codec numbers by Kafka's names for the codecs."""
 
 _FORMAT = 2
+_NO_HEADERS: list[tuple[str, bytes | None]] = []
 _CHECKSUM_AT, _CHECKED_FROM, _PRODUCER_AT = 17, 21, 43
 _CHECKSUM, _PRODUCER = struct.Struct(">I"), struct.Struct(">qhi")
 
@@ -40,7 +41,7 @@ class BatchWriter:
         count: number of records.
     """
 
-    __slots__ = ("_builder", "_content", "_options", "_written_for", "count")
+    __slots__ = ("_builder", "_content", "_options", "_producer_state", "count")
 
     def __init__(self, limit: int, compression: str = "none", *, is_transactional: bool = True) -> None:
         self._options = (limit, compression, is_transactional)
@@ -48,7 +49,7 @@ class BatchWriter:
             _FORMAT, COMPRESSIONS[compression], int(is_transactional), -1, -1, -1, limit
         )
         self._content: bytearray | None = None
-        self._written_for = (-1, -1, -1)
+        self._producer_state = (-1, -1, -1)
         self.count = 0
 
     def __repr__(self) -> str:
@@ -66,44 +67,45 @@ class BatchWriter:
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
     ) -> int:
-        """Append a record and return its size in bytes; return 0 if the batch is full. The default timestamp is now.
+        """Append a record and return its size in bytes; return 0 without appending it if the batch is full.
+
+        Without ``timestamp_ms``, the record has the current time.
 
         Raises:
-            MalformedMessageError: key, value or headers are invalid; the batch is unchanged.
+            MalformedMessageError: key, value, headers or timestamp are invalid; the batch is unchanged.
         """
         try:
-            taken = self._builder.append(self.count, timestamp_ms, key, value, list(headers) if headers else _NONE)
+            metadata = self._builder.append(
+                self.count, timestamp_ms, key, value, list(headers) if headers else _NO_HEADERS
+            )
         except (TypeError, ValueError, OverflowError) as error:
             raise MalformedMessageError(f"cannot encode the record: {error}") from error
-        if taken is None:
+        if metadata is None:
             return 0
         self.count += 1
-        return taken.size
+        return metadata.size
 
-    def written(self, producer_id: int, producer_epoch: int, sequence: int) -> memoryview:
-        """Return the encoded batch with this producer state; afterwards the batch accepts no more records."""
-        producer = (producer_id, producer_epoch, sequence)
+    def encode(self, producer_id: int, producer_epoch: int, sequence: int) -> memoryview:
+        """Return the bytes of the batch with this producer state; from now on, no record can be appended."""
+        state = (producer_id, producer_epoch, sequence)
         if self._content is None:
-            self._builder.set_producer_state(*producer)
+            self._builder.set_producer_state(*state)
             self._content = self._builder.build()
-        elif producer != self._written_for:
-            # Change a copy, because the previous bytes may still be waiting to be sent.
+        elif state != self._producer_state:
+            # The bytes of the previous call may still wait in a socket's buffer, so a copy is changed.
             self._content = bytearray(self._content)
-            _PRODUCER.pack_into(self._content, _PRODUCER_AT, *producer)
+            _PRODUCER.pack_into(self._content, _PRODUCER_AT, *state)
             checksum = calc_crc32c(bytes(memoryview(self._content)[_CHECKED_FROM:]))
             _CHECKSUM.pack_into(self._content, _CHECKSUM_AT, checksum)
-        self._written_for = producer
+        self._producer_state = state
         return memoryview(self._content)
 
     def selected(self, indices: Sequence[int]) -> BatchWriter:
-        """Return a batch of the records at ``indices``."""
-        (batch,) = split(self.written(*self._written_for))
+        """Return a new batch with copies of the records at ``indices``; this batch accepts no more records."""
+        (batch,) = split(self.encode(*self._producer_state))
         records = batch.decode("", 0, 0).take(self.count)
         limit, compression, is_transactional = self._options
         chosen = BatchWriter(limit, compression, is_transactional=is_transactional)
         for record in (records[index] for index in indices):
             chosen.append(record.key, record.value, record.headers, record.timestamp)
         return chosen
-
-
-_NONE: list[tuple[str, bytes | None]] = []

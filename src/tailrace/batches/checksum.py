@@ -8,11 +8,14 @@ from collections.abc import Callable
 __all__ = ["HARDWARE", "crc32c"]
 
 _CHUNK = 1 << 16
-"""Number of bytes copied at a time. The library accepts only ``bytes``; a chunk stays in the processor's cache."""
+"""Number of bytes that are copied at a time, because google-crc32c accepts only ``bytes``.
+
+A copy of this size stays in the processor's cache.
+"""
 
 
 def _hardware_extend() -> Callable[[int, bytes], int] | None:
-    """Return google-crc32c's function if the library is compiled; its pure-Python version is too slow to use."""
+    """Return google-crc32c's compiled function; None if it is not installed or only in its slow version in Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -31,7 +34,7 @@ HARDWARE = _extend is not None
 def crc32c(content: memoryview) -> int:
     """Return the checksum of ``content``."""
     if _extend is None:
-        # Imported here because this imports aiokafka's clients, which takes 0.1 s.
+        # Imported here, because the import of aiokafka takes 0.1 s.
         from aiokafka.record.util import calc_crc32c  # noqa: PLC0415
 
         return int(calc_crc32c(content))  # type: ignore[arg-type]  # it takes any buffer

@@ -1,7 +1,7 @@
 """Arrow record batches, built from the bytes of record batches or from records.
 
-The compiled decoder writes the bytes of records into Arrow's buffers, which are used without a copy. Records that are
-decoded already, and all records without the compiled module, are converted; the result is the same.
+The compiled decoder writes keys, values and headers directly into Arrow's buffers. Records that are ``Record`` objects
+already, and all records if the compiled module is absent, are converted; the result is the same.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["ArrowBatch", "ColumnBuilder", "Rows", "arrow", "arrow_of", "offsets_of"]
 
 _FULL = 1 << 30
-"""Size in bytes at which a batch is full, because a binary column of Arrow has at most 2 GiB."""
+"""Size in bytes from which a batch counts as full; a binary column of Arrow has at most 2 GiB."""
 
 
 class ArrowBatch(Protocol):
-    """``pyarrow.RecordBatch``, for signatures whose type is known without stubs of pyarrow."""
+    """Type of ``pyarrow.RecordBatch`` in signatures; pyarrow itself has no type stubs."""
 
     @property
     def num_rows(self) -> int: ...
@@ -64,7 +64,7 @@ def _schema() -> Any:  # noqa: ANN401 - pyarrow is untyped
 
 
 def arrow_of(records: Sequence[Record]) -> pa.RecordBatch:
-    """Return the columns of records.
+    """Return an Arrow record batch with one row for each of ``records``.
 
     Raises:
         ConfigurationError: pyarrow is not installed.
@@ -77,17 +77,20 @@ def arrow_of(records: Sequence[Record]) -> pa.RecordBatch:
 
 
 def offsets_of(batch: Any) -> Iterator[tuple[TopicPartition, list[int]]]:  # noqa: ANN401 - pyarrow is untyped
-    """Yield the partitions and offsets of a batch's rows; nothing for a batch of another schema."""
+    """Yield the offsets of adjacent rows of one partition; nothing if the batch was not built by this module."""
     if batch.schema != _schema():
         return
-    places = map(TopicPartition, batch.column("topic").to_pylist(), batch.column("partition").to_pylist())
-    rows = zip(places, batch.column("offset").to_pylist(), strict=True)
-    for place, group in groupby(rows, key=lambda row: row[0]):
-        yield place, [offset for _, offset in group]
+    partitions = map(TopicPartition, batch.column("topic").to_pylist(), batch.column("partition").to_pylist())
+    rows = zip(partitions, batch.column("offset").to_pylist(), strict=True)
+    for partition, group in groupby(rows, key=lambda row: row[0]):
+        yield partition, [offset for _, offset in group]
 
 
 class Rows(Sequence[Record]):
-    """Records in the rows of ``Columns``, made on demand with an offset but without key, value and timestamp."""
+    """Sequence of the records in some rows of ``Columns``.
+
+    A record is created when it is accessed. It has its topic, partition and offset, but no key, value or timestamp.
+    """
 
     __slots__ = ("_columns", "_count", "_partition", "_start", "_topic")
 
@@ -112,7 +115,7 @@ class Rows(Sequence[Record]):
 
 
 class ColumnBuilder:
-    """Rows of one Arrow record batch.
+    """Builder of one Arrow record batch.
 
     Attributes:
         count: number of rows.
@@ -130,25 +133,25 @@ class ColumnBuilder:
 
     @property
     def is_full(self) -> bool:
-        """True if the batch is so large that it should be finished."""
+        """True if the batch is so large that ``finish`` should be called."""
         return sum(part.size for part in self._parts) >= _FULL
 
-    def add_from(self, decoder: BatchDecoder, topic: str, partition: int, most: int) -> Rows:
-        """Add the next ``most`` records of a compiled decoder, or fewer at the end of its batch.
+    def add_from(self, decoder: BatchDecoder, topic: str, partition: int, limit: int) -> Rows:
+        """Add the next ``limit`` records of a compiled decoder, or fewer at the end of its batch, and return them.
 
         Raises:
-            ValueError, OverflowError: see ``BatchDecoder.take_into``; nothing is added then.
+            ValueError, OverflowError: the bytes are not records; see ``BatchDecoder.take_into``. Nothing is added.
         """
         part = self._parts[-1] if self._parts else None
         if not isinstance(part, _CompiledColumns):
             part = _CompiledColumns()
             self._parts.append(part)
-        rows = part.add_from(decoder, topic, partition, most)
+        rows = part.add_from(decoder, topic, partition, limit)
         self.count += len(rows)
         return rows
 
     def add_records(self, records: Sequence[Record]) -> None:
-        """Add records that are decoded."""
+        """Add records that are decoded already."""
         part = self._parts[-1] if self._parts else None
         if not isinstance(part, _RecordColumns):
             part = _RecordColumns()
@@ -157,7 +160,7 @@ class ColumnBuilder:
         self.count += len(records)
 
     def finish(self) -> pa.RecordBatch:
-        """Return the rows as one Arrow record batch."""
+        """Return the rows as one Arrow record batch, and store it in ``batch``."""
         batches = [part.finish() for part in self._parts]
         self.batch = batches[0] if len(batches) == 1 else arrow().concat_batches(batches or [arrow_of(())])
         self._parts = []
@@ -165,7 +168,7 @@ class ColumnBuilder:
 
 
 class _RecordColumns:
-    """Rows that are records."""
+    """Rows added as ``Record`` objects."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -182,22 +185,22 @@ class _RecordColumns:
 
 
 class _CompiledColumns:
-    """Rows in the buffers of the compiled module."""
+    """Rows that the compiled decoder has written into Arrow's buffers."""
 
     def __init__(self) -> None:
         from tailrace._native import Columns  # noqa: PLC0415 - absent without a compiler
 
         self._columns = Columns()
         self._topics: list[tuple[str, int]] = []
-        """Topics of the rows, each with its number of rows."""
+        """Topics of adjacent rows, each with the number of the rows."""
 
     @property
     def size(self) -> int:
         return self._columns.size
 
-    def add_from(self, decoder: BatchDecoder, topic: str, partition: int, most: int) -> Rows:
+    def add_from(self, decoder: BatchDecoder, topic: str, partition: int, limit: int) -> Rows:
         start = self._columns.count
-        count = decoder.take_into(self._columns, most)
+        count = decoder.take_into(self._columns, limit)
         if count:
             if self._topics and self._topics[-1][0] == topic:
                 count_before = self._topics.pop()[1]
@@ -237,6 +240,7 @@ class _CompiledColumns:
 
 
 def _binary(kind: Any, column: tuple[int, int, bytearray, bytearray, bytearray]) -> Any:  # noqa: ANN401
+    """Return the array of a binary or string column: number of values, number of nulls, and Arrow's three buffers."""
     pa = arrow()
     count, nulls, *buffers = column
     valid, ends, content = map(pa.py_buffer, buffers)

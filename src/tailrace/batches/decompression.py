@@ -1,7 +1,7 @@
 """Decompression of record batches with bounded memory.
 
-Sizes in headers are not trusted: each codec writes into a buffer that grows in steps up to the limit, and the codec
-stops at the end of the buffer.
+Sizes in the compressed bytes are not trusted. A codec writes into a buffer of limited size and stops at its end; if the
+buffer was too small, the decompression is repeated with a larger one, up to the limit.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 import cramjam
+from isal import isal_zlib
 
 from tailrace.errors import MalformedMessageError
 from tailrace.protocol.encoding.frame_reader import FrameReader
@@ -26,17 +27,22 @@ _FILLS = 0xA5, 0x5A
 """Values of the last byte of the buffer, set before the codec writes; see ``_written``."""
 
 _FIRST_BUFFER = 1 << 20
+"""Size of each thread's first buffer, in bytes."""
 _GROWTH = 4
+"""Factor from the size of a buffer to that of the next one."""
 _LARGEST_KEPT = 5 << 20
-_XERIAL = b"\x82SNAPPY\0"
-_XERIAL_HEAD = 16
+"""Maximum size of a buffer that is kept for the next batch, in bytes."""
+_SNAPPY_JAVA = b"\x82SNAPPY\0"
+"""First bytes of the format of snappy-java, which contains several blocks."""
+_SNAPPY_JAVA_HEAD = 16
+"""Number of bytes before the first block."""
 
 
 class _Buffers(threading.local):
-    """Buffer of each thread, used for one batch after the other.
+    """Buffer of each thread, which is used for one batch after the other.
 
-    A result of unknown size would need a buffer much larger than itself, which takes longer to allocate and clear than
-    many a batch to decompress.
+    The size of a result is unknown before the decompression, which therefore needs a large buffer. To allocate and
+    clear such a buffer for each batch would often take longer than the decompression.
     """
 
     def __init__(self) -> None:
@@ -47,7 +53,7 @@ _BUFFERS = _Buffers()
 
 
 def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytearray = b"") -> bytes | bytearray | None:
-    """Return ``head`` followed by the decompressed bytes; None if these are more than ``limit``.
+    """Return ``head`` followed by the decompressed bytes; None if there are more than ``limit`` decompressed bytes.
 
     Raises:
         MalformedMessageError: the codec is unknown, or a length points past the end of the bytes.
@@ -55,6 +61,8 @@ def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytea
     """
     if codec == _SNAPPY:
         return _from_snappy(packed, limit, head)
+    if codec == _GZIP and (content := _from_one_gzip_stream(packed, limit)) is not None:
+        return None if len(content) > limit else b"".join((head, content))
     decompress_into = _STREAMS.get(codec)
     if decompress_into is None:
         raise MalformedMessageError(f"unknown codec {codec}")
@@ -63,8 +71,8 @@ def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytea
         buffer[: len(head)] = head
         size = min(limit, len(buffer) - len(head))
         with memoryview(buffer) as view:
-            with view[len(head) : len(head) + size] as room:
-                written = _written(decompress_into, packed, room)
+            with view[len(head) : len(head) + size] as target:
+                written = _written(decompress_into, packed, target)
             if written is not None:
                 return bytes(view[: len(head) + written])
         if size == limit:
@@ -74,22 +82,37 @@ def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytea
             _BUFFERS.kept = buffer
 
 
+def _from_one_gzip_stream(packed: memoryview, limit: int) -> bytes | None:
+    """Return up to ``limit`` + 1 decompressed bytes; None if the bytes are not exactly one gzip stream.
+
+    isal takes about half of cramjam's time, which reads several streams and raises the errors for invalid bytes.
+    """
+    stream = isal_zlib.decompressobj(wbits=31)  # 31: with gzip's header and trailer
+    try:
+        content = stream.decompress(packed, limit + 1)
+    except isal_zlib.error:  # type: ignore[misc]  # isal's stub declares an instance
+        return None
+    is_whole = stream.eof and not stream.unused_data
+    return content if is_whole or len(content) > limit else None
+
+
 def _written(
-    decompress_into: Callable[[memoryview, memoryview], int], packed: memoryview, room: memoryview
+    decompress_into: Callable[[memoryview, memoryview], int], packed: memoryview, target: memoryview
 ) -> int | None:
-    """Return the number of bytes of ``room`` that the codec wrote; None if ``room`` is too small.
+    """Decompress into ``target`` and return the number of bytes written; None if ``target`` is too small.
 
     cramjam's error for a buffer that is too small differs from its other errors only in the text, which is not stable.
-    Instead, the last byte is set to a fill value before the codec runs. If the codec fails and the byte has changed,
-    the codec reached the end of the buffer. A second fill value is tried because the codec may write the first one.
+    Therefore, the last byte of ``target`` is set to a fill value before the codec runs. If the codec fails and this
+    byte has changed, the codec had reached the end of the buffer. If the byte has not changed, the codec may have
+    written the fill value itself, so a second fill value is tried.
     """
     failure = None
     for fill in _FILLS:
-        room[-1] = fill
+        target[-1] = fill
         try:
-            return decompress_into(packed, room)
+            return decompress_into(packed, target)
         except cramjam.DecompressionError as error:
-            if room[-1] != fill:
+            if target[-1] != fill:
                 return None
             failure = error
     assert failure is not None
@@ -97,10 +120,13 @@ def _written(
 
 
 def _from_snappy(packed: memoryview, limit: int, head: bytes | bytearray) -> bytearray | None:
-    """Decompress raw snappy or the blocks of Java's library. The decoder never writes more than the header's size."""
+    """Decompress a block of snappy, or the blocks in the format of snappy-java.
+
+    Each block begins with its decompressed size, and the codec never writes more than this size.
+    """
     blocks = [packed]
-    if packed[: len(_XERIAL)] == _XERIAL:
-        reader, blocks = FrameReader(packed[_XERIAL_HEAD:]), []
+    if packed[: len(_SNAPPY_JAVA)] == _SNAPPY_JAVA:
+        reader, blocks = FrameReader(packed[_SNAPPY_JAVA_HEAD:]), []
         while reader.remaining:
             blocks.append(reader.view(reader.int32()))
     sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
@@ -111,7 +137,7 @@ def _from_snappy(packed: memoryview, limit: int, head: bytes | bytearray) -> byt
     at = len(head)
     with memoryview(output) as view:
         for block, size in zip(blocks, sizes, strict=True):
-            with view[at : at + size] as room:
-                cramjam.snappy.decompress_raw_into(block, room)
+            with view[at : at + size] as target:
+                cramjam.snappy.decompress_raw_into(block, target)
             at += size
     return output

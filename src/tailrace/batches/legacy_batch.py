@@ -1,7 +1,7 @@
 """Record batches of formats 0 and 1, written before Kafka 0.11.
 
-Each length is checked before use. aiokafka's C code for these formats trusts the lengths inside a compressed message:
-with a corrupt length, that code reads outside the message's memory. Such messages are rare, so plain Python suffices.
+Each length is checked before use. aiokafka's C code for these formats does not check the lengths inside a compressed
+message; with a corrupt length, it reads outside the message's memory. These formats are rare, so Python is fast enough.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from tailrace.protocol.encoding.frame_reader import FrameReader
 __all__ = ["LegacyBatch"]
 
 _HEAD = struct.Struct(">qiIbb")
-"""Offset, length of the rest, checksum, format, attributes."""
+"""Offset, length of the bytes that follow the length, checksum, format, attributes."""
 _CHECKED_FROM = 16
+"""Position of the first byte that the checksum includes."""
 _SIZE_AFTER_LENGTH = 6
+"""Size of checksum, format and attributes, which the length includes."""
 _TIMESTAMP = struct.Struct(">q")
 _OFFSET_AND_LENGTH = struct.Struct(">qi")
 _CODEC, _LOG_APPEND_TIME = 7, 8
@@ -46,7 +48,7 @@ class _LegacyRecord(NamedTuple):
 
 
 class LegacyBatch:
-    """Message, or a message whose value contains many compressed messages.
+    """Batch of one message, or of the compressed messages in the value of an outer message.
 
     Raises:
         MalformedMessageError: the bytes are invalid.
@@ -54,12 +56,14 @@ class LegacyBatch:
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
-        self._outer = _read(FrameReader(view))
-        self._inside = memoryview(b"")
-        self._shift = 0
+        self._outer = _read_message(FrameReader(view))
+        self._inner_messages = memoryview(b"")
+        """Decompressed messages; empty before ``decompress``."""
+        self._first_offset = 0
+        """Number to add to the offsets of the inner messages, which are relative from format 1 on."""
         self.next_offset = self._outer.offset + 1
 
-    def validate_crc(self) -> bool:
+    def checksum_holds(self) -> bool:
         """Return True if the checksum matches."""
         return zlib.crc32(self._view[_CHECKED_FROM:]) == self._outer.checksum
 
@@ -70,7 +74,7 @@ class LegacyBatch:
 
     @property
     def timestamp_type(self) -> int | None:
-        """0 if producers set the timestamps, 1 if the broker does, None in format 0."""
+        """0 if the producer set the timestamps, 1 if the broker did; None in format 0, which has no timestamps."""
         return int(self._outer.attributes & _LOG_APPEND_TIME != 0) if self._outer.magic else None
 
     def decompress(self, limit: int) -> int | None:
@@ -82,10 +86,10 @@ class LegacyBatch:
         output = decompressed(codec, memoryview(outer.value or b""), limit)
         if output is None:
             return None
-        self._inside = memoryview(output)
-        # From format 1 on, inner offsets are relative, and the outer offset is the offset of the last inner message.
-        last = _last_offset(self._inside) if outer.magic else None
-        self._shift = 0 if last is None else max(0, outer.offset - last)
+        self._inner_messages = memoryview(output)
+        # From format 1 on, inner offsets are relative, and the outer offset is that of the last inner message.
+        last = _last_offset(self._inner_messages) if outer.magic else None
+        self._first_offset = 0 if last is None else max(0, outer.offset - last)
         return len(output)
 
     def __iter__(self) -> Iterator[_LegacyRecord]:
@@ -94,17 +98,20 @@ class LegacyBatch:
         if not self.codec:
             yield _record(outer, outer.offset, outer.timestamp)
             return
-        inside = FrameReader(self._inside)
-        while inside.remaining:
-            message = _read(inside)
+        reader = FrameReader(self._inner_messages)
+        while reader.remaining:
+            message = _read_message(reader)
             if message.attributes & _CODEC:
                 raise MalformedMessageError("an inner message is compressed as well")
             timestamp = outer.timestamp if outer.attributes & _LOG_APPEND_TIME else message.timestamp
-            yield _record(message, message.offset + self._shift, timestamp)
+            yield _record(message, message.offset + self._first_offset, timestamp)
 
 
 def _last_offset(messages: memoryview) -> int | None:
-    """Return the offset of the last message without decoding the messages; there may be millions."""
+    """Return the offset of the last message, or None without messages.
+
+    The other messages are not decoded, because there may be millions.
+    """
     reader, last = FrameReader(messages), None
     while reader.remaining:
         last, length = _OFFSET_AND_LENGTH.unpack(reader.view(_OFFSET_AND_LENGTH.size))
@@ -118,16 +125,16 @@ def _record(message: _LegacyMessage, offset: int, timestamp: int) -> _LegacyReco
     return _LegacyRecord(offset, key, value, timestamp)
 
 
-def _read(reader: FrameReader) -> _LegacyMessage:
+def _read_message(reader: FrameReader) -> _LegacyMessage:
     offset, length, checksum, magic, attributes = _HEAD.unpack(reader.view(_HEAD.size))
     body = FrameReader(reader.view(length - _SIZE_AFTER_LENGTH))
     timestamp = _TIMESTAMP.unpack(body.view(_TIMESTAMP.size))[0] if magic else -1
-    key, value = _bytes(body), _bytes(body)
+    key, value = _read_bytes(body), _read_bytes(body)
     if body.remaining:
         raise MalformedMessageError(f"{body.remaining} bytes left over after a message of format {magic}")
     return _LegacyMessage(offset, checksum, magic, attributes, timestamp, key, value)
 
 
-def _bytes(reader: FrameReader) -> memoryview | None:
+def _read_bytes(reader: FrameReader) -> memoryview | None:
     size = reader.int32()
     return None if size == -1 else reader.view(size)

@@ -1,8 +1,9 @@
 """Record batches of a Fetch response, decoded in slices.
 
-A batch is a view of its frame and is decoded lazily, in C, without Python code for each record. Decompression is
-limited and can be undone. Batches that are small compared to their frame are copied, so that they do not keep the frame
-in memory. Each batch has its own format; a response may contain batches of several formats.
+A record set, the batches of one partition in a response, may contain batches of several formats. Batches are views of
+the response frame; a record set that is small compared to its frame is copied, so that it does not keep the frame in
+memory. Records are decoded on demand, in C, without Python code for each record. Decompression has a size limit and can
+be undone.
 """
 
 from __future__ import annotations
@@ -32,37 +33,39 @@ __all__ = ["RecordBatch", "RecordDecoder", "split"]
 
 
 _BatchDecoder = batch_decoder
+"""The compiled decoder; None without the compiled module."""
 
 _PREFIX = struct.Struct(">qiib")
-"""Base offset, length of the rest, leader epoch (from format 2 on), format."""
+"""Base offset, length of the bytes that follow the length, leader epoch (from format 2 on), format."""
 _LENGTH_ENDS_AT = 12
 _MIN_LENGTH = {0: 14, 1: 22, 2: 49}
-"""Minimum length by format; the C code reads that many bytes without a check."""
+"""Minimum value of the length by format; the C code reads that many bytes without a check."""
 
 _HEAD = 61
 """Bytes of a batch of format 2 before its records."""
 _CHECKSUM, _CHECKSUM_AT, _CHECKED_FROM = struct.Struct(">I"), 17, 21
 _HEADER, _HEADER_AT = struct.Struct(">hi16xq"), 21
-"""Attributes, offset of the last record minus the base offset, producer id."""
+"""Attributes, offset of the last record minus base offset, producer id."""
 _CODEC_AT, _CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 22, 7, 8, 16, 32
 _MARKER, _ABORT = struct.Struct(">hh"), 0
-"""Key of a transaction marker: its version and its type."""
+"""Key of a transaction marker: its version and its type, which is 0 for an aborted transaction."""
 
 _DEFAULT_LIMIT = 1 << 20
-"""Limit of decompression for batches that are read without ``decompress``, such as transaction markers."""
+"""Limit in bytes for batches that are decoded without a call of ``decompress``, such as transaction markers."""
 
 _TIMESTAMP, _FIRST_TIMESTAMP_AT, _MAX_TIMESTAMP_AT = struct.Struct(">q"), 27, 35
 
 _LARGE_FRAME = 65_536
-_SMALL_SHARE = 8
-"""Record sets smaller than this fraction of a large frame are copied."""
+"""Frames up to this size, in bytes, are kept in memory for any record set in them."""
+_FRAME_TO_RECORDS = 8
+"""A record set is copied if a large frame is more than so many times larger."""
 
 _FIELDS = attrgetter("offset", "key", "value", "timestamp", "headers")
 
 _TIMESTAMP_TYPES: dict[int | None, TimestampType | None] = {None: None, 0: "CreateTime", 1: "LogAppendTime"}
 
-# Errors that decoders and codecs raise for invalid bytes. gzip raises OSError; enormous lengths cause
-# OverflowError and MemoryError.
+# Errors that decoders and codecs raise for invalid bytes. gzip raises OSError; very large lengths cause OverflowError
+# and MemoryError.
 _DECODE_ERRORS = (
     cramjam.DecompressionError,
     zlib.error,
@@ -80,18 +83,19 @@ class RecordBatch:
     """Record batch, decoded on demand.
 
     Attributes:
-        base_offset: offset of the first record written into the batch; compaction may have removed this record. In a
-            compressed batch of an old format, the offset of the last record, because the first offset is known only
-            after decompression.
+        base_offset: offset of the first record that was written into the batch; compaction may have removed this
+            record. In a compressed batch of format 0 or 1, the offset of the last record, because the first offset is
+            known only after decompression.
         next_offset: offset after the last record.
         size: size on the wire, in bytes.
-        leader_epoch: epoch of the leader that wrote the batch; -1 in old formats.
+        leader_epoch: epoch of the leader that wrote the batch; -1 in formats 0 and 1.
         is_compressed: True while the records are compressed: ``decompress`` makes it False, ``pack`` makes it True.
-        plain: bytes of a batch of format 2 whose records were never compressed or are decompressed; None otherwise.
-        plain_bytes: size of the decompressed records; 0 while the records are compressed or if the batch has no codec.
+        plain: bytes of the batch with uncompressed records, in format 2; None in formats 0 and 1, and while the
+            records are compressed.
+        plain_bytes: size of the decompressed records; 0 while the records are compressed, and if they never were.
         is_control: True if the batch contains a transaction marker instead of records.
-        producer_id: producer of the batch's transaction; None outside transactions.
-        timestamp_type: origin of the records' timestamps; None in message format 0.
+        producer_id: id of the producer if the batch belongs to a transaction; None otherwise.
+        timestamp_type: origin of the records' timestamps; None in format 0.
     """
 
     __slots__ = (
@@ -136,7 +140,7 @@ class RecordBatch:
 
     @property
     def first_timestamp(self) -> int | None:
-        """Timestamp of the first record; None in old formats, whose records have to be decoded for it."""
+        """Timestamp of the first record; None in formats 0 and 1, where only the records contain it."""
         if self._legacy is not None:
             return None
         at = _MAX_TIMESTAMP_AT if self.timestamp_type == "LogAppendTime" else _FIRST_TIMESTAMP_AT
@@ -145,13 +149,13 @@ class RecordBatch:
     def checksum_holds(self) -> bool:
         """Return True if the checksum matches. Must be called before ``decompress``."""
         if self._legacy is not None:
-            return self._legacy.validate_crc()
+            return self._legacy.checksum_holds()
         return bool(_CHECKSUM.unpack_from(self._view, _CHECKSUM_AT)[0] == crc32c(self._view[_CHECKED_FROM:]))
 
     def decompress(self, limit: int) -> bool:
-        """Decompress the records and return True; return False if they exceed ``limit`` bytes.
+        """Decompress the records and return True; return False if they have more than ``limit`` bytes.
 
-        Another thread may call this method, because it changes nothing but this batch.
+        The method may be called in another thread, because it changes only this batch.
 
         Raises:
             MalformedMessageError: the bytes are invalid, or the codec is unknown.
@@ -163,7 +167,8 @@ class RecordBatch:
                 size = self._legacy.decompress(limit)
                 self.plain_bytes, self.is_compressed = size or 0, size is None
                 return size is not None
-            # Build the batch as if it had been written without a codec, in one buffer that the codec fills.
+            # The result is the batch as if it had been written without a codec: its header, and the records, which the
+            # codec writes after the header in the same buffer.
             head = bytearray(self._view[:_HEAD])
             head[_CODEC_AT] &= ~_CODEC
             plain = decompressed(self._view[_CODEC_AT] & _CODEC, self._view[_HEAD:], limit, head)
@@ -176,7 +181,7 @@ class RecordBatch:
         return True
 
     def pack(self) -> None:
-        """Undo ``decompress``; decoding starts from the beginning again."""
+        """Discard the decompressed records, which undoes ``decompress``."""
         if not self.plain_bytes:
             return
         if self._legacy is not None:
@@ -190,10 +195,10 @@ class RecordBatch:
             MalformedMessageError: the batch is a control batch that cannot be decoded.
         """
         if self._is_abort_marker is None:
-            self._is_abort_marker = self.is_control and self._read_marker()
+            self._is_abort_marker = self.is_control and self._has_abort_marker()
         return self._is_abort_marker
 
-    def _read_marker(self) -> bool:
+    def _has_abort_marker(self) -> bool:
         for record in RecordDecoder(self, "", 0, 0).take(1):
             try:
                 return bool(_MARKER.unpack_from(record.key or b"")[1] == _ABORT)
@@ -202,12 +207,12 @@ class RecordBatch:
         return False
 
     def decode(self, topic: str, partition: int, position: int) -> RecordDecoder:
-        """Return a decoder positioned at ``position``."""
+        """Return a decoder of the records from offset ``position`` on."""
         return RecordDecoder(self, topic, partition, position)
 
 
 class RecordDecoder:
-    """Decoder of a batch that returns the records in slices."""
+    """Decoder that returns the records of a batch in slices, beginning at an offset."""
 
     __slots__ = ("_batch", "_compiled", "_partition", "_position", "_take", "_topic")
 
@@ -236,7 +241,7 @@ class RecordDecoder:
         """Add the next ``count`` records to ``columns``, or fewer at the end of the batch, and return them.
 
         Raises:
-            MalformedMessageError: the bytes are not records, or their codec is unknown. Nothing is added then.
+            MalformedMessageError: the bytes are not records, or their codec is unknown; ``columns`` is unchanged.
         """
         try:
             if self._take is None:
@@ -257,11 +262,12 @@ class RecordDecoder:
         if _BatchDecoder is not None and batch.plain is not None:
             self._compiled = _BatchDecoder(batch.plain, topic, partition, position, Record)
             return self._compiled.take
-        # A pipeline of C functions from the bytes to Record. The batch's iterator must not be called again after it is
-        # exhausted; chain() drops it then.
+        # A pipeline of C functions from the bytes to Record. aiokafka's iterator must not be called again after it is
+        # exhausted; chain() drops it at that point.
         fields = map(_FIELDS, chain(_raw_records(batch.plain) if legacy is None else legacy))
         if batch.timestamp_type != "CreateTime":
-            # Passing the type by a keyword of partial() would take 120 ns a record; the default takes no time.
+            # The type is added only if it is not the default of Record. A keyword argument of partial() would take
+            # 120 ns per record.
             fields = map(add, fields, repeat((batch.timestamp_type,)))
         records = starmap(partial(Record, topic, partition), fields)
         if legacy is not None or position > batch.base_offset:
@@ -271,20 +277,20 @@ class RecordDecoder:
 
 def _raw_records(plain: memoryview | bytes | bytearray | None) -> Iterator[object]:
     """Return the records of a batch of format 2, decoded by aiokafka."""
-    # Imported here because this imports aiokafka's clients, which takes 0.1 s; the compiled module needs none of it.
+    # Imported here, because the import of aiokafka takes 0.1 s and the compiled decoder does not need it.
     from aiokafka.record.default_records import DefaultRecordBatch  # noqa: PLC0415
 
     return cast("Iterator[object]", DefaultRecordBatch(plain))  # type: ignore[arg-type]  # it takes any buffer
 
 
 def split(records: memoryview) -> list[RecordBatch]:
-    """Return the batches of a record set, without the truncated batch that the protocol allows at the end.
+    """Return the batches of a record set, without an incomplete batch at its end, which the protocol allows.
 
     Raises:
-        MalformedMessageError: a length is invalid.
+        MalformedMessageError: the length of a batch is invalid.
     """
     batches = []
-    records = _out_of_frame(records)
+    records = _copied_if_small(records)
     at, end = 0, len(records)
     while end - at >= _PREFIX.size:
         base_offset, length, leader_epoch, magic = _PREFIX.unpack_from(records, at)
@@ -301,8 +307,8 @@ def split(records: memoryview) -> list[RecordBatch]:
     return batches
 
 
-def _out_of_frame(records: memoryview) -> memoryview:
+def _copied_if_small(records: memoryview) -> memoryview:
     frame_size = memoryview(records.obj).nbytes
-    if frame_size > _LARGE_FRAME and len(records) * _SMALL_SHARE < frame_size:
+    if frame_size > _LARGE_FRAME and len(records) * _FRAME_TO_RECORDS < frame_size:
         return memoryview(bytes(records))
     return records

@@ -1,7 +1,8 @@
-"""Entry point of the command line: from ``argv`` to an exit code.
+"""Entry point of the command line, which runs a command and returns its exit code.
 
-No command is imported before it is chosen, so ``tailrace --help`` stays fast. Exit codes: 0 success, 1 failure (one
-sentence on stderr gives the cause and the next step), 2 usage error, 130 SIGINT, 143 SIGTERM.
+``tailrace --help`` imports no command, and ``tailrace COMMAND`` only the named one, so both start fast. Exit codes: 0
+success, 1 failure (stderr has the cause and the next step), 2 usage error, 130 SIGINT, 143 SIGTERM. The help of a
+command lists its exit codes if they differ.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ class _CommandInfo(NamedTuple):
     """Summary and dependencies of a command, available without importing the command."""
 
     summary: str
-    extra: str
+    extras: str
     """Extras of the package that the command needs, separated by commas."""
 
 
 COMMANDS = {
     "run": _CommandInfo("run an app's handlers until SIGTERM", ""),
-    "demo": _CommandInfo("replay 336,776 real flights through a real broker", "demo"),
+    "demo": _CommandInfo("publish and read 336,776 real flights on a local Kafka broker", "demo"),
     "kafka": _CommandInfo("run a local Kafka broker until Ctrl-C", "cli,testing"),
     "tail": _CommandInfo("print the records of a topic", ""),
     "groups": _CommandInfo("list, show or delete groups", ""),
     "lag": _CommandInfo("show the lag of a group", ""),
     "offsets": _CommandInfo("show, reset or delete a group's committed offsets", ""),
-    "exporter": _CommandInfo("serve the lag of all groups to Prometheus", "prometheus"),
-    "doctor": _CommandInfo("find out what is wrong with a cluster or an app's use of it", ""),
+    "exporter": _CommandInfo("serve topics, groups and lag of a cluster to Prometheus", "prometheus"),
+    "doctor": _CommandInfo("check a cluster, and what an app needs from it", ""),
     "spark": _CommandInfo("run an app's handlers on Apache Spark", "cli,spark"),
     "dead-letters": _CommandInfo("list, show or replay dead letters", "cli"),
 }
@@ -58,6 +59,7 @@ commands:
 Run `tailrace COMMAND --help` for the options of a command and examples.
 
 exit codes: 0 success, 1 failure, 2 usage error, 130 Ctrl-C, 143 SIGTERM
+The help of a command lists its exit codes if they differ.
 """
 
 
@@ -74,7 +76,7 @@ class _Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` names and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Without a handler, Python's handler of last resort would print warnings in addition to the command's messages.
+    # Without a handler, Python would print log records of level WARNING in addition to the command's messages.
     logging.getLogger("tailrace").addHandler(logging.NullHandler())
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     if name is None:
@@ -91,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        messages = _messages(error, COMMANDS[name].extra)
+        messages = _messages(error, COMMANDS[name].extras)
         if not messages:
             raise
         for message in messages:
@@ -130,12 +132,15 @@ def _terminal_safe(message: str) -> str:
     return escaped(message, keep="\n").replace("\n", "\n  ")
 
 
-def _messages(error: Exception, extra: str) -> list[str]:
-    """Return the messages of a tailrace error or of a group of tailrace errors; empty for any other error."""
+def _messages(error: Exception, extras: str) -> list[str]:
+    """Return the messages to print for ``error``, or an empty list if it must be raised with its traceback.
+
+    Messages exist for a TailraceError, for a dependency that is not installed, and for a group of only such errors.
+    """
     if isinstance(error, ExceptionGroup):
-        found = [_messages(one, extra) for one in error.exceptions]
+        found = [_messages(one, extras) for one in error.exceptions]
         return list(dict.fromkeys(message for messages in found for message in messages)) if all(found) else []
     if isinstance(error, ModuleNotFoundError):
         missing = (error.name or "tailrace").partition(".")[0]
-        return [] if missing == "tailrace" else [f"{missing} is not installed - {install_hint(extra)}"]
+        return [] if missing == "tailrace" else [f"{missing} is not installed - {install_hint(extras)}"]
     return [str(error)] if isinstance(error, TailraceError) else []

@@ -12,17 +12,17 @@ __all__ = ["arguments", "run"]
 
 _PORT = 9308
 _TIMEOUT_S = 8.0
-"""Less than the default of Prometheus' scrape_timeout, which is 10 seconds."""
+"""Default of ``--timeout``: less than Prometheus' default ``scrape_timeout`` of 10 seconds."""
 
 _DESCRIPTION = """\
 Serve a cluster's topics, consumer groups and lag to Prometheus until SIGTERM or
 Ctrl-C.
 
-Names and labels of the metrics are those of kafka_exporter, so that its Grafana
-dashboard (7589) and its alerts can be used. Each scrape asks the brokers;
-scrapes at the same time share one collection. If no broker answers, /metrics
-answers 503, and Prometheus sets "up" to 0. Nothing is written: no group is
-joined, no offset committed, no topic created.
+The metrics have the names and labels of kafka_exporter, so its Grafana
+dashboard (7589) and its alerts work with them. Each scrape requests the data
+from the brokers; concurrent scrapes share these requests. If no broker
+answers, /metrics answers 503, and Prometheus sets "up" to 0. The exporter joins
+no group, commits no offset and creates no topic.
 """
 
 _EPILOG = f"""\
@@ -31,7 +31,8 @@ examples:
   tailrace exporter --http-port 8080 --group-filter '^billing'
   tailrace exporter --topic-exclude '^__' --group-exclude '^console-consumer-'
 
-A REGEX is a Python regular expression that is found anywhere in a name.
+A REGEX is a Python regular expression. It matches a name if it is found
+anywhere in the name; use ^ and $ to match the whole name.
 
 {CONNECTION_HELP}
 exit codes: 0 stopped by a signal, 1 failure, 2 usage error
@@ -44,9 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--http-port", type=_port, default=_PORT, metavar="PORT", help="port of /metrics (default: %(default)s)"
     )
-    parser.add_argument(
-        "--http-host", default="", metavar="HOST", help="address of --http-port (default: all addresses)"
-    )
+    parser.add_argument("--http-host", default="", metavar="HOST", help="address to listen on (default: all addresses)")
     for kind in ("topic", "group"):
         parser.add_argument(
             f"--{kind}-filter",
@@ -57,11 +56,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         )
         parser.add_argument(f"--{kind}-exclude", type=_regex, metavar="REGEX", help=f"leave out matching {kind}s")
     add_log_options(parser)
-    add_connection_options(parser, json=False, timeout_s=_TIMEOUT_S)
+    add_connection_options(
+        parser, json=False, timeout_s=_TIMEOUT_S, timeout_help="time limit of the requests of a scrape"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until a signal, and return the exit code."""
+    """Serve metrics until SIGTERM or SIGINT, and return the exit code."""
     import asyncio  # noqa: PLC0415 - not needed by --help
 
     from tailrace.cli.tools.exporter import work  # noqa: PLC0415

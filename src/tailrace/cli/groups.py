@@ -9,10 +9,10 @@ from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_option
 __all__ = ["arguments", "run"]
 
 _DESCRIPTION = """\
-List the groups of a cluster, show one, or delete some.
+List, show or delete the groups of a cluster.
 
-The type is the group protocol of consumer groups (classic, or consumer for
-KIP-848), and the protocol type of other groups, such as Kafka Connect's.
+The type of a consumer group is its group protocol: classic, or consumer for
+KIP-848. The type of any other group is its protocol type, such as connect.
 """
 
 _EPILOG = f"""\
@@ -27,8 +27,8 @@ Run `tailrace groups ACTION --help` for the options of an action.
 """
 
 _LIST = """\
-List the groups that you are authorized to describe, with their state, type and
-number of live members.
+List the groups that you are authorized to describe, each with its state, type
+and number of live members.
 """
 
 _LIST_EPILOG = """\
@@ -49,9 +49,10 @@ examples:
 """
 
 _DELETE = """\
-Delete groups and their committed offsets. Without --execute, only list them.
+Delete groups and their committed offsets. Without --execute, only list the
+groups.
 
-If any of the groups has live members, no group is deleted. Deleting cannot be
+If one of the groups has live members, no group is deleted. Deleting cannot be
 undone: a new group of the same name starts at its auto_offset_reset.
 """
 
@@ -83,13 +84,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     action("list", "list groups (the default)", _LIST, _LIST_EPILOG)
     add_group(action("show", "show a group and its members", _SHOW, _SHOW_EPILOG))
     delete = action("delete", "delete groups and their committed offsets", _DELETE, _DELETE_EPILOG)
-    delete.add_argument("groups", nargs="+", metavar="GROUP", help="group without live members")
+    delete.add_argument("groups", nargs="+", metavar="GROUP", help="name of a group without live members")
     delete.add_argument("--execute", action="store_true", help="delete the groups (default: dry run)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     from tailrace.cli.tools.groups import work  # noqa: PLC0415
-    from tailrace.cli.tools.shutdown import finished  # noqa: PLC0415 - not needed by --help
+    from tailrace.cli.tools.shutdown import run_to_exit_code  # noqa: PLC0415 - not needed by --help
 
-    return finished(work(options))
+    return run_to_exit_code(work(options))

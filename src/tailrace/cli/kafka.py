@@ -1,4 +1,4 @@
-"""``tailrace kafka``: a local broker for trying things out."""
+"""``tailrace kafka``: run a local broker for development and tests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["arguments", "run"]
 _DESCRIPTION = """\
 Run a local Apache Kafka broker until Ctrl-C.
 
-Needs neither Docker nor a system Java. The first start downloads the broker
-(46 MB) from Maven Central and caches it. The broker listens on 127.0.0.1
+This needs neither Docker nor an installed Java. The first start downloads the
+broker (46 MB) from Maven Central and caches it. The broker listens on 127.0.0.1
 without TLS or authentication, creates topics automatically on first use, uses
 about 300 MB of memory, and deletes all data when it stops.
 """
@@ -22,8 +22,8 @@ examples:
   tailrace kafka
   tailrace kafka --port 9092 --topic orders:6 --topic invoices
 
-Other programs connect to the printed address. Tailrace also reads it from
-TAILRACE_BOOTSTRAP_SERVERS.
+The command prints the address of the broker, and a shell command that sets the
+environment variable TAILRACE_BOOTSTRAP_SERVERS, from which tailrace reads it.
 """
 
 _POLL_INTERVAL_S = 0.5
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     """Run a broker until Ctrl-C.
 
     Raises:
-        ConfigurationError: a variable selects external brokers.
+        ConfigurationError: the environment selects external brokers.
         KafkaServerError: the broker did not start, or exited.
         KeyboardInterrupt: Ctrl-C was pressed.
     """

@@ -29,9 +29,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_group(parser)
-    parser.add_argument("--watch", action="store_true", help="repeat every --interval until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="measure and print again every --interval, until Ctrl-C")
     parser.add_argument(
-        "--interval", type=seconds, default=2.0, metavar="SECONDS", help="seconds between repetitions (default: 2)"
+        "--interval",
+        type=seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="time between measurements of --watch (default: 2)",
     )
     add_connection_options(parser)
 
@@ -39,6 +43,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     from tailrace.cli.tools.lag import work  # noqa: PLC0415
-    from tailrace.cli.tools.shutdown import finished  # noqa: PLC0415 - not needed by --help
+    from tailrace.cli.tools.shutdown import run_to_exit_code  # noqa: PLC0415 - not needed by --help
 
-    return finished(work(options))
+    return run_to_exit_code(work(options))

@@ -1,4 +1,4 @@
-"""Local broker that a command starts and stops."""
+"""Local broker that a command starts and stops, or brokers that the environment selects instead."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ def local_broker(
 ) -> Iterator[EmbeddedServer]:
     """Run a local broker for the duration of a ``with`` block, and print its download, address and startup time.
 
+    If TAILRACE_TEST_BOOTSTRAP_SERVERS names brokers that already run, use these brokers instead.
+
     Args:
         screen: output of the command.
         port: port to listen on; any free port if None.
-        config: broker configuration that overrides the defaults.
+        config: broker configuration that overrides the defaults of embedded brokers.
 
     Raises:
         KafkaNotAvailableError: this machine cannot start a broker; the message names the package to install.
-        KafkaServerError: the broker does not start; the message ends with the broker's log.
+        KafkaServerError: the broker did not start; the message ends with the last lines of the broker's log.
     """
     if os.environ.get(EXTERNAL):
         with EmbeddedServer() as server:
@@ -37,18 +39,18 @@ def local_broker(
         return
     note = "starting"
     if not jars.is_cached():
-        folder = str(jars.cache_folder()).replace(os.path.expanduser("~"), "~", 1)  # noqa: PTH111 - it need not exist
+        folder = str(jars.cache_folder()).replace(os.path.expanduser("~"), "~", 1)  # noqa: PTH111 - Path.home() raises if there is no home
         screen.line("download", f"the broker (first start only): {jars.MEGABYTES} MB from Maven Central to {folder}")
         note = "listing its files"
     began = time.monotonic()
     with screen.progress() as progress:
         bar = progress.add_task("broker", total=None, note=note)
 
-        def downloaded(done: int, total: int) -> None:
+        def on_progress(done: int, total: int) -> None:
             note = "starting" if done == total else f"{done} of {total} files"
             progress.update(bar, completed=done, total=total, note=note)
 
-        server = EmbeddedServer(progress=downloaded, port=port, config=config)
+        server = EmbeddedServer(progress=on_progress, port=port, config=config)
         server.start()
     with server:
         took = time.monotonic() - began

@@ -26,12 +26,13 @@ Run `tailrace offsets ACTION --help` for the options of an action.
 """
 
 _SHOW = """\
-Show the committed offsets of a group and their metadata.
+Show a group's committed offsets and the metadata of the commits.
 
-"finished after" counts the records after the committed offset that are already
-finished. An App with order_by="key" or "none" and a Consumer with ack="manual"
-list them in the metadata of the commit, and the next member that is assigned
-the partition does not handle them again.
+The column "finished after" counts the records after the committed offset that
+are already finished. If the group uses an App with order_by="key" or
+order_by="none", or a Consumer with ack="manual", the metadata lists these
+records, and the next member that is assigned the partition does not handle them
+again.
 """
 
 _SHOW_EPILOG = """\
@@ -44,11 +45,14 @@ _RESET = """\
 Reset a group's committed offsets. Without --execute, only show the old and new
 offsets.
 
-A target outside of the log is moved to the nearer end of the log and noted. A
-group with live members is not reset: stop them first. The metadata of the old
-commits is dropped, including the list of records finished after the committed
-offset. Those that are not before the new offset are handled again, and the
-plan counts them. A group that does not exist is created.
+If the new offset is outside of the log, the first offset or the end of the log
+is used, whichever is nearer; the column "note" reports this. A group with live
+members is not reset; stop its members first. A group that does not exist is
+created.
+
+The reset deletes the metadata of the old commits, including the list of records
+that are finished after the committed offset. If such records are at or after
+the new offset, they are handled again; the column "note" counts them.
 """
 
 _RESET_EPILOG = """\
@@ -59,14 +63,17 @@ examples:
   tailrace offsets reset billing --topic orders --shift-by -100 --execute
   tailrace offsets reset --app shop:billing --all-topics --to-latest
 
-exit codes: 0 reset or possible, 1 refused, 2 usage error
+exit codes: 0 the offsets were reset (without --execute: can be reset), 1 the
+group has live members, or the reset failed, 2 usage error
 """
 
 _DELETE = """\
-Delete a group's committed offsets of a topic; the group then starts there at
-its auto_offset_reset. Without --execute, only list them.
+Delete a group's committed offsets of topics or partitions. Without --execute,
+only list the offsets.
 
-Offsets of a topic that a live member reads are not deleted.
+The group then starts these partitions at its auto_offset_reset. If a live
+member is subscribed to one of the topics, deleting fails; stop the members that
+read the topic first.
 """
 
 _DELETE_EPILOG = """\
@@ -97,7 +104,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_options(action("show", "show committed offsets", _SHOW, _SHOW_EPILOG))
     reset = action("reset", "reset committed offsets", _RESET, _RESET_EPILOG)
     _add_topics(reset).add_argument(
-        "--all-topics", action="store_true", help="all topics of which the group has committed offsets"
+        "--all-topics", action="store_true", help="all topics that the group has committed offsets of"
     )
     _add_targets(reset)
     delete = action("delete", "delete committed offsets", _DELETE, _DELETE_EPILOG)
@@ -115,7 +122,7 @@ def _add_topics(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         action="append",
         default=[],
         metavar="TOPIC[:P,P]",
-        help="a topic, or only these partitions of it (repeatable)",
+        help="all partitions of a topic, or the listed ones (repeatable)",
     )
     return group
 
@@ -124,8 +131,8 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("new offset (one is required)")
     target = group.add_mutually_exclusive_group(required=True)
     target.add_argument("--to-earliest", action="store_true", help="first offset of the log")
-    target.add_argument("--to-latest", action="store_true", help="end of the log; skips all records in it")
-    target.add_argument("--to-offset", type=_offset, metavar="N", help="this offset")
+    target.add_argument("--to-latest", action="store_true", help="end of the log; skips all existing records")
+    target.add_argument("--to-offset", type=_offset, metavar="N", help="offset N in each partition")
     target.add_argument(
         "--to-datetime",
         type=parse_time,
@@ -133,7 +140,10 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
         help="first record at or after a time, such as 2026-01-31T09:00 (UTC)",
     )
     target.add_argument(
-        "--by-duration", type=parse_duration, metavar="TIME", help="first record of the last 90s, 1h30m, PT1H or P1D"
+        "--by-duration",
+        type=parse_duration,
+        metavar="TIME",
+        help="first record of the last TIME, such as 90s, 1h30m, PT1H or P1D",
     )
     target.add_argument(
         "--shift-by", type=_shift, metavar="N", help="committed offset plus N; a negative N moves backward"
@@ -153,9 +163,9 @@ def run(options: argparse.Namespace) -> int:
         whole = [topic for topic, numbers in options.topic if not numbers]
         options.topic = whole, [(topic, number) for topic, numbers in options.topic for number in numbers]
     from tailrace.cli.tools.offsets import work  # noqa: PLC0415
-    from tailrace.cli.tools.shutdown import finished  # noqa: PLC0415 - not needed by --help
+    from tailrace.cli.tools.shutdown import run_to_exit_code  # noqa: PLC0415 - not needed by --help
 
-    return finished(work(options))
+    return run_to_exit_code(work(options))
 
 
 def _topic(text: str) -> tuple[str, tuple[int, ...]]:

@@ -23,11 +23,11 @@ __all__ = ["arguments", "run"]
 _DESCRIPTION = """\
 Run an app's handlers until SIGTERM or Ctrl-C.
 
-On the first signal the app starts no more records, waits for running handlers,
-commits, and leaves the group, within stop_timeout_ms. A second signal stops it
-at once.
+On the first signal the app starts no more handlers, waits for the running ones,
+commits, and leaves its groups, all within stop_timeout_ms. On a second signal
+the app stops at once.
 
-With --workers, the app runs in worker processes, each of which is a member of
+With --workers, the app runs in N worker processes. Each process is a member of
 the app's groups; a process that dies is restarted.
 """
 
@@ -39,9 +39,9 @@ examples:
   tailrace run shop.apps:billing --set bootstrap_servers=kafka:9092
   TAILRACE_BOOTSTRAP_SERVERS=kafka:9092 tailrace run shop:billing
 
-MODULE is an importable module, also one in the current directory; APP is the
-App object in it. --set overrides the App's own options, which override
-TAILRACE_... variables.
+MODULE is an importable module, for example one in the current directory; APP is
+the name of the App object in it. Options of --set override those of the App,
+which override environment variables such as TAILRACE_BOOTSTRAP_SERVERS.
 
 exit codes: 0 stopped by a signal, 1 the app failed, 2 usage error
 """
@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="OPTION=VALUE", help="set an option of the app (repeatable)"
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="number of worker processes (default: none, run in this process)"
+        "--workers", type=int, metavar="N", help="run the app in N worker processes (default: in this process)"
     )
     parser.add_argument(
         "--reload", action="store_true", help="restart when a Python file in the current directory changes"
@@ -64,16 +64,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--http-port",
         type=int,
         metavar="PORT",
-        help="serve /metrics, /livez, /readyz and /lag at this port, for all workers",
+        help="serve /metrics, /livez, /readyz and /lag on this port, for all workers together",
     )
     parser.add_argument(
-        "--http-host", default="", metavar="HOST", help="address of --http-port (default: all addresses)"
+        "--http-host", default="", metavar="HOST", help="address to listen on with --http-port (default: all addresses)"
     )
     add_log_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the app until a signal stops it; return the exit code."""
+    """Run the app until a signal stops it, and return the exit code."""
     import asyncio  # noqa: PLC0415 - not needed by --help
 
     from tailrace.observe.log_format import configure_logging  # noqa: PLC0415
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 async def _run_serving(
     options: argparse.Namespace, source: App | WorkerPool, run: Callable[[], Awaitable[None]]
 ) -> None:
-    """Run, and serve probes and metrics meanwhile if a port is given."""
+    """Await ``run()``; with ``--http-port``, serve probes and metrics of ``source`` meanwhile."""
     if options.http_port is None:
         await run()
         return

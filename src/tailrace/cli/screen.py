@@ -1,4 +1,4 @@
-"""Output of commands that use rich: labeled lines, tables, and progress bars on a terminal."""
+"""Output of commands with rich: labeled lines, tables, and progress bars on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DRAW_INTERVAL_S = 0.1
 
 
 class Screen:
-    """Labeled lines, tables and transient progress bars on stdout."""
+    """Writer of labeled lines, tables and transient progress bars to stdout."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
@@ -49,7 +49,7 @@ class Screen:
             work: awaitable to wait for.
             bars: functions that return the number of finished items, by the label of the bar.
             total: number of items of each bar.
-            below: returns an object to draw below the bars, such as a table.
+            below: function that returns what to draw below the bars, such as a table.
         """
         if not self.is_terminal:
             await work
@@ -94,12 +94,12 @@ def count(number: float) -> str:
 
 
 def per_second(number: float, seconds: float) -> str:
-    """Format a rate with three significant digits."""
+    """Format ``number / seconds`` with three significant digits."""
     rate = number / max(seconds, 1e-9)
     digits = max(len(f"{rate:.0f}") - 3, 0)
     return f"{round(rate, -digits):,.0f}"
 
 
 def megabytes(size: float) -> str:
-    """Format a number of bytes in MB: ``101 MB``, or with one decimal below 10 MB."""
+    """Format a number of bytes in MB: ``101 MB``, or with one decimal below 10 MB: ``1.2 MB``."""
     return f"{size / 1e6:,.0f} MB" if size >= 10e6 else f"{size / 1e6:.1f} MB"

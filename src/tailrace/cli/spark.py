@@ -24,8 +24,9 @@ examples:
   tailrace spark run shop:billing charge --checkpoint /var/lib/billing
   tailrace spark handoff shop:billing charge && tailrace run shop:billing
 
-HANDLER is the name of the handler function. Set Spark's configuration with
---conf, and the app's options with --set or TAILRACE_... variables.
+HANDLER is the name of the handler function. Set Spark properties with --conf.
+Options of the app that --set gives override those in its code, which override
+environment variables such as TAILRACE_BOOTSTRAP_SERVERS.
 
 Run `tailrace spark ACTION --help` for the options of an action.
 """
@@ -34,17 +35,17 @@ _RUN = """\
 Handle existing and new records in micro-batches until SIGTERM or Ctrl-C, and
 commit the offsets of each batch to the group.
 
-On the first signal no further batch starts, and the running one has 20 seconds
-to finish; an interrupted batch is handled again. A second signal stops at once.
+On the first signal no further batch starts, and the running batch has 20
+seconds to finish. On a second signal the command stops at once. After the next
+start, an interrupted batch is handled again.
 
-With --trigger available_now, handle the records that exist at the start in
-batches, then exit.
+With --trigger available_now, handle only the records that exist when the
+command starts, then exit.
 """
 
 _BACKFILL = """\
-Handle the existing records in bounded batches, then exit. Offsets are
-committed after each batch, so an interrupted backfill continues where it
-stopped.
+Handle the existing records in batches, then exit. Offsets are committed after
+each batch, so the next backfill continues where an interrupted one stopped.
 """
 
 _RUN_EPILOG = """\
@@ -66,15 +67,15 @@ examples:
   tailrace spark handoff shop:billing charge && tailrace run shop:billing
   tailrace spark handoff shop:billing --max-lag 500 \\
     --max-records-per-batch 50000
-"""
-
-_HANDOFF = """\
-Backfill, and repeat it for the records that have arrived meanwhile, until the
-lag of the group is at most --max-lag, ten times at most. Then print the lag.
-`tailrace run` continues from there.
 
 exit codes: 0 the lag is at most --max-lag, 1 the lag is above --max-lag after
 ten backfills, or a backfill failed, 2 usage error
+"""
+
+_HANDOFF = """\
+Run a backfill, and further ones for the records that arrived meanwhile, until
+the lag of the group is at most --max-lag, or ten backfills have run. Then print
+the lag. `tailrace run` continues at the committed offsets.
 """
 
 
@@ -88,13 +89,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         required=True,
         metavar="FOLDER",
-        help="checkpoint folder, for this handler and group only",
+        help="Spark's checkpoint folder; each handler and group needs its own",
     )
     stream.add_argument(
         "--trigger",
         metavar="TIME",
-        help="interval between the starts of batches, such as '5 seconds', or available_now to exit after the existing"
-        " records (default: start a batch when the previous one has ended)",
+        help="interval between the starts of batches, such as '5 seconds', or available_now (default: start each batch"
+        " when the previous batch has ended)",
     )
     backfill = _action(actions, parser, "backfill", "handle the existing records", _BACKFILL)
     backfill.epilog = _BACKFILL_EPILOG
@@ -104,7 +105,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=_TimeOrWord("now"),
         default="now",
         metavar="TIME",
-        help="end at this time: ISO 8601, or now for the current ends of the partitions (default: now)",
+        help="end before the first record at this ISO 8601 time, or now for the current ends of the partitions"
+        " (default: now)",
     )
     handoff = _action(actions, parser, "handoff", "backfill until the app can take over", _HANDOFF)
     handoff.epilog = _HANDOFF_EPILOG
@@ -114,7 +116,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_integer,
         default=10_000,
         metavar="N",
-        help="lag in records at which it ends (default: %(default)s)",
+        help="stop when the lag is at most N records (default: %(default)s)",
     )
 
 
@@ -139,9 +141,9 @@ def _action(
         formatter_class=parser.formatter_class,
         allow_abbrev=False,
     )
-    action.add_argument("app", metavar="MODULE:APP", help="the app, such as shop:billing")
+    action.add_argument("app", metavar="MODULE:APP", help="module and name of the app, such as shop:billing")
     action.add_argument(
-        "handler", nargs="?", metavar="HANDLER", help="handler to run (default: the only one of the app)"
+        "handler", nargs="?", metavar="HANDLER", help="name of the handler (default: the app's only handler)"
     )
     action.add_argument(
         "--master", metavar="URL", help="Spark master, such as yarn (default: local[*,4], all cores of this machine)"
@@ -160,7 +162,8 @@ def _action(
         type=positive_integer,
         default=200_000,
         metavar="N",
-        help="maximum number of records in a batch; a crash repeats at most one batch (default: %(default)s)",
+        help="maximum number of records in a batch; after a crash, at most one batch is handled again (default:"
+        " %(default)s)",
     )
     return action
 
@@ -170,13 +173,13 @@ def _add_since(action: argparse.ArgumentParser) -> None:
         "--since",
         type=_TimeOrWord("earliest"),
         metavar="TIME",
-        help="start of partitions without a committed offset: an ISO 8601 time, or earliest (default: auto_offset_reset"
-        " of the app)",
+        help="where to start partitions without a committed offset: an ISO 8601 time, or earliest (default: the app's"
+        " auto_offset_reset)",
     )
 
 
 class _TimeOrWord:
-    """Parser of an argument that is an ISO 8601 time or ``word``."""
+    """Parser of an argument that is ``word`` or an ISO 8601 time, which is returned in milliseconds since the epoch."""
 
     def __init__(self, word: Literal["now", "earliest"]) -> None:
         self._word = word

@@ -16,9 +16,10 @@ _DESCRIPTION = """\
 Print the records of a topic until Ctrl-C; by default, only new records.
 
 Each record is one line of JSON with topic, partition, offset, timestamp, key,
-value and headers. A value that is a JSON object or array is embedded unchanged,
-any other value is printed as text, or in hex if it is not text; value_format
-names the form. Records of a partition are in order.
+value and headers. A value that is a JSON object or array is embedded unchanged.
+Any other value is a string: the text itself, or hex if it is not text. The
+field value_format is JSON, text, hex or null. Records of a partition are in
+order.
 """
 
 _EPILOG = f"""\
@@ -30,13 +31,14 @@ examples:
   tailrace tail orders --from 1h | jq -c .value.total
 
 conditions of --where:
-  key=ann             the key equals ann
-  status=paid         a field of the JSON value; lines.0.sku is a nested field
-  header.trace~4bf92  a header contains 4bf92
-  total!=0            the field differs, or is missing
+  key=ann             the key is ann
+  status=paid         the field "status" of the JSON value is paid
+  lines.0.sku=A17     the field "sku" of the first element of "lines" is A17
+  header.trace~4bf92  the header "trace" contains 4bf92
+  total!=0            the field "total" is not 0, or is missing
 
 {CONNECTION_HELP}
-No group is joined and no offset is committed.
+The command joins no group and commits no offset.
 """
 
 
@@ -50,18 +52,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_start,
         default=TailStart("latest"),
         metavar="START",
-        help="earliest, latest, an offset, -N for the last N records of each partition, a time, or an age such as 1h"
-        " (default: latest)",
+        help="earliest, latest, an offset, -N for the last N offsets of each partition, an ISO 8601 time, or an age"
+        " such as 1h (default: latest)",
     )
     parser.add_argument("--max", type=positive_integer, metavar="N", help="stop after N records")
-    parser.add_argument("--no-follow", action="store_true", help="stop at the current end of the topic")
+    parser.add_argument(
+        "--no-follow", action="store_true", help="print only records that exist at the start, then exit"
+    )
     parser.add_argument(
         "--where",
         type=parse_condition,
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="print only matching records (repeatable; all must match)",
+        help="print only matching records (repeatable; all conditions must match)",
     )
     parser.add_argument(
         "--partition",
@@ -83,10 +87,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    from tailrace.cli.tools.shutdown import finished  # noqa: PLC0415 - not needed by --help
+    from tailrace.cli.tools.shutdown import run_to_exit_code  # noqa: PLC0415 - not needed by --help
     from tailrace.cli.tools.tail import work  # noqa: PLC0415
 
-    return finished(work(options))
+    return run_to_exit_code(work(options))
 
 
 def _partitions(text: str) -> tuple[int, ...]:

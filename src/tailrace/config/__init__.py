@@ -1,7 +1,7 @@
 """Options of a consumer.
 
 ``options`` declares them, ``consumer_options`` documents them, ``resolution`` finds their values, ``checks`` raises
-errors for contradictory options, and ``spellings`` lists the names that other clients give to them.
+errors for contradictory options, and ``spellings`` lists the options' names in other clients.
 """
 
 from __future__ import annotations

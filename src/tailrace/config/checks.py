@@ -1,4 +1,4 @@
-"""Checks of options that depend on each other, before a consumer starts."""
+"""Checks of options that depend on each other."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tailrace.errors import ConfigurationError
 __all__ = ["check", "refuse_inline_pem"]
 
 
-def check(config: ConsumerConfig, given: Collection[str]) -> None:
+def check(config: ConsumerConfig, set_names: Collection[str]) -> None:
     """Check that options do not contradict each other.
 
     Args:
         config: options, with their defaults.
-        given: names of the options that were set.
+        set_names: names of the options that were set explicitly.
 
     Raises:
         ConfigurationError: Options contradict each other; the message names them.
@@ -25,11 +25,11 @@ def check(config: ConsumerConfig, given: Collection[str]) -> None:
     if config.heartbeat_interval_ms >= config.session_timeout_ms:
         raise ConfigurationError(
             f"heartbeat_interval_ms={config.heartbeat_interval_ms} must be less than "
-            f"session_timeout_ms={config.session_timeout_ms} - set it to at most a third of that, so that the member"
-            " stays in the group when one heartbeat is lost"
+            f"session_timeout_ms={config.session_timeout_ms} - set it to at most a third of session_timeout_ms, so that"
+            " the member stays in the group when one heartbeat is lost"
         )
     _check_group(config)
-    _check_protocol(config, given)
+    _check_protocol(config, set_names)
     for pause in ("reconnect_backoff", "retry_backoff"):
         first, longest = getattr(config, f"{pause}_ms"), getattr(config, f"{pause}_max_ms")
         if first > longest:
@@ -60,8 +60,8 @@ def _check_group(config: ConsumerConfig) -> None:
         )
     if config.reset_offset_on_start and config.offset_reset == "none":
         raise ConfigurationError(
-            "reset_offset_on_start=True starts where auto_offset_reset says, which must not be 'none' - set"
-            " auto_offset_reset to 'earliest', 'latest', a duration or a time"
+            "reset_offset_on_start=True starts at auto_offset_reset, which must not be 'none' - set auto_offset_reset"
+            " to 'earliest', 'latest', a duration or a time"
         )
     if config.group_id == "":
         raise ConfigurationError(
@@ -71,14 +71,16 @@ def _check_group(config: ConsumerConfig) -> None:
         raise ConfigurationError("group_instance_id needs a group_id: it names a member of that group - set group_id")
 
 
-def _check_protocol(config: ConsumerConfig, given: Collection[str]) -> None:
+def _check_protocol(config: ConsumerConfig, set_names: Collection[str]) -> None:
     if config.group_protocol == "consumer":
-        classic_only = [f.name for f in dataclasses.fields(ConsumerConfig) if f.metadata["classic"] and f.name in given]
+        classic_only = [
+            f.name for f in dataclasses.fields(ConsumerConfig) if f.metadata["classic"] and f.name in set_names
+        ]
         if classic_only:
             raise ConfigurationError(
-                f"{', '.join(classic_only)} cannot be set with group_protocol='consumer', where the brokers'"
-                f" configuration decides - remove {'it' if len(classic_only) == 1 else 'them'}, or set group.consumer.*"
-                " on the brokers"
+                f"{', '.join(classic_only)} cannot be set with group_protocol='consumer', where the brokers' settings"
+                f" group.consumer.* apply - remove {'it' if len(classic_only) == 1 else 'them'}, and change those"
+                " settings if necessary"
             )
         if config.group_id is None:
             raise ConfigurationError("group_protocol='consumer' needs a group_id - set it to the group to join")

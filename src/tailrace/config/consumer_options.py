@@ -1,6 +1,7 @@
 """Documentation and types of every option of a consumer, for programs and their type checkers.
 
-The last paragraph of each text is written by ``python docs/options.py`` from the row of ``ConsumerConfig``.
+``python docs/options.py`` writes the last paragraph of each docstring from the option's declaration in
+``ConsumerConfig``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     bootstrap_servers: str | Sequence[str]
     """Addresses of brokers for the first connection, as ``host:port``.
 
-    One that answers is enough; it names the others.
+    One broker that answers is enough: its answer contains the addresses of all brokers. In a string, commas separate
+    the addresses.
 
     Default: (). librdkafka: metadata.broker.list.
     """
@@ -54,7 +56,7 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: "tailrace".
     """
     client_rack: str
-    """Rack of this client; records are fetched from the nearest replica (KIP-392).
+    """Rack of this client, so that brokers can name a replica nearby to fetch from (KIP-392).
 
     Default: "".
     """
@@ -64,12 +66,14 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: 300_000. Minimum: 1. librdkafka: topic.metadata.refresh.interval.ms.
     """
     connections_max_idle_ms: int
-    """Time in milliseconds after which an unused connection is replaced by a new one.
+    """Idle time in milliseconds after which the next request reopens a connection.
+
+    Until that request, the idle connection stays open.
 
     Default: 540_000. Minimum: 1.
     """
     local_addr: tuple[str, int] | None
-    """Local address and port of connections; port 0 for any.
+    """Local address and port of connections; with port 0, the system chooses the port.
 
     Default: None.
     """
@@ -111,22 +115,22 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: "kafka".
     """
     sasl_kerberos_domain_name: str | None
-    """Domain name of the brokers, for GSSAPI; None for each broker's host.
+    """Host name in the brokers' principals, for GSSAPI; None for the broker's own.
 
     Default: None.
     """
     ssl_cafile: str | None
-    """Path of the CA certificates to trust, in PEM; None for the system's.
+    """Path of a PEM file with the CA certificates to trust; None for those of the system.
 
     Default: None. Java: ssl.truststore.location; librdkafka: ssl.ca.location.
     """
     ssl_certfile: str | None
-    """Path of the client's certificate chain, in PEM.
+    """Path of a PEM file with the client's certificate chain.
 
     Default: None. Java: ssl.keystore.certificate.chain; librdkafka: ssl.certificate.location.
     """
     ssl_keyfile: str | None
-    """Path of the client's private key, in PEM.
+    """Path of a PEM file with the client's private key.
 
     Default: None. Java: ssl.keystore.key; librdkafka: ssl.key.location.
     """
@@ -136,7 +140,7 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: None. Java: ssl.key.password.
     """
     ssl_check_hostname: bool
-    """Check that the broker's certificate names its host.
+    """Check that the certificate of a broker contains the broker's host name.
 
     Default: True. Java: ssl.endpoint.identification.algorithm.
     """
@@ -153,9 +157,10 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: None.
     """
     group_instance_id: str | None
-    """Name of a static member, kept over restarts (KIP-345).
+    """Name of a static member, which keeps its partitions through a restart (KIP-345).
 
-    A template of ``{hostname}``, ``{worker}`` (the number of the worker process) and ``{pid}``.
+    Each member of a group needs a different name. The name may contain ``{hostname}``, ``{worker}`` (the number of the
+    worker process) and ``{pid}``, which are replaced at the start.
 
     Default: None.
     """
@@ -165,170 +170,197 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: "classic".
     """
     partition_assignment_strategy: AssignmentStrategy | Sequence[AssignmentStrategy]
-    """Assignors of the group, most preferred first.
+    """Assignors of this member, most preferred first.
 
-    A name, or a function ``(members, partitions) -> {member_id: [TopicPartition, ...]}``, which all members need. It is
-    known by its ``name`` attribute, or its ``__name__``. With ``is_cooperative = True`` it leaves out partitions that
-    change their owner until the former owner has revoked them.
+    An assignor is a name or a function ``(members, partitions) -> {member_id: [TopicPartition, ...]}``. Every member of
+    the group must have the function, under the same name: its ``name`` attribute, or else its ``__name__``. If the
+    function has the attribute ``is_cooperative = True``, tailrace assigns a partition that changes its owner only after
+    the former owner has revoked it (KIP-429).
 
     Default: ("cooperative-sticky",). Only with ``group_protocol="classic"``.
     """
     group_remote_assignor: str | None
-    """Assignor of the broker, such as ``"uniform"`` or ``"range"``; None for its default.
+    """Assignor on the broker, such as ``"uniform"`` or ``"range"``; None for the broker's default.
 
     Only with ``group_protocol="consumer"``.
 
     Default: None.
     """
     max_poll_interval_ms: int
-    """Maximum time in milliseconds between two reads, and for a member to rejoin.
+    """Maximum time in milliseconds between two polls while records are available.
 
-    A member that exceeds it leaves the group, so that its partitions are assigned to others.
+    A member that exceeds it leaves the group, so that its partitions are assigned to other members. The option also
+    limits the time that a rebalance waits for each member to rejoin, and the duration of a rebalance callback.
 
     Default: 300_000. Minimum: 1. aiokafka: rebalance_timeout_ms.
     """
     session_timeout_ms: int
-    """Time in milliseconds without a heartbeat after which a member is removed.
+    """Time in milliseconds without a heartbeat after which the group removes a member.
 
     Default: 45_000. Minimum: 1. Only with ``group_protocol="classic"``.
     """
     heartbeat_interval_ms: int
-    """Time in milliseconds between heartbeats; at most a third of the session.
+    """Time in milliseconds between heartbeats; must be less than ``session_timeout_ms``.
+
+    At most a third of ``session_timeout_ms`` is recommended.
 
     Default: 3_000. Minimum: 1. Only with ``group_protocol="classic"``.
     """
     rebalance_drain_ms: int
-    """Time in milliseconds a rebalance waits for records in flight to finish.
+    """Maximum time in milliseconds that a rebalance waits for records in flight to finish.
 
     Default: 30_000. Minimum: 0.
     """
     rebalance_max_retries: int | None
-    """Maximum number of retries of joining the group; None for no limit.
+    """Maximum number of consecutive retries of joining the group; None for no limit.
+
+    If the last retry fails, too, the consumer fails with ``RebalanceError``.
 
     Default: None. Minimum: 0.
     """
     leave_on_stop: bool | None
-    """Leave the group on ``stop()``; by default a dynamic member does, a static one does not.
+    """Leave the group on ``stop()``; None leaves unless ``group_instance_id`` is set.
 
     Default: None. Java: internal.leave.group.on.close.
     """
     post_rebalance_callback: PostRebalanceCallback | None
-    """Called after a rebalance, before the first fetch; may return start offsets.
+    """Function that is called after a rebalance and may return offsets to read from.
 
-    ``async def callback(consumer, old_offsets, new_offsets)``, or a plain function. It returns a mapping of partitions
-    to the offsets to read from instead, or None.
+    ``async def callback(consumer, old_offsets, new_offsets)``, or a plain function. ``old_offsets`` and ``new_offsets``
+    map partitions to their positions before and after the rebalance, or to None if a position is not known yet. The
+    function returns None, or a mapping of partitions to the offsets to read from instead. It is called before the first
+    fetch of newly assigned partitions.
 
     Default: None. Not from the environment.
     """
     rebalance_listener: RebalanceListener | None
-    """Object whose ``on_partitions_assigned``, ``_revoked`` and ``_lost`` are called.
+    """Object whose methods are called when partitions are assigned, revoked or lost.
+
+    The methods are ``on_partitions_assigned``, ``on_partitions_revoked`` and ``on_partitions_lost``; at least one is
+    required. A method, plain or async, is called with a frozenset of partitions.
 
     Default: None. Not from the environment. librdkafka: rebalance_cb.
     """
     group_error_reactions: Mapping[int, ErrorReaction] | None
     """Reactions to error codes of group requests, such as ``{14: "retry"}``.
 
+    The reactions are ``"retry"`` (repeat the request after a pause), ``"find_coordinator"`` (find the coordinator, then
+    repeat the request), ``"rejoin"`` (join the next generation), ``"rejoin_with_same_id"`` and ``"rejoin_as_new"``
+    (give up the partitions and join again, with the same or with a new member id), and ``"fail"`` (raise the error). A
+    value can also be a function that is called with the code and returns a reaction.
+
     Default: None. Not from the environment.
     """
 
     # ---- offsets
     auto_offset_reset: OffsetReset | None
-    """Start position without a committed offset.
+    """Start position if there is no committed offset, or if that offset is not in the log.
 
-    ``"earliest"``, ``"latest"``, ``"none"`` (raise an error), a time, or a duration before now; outside of Python in
-    ISO 8601. By default ``"earliest"`` with a group and ``"latest"`` without one.
+    The value is ``"earliest"``, ``"latest"``, ``"none"`` (raise ``OffsetOutOfRangeError``), a time (a datetime with a
+    time zone, or milliseconds since 1970), or a timedelta before now. As text, for example in an environment variable,
+    a time is written ``2026-01-31T12:00:00Z`` and a timedelta ``PT12H`` (ISO 8601). None means ``"earliest"`` with a
+    group and ``"latest"`` without one.
 
     Default: None. Can be changed by ``reconfigure``.
     """
     enable_auto_commit: bool | None
-    """Commit finished records periodically; by default True with a group.
+    """Commit finished records automatically; None commits if there is a ``group_id``.
 
-    ``App`` refuses False.
+    ``App`` does not accept False.
 
     Default: None.
     """
     auto_commit_interval_ms: int | None
-    """Time in milliseconds between automatic commits; None for none by time.
+    """Time in milliseconds between automatic commits; None for no periodic commits.
 
-    Each commit restarts the interval and the count of ``auto_commit_every_records``.
+    Each commit, also one by ``commit()``, restarts the interval and the count of ``auto_commit_every_records``.
 
     Default: 5_000. Minimum: 1.
     """
     auto_commit_every_records: int | None
-    """Number of finished records after which they are committed as well.
+    """Number of finished records that cause a commit before the interval has passed.
+
+    None commits at intervals only.
 
     Default: None. Minimum: 1.
     """
     ack: Ack
-    """``"auto"`` finishes a record when the next is read, ``"manual"`` on ``ack(record)``.
+    """``"auto"`` finishes a record when the next one is polled, ``"manual"`` by ``ack(record)``.
 
     Default: "auto". librdkafka: enable.auto.offset.store.
     """
     max_unacknowledged_records: int
-    """Maximum number of delivered records that ``ack="manual"`` has not acknowledged.
+    """Maximum number of records in flight with ``ack="manual"``.
 
-    A call waits for an acknowledgement when there are as many; after ``max_poll_interval_ms`` without one, it raises
-    and the member leaves the group.
+    If that many delivered records are not acknowledged, a poll waits. If no record is acknowledged within
+    ``max_poll_interval_ms``, the poll raises ``RebalanceError`` and the member leaves the group.
 
     Default: 20_000. Minimum: 1. Can be changed by ``reconfigure``.
     """
     reset_offset_on_start: bool
-    """Ignore committed offsets once and start at ``auto_offset_reset``.
+    """Ignore committed offsets at the first assignment; start at ``auto_offset_reset``.
 
-    The start positions are committed at the first assignment.
+    The start positions are committed. Partitions that are assigned to this consumer later start at their committed
+    offsets.
 
     Default: False.
     """
     offset_commit_callback: OffsetCommitCallback | None
-    """Called after each commit with ``(offsets, error)``; sync or async.
+    """Function, plain or async, that is called with ``(offsets, error)`` after each commit.
+
+    ``error`` is None if the commit succeeded.
 
     Default: None. Not from the environment. librdkafka: offset_commit_cb.
     """
     offset_commit_max_retries: int | None
-    """Maximum number of retries of a commit; None for as many as its time allows.
+    """Maximum number of retries of a commit; None retries until the commit's timeout.
+
+    The timeout of ``commit()`` is ``default_api_timeout_ms``, that of a periodic commit ``request_timeout_ms``.
 
     Default: None. Minimum: 0.
     """
     offset_metadata_max_bytes: int
-    """Maximum size in bytes of commit metadata; at most the broker's limit.
+    """Maximum size in bytes of the metadata that is committed with an offset.
 
-    The limit is ``offset.metadata.max.bytes``. The metadata holds the offset map: the records that are finished after
-    the committed offset. 0 writes no offset map.
+    The metadata holds the offset map: the list of finished records after the committed offset. The size must not exceed
+    the brokers' ``offset.metadata.max.bytes``. With 0, no offset map is committed.
 
     Default: 4_096. Minimum: 0.
     """
     on_metadata_too_large: OnMetadataTooLarge
-    """Action if the text of a commit is too long: raise, or ``"blank"`` to omit it.
+    """Action if the broker refuses the metadata given to ``commit()`` as too large.
+
+    ``"raise"`` raises ``BrokerError``, ``"blank"`` commits the offset without the metadata.
 
     Default: "raise".
     """
 
     # ---- fetching
     isolation_level: IsolationLevel
-    """``"read_committed"`` skips records of aborted transactions.
+    """``"read_committed"`` delivers no records of aborted or open transactions.
 
     Default: "read_uncommitted". Can be changed by ``reconfigure``.
     """
     max_queued_records: int
     """Maximum number of decoded records that wait to be delivered.
 
-    In an app, of records that wait for handlers.
+    In an app, the maximum number of records that wait for handlers.
 
     Default: 2_000. Minimum: 1. Can be changed by ``reconfigure``. librdkafka: queued.min.messages.
     """
     max_buffered_bytes: int
-    """Maximum size in bytes of fetched data that is not decoded.
+    """Maximum size in bytes of fetched data that is not decoded yet.
 
     Default: 16_777_216. Minimum: 1. No maximum. Can be changed by ``reconfigure``. librdkafka:
     queued.max.messages.kbytes.
     """
     fetch_min_bytes: int
-    """Minimum size in bytes of a fetch response, unless ``fetch_max_wait_ms`` passes.
+    """Minimum size in bytes of a fetch response; after ``fetch_max_wait_ms``, any size.
 
     Default: 1. Minimum: 0. Can be changed by ``reconfigure``.
     """
     fetch_max_wait_ms: int
-    """Maximum time in milliseconds the broker waits for ``fetch_min_bytes``.
+    """Maximum time in milliseconds for which a broker waits for ``fetch_min_bytes``.
 
     Default: 500. Minimum: 0. Can be changed by ``reconfigure``. librdkafka: fetch.wait.max.ms.
     """
@@ -343,19 +375,21 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: 1_048_576. Minimum: 1. Can be changed by ``reconfigure``. librdkafka: fetch.message.max.bytes.
     """
     num_fetchers: int
-    """Number of connections for fetching to each broker.
+    """Number of connections to each broker for fetch requests.
 
     Default: 1. Minimum: 1.
     """
     max_batch_bytes: int | None
-    """Maximum size in bytes of a batch; a larger one raises an error.
+    """Maximum size in bytes of a fetched batch; None for no limit.
+
+    In place of a larger batch, ``RecordTooLargeError`` is raised.
 
     Default: None. Minimum: 1.
     """
     max_decompressed_batch_bytes: int
-    """Maximum size in bytes of a decompressed batch; more raises an error.
+    """Maximum size in bytes of a batch after decompression.
 
-    The error is a ``CorruptRecordError``.
+    In place of a larger batch, ``CorruptRecordError`` is raised.
 
     Default: 134_217_728. Minimum: 1.
     """
@@ -365,60 +399,66 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: True. Can be changed by ``reconfigure``.
     """
     allow_offset_gaps: bool
-    """Accept gaps in the offsets; False raises ``OffsetGapError``.
+    """Accept gaps in the offsets; False raises ``OffsetGapError`` at a gap.
 
     Compaction and transactions leave gaps.
 
     Default: True.
     """
     exclude_internal_topics: bool
-    """Exclude Kafka's internal topics from patterns; a topic that is named is read.
+    """Exclude Kafka's internal topics from patterns and from ``topics()``.
+
+    Internal topics, such as ``__consumer_offsets``, can still be subscribed to by name.
 
     Default: True.
     """
 
     # ---- records
     key_deserializer: Callable[[bytes], KeyT_co] | None
-    """Function that decodes keys; not called for null.
+    """Function that decodes the bytes of a key; it is not called if the key is null.
 
     Default: None. Not from the environment.
     """
     value_deserializer: Callable[[bytes], ValueT_co] | None
-    """Function that decodes values; not called for null.
+    """Function that decodes the bytes of a value; it is not called if the value is null.
 
     Default: None. Not from the environment.
     """
     on_deserialize_error: OnDeserializeError
-    """Action if a record cannot be decoded: raise ``DecodeError``, or ``"skip"`` it.
+    """Action if a record cannot be decoded: ``"raise"`` an error, or ``"skip"`` the record.
 
-    ``DecodeError`` is raised again until the consumer seeks past the record.
+    With ``"raise"``, each poll raises ``DecodeError`` until the consumer seeks past the record.
 
     Default: "raise".
     """
     consumer_timeout_ms: int | None
-    """Time in milliseconds to wait for a record in a loop or call without its own timeout.
+    """Time in milliseconds to wait for a record; None for no limit.
+
+    It applies to loops such as ``async for``, and to calls without ``timeout_ms=``.
 
     Default: None. Minimum: 1. Can be changed by ``reconfigure``.
     """
     when_timed_out: WhenTimedOut
-    """Action after ``consumer_timeout_ms``: raise an error, or ``"stop"`` a loop.
+    """Action of a loop after ``consumer_timeout_ms``: ``"raise"`` an error, or ``"stop"``.
+
+    The error is ``ConsumerTimeoutError``. A call that is not a loop always raises it.
 
     Default: "raise". Can be changed by ``reconfigure``.
     """
 
     # ---- timeouts and retries
     start_timeout_ms: int
-    """Maximum time in milliseconds to reach the cluster in ``start()``.
+    """Maximum time in milliseconds for which ``start()`` tries to reach the cluster.
 
     Default: 20_000. Minimum: 1.
     """
     stop_timeout_ms: int
-    """Maximum time in milliseconds of ``stop()``, even if no broker answers.
+    """Maximum duration in milliseconds of ``stop()``, even if no broker answers.
 
     Default: 20_000. Minimum: 1.
     """
     default_api_timeout_ms: int
-    """Maximum time in milliseconds of a call such as ``commit()``, retries included.
+    """Maximum duration in milliseconds of a call such as ``commit()``, retries included.
 
     Default: 60_000. Minimum: 1.
     """
@@ -460,7 +500,7 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: (). Not from the environment.
     """
     metric_group_prefix: str
-    """Prefix of the groups in ``metrics()``.
+    """Prefix of the names of metric groups in the result of ``metrics()``.
 
     Default: "consumer".
     """

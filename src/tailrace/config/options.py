@@ -102,13 +102,13 @@ class LostListener(Protocol):
 
 
 RebalanceListener: TypeAlias = RevokedListener | AssignedListener | LostListener
-"""Object with any of the three methods."""
+"""Object with one or more of the three methods."""
 
 ASSIGNMENT_STRATEGIES: tuple[str, ...] = get_args(_Assignor)
-"""Names of ``core.group.assignors.strategies``."""
+"""Names of Kafka's assignors, which are in ``core.group.assignors``."""
 
 ERROR_REACTIONS: tuple[str, ...] = get_args(_Reaction)
-"""Names of the reactions of ``core.group.error_reactions``."""
+"""Names of the reactions, in lower case, that ``core.group.error_reactions.GroupReaction`` describes."""
 
 
 def _option(  # noqa: PLR0913 - one row of a table
@@ -127,10 +127,10 @@ def _option(  # noqa: PLR0913 - one row of a table
         default: Default value.
         at_least: Minimum of a number.
         at_most: Maximum of a number; Kafka's numbers have 32 bits.
-        secret: Left out of ``repr`` and of error messages.
-        as_is: Python object, which the environment and the command line cannot set.
-        classic: Set by the broker with ``group_protocol="consumer"``.
-        live: Can be changed by ``reconfigure`` while a consumer runs.
+        secret: True to leave the value out of ``repr`` and of error messages.
+        as_is: True for a Python object, which the environment and the command line cannot set.
+        classic: True if the option cannot be set with ``group_protocol="consumer"``.
+        live: True if ``reconfigure`` can change the option while a consumer runs.
     """
     metadata = {
         "at_least": at_least,
@@ -246,14 +246,14 @@ class ConsumerConfig:
 
     @property
     def begins_at(self) -> OffsetReset:
-        """Start position without a committed offset."""
+        """``auto_offset_reset``, or its default: "latest" without a group, "earliest" with one."""
         if self.auto_offset_reset is not None:
             return self.auto_offset_reset
         return "latest" if self.group_id is None else "earliest"
 
     @property
     def offset_reset(self) -> ResetPolicy:
-        """``begins_at`` as a policy, with ``"earliest"`` in place of a time or a duration."""
+        """``begins_at`` if it is a policy; ``"earliest"`` if it is a time or a duration."""
         return self.begins_at if isinstance(self.begins_at, str) else "earliest"
 
     @property

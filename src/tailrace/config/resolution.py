@@ -94,7 +94,7 @@ def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = N
 
 
 def changed(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerConfig:
-    """Return ``config`` with other values of ``options``, for a running consumer.
+    """Return ``config`` with the values of ``options``, which ``Consumer.reconfigure`` changes.
 
     Raises:
         ConfigurationError: An option is unknown, invalid, contradicts another, or cannot be changed.
@@ -102,9 +102,10 @@ def changed(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerCo
     check_names(options)
     for name in options:
         if not _FIELDS[name].metadata["live"]:
-            changeable = ", ".join(sorted(one for one, field in _FIELDS.items() if field.metadata["live"]))
+            live = ", ".join(sorted(one for one, field in _FIELDS.items() if field.metadata["live"]))
             raise ConfigurationError(
-                f"{name} cannot be changed while a consumer runs - make a new one; these can be: {changeable}"
+                f"{name} cannot be changed while a consumer runs - create a new consumer to change it; the options that"
+                f" can be changed are {live}"
             )
     values: dict[str, Any] = {name: _typed(name, value, name) for name, value in options.items()}
     found = dataclasses.replace(config, **values)
@@ -151,15 +152,15 @@ def _from_environment(name: str, environ: Mapping[str, str]) -> tuple[str, str] 
     variable = PREFIX + name.upper()
     if variable in environ:
         return variable, environ[variable]
-    of_file = f"{variable}_FILE"
-    if path := environ.get(of_file):
+    file_variable = f"{variable}_FILE"
+    if path := environ.get(file_variable):
         try:
-            return of_file, Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+            return file_variable, Path(path).read_text(encoding="utf-8").rstrip("\r\n")
         except OSError as error:
-            raise ConfigurationError(f"{of_file}: {error}") from error
+            raise ConfigurationError(f"{file_variable}: {error}") from error
         except UnicodeDecodeError:
             # The cause is left out, because it contains the secret.
-            raise ConfigurationError(f"{of_file}: {path} is not UTF-8 text") from None
+            raise ConfigurationError(f"{file_variable}: {path} is not UTF-8 text") from None
     return None
 
 

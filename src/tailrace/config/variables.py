@@ -19,7 +19,7 @@ _KUBERNETES_VARIABLE = re.compile(
 )
 """Variables that Kubernetes sets for a service whose name begins with ``tailrace``, without their prefix."""
 _MIN_SIMILARITY = 0.85
-"""Similarity to the name of an option, from 0 to 1, from which on an unknown name counts as mistyped."""
+"""Similarity (0 to 1) to an option's name at or above which an unknown name is reported as misspelled."""
 _reported: set[str] = set()
 
 

@@ -32,49 +32,54 @@ ToCommit: TypeAlias = Mapping[TopicPartition, int | OffsetAndMetadata]
 """Offsets to commit."""
 
 StartAt: TypeAlias = int | Literal["earliest", "latest", "committed"] | dt.datetime | dt.timedelta | None
-"""Start point of an assigned partition: an offset, a name, or a time; None means "committed"."""
+"""Start point of an assigned partition: an offset, a time, or one of the names; None means "committed"."""
 
-_Place: TypeAlias = tuple[str, int]
-_PlaceAt: TypeAlias = tuple[str, int, StartAt]
+_TopicNumber: TypeAlias = tuple[str, int]
+"""Topic name and partition number."""
+_TopicNumberStart: TypeAlias = tuple[str, int, StartAt]
+"""Topic name, partition number and start point."""
 
 Assignable: TypeAlias = (
     str
-    | _Place
-    | _PlaceAt
+    | _TopicNumber
+    | _TopicNumberStart
     | list[str]
     | list[TopicPartition]
-    | list[_Place]
-    | list[_PlaceAt]
-    | AbstractSet[str | _Place | _PlaceAt]
+    | list[_TopicNumber]
+    | list[_TopicNumberStart]
+    | AbstractSet[str | _TopicNumber | _TopicNumberStart]
     | Mapping[str, int | list[int] | tuple[int, ...] | AbstractSet[int] | range]
     | Mapping[TopicPartition, StartAt]
-    | Mapping[_Place, StartAt]
+    | Mapping[_TopicNumber, StartAt]
 )
-"""Partitions to assign, as ``Consumer.assign`` takes them."""
+"""Partitions to assign, in one of the forms that ``Consumer.assign`` accepts."""
 
 
 def checked_subscription(
     topics: Iterable[object], pattern: object, group_protocol: str, *, may_be_none: bool = False
 ) -> tuple[frozenset[str], TopicPattern | None]:
-    """Return the checked topics and pattern of a subscription; there are no topics, or the pattern is None.
+    """Check the topics and the pattern of a subscription, and return them.
 
     Raises:
-        ConfigurationError: topics and a pattern are given, neither is given (unless ``may_be_none``), or a name or the
-            pattern is invalid.
+        ConfigurationError: topics and a pattern are both given; neither is given, although ``may_be_none`` is False; or
+            a topic name or the pattern is invalid.
     """
     names = list(topics)
     for name in names:
         if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"a topic is a name such as 'orders', not {name!r}")
+            raise ConfigurationError(f"a topic must be a name such as 'orders', not {name!r}")
     if (pattern is None) is not bool(names) and not (may_be_none and pattern is None):
-        raise ConfigurationError("give topics or a pattern: Consumer('orders', ...) or Consumer(pattern='orders[.].*')")
+        problem = "both topics and a pattern are given" if names else "neither topics nor a pattern are given"
+        raise ConfigurationError(f"{problem} - pass either names such as 'orders', or pattern='orders[.].*'")
     return frozenset(map(str, names)), None if pattern is None else checked_pattern(pattern, group_protocol)
 
 
 def checked_to_commit(
     given: Sequence[object],
 ) -> tuple[dict[TopicPartition, OffsetAndMetadata] | None, frozenset[TopicPartition] | None]:
-    """Return ``(offsets, None)``, ``(None, partitions)``, or ``(None, None)`` to commit all partitions.
+    """Check the arguments of ``commit()``, and return them as a pair of offsets and partitions.
+
+    At least one of the two is None. Both are None without arguments, which commits all partitions.
 
     Raises:
         ConfigurationError: an argument is neither a mapping of offsets nor a partition, or the mapping is empty.
@@ -84,7 +89,7 @@ def checked_to_commit(
             return None, None
         case [Mapping() as offsets]:
             if not offsets:
-                raise ConfigurationError("commit({}) has no offsets - commit() commits all delivered records")
+                raise ConfigurationError("commit({}) has no offsets - call commit() to commit all delivered records")
             return _with_metadata(offsets), None
         case _:
             return None, checked_partitions(given)
@@ -98,23 +103,23 @@ def _with_metadata(offsets: Mapping[object, object]) -> dict[TopicPartition, Off
         one = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)  # type: ignore[arg-type]
         check_offset(one.offset)
         if not isinstance(one.metadata, str):
-            raise ConfigurationError(f"metadata of OffsetAndMetadata must be a text, not {one.metadata!r}")
+            raise ConfigurationError(f"metadata of OffsetAndMetadata must be a string, not {one.metadata!r}")
         if one.leader_epoch is not None and not is_offset(one.leader_epoch):
             raise ConfigurationError(
-                f"leader_epoch of OffsetAndMetadata must be a whole number or None, not {one.leader_epoch!r}"
+                f"leader_epoch of OffsetAndMetadata must be a non-negative integer or None, not {one.leader_epoch!r}"
             )
         checked[partition] = one
     return checked
 
 
 def checked_offsets(to: Mapping[TopicPartition, int], offset: object, whence: str) -> dict[TopicPartition, int]:
-    """Return the offsets of ``seek({partition: offset})``.
+    """Check the arguments of ``seek({partition: offset})``, and return the offsets.
 
     Raises:
         ConfigurationError: a value of the mapping is not an offset, or ``offset`` or ``whence`` is given as well.
     """
     if offset is not None or whence != "offset":
-        raise ConfigurationError("seek() takes either a mapping of offsets or partitions with offset= and whence=")
+        raise ConfigurationError("seek() takes either a mapping of offsets, or partitions with offset= and whence=")
     checked_partitions(to)
     for one in to.values():
         check_offset(one)
@@ -122,7 +127,7 @@ def checked_offsets(to: Mapping[TopicPartition, int], offset: object, whence: st
 
 
 def checked_partitions(partitions: Iterable[object]) -> frozenset[TopicPartition]:
-    """Return the partitions as a set.
+    """Check that all elements are partitions, and return them as a set.
 
     Raises:
         ConfigurationError: an element is not a TopicPartition.
@@ -130,35 +135,39 @@ def checked_partitions(partitions: Iterable[object]) -> frozenset[TopicPartition
     given = set()
     for one in partitions:
         if not isinstance(one, TopicPartition):
-            raise ConfigurationError(f"a partition is TopicPartition('orders', 0), not {one!r}")
+            raise ConfigurationError(
+                f"a partition must be a TopicPartition such as TopicPartition('orders', 0), not {one!r}"
+            )
         given.add(one)
     return frozenset(given)
 
 
-def checked_count(given: int | None, default: int, least: int = 1) -> int:
-    """Return the maximum number of records: ``given``, or ``default`` if ``given`` is None.
+def checked_count(max_records: int | None, default: int, min_records: int = 1) -> int:
+    """Return ``max_records``, or ``default`` if it is None, after checking it and ``min_records``.
 
     Raises:
-        ConfigurationError: ``given`` (``max_records``) or ``least`` (``min_records``) is out of range.
+        ConfigurationError: ``max_records`` or ``min_records`` is out of range.
     """
-    count = default if given is None else given
+    count = default if max_records is None else max_records
     if count < 1:
-        raise ConfigurationError(f"max_records must be at least 1, not {given}")
-    if not 1 <= least <= count:
-        raise ConfigurationError(f"min_records must be at least 1 and at most max_records={count}, not {least}")
+        raise ConfigurationError(f"max_records must be at least 1, not {max_records}")
+    if not 1 <= min_records <= count:
+        raise ConfigurationError(f"min_records must be at least 1 and at most max_records={count}, not {min_records}")
     return count
 
 
 def default_start(at: object, tail: object) -> RequestedStart:
-    """Return the start point for partitions that are passed to ``assign()`` without a start point of their own.
+    """Return the start point of partitions that are passed to ``assign()`` without a start point of their own.
 
     Raises:
         ConfigurationError: ``at`` is not a start point, ``tail`` is not a number of records, or both are given.
     """
     if tail is None:
         return start_of(at)
-    if at is not None or not is_offset(tail):
-        raise ConfigurationError(f"tail must be a non-negative integer, and given without at=, not {tail!r}")
+    if at is not None:
+        raise ConfigurationError("at= and tail= are both given - remove one of them")
+    if not is_offset(tail):
+        raise ConfigurationError(f"tail must be a non-negative integer, not {tail!r}")
     return StartPoint(StartFrom.LATEST, shift=-int(str(tail)))
 
 

@@ -30,11 +30,13 @@ _numbers = itertools.count(1)
 
 
 class Components:
-    """Components that last for the whole life of a consumer.
+    """Components that exist from the start of a consumer to its end.
 
     Args:
-        shared: cluster shared with other consumers; None to open a cluster for this consumer alone.
-        whole: topics read from their first record on, whatever ``auto_offset_reset`` is.
+        config: options of the consumer.
+        observer: receives events.
+        shared: cluster shared with other consumers; None to open a cluster for this consumer only.
+        whole_topics: topics that are read from their first record on, whatever ``auto_offset_reset`` is.
         on_metadata: called when the cluster metadata may have changed.
     """
 
@@ -43,7 +45,7 @@ class Components:
         config: ConsumerConfig,
         observer: Observer,
         shared: Cluster | None,
-        whole: Container[str],
+        whole_topics: Container[str],
         on_metadata: Callable[[], None],
     ) -> None:
         self.config, self.observer = config, observer
@@ -55,13 +57,13 @@ class Components:
             self.positions,
             self.buffer,
             OffsetMapWatch(observer, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id),
-            is_acked_by_hand=config.ack == "manual",
+            has_manual_ack=config.ack == "manual",
             max_queued_records=config.max_queued_records,
             max_unacknowledged_records=config.max_unacknowledged_records,
-            on_room=self._room_made,
+            on_room=self._note_room,
             gaps=None if config.allow_offset_gaps else OffsetGaps(),
         )
-        self.policy = StartPolicy(start_by_policy(config.begins_at), whole)
+        self.policy = StartPolicy(start_by_policy(config.begins_at), whole_topics)
         self.start_positions = StartPositions(
             self.cluster, self.positions, self.reader, self.policy, self.positions_changed
         )
@@ -92,7 +94,7 @@ class Components:
         self.seek = Seek(self.positions, self.reader, self.start_positions, self.offset_resetter, timeout_s)
 
     def new_member(self) -> str:
-        """Return a name for the connections of a new membership."""
+        """Return a new name, under which a membership opens connections; ``close`` closes them."""
         self._members.append(self._new_name())
         return self._members[-1]
 
@@ -133,15 +135,15 @@ class Components:
     # ---- notifications -----------------------------------------------------------------------------------------
 
     def positions_changed(self) -> None:
-        """Note that a partition was assigned or revoked, or that its position was changed."""
+        """Wake fetches, look-ups of start offsets and reading after a change of the assignment or a position."""
         self.fetcher.wake()
         self.offset_resetter.wake()
         self.reader.recheck()
 
     def metadata_changed(self) -> None:
-        """Note that the cluster metadata, and so a partition's leader, may have changed."""
+        """Wake fetches and look-ups of start offsets, because partitions may have other leaders."""
         self.fetcher.wake()
         self.offset_resetter.wake()
 
-    def _room_made(self) -> None:
-        self.fetcher.room_made()
+    def _note_room(self) -> None:
+        self.fetcher.note_room()

@@ -26,7 +26,7 @@ from tailrace.consumer.arguments import (
     default_start,
 )
 from tailrace.consumer.delivery.batches import Batches
-from tailrace.consumer.delivery.poll_timer import or_stop, within, within_timeout
+from tailrace.consumer.delivery.poll_timer import poll_or_stop, poll_within, poll_within_timeout
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.delivery.streams import RecordStream, Streams
 from tailrace.consumer.group.reconciler import in_callback
@@ -53,30 +53,30 @@ __all__ = ["Consumer"]
 
 
 class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
-    """Reader of Kafka topics, as a member of a group or alone.
+    """Reader of Kafka topics, as a member of a group or without a group.
 
     ``async with Consumer("orders", bootstrap_servers="localhost:9092", group_id="billing") as orders`` starts and stops
     the consumer; ``async for record in orders`` reads records. A record is finished when the next one is polled. After
     an exception, ``break``, cancellation or ``stop()``, the record in flight is not finished, and is delivered again
-    (at least once).
-    With ``ack="manual"``, a record is finished by ``ack(record)``, which may be called in any order and by any task.
+    (at least once). With ``ack="manual"``, a record is finished by ``ack(record)``, which any task may call, for
+    records in any order.
 
     ``value_deserializer=`` and ``key_deserializer=`` set the types of values and keys: with a deserializer that returns
     an ``Order``, ``Consumer("orders", value_deserializer=…)`` is a ``Consumer[bytes, Order]``.
 
-    Methods that act on partitions take them as separate arguments, as in ``pause(first, second)``; without any, they
-    act on all assigned partitions. Methods that query a value per partition, such as ``position()``, take one
-    ``TopicPartition`` and return its value, or take an iterable (by default the assignment) and return a mapping.
-    Offsets are set by mappings: ``commit({partition: 17})``, ``seek({partition: 17})``.
+    Methods that act on partitions take partitions as separate arguments, as in ``pause(first, second)``; without
+    arguments, they act on all assigned partitions. Methods that query a value of each partition, such as
+    ``position()``, take one ``TopicPartition`` and return its value, or take an iterable (by default the assignment)
+    and return a mapping. Offsets are set by mappings: ``commit({partition: 17})``, ``seek({partition: 17})``.
 
     Options that take a callback, plain or async:
 
-    - ``rebalance_listener``: react to a rebalance, as by saving or loading state. The methods
+    - ``rebalance_listener``: react to a rebalance, for example by saving or loading state. The methods
       ``on_partitions_revoked``, ``on_partitions_assigned`` and ``on_partitions_lost`` are called with partitions. A
       revoked partition is released only after ``on_partitions_revoked`` has returned, so that the method may still
       commit.
-    - ``post_rebalance_callback``: override offsets. The callback is called before the first fetch, with the offsets
-      before and after the rebalance, and returns the offsets to read from instead.
+    - ``post_rebalance_callback``: override positions. The callback is called before the first fetch, with the positions
+      before and after the rebalance, and may return the offsets to read from instead.
     - ``offset_commit_callback``: observe commits. The callback is called with the offsets and the error of each commit,
       automatic commits included.
 
@@ -86,17 +86,17 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         pattern: regular expression, in place of ``topics``, to read all topics whose whole name matches, topics created
             later included. With ``group_protocol="consumer"`` the broker evaluates the expression, in RE2 syntax;
             otherwise Python does.
-        cluster: cluster that several consumers share; by default this consumer opens a cluster for itself alone.
-        options: See below; options that are not given come from ``TAILRACE_...`` variables, or else have their
-            defaults.
+        cluster: connections and metadata that several consumers share; by default, this consumer has its own.
+        options: see below. The value of an option that is not given comes from its ``TAILRACE_...`` variable, or is the
+            default.
 
     Options, by default from ``TAILRACE_...`` variables; see ``tailrace.ConsumerOptions`` and docs/options.md:
         bootstrap_servers=(): Addresses of brokers for the first connection, as host:port.
         client_id="tailrace": Name of this client in the brokers' logs, metrics and quotas.
-        client_rack="": Rack of this client; records are fetched from the nearest replica (KIP-392).
+        client_rack="": Rack of this client, so that brokers can name a replica nearby to fetch from (KIP-392).
         metadata_max_age_ms=300_000: Maximum age in milliseconds of cluster metadata before it is refreshed.
-        connections_max_idle_ms=540_000: Time in milliseconds after which an unused connection is replaced by a new one.
-        local_addr=None: Local address and port of connections; port 0 for any.
+        connections_max_idle_ms=540_000: Idle time in milliseconds after which the next request reopens a connection.
+        local_addr=None: Local address and port of connections; with port 0, the system chooses the port.
         receive_buffer_bytes=None: Size in bytes of the sockets' receive buffers; None for the system's default.
         security_protocol="PLAINTEXT": Protocol used to talk to the brokers.
         sasl_mechanism="PLAIN": Mechanism of SASL authentication.
@@ -104,59 +104,59 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         sasl_plain_password=None: Password for PLAIN and SCRAM.
         sasl_oauth_token_provider=None: Async function that returns a token, for OAUTHBEARER.
         sasl_kerberos_service_name="kafka": Service name of the brokers, for GSSAPI.
-        sasl_kerberos_domain_name=None: Domain name of the brokers, for GSSAPI; None for each broker's host.
-        ssl_cafile=None: Path of the CA certificates to trust, in PEM; None for the system's.
-        ssl_certfile=None: Path of the client's certificate chain, in PEM.
-        ssl_keyfile=None: Path of the client's private key, in PEM.
+        sasl_kerberos_domain_name=None: Host name in the brokers' principals, for GSSAPI; None for the broker's own.
+        ssl_cafile=None: Path of a PEM file with the CA certificates to trust; None for those of the system.
+        ssl_certfile=None: Path of a PEM file with the client's certificate chain.
+        ssl_keyfile=None: Path of a PEM file with the client's private key.
         ssl_password=None: Password of the private key.
-        ssl_check_hostname=True: Check that the broker's certificate names its host.
+        ssl_check_hostname=True: Check that the certificate of a broker contains the broker's host name.
         ssl_context=None: TLS context to use instead of the ssl_* files.
         group_id=None: Consumer group to join; None reads without a group.
-        group_instance_id=None: Name of a static member, kept over restarts (KIP-345).
+        group_instance_id=None: Name of a static member, which keeps its partitions through a restart (KIP-345).
         group_protocol="classic": Group protocol: "classic", or "consumer" (KIP-848, Kafka 4.0 and newer).
-        partition_assignment_strategy=("cooperative-sticky",): Assignors of the group, most preferred first.
-        group_remote_assignor=None: Assignor of the broker, such as "uniform" or "range"; None for its default.
-        max_poll_interval_ms=300_000: Maximum time in milliseconds between two reads, and for a member to rejoin.
-        session_timeout_ms=45_000: Time in milliseconds without a heartbeat after which a member is removed.
-        heartbeat_interval_ms=3_000: Time in milliseconds between heartbeats; at most a third of the session.
-        rebalance_drain_ms=30_000: Time in milliseconds a rebalance waits for records in flight to finish.
-        rebalance_max_retries=None: Maximum number of retries of joining the group; None for no limit.
-        leave_on_stop=None: Leave the group on stop(); by default a dynamic member does, a static one does not.
-        post_rebalance_callback=None: Called after a rebalance, before the first fetch; may return start offsets.
-        rebalance_listener=None: Object whose on_partitions_assigned, _revoked and _lost are called.
+        partition_assignment_strategy=("cooperative-sticky",): Assignors of this member, most preferred first.
+        group_remote_assignor=None: Assignor on the broker, such as "uniform" or "range"; None for the broker's default.
+        max_poll_interval_ms=300_000: Maximum time in milliseconds between two polls while records are available.
+        session_timeout_ms=45_000: Time in milliseconds without a heartbeat after which the group removes a member.
+        heartbeat_interval_ms=3_000: Time in milliseconds between heartbeats; must be less than session_timeout_ms.
+        rebalance_drain_ms=30_000: Maximum time in milliseconds that a rebalance waits for records in flight to finish.
+        rebalance_max_retries=None: Maximum number of consecutive retries of joining the group; None for no limit.
+        leave_on_stop=None: Leave the group on stop(); None leaves unless group_instance_id is set.
+        post_rebalance_callback=None: Function that is called after a rebalance and may return offsets to read from.
+        rebalance_listener=None: Object whose methods are called when partitions are assigned, revoked or lost.
         group_error_reactions=None: Reactions to error codes of group requests, such as {14: "retry"}.
-        auto_offset_reset=None: Start position without a committed offset.
-        enable_auto_commit=None: Commit finished records periodically; by default True with a group.
-        auto_commit_interval_ms=5_000: Time in milliseconds between automatic commits; None for none by time.
-        auto_commit_every_records=None: Number of finished records after which they are committed as well.
-        ack="auto": "auto" finishes a record when the next is read, "manual" on ack(record).
-        max_unacknowledged_records=20_000: Maximum number of delivered records that ack="manual" has not acknowledged.
-        reset_offset_on_start=False: Ignore committed offsets once and start at auto_offset_reset.
-        offset_commit_callback=None: Called after each commit with (offsets, error); sync or async.
-        offset_commit_max_retries=None: Maximum number of retries of a commit; None for as many as its time allows.
-        offset_metadata_max_bytes=4_096: Maximum size in bytes of commit metadata; at most the broker's limit.
-        on_metadata_too_large="raise": Action if the text of a commit is too long: raise, or "blank" to omit it.
-        isolation_level="read_uncommitted": "read_committed" skips records of aborted transactions.
+        auto_offset_reset=None: Start position if there is no committed offset, or if that offset is not in the log.
+        enable_auto_commit=None: Commit finished records automatically; None commits if there is a group_id.
+        auto_commit_interval_ms=5_000: Time in milliseconds between automatic commits; None for no periodic commits.
+        auto_commit_every_records=None: Number of finished records that cause a commit before the interval has passed.
+        ack="auto": "auto" finishes a record when the next one is polled, "manual" by ack(record).
+        max_unacknowledged_records=20_000: Maximum number of records in flight with ack="manual".
+        reset_offset_on_start=False: Ignore committed offsets at the first assignment; start at auto_offset_reset.
+        offset_commit_callback=None: Function, plain or async, that is called with (offsets, error) after each commit.
+        offset_commit_max_retries=None: Maximum number of retries of a commit; None retries until the commit's timeout.
+        offset_metadata_max_bytes=4_096: Maximum size in bytes of the metadata that is committed with an offset.
+        on_metadata_too_large="raise": Action if the broker refuses the metadata given to commit() as too large.
+        isolation_level="read_uncommitted": "read_committed" delivers no records of aborted or open transactions.
         max_queued_records=2_000: Maximum number of decoded records that wait to be delivered.
-        max_buffered_bytes=16_777_216: Maximum size in bytes of fetched data that is not decoded.
-        fetch_min_bytes=1: Minimum size in bytes of a fetch response, unless fetch_max_wait_ms passes.
-        fetch_max_wait_ms=500: Maximum time in milliseconds the broker waits for fetch_min_bytes.
+        max_buffered_bytes=16_777_216: Maximum size in bytes of fetched data that is not decoded yet.
+        fetch_min_bytes=1: Minimum size in bytes of a fetch response; after fetch_max_wait_ms, any size.
+        fetch_max_wait_ms=500: Maximum time in milliseconds for which a broker waits for fetch_min_bytes.
         fetch_max_bytes=52_428_800: Maximum size in bytes of a fetch response.
         max_partition_fetch_bytes=1_048_576: Maximum size in bytes of the data of one partition in a fetch response.
-        num_fetchers=1: Number of connections for fetching to each broker.
-        max_batch_bytes=None: Maximum size in bytes of a batch; a larger one raises an error.
-        max_decompressed_batch_bytes=134_217_728: Maximum size in bytes of a decompressed batch; more raises an error.
+        num_fetchers=1: Number of connections to each broker for fetch requests.
+        max_batch_bytes=None: Maximum size in bytes of a fetched batch; None for no limit.
+        max_decompressed_batch_bytes=134_217_728: Maximum size in bytes of a batch after decompression.
         check_crcs=True: Check the CRC-32C checksum of each batch.
-        allow_offset_gaps=True: Accept gaps in the offsets; False raises OffsetGapError.
-        exclude_internal_topics=True: Exclude Kafka's internal topics from patterns; a topic that is named is read.
-        key_deserializer=None: Function that decodes keys; not called for null.
-        value_deserializer=None: Function that decodes values; not called for null.
-        on_deserialize_error="raise": Action if a record cannot be decoded: raise DecodeError, or "skip" it.
-        consumer_timeout_ms=None: Time in milliseconds to wait for a record in a loop or call without its own timeout.
-        when_timed_out="raise": Action after consumer_timeout_ms: raise an error, or "stop" a loop.
-        start_timeout_ms=20_000: Maximum time in milliseconds to reach the cluster in start().
-        stop_timeout_ms=20_000: Maximum time in milliseconds of stop(), even if no broker answers.
-        default_api_timeout_ms=60_000: Maximum time in milliseconds of a call such as commit(), retries included.
+        allow_offset_gaps=True: Accept gaps in the offsets; False raises OffsetGapError at a gap.
+        exclude_internal_topics=True: Exclude Kafka's internal topics from patterns and from topics().
+        key_deserializer=None: Function that decodes the bytes of a key; it is not called if the key is null.
+        value_deserializer=None: Function that decodes the bytes of a value; it is not called if the value is null.
+        on_deserialize_error="raise": Action if a record cannot be decoded: "raise" an error, or "skip" the record.
+        consumer_timeout_ms=None: Time in milliseconds to wait for a record; None for no limit.
+        when_timed_out="raise": Action of a loop after consumer_timeout_ms: "raise" an error, or "stop".
+        start_timeout_ms=20_000: Maximum time in milliseconds for which start() tries to reach the cluster.
+        stop_timeout_ms=20_000: Maximum duration in milliseconds of stop(), even if no broker answers.
+        default_api_timeout_ms=60_000: Maximum duration in milliseconds of a call such as commit(), retries included.
         request_timeout_ms=40_000: Maximum time in milliseconds to wait for the response to a request.
         socket_connection_setup_timeout_ms=10_000: Maximum time in milliseconds to open a connection.
         reconnect_backoff_ms=50: Time in milliseconds before the first reconnect to a broker.
@@ -164,7 +164,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         retry_backoff_ms=100: Time in milliseconds before the first retry of a request (KIP-580).
         retry_backoff_max_ms=1_000: Maximum time in milliseconds between retries of a request.
         hooks=(): Objects whose on_event(event) is called with every event.
-        metric_group_prefix="consumer": Prefix of the groups in metrics().
+        metric_group_prefix="consumer": Prefix of the names of metric groups in the result of metrics().
 
     Raises:
         ConfigurationError: an option is unknown, has a wrong type, or contradicts another.
@@ -177,20 +177,20 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         cluster: SharedCluster | None = None,
         **options: Unpack[ConsumerOptions[KeyT_co, ValueT_co]],
     ) -> None:
-        self._life = ConsumerLifecycle(topics, pattern, cluster, options)
+        self._lifecycle = ConsumerLifecycle(topics, pattern, cluster, options)
         self._reader: Reader | UnstartedReader = UnstartedReader()
         self._polled: PolledRecords | UnstartedReader = UnstartedReader()
         self._streams: Streams | None = None
 
     def __repr__(self) -> str:
-        return f"<Consumer {self._life}>"
+        return f"<Consumer {self._lifecycle}>"
 
     def __del__(self) -> None:
-        life = getattr(self, "_life", None)
-        if life is not None and life.is_unstopped:
+        lifecycle = getattr(self, "_lifecycle", None)
+        if lifecycle is not None and lifecycle.is_unstopped:
             warnings.warn(f"{self!r} was never stopped - use `async with`", ResourceWarning, source=self, stacklevel=1)
 
-    # ---- life --------------------------------------------------------------------------------------------------
+    # ---- lifecycle ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Connect to the cluster, check that the topics exist, and begin to join the group.
@@ -203,8 +203,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             UnsupportedVersionError: the brokers are too old.
             UnknownTopicError: a topic does not exist.
         """
-        engine = await self._life.start(self)
-        self._reader, self._polled = engine.reader, engine.reader.delivery.polled
+        runtime = await self._lifecycle.start(self)
+        self._reader, self._polled = runtime.reader, runtime.reader.delivery.polled
 
     async def stop(self, *, commit: bool = True) -> None:
         """Commit finished records, leave the group and close all connections, within ``stop_timeout_ms``.
@@ -217,7 +217,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         Raises:
             ConsumerStateError: a rebalance callback called ``stop()``, which would wait for that callback to return.
         """
-        await self._life.stop(commit=commit)
+        await self._lifecycle.stop(commit=commit)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -237,7 +237,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     async def __anext__(self) -> Record[KeyT_co, ValueT_co]:
         for record in self._polled.remaining:
             return record
-        return await or_stop(self._reader.next_record, self._life.config, self._life.has_stopped)
+        return await poll_or_stop(self._reader.next_record, self._lifecycle.config, self._lifecycle.has_stopped)
 
     @overload
     async def getone(self, *partitions: TopicPartition, timeout_ms: None = None) -> Record[KeyT_co, ValueT_co]: ...
@@ -248,10 +248,10 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     async def getone(
         self, *partitions: TopicPartition, timeout_ms: int | None = None
     ) -> Record[KeyT_co, ValueT_co] | None:
-        """Return the next record, and finish the record returned before.
+        """Return the next record, and finish the record that the previous call returned.
 
         Args:
-            partitions: partitions to read from, by default all that are assigned. Records of other partitions stay
+            partitions: partitions to read from, by default all assigned partitions. Records of other partitions stay
                 buffered.
             timeout_ms: time after which None is returned; 0 does not wait. By default ``consumer_timeout_ms`` limits
                 the wait if it is set.
@@ -259,19 +259,19 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         Raises:
             ConsumerStateError: not started, stopped, two tasks read at once, or none of ``partitions`` is assigned.
             ConsumerTimeoutError: no record arrived within ``consumer_timeout_ms``.
-            TailraceError: an error in the background has ended the reading.
+            TailraceError: an error occurred in the background, for example in a rebalance.
         """
         self._check_readable()
         config, reader = self._started.config, self._started.reader
-        among = checked_partitions(partitions) or None
-        if among is None or reader.delivery.partition in among:
+        wanted = checked_partitions(partitions) or None
+        if wanted is None or reader.delivery.partition in wanted:
             for record in self._polled.remaining:
                 return record
         if timeout_ms is None:
-            return await within_timeout(partial(reader.next_record, among), config.consumer_timeout_ms)
+            return await poll_within_timeout(partial(reader.next_record, wanted), config.consumer_timeout_ms)
         if timeout_ms <= 0:
-            return await reader.record_now(among)
-        return await within(partial(reader.next_record, among), timeout_ms)
+            return await reader.record_now(wanted)
+        return await poll_within(partial(reader.next_record, wanted), timeout_ms)
 
     async def getmany(
         self,
@@ -280,47 +280,48 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         timeout_ms: int | None = None,
         min_records: int = 1,
     ) -> list[Record[KeyT_co, ValueT_co]]:
-        """Return between one and ``max_records`` buffered records, and finish the batch returned before.
+        """Wait for records, return up to ``max_records``, and finish the records that the previous call returned.
 
         Args:
-            partitions: partitions to read from, by default all that are assigned. Records of other partitions stay
+            partitions: partitions to read from, by default all assigned partitions. Records of other partitions stay
                 buffered.
             max_records: maximum number of records, by default ``max_queued_records``. The records are decoded at once,
                 which blocks the event loop for about a millisecond per thousand records.
             timeout_ms: time after which the buffered records, or an empty list, are returned; 0 does not wait. By
                 default ``consumer_timeout_ms`` limits the wait if it is set.
-            min_records: number of records to wait for; fewer are enough if the buffer has no room for as many.
+            min_records: number of records to wait for. The call waits for fewer records if the buffer has no room for
+                that many.
 
         Raises:
             ConsumerStateError: not started, stopped, two tasks read at once, or none of ``partitions`` is assigned.
             ConsumerTimeoutError: no record arrived within ``consumer_timeout_ms``.
-            TailraceError: an error in the background has ended the reading.
+            TailraceError: an error occurred in the background, for example in a rebalance.
         """
         self._check_readable()
         config, reader = self._started.config, self._started.reader
-        among = checked_partitions(partitions) or None
+        wanted = checked_partitions(partitions) or None
         count = checked_count(max_records, config.max_queued_records, min_records)
-        wanted = reader.next_records if min_records == 1 else partial(reader.next_full, min_records)
+        read = reader.next_records if min_records == 1 else partial(reader.next_at_least, min_records)
         if timeout_ms is None:
-            return await within_timeout(partial(wanted, count, among), config.consumer_timeout_ms)
+            return await poll_within_timeout(partial(read, count, wanted), config.consumer_timeout_ms)
         if timeout_ms <= 0:
-            return await reader.records_now(count, among)
-        found = await within(partial(wanted, count, among), timeout_ms)
-        return found if found is not None else reader.take_now(count, among) if min_records > 1 else []
+            return await reader.records_now(count, wanted)
+        found = await poll_within(partial(read, count, wanted), timeout_ms)
+        return found if found is not None else reader.take_now(count, wanted) if min_records > 1 else []
 
     def batches(
         self, *, max_records: int | None = None, max_wait_ms: int = 0
     ) -> Batches[list[Record[KeyT_co, ValueT_co]]]:
         """Iterate over lists of records: ``async for batch in consumer.batches(...)``.
 
-        A batch has at most ``max_records`` records, which arrived within ``max_wait_ms`` of the batch's first record. A
-        batch is finished when the next one is polled.
+        A batch has at most ``max_records`` records. If fewer are buffered, it waits up to ``max_wait_ms`` for more
+        after its first record. A batch is finished when the next one is polled.
         """
         self._check_readable()
         reader = self._started.reader
         count = checked_count(max_records, self._started.config.max_queued_records)
-        batch = partial(reader.next_batch, count, max_wait_ms / 1000)
-        return Batches(lambda: or_stop(batch, self._life.config, self._life.has_stopped))
+        next_batch = partial(reader.next_batch, count, max_wait_ms / 1000)
+        return Batches(lambda: poll_or_stop(next_batch, self._lifecycle.config, self._lifecycle.has_stopped))
 
     def arrow_batches(self, *, max_records: int | None = None, max_wait_ms: int = 0) -> Batches[pa.RecordBatch]:
         """Iterate over Arrow record batches: ``async for table in consumer.arrow_batches(...)``.
@@ -329,56 +330,58 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         null) and headers (a list of structs of key and value), one row for each record. The rows of one partition are
         in order; rows of several partitions may alternate. No ``Record`` objects are created.
 
-        A batch is limited and finished as by ``batches()``. It ends early at about 1 GiB. ``ack(table)`` finishes all
-        its rows, also with ``ack="manual"``.
+        ``max_records`` and ``max_wait_ms`` limit a batch as in ``batches()``; it also ends at about 1 GiB. A batch is
+        finished when the next one is polled, or by ``ack(table)``; with ``ack="manual"``, only by ``ack(table)``.
 
         Raises:
             ConsumerStateError: not started, or stopped.
             ConfigurationError: pyarrow is not installed, or the consumer has deserializers.
         """
         self._check_readable()
-        engine = self._started
-        if engine.config.key_deserializer is not None or engine.config.value_deserializer is not None:
+        runtime = self._started
+        if runtime.config.key_deserializer is not None or runtime.config.value_deserializer is not None:
             raise ConfigurationError(
                 "arrow_batches() returns keys and values as bytes - leave out key_deserializer and value_deserializer,"
                 " or read batches()"
             )
         arrow()
-        count = checked_count(max_records, engine.config.max_queued_records)
-        batch = partial(engine.reader.next_columns, count, max_wait_ms / 1000)
-        return Batches(lambda: or_stop(batch, self._life.config, self._life.has_stopped))
+        count = checked_count(max_records, runtime.config.max_queued_records)
+        next_batch = partial(runtime.reader.next_columns, count, max_wait_ms / 1000)
+        return Batches(lambda: poll_or_stop(next_batch, self._lifecycle.config, self._lifecycle.has_stopped))
 
     def streams(self) -> AsyncIterator[tuple[TopicPartition, RecordStream[KeyT_co, ValueT_co]]]:
         """Iterate over newly assigned partitions: ``async for partition, stream in consumer.streams()``.
 
-        Each stream may be read by its own task. A record is finished when the next one of its stream is polled; a
+        Each stream may be read by its own task. A record is finished when its stream is polled for the next record. A
         stream ends when its partition is revoked. No other method may read from the consumer at the same time.
-        ``max_poll_interval_ms`` is not exceeded while any of the streams is polled or awaits a record.
+        ``max_poll_interval_ms`` is exceeded only if no stream is polled for that long, although a stream has a record.
 
         Raises:
             ConsumerStateError: not started, stopped, or another method is reading.
             ConfigurationError: the consumer has ``ack="manual"``; a stream has its own ``ack()``.
         """
         self._check_readable()
-        engine = self._started
-        if engine.config.ack != "auto":
-            raise ConfigurationError("ack='manual' does not apply to streams() - a stream has its own ack()")
+        runtime = self._started
+        if runtime.config.ack != "auto":
+            raise ConfigurationError(
+                "ack='manual' does not apply to streams() - leave it out; each stream has its own ack()"
+            )
         if self._streams is not None:
-            raise ConsumerStateError("streams() was called before - one loop yields all streams")
-        streams = Streams(engine.positions, engine.reader, lambda: engine.config)
-        engine.reader.attach_sink(streams, watched=streams)
+            raise ConsumerStateError("streams() was already called - use that loop, which yields all streams")
+        streams = Streams(runtime.positions, runtime.reader, lambda: runtime.config)
+        runtime.reader.attach_sink(streams, polled_sink=streams)
         self._streams = streams
         return streams
 
     def ack(self, record: AnyRecord | ArrowBatch) -> bool:
         """Finish a record without polling the next one; return False if ``record`` is not in flight.
 
-        In a batch, earlier records of the same partition are finished too; a batch of ``arrow_batches()`` is finished
-        as a whole. With ``ack="manual"`` only ``record`` is finished, and records may be acknowledged in any order: the
-        committed offset is that of the lowest unfinished record, and the commit's metadata lists the finished records
-        after it. ``record`` must be the delivered object, not a copy.
+        If the record is part of a batch, earlier records of the batch's partition are finished, too; a batch of
+        ``arrow_batches()`` is finished as a whole. With ``ack="manual"`` only ``record`` is finished, and records may
+        be acknowledged in any order: the committed offset is that of the lowest unfinished record, and the commit's
+        metadata lists the finished records after it. ``record`` must be the delivered object, not a copy.
         """
-        if self._life.has_stopped():
+        if self._lifecycle.has_stopped():
             return False
         if self._streams is not None:
             return isinstance(record, Record) and self._streams.acknowledge(record)
@@ -408,22 +411,24 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             BrokerError: the broker refuses the commit.
             TailraceError: the error that has ended this consumer.
         """
-        engine = self._started
-        if engine.committer is None:
-            raise ConsumerStateError("commit() needs a group_id - this consumer has no group to commit for")
-        if engine.failure is not None:
-            raise engine.failure
-        timeout_s = engine.config.default_api_timeout_ms / 1000
+        runtime = self._started
+        if runtime.committer is None:
+            raise ConsumerStateError("commit() needs a group_id - set it when you create the consumer")
+        if runtime.failure is not None:
+            raise runtime.failure
+        timeout_s = runtime.config.default_api_timeout_ms / 1000
         offsets, partitions = checked_to_commit(given)
         if offsets is not None:
             # For a partition that does not exist, the broker would answer with a retriable error until the timeout.
-            await engine.offset_queries.check(offsets.keys() - engine.positions.partitions)
-            await engine.committer.commit_chosen(offsets, timeout_s=timeout_s)
+            await runtime.offset_queries.check_partitions(offsets.keys() - runtime.positions.partitions)
+            await runtime.committer.commit_chosen(offsets, timeout_s=timeout_s)
             return
         # In a callback, the record in flight may be unfinished: another task handles it, or stop() has abandoned it.
-        if engine.config.ack == "auto" and not in_callback(self):
-            engine.reader.delivery.finish() if partitions is None else engine.reader.delivery.finish_of(partitions)
-        await engine.committer.commit_finished(partitions, timeout_s=timeout_s)
+        if runtime.config.ack == "auto" and not in_callback(self):
+            runtime.reader.delivery.finish() if partitions is None else runtime.reader.delivery.finish_partitions(
+                partitions
+            )
+        await runtime.committer.commit_finished(partitions, timeout_s=timeout_s)
 
     # ---- positions ---------------------------------------------------------------------------------------------
 
@@ -448,14 +453,16 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         whence: SeekFrom = "offset",
         spread: bool = False,
     ) -> int | dict[TopicPartition, int]:
-        """Set the position and return it; buffered records are dropped, the record in flight is not finished.
+        """Set the position of each partition, and return the new positions.
+
+        Buffered records of the partitions are dropped, and their record in flight is not finished.
 
         Args:
             to: partitions to seek to ``offset``, or a mapping of partitions to offsets.
-            offset: an offset, or with ``whence`` a number of records relative to that point. The number may be
-                negative; the resulting position is limited to the log.
-            whence: "earliest", "current" (the position) or "latest"; by default, ``offset`` is the new position itself.
-            spread: divide ``offset`` among the partitions.
+            offset: new position; with another ``whence`` than "offset", a distance in offsets from that point. A
+                distance may be negative, and the new position is limited to the offsets of the log.
+            whence: "offset", "earliest", "current" (the present position) or "latest".
+            spread: divide the distance among the partitions.
 
         Raises:
             ConsumerStateError: not started, stopped, or a partition is not assigned.
@@ -464,46 +471,50 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         """
         seek = self._started.seek
         if isinstance(to, Mapping):
-            return await seek.go(checked_offsets(to, offset, whence))
-        found = await seek.seek(self._among(to), offset, whence, spread=spread)
+            return await seek.seek_to(checked_offsets(to, offset, whence))
+        found = await seek.seek(self._partitions_or_assignment(to), offset, whence, spread=spread)
         if not isinstance(to, TopicPartition):
             return found
         if to not in found:
-            raise ConsumerStateError(f"{to} was revoked before the seek was complete")
+            raise ConsumerStateError(f"{to} was revoked before the seek was complete - seek when it is assigned again")
         return found[to]
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Seek to the first offset of the log, and return it."""
+        """Seek to the first offset of each partition's log, and return the offsets."""
         return await self.seek(partitions or self.assignment(), 0, whence="earliest")
 
     async def seek_to_end(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Seek to the end of the log, and return it."""
+        """Seek to the end of each partition's log, and return the offsets."""
         return await self.seek(partitions or self.assignment(), 0, whence="latest")
 
     async def seek_to_time(self, time: Time, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Seek to the first record that is not older than ``time``, or to the end without one; return the offset.
+        """Seek to each partition's first record that is not older than ``time``, and return the offsets.
 
-        A time is in milliseconds since 1970, a datetime with a time zone, or a timedelta back from now.
+        A partition without such a record is sought to the end of its log. ``time`` is a number of milliseconds since
+        1970, a datetime with a time zone, or a timedelta back from now.
         """
         start = start_at_time(time)
-        return await self._started.seek.go(dict.fromkeys(checked_partitions(partitions) or self.assignment(), start))
+        return await self._started.seek.seek_to(
+            dict.fromkeys(checked_partitions(partitions) or self.assignment(), start)
+        )
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Seek to the offset at which a restarted consumer would begin, and return that offset.
+        """Seek to the offsets at which a restarted consumer would begin, and return these offsets.
 
-        This is the group's committed offset, or the start point of ``auto_offset_reset`` if there is none. The call
-        waits for a commit in flight.
+        They are the group's committed offsets; for a partition without a committed offset, ``auto_offset_reset``
+        applies. The call waits for a commit in flight.
 
         Raises:
             ConsumerStateError: not started, stopped, without a group, or a partition is not assigned.
             OffsetOutOfRangeError: ``auto_offset_reset="none"``, and there is no committed offset.
             BrokerConnectionError: no broker answers in time.
         """
-        engine, group_id = self._started, self._group_of("seek_to_committed()")
-        if engine.committer is not None:
-            await engine.committer.wait(timeout_s=engine.config.default_api_timeout_ms / 1000)
-        return await engine.seek.to_committed(
-            checked_partitions(partitions) or self.assignment(), partial(engine.offset_queries.stored, group_id)
+        runtime, group_id = self._started, self._require_group("seek_to_committed()")
+        if runtime.committer is not None:
+            await runtime.committer.wait(timeout_s=runtime.config.default_api_timeout_ms / 1000)
+        return await runtime.seek.to_committed(
+            checked_partitions(partitions) or self.assignment(),
+            partial(runtime.offset_queries.stored_offsets, group_id),
         )
 
     # ---- subscription and assignment ---------------------------------------------------------------------------
@@ -515,10 +526,10 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             ConsumerStateError: not started, stopped, or partitions were assigned by ``assign()``.
             UnknownTopicError: a topic does not exist; the subscription is unchanged.
         """
-        engine = self._started
-        names, checked = checked_subscription(topics, pattern, engine.config.group_protocol)
-        await engine.subscription.subscribe(names, checked)
-        self._life.topics, self._life.pattern = names, checked
+        runtime = self._started
+        names, checked = checked_subscription(topics, pattern, runtime.config.group_protocol)
+        await runtime.subscription.subscribe(names, checked)
+        self._lifecycle.topics, self._lifecycle.pattern = names, checked
 
     async def assign(self, *partitions: Assignable, at: StartAt = None, tail: int | None = None) -> None:
         """Replace the assignment by these partitions, without membership in a group.
@@ -542,9 +553,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         await self._started.subscription.assign(partition_specs(partitions, default_start(at, tail), start_of))
 
     async def unsubscribe(self) -> None:
-        """Commit finished records, leave the group or drop the assignment, and read nothing."""
+        """Commit finished records, and leave the group or drop the assignment; nothing is read from then on."""
         await self._started.subscription.unsubscribe()
-        self._life.topics, self._life.pattern = frozenset(), None
+        self._lifecycle.topics, self._lifecycle.pattern = frozenset(), None
 
     async def assigned(self, *, timeout_ms: int | None = None) -> frozenset[TopicPartition]:
         """Wait for the group's first assignment, and return the assigned partitions, possibly none.
@@ -559,42 +570,46 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             RequestTimedOutError: there is no assignment in time.
             TailraceError: the error that has ended this consumer.
         """
-        engine = self._started
+        runtime = self._started
         if in_callback(self):
-            raise ConsumerStateError("a rebalance callback cannot await assigned(): the assignment waits for it")
-        await engine.first_assignment(engine.config.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+            raise ConsumerStateError(
+                "a rebalance callback cannot await assigned(), which waits for the callback - call it in another task"
+            )
+        await runtime.first_assignment(runtime.config.default_api_timeout_ms if timeout_ms is None else timeout_ms)
         return self.assignment()
 
     # ---- flow --------------------------------------------------------------------------------------------------
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Deliver no records of these partitions until ``resume()`` is called."""
-        engine = self._started
-        engine.reader.pause(checked_partitions(partitions) or engine.positions.partitions)
+        runtime = self._started
+        runtime.reader.pause(checked_partitions(partitions) or runtime.positions.partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Deliver records of these partitions again."""
-        engine = self._started
-        for position in engine.positions.of(checked_partitions(partitions) or engine.positions.partitions):
+        runtime = self._started
+        for position in runtime.positions.of(checked_partitions(partitions) or runtime.positions.partitions):
             position.is_paused = False
-        engine.positions_changed()
+        runtime.positions_changed()
 
     async def reconfigure(self, **options: Unpack[ConsumerOptions[Any, Any]]) -> None:
-        """Change options of a running consumer; if one is invalid, none is changed.
+        """Change options of a running consumer; if an option is invalid, no option is changed.
 
         Raises:
             ConfigurationError: an option cannot change after the start.
         """
-        config = self._life.config = changed(self._started.config, options)
+        config = self._lifecycle.config = changed(self._started.config, options)
         self._started.reconfigure(config)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
     def _check_readable(self) -> None:
-        engine = self._started
+        runtime = self._started
         if in_callback(self):
-            raise ConsumerStateError("a rebalance callback cannot read: records are delivered after it returns")
-        if engine.failure is not None:
-            raise engine.failure
-        if engine.subscription.is_empty:
+            raise ConsumerStateError(
+                "a rebalance callback cannot read records, which are delivered after it has returned - read in a task"
+            )
+        if runtime.failure is not None:
+            raise runtime.failure
+        if runtime.subscription.is_empty:
             raise ConsumerStateError("this consumer reads nothing yet - subscribe() or assign() first")

@@ -11,21 +11,21 @@ __all__ = ["ErrorReactions"]
 
 
 class ErrorReactions:
-    """Table of ``core.group.error_reactions``, overridden by the option ``group_error_reactions``."""
+    """Reactions of ``core.group.error_reactions``, some of them overridden by ``group_error_reactions``."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._reactions = config.group_error_reactions or {}
 
-    def to(self, code: int, request: GroupRequestKind) -> GroupReaction:
+    def reaction_to(self, code: int, request: GroupRequestKind) -> GroupReaction:
         """Return the reaction to ``code`` in the response to ``request``.
 
         Raises:
-            ConfigurationError: the user's function raised, or returned no reaction.
+            ConfigurationError: the user's function raised, or returned something other than a reaction.
         """
         return REACTIONS.reaction_to(code, request, self._overrides(code))
 
     def event_of(self, code: int, request: GroupRequestKind) -> GroupEvent:
-        """Return the reaction to ``code`` as an event of the membership; raise the same errors as ``to``."""
+        """Return the reaction to ``code`` as an event of the membership; raise the same errors as ``reaction_to``."""
         return event_of(code, request, self._overrides(code))
 
     def _overrides(self, code: int) -> dict[int, GroupReaction]:

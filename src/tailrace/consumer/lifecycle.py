@@ -10,7 +10,7 @@ from tailrace.config import ConsumerConfig, check_names, resolve
 from tailrace.consumer.arguments import checked_subscription
 from tailrace.consumer.group.reconciler import in_callback
 from tailrace.consumer.runtime import ConsumerRuntime
-from tailrace.consumer.shared_cluster import SharedCluster, opened
+from tailrace.consumer.shared_cluster import SharedCluster, open_cluster_of
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.errors import ConsumerStateError
 from tailrace.observe.hooks import Hook, Observer
@@ -44,16 +44,16 @@ class ConsumerLifecycle:
     Args:
         topics: names of the topics to subscribe to.
         pattern: pattern of topic names, in place of ``topics``.
-        cluster: cluster shared with other consumers; None to open a cluster for this consumer alone.
-        options: the user's options; options not given come from the environment or have their defaults.
+        cluster: cluster shared with other consumers; None to open a cluster for this consumer only.
+        options: the user's options, without those from the environment and without defaults.
 
     Attributes:
         topics: names of the subscribed topics.
         pattern: pattern of topic names; None if ``topics`` are subscribed.
-        optional: subset of ``topics`` that need not exist at the start.
-        whole: topics read from their first record on, whatever ``auto_offset_reset`` is.
+        optional_topics: subset of ``topics`` that need not exist at the start.
+        whole_topics: topics that are read from their first record on, whatever ``auto_offset_reset`` is.
         config: current options; None before the start.
-        engine: the running consumer; None before the start.
+        runtime: the started consumer, also after it was stopped; None before the start.
 
     Raises:
         ConfigurationError: an option is unknown, mistyped, or contradicts another.
@@ -71,23 +71,23 @@ class ConsumerLifecycle:
         check_names(self._options)
         config = resolve(self._options)
         self.topics, self.pattern = checked_subscription(topics, pattern, config.group_protocol, may_be_none=True)
-        self.optional: frozenset[str] = frozenset()
-        self.whole: Container[str] = frozenset()
+        self.optional_topics: frozenset[str] = frozenset()
+        self.whole_topics: Container[str] = frozenset()
         self.config: ConsumerConfig | None = None
-        self.engine: ConsumerRuntime | None = None
+        self.runtime: ConsumerRuntime | None = None
         self._is_stopped = False
         self._consumer: object = None
         self._supervisor: Supervisor | None = None
 
     def __str__(self) -> str:
-        state = "stopped" if self._is_stopped else "new" if self.engine is None else "started"
-        if self.engine is not None and self.engine.failure is not None:
-            state = f"failed: {self.engine.failure}"
+        state = "stopped" if self._is_stopped else "new" if self.runtime is None else "started"
+        if self.runtime is not None and self.runtime.failure is not None:
+            state = f"failed: {self.runtime.failure}"
         group = self.config.group_id if self.config is not None else self._options.get("group_id")
-        return f"{self._what} group={group} {state}"
+        return f"{self._description} group={group} {state}"
 
     @property
-    def _what(self) -> str:
+    def _description(self) -> str:
         if self.pattern is not None:
             return f"of /{self.pattern.pattern}/"
         return ", ".join(sorted(self.topics)) or "of nothing"
@@ -108,16 +108,16 @@ class ConsumerLifecycle:
 
     @property
     def started(self) -> ConsumerRuntime:
-        """The running consumer; during ``stop``, only rebalance callbacks get it, to commit before the revocation.
+        """The started consumer; after ``stop`` was called, it is available to rebalance callbacks only, for commits.
 
         Raises:
             ConsumerStateError: the consumer is not started, or was stopped.
         """
-        if self.engine is None:
+        if self.runtime is None:
             raise ConsumerStateError(UnstartedReader.advice)
         if self._is_stopped and not (in_callback(self._consumer) and self._is_running):
             raise ConsumerStateError(_STOPPED)
-        return self.engine
+        return self.runtime
 
     @property
     def _is_running(self) -> bool:
@@ -137,18 +137,18 @@ class ConsumerLifecycle:
         self._consumer = consumer
         config = self.config = resolve(self._options)
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
-        shared = None if self._cluster is None else opened(self._cluster)
-        engine = ConsumerRuntime(
-            config, self.topics, self.pattern, consumer, observer, self.optional, shared, self.whole
+        shared = None if self._cluster is None else open_cluster_of(self._cluster)
+        runtime = ConsumerRuntime(
+            config, self.topics, self.pattern, consumer, observer, self.optional_topics, shared, self.whole_topics
         )
-        self._supervisor = Supervisor(engine.run, f"tailrace consumer {self._what}")
-        self.engine = engine
+        self._supervisor = Supervisor(runtime.run, f"tailrace consumer {self._description}")
+        self.runtime = runtime
         try:
             await self._supervisor.start()
         except BaseException:
             self._is_stopped = True
             raise
-        return engine
+        return runtime
 
     async def stop(self, *, commit: bool) -> None:
         """Stop the consumer within ``stop_timeout_ms``; if ``commit`` is False, send no more automatic commits.
@@ -157,12 +157,14 @@ class ConsumerLifecycle:
             ConsumerStateError: a rebalance callback called ``stop``, which would wait for that callback to return.
         """
         if in_callback(self._consumer):
-            raise ConsumerStateError("stop() in a rebalance callback would wait for itself - call it from another task")
+            raise ConsumerStateError(
+                "a rebalance callback cannot await stop(), which waits for the callback - call it in another task"
+            )
         self._is_stopped = True
-        if self._supervisor is None or self.config is None or self.engine is None:
+        if self._supervisor is None or self.config is None or self.runtime is None:
             return
-        if not commit and self.engine.committer is not None:
-            self.engine.committer.end()
-        self.engine.reader.close(ConsumerStateError(_STOPPED))
-        self.engine.subscription.assigned.set()
+        if not commit and self.runtime.committer is not None:
+            self.runtime.committer.end()
+        self.runtime.reader.close(ConsumerStateError(_STOPPED))
+        self.runtime.subscription.first_assignment_done.set()
         await self._supervisor.stop(self.config.stop_timeout_ms / 1000)

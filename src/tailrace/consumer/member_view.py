@@ -19,57 +19,57 @@ class MemberView:
     """Group identity and positions of a started consumer."""
 
     def __init__(self, consumer: Consumer) -> None:
-        engine = consumer._started  # noqa: SLF001 - same package
-        assert engine.config.group_id is not None
-        self._engine: ConsumerRuntime = engine
-        self.group_id: str = engine.config.group_id
+        runtime = consumer._started  # noqa: SLF001 - same package
+        assert runtime.config.group_id is not None
+        self._runtime: ConsumerRuntime = runtime
+        self.group_id: str = runtime.config.group_id
 
     @property
     def identity(self) -> Identity | None:
-        """Identity to commit with; None while the consumer is in no generation of the group."""
-        coordinator = self._engine.coordinator
+        """Identity to commit with; None while the consumer belongs to no generation of the group."""
+        coordinator = self._runtime.coordinator
         return None if coordinator is None else coordinator.commit_identity()
 
-    def delivered(self) -> Mapping[TopicPartition, int | None]:
+    def next_offsets(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver of each assigned partition; None while the partition's start is unknown."""
-        return {position.partition: position.delivered for position in self._engine.positions}
+        return {position.partition: position.delivered for position in self._runtime.positions}
 
-    def begun(self) -> list[Position]:
+    def uncommitted_starts(self) -> list[Position]:
         """Return the positions whose start offset was not committed yet in this epoch."""
         return [
             one
-            for one in self._engine.positions
+            for one in self._runtime.positions
             if one.has_stale_commit and one.progress is not None and one.is_fetchable and not one.is_halted
         ]
 
-    def passed(self) -> list[Position]:
+    def advanced_positions(self) -> list[Position]:
         """Return the positions after the committed offset, whether records were delivered or only markers skipped."""
         return [
             one
-            for one in self._engine.positions
+            for one in self._runtime.positions
             if not one.has_stale_commit and one.is_fetchable and not one.is_halted
             if one.delivered is not None and one.committed is not None and one.delivered > one.committed
         ]
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call ``on_change`` whenever a position may have moved."""
-        self._engine.reader.on_change = on_change
+        self._runtime.reader.on_change = on_change
 
     def is_ours(self, position: Position) -> bool:
-        """Return True if ``position`` belongs to a current assignment."""
-        return self._engine.positions.get(position.partition) is position
+        """Return True if ``position`` belongs to the current assignment of its partition."""
+        return self._runtime.positions.get(position.partition) is position
 
-    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+    async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the group's committed offsets, once no open transaction can change them.
 
         Raises:
             BrokerError: the broker refused the request.
             BrokerConnectionError: no coordinator answered in time.
         """
-        cluster = self._engine.cluster
+        cluster = self._runtime.cluster
         return await cluster.retrying(
             partial(committed_offsets, cluster, self.group_id, list(partitions)),
-            timeout_s=self._engine.config.default_api_timeout_ms / 1000,
+            timeout_s=self._runtime.config.default_api_timeout_ms / 1000,
             what=f"reading the committed offsets of group {self.group_id!r}",
         )
 
@@ -78,4 +78,4 @@ class MemberView:
 
         If the topic was recreated after the commit, the committed offset is ignored and the reset policy applies.
         """
-        self._engine.start_positions.read_again(position, at)
+        self._runtime.start_positions.read_again(position, at)

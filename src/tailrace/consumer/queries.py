@@ -13,7 +13,7 @@ from tailrace.consumer.monitoring.status import (
     Kind,
     Lag,
     offsets_of,
-    one_kind,
+    offsets_of_kind,
 )
 from tailrace.consumer.positions.start_points import Time, start_at_time
 from tailrace.consumer.runtime import ConsumerRuntime
@@ -26,20 +26,24 @@ __all__ = ["ConsumerQueries"]
 
 
 class ConsumerQueries:
-    """Methods of a Consumer that return information about partitions, logs, topics and state."""
+    """Base class of Consumer with the methods that return information about partitions, logs, topics and state."""
 
-    _life: ConsumerLifecycle
+    _lifecycle: ConsumerLifecycle
 
     # ---- partitions --------------------------------------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return the partitions assigned now."""
+        """Return the currently assigned partitions."""
         return self._started.positions.partitions
 
     def subscription(self) -> frozenset[str]:
-        """Return the subscribed topics, or the topics that match the pattern now; none after ``assign``."""
-        life = self._life
-        return life.topics if life.pattern is None or life.engine is None else life.engine.subscription.subscription
+        """Return the subscribed topics, or the topics that currently match the pattern; none after ``assign()``."""
+        lifecycle = self._lifecycle
+        return (
+            lifecycle.topics
+            if lifecycle.pattern is None or lifecycle.runtime is None
+            else lifecycle.runtime.subscription.subscription
+        )
 
     def paused(self) -> frozenset[TopicPartition]:
         """Return the paused partitions."""
@@ -56,7 +60,7 @@ class ConsumerQueries:
     async def committed(
         self, partitions: TopicPartition | Iterable[TopicPartition] | None = None
     ) -> OffsetAndMetadata | dict[TopicPartition, OffsetAndMetadata] | None:
-        """Return offsets that the group has committed, as stored by the broker.
+        """Return the group's committed offsets, which are requested from the broker.
 
         A partition without a committed offset is absent from the mapping. For a single partition, the result is None if
         there is no committed offset.
@@ -66,7 +70,9 @@ class ConsumerQueries:
             BrokerError: the broker refuses the request.
             BrokerConnectionError: no broker answers in time.
         """
-        found = await self._started.offset_queries.committed(self._group_of("committed()"), self._among(partitions))
+        found = await self._started.offset_queries.committed(
+            self._require_group("committed()"), self._partitions_or_assignment(partitions)
+        )
         return found.get(partitions) if isinstance(partitions, TopicPartition) else found
 
     @overload
@@ -78,15 +84,16 @@ class ConsumerQueries:
     async def position(
         self, partitions: TopicPartition | Iterable[TopicPartition] | None = None
     ) -> int | dict[TopicPartition, int]:
-        """Return the offset of the next record to deliver.
+        """Return the positions: the offset of each partition's next record to deliver.
 
         Raises:
             ConsumerStateError: not started, stopped, or a partition is not assigned.
-            OffsetOutOfRangeError: ``auto_offset_reset="none"``, and there is no committed offset, or it is not in the
-                log.
+            OffsetOutOfRangeError: ``auto_offset_reset="none"``, and the committed offset is missing or not in the log.
             RequestTimedOutError: the start offset was not found within ``default_api_timeout_ms``.
         """
-        found = await self._started.seek.positions(self._among(partitions), may_go=partitions is None)
+        found = await self._started.seek.positions(
+            self._partitions_or_assignment(partitions), skip_unassigned=partitions is None
+        )
         return found[partitions] if isinstance(partitions, TopicPartition) else found
 
     # ---- logs --------------------------------------------------------------------------------------------------
@@ -107,7 +114,7 @@ class ConsumerQueries:
         Raises:
             UnknownTopicError: a topic or a partition does not exist.
         """
-        found = await self._started.offset_queries.beginning_offsets(self._among(partitions))
+        found = await self._started.offset_queries.beginning_offsets(self._partitions_or_assignment(partitions))
         return found[partitions] if isinstance(partitions, TopicPartition) else found
 
     @overload
@@ -119,39 +126,49 @@ class ConsumerQueries:
     async def end_offsets(
         self, partitions: TopicPartition | Iterable[TopicPartition] | None = None
     ) -> int | dict[TopicPartition, int]:
-        """Return the offset of the next record to be written; see ``beginning_offsets``."""
-        found = await self._started.offset_queries.end_offsets(self._among(partitions))
+        """Return the end of each partition's log: the offset after the last record; see ``beginning_offsets``.
+
+        With ``isolation_level="read_committed"``, it is the last stable offset.
+        """
+        found = await self._started.offset_queries.end_offsets(self._partitions_or_assignment(partitions))
         return found[partitions] if isinstance(partitions, TopicPartition) else found
 
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, Time]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return offset and timestamp of each partition's first record not older than a time; None without one."""
+        """Return offset and timestamp of each partition's first record that is not older than the partition's time.
+
+        The result is None for a partition without such a record.
+        """
         checked_partitions(times)
         return await self._started.offset_queries.offsets_for_times(
             {one: start_at_time(time) for one, time in times.items()}
         )
 
     async def lag(self, *partitions: TopicPartition) -> Lag:
-        """Return the number of records not yet delivered, by partition and in total."""
+        """Return the number of offsets from the position to the end of the log, by partition and in total."""
         end_offsets = await self.end_offsets(partitions or self.assignment())
-        positions = await self._started.seek.positions(end_offsets, may_go=not partitions)
+        positions = await self._started.seek.positions(end_offsets, skip_unassigned=not partitions)
         behind = {one: max(0, end_offsets[one] - at) for one, at in positions.items()}
         return Lag(behind, sum(behind.values()))
 
     def highwater(self, partition: TopicPartition) -> int | None:
-        """Return the end offset of an assigned partition as of the last fetch; None before the first fetch."""
+        """Return the high watermark of a partition as of its last fetch.
+
+        The result is None before the first fetch, and if the partition is not assigned.
+        """
         position = self._started.positions.get(partition)
         return position.high_watermark if position is not None else None
 
     def last_stable_offset(self, partition: TopicPartition) -> int | None:
-        """Return the offset below which no transaction is open, as of the last fetch; None before the first fetch.
+        """Return the last stable offset of a partition as of its last fetch; no transaction is open below it.
 
-        Brokers report this offset with ``isolation_level="read_committed"`` only; otherwise the result is None.
+        The result is None before the first fetch, if the partition is not assigned, and without
+        ``isolation_level="read_committed"``.
         """
-        engine = self._started
-        position = engine.positions.get(partition)
-        is_known = position is not None and engine.config.isolation_level == "read_committed"
+        runtime = self._started
+        position = runtime.positions.get(partition)
+        is_known = position is not None and runtime.config.isolation_level == "read_committed"
         return position.last_stable_offset if position is not None and is_known else None
 
     @overload
@@ -161,13 +178,13 @@ class ConsumerQueries:
     def offsets(self, kind: Kind) -> dict[TopicPartition, int]: ...
 
     def offsets(self, kind: Kind | None = None) -> ConsumerOffsets | dict[TopicPartition, int]:
-        """Return four offsets of each assigned partition, or only those of one ``kind``.
+        """Return four kinds of offsets of the assigned partitions, or the offsets of one ``kind``.
 
         The kinds are "fetch" (position), "highwater" (high watermark), "commit" (committed offset) and "done" (lowest
-        unfinished offset).
+        unfinished offset). A partition whose offset is unknown is left out.
         """
         found = offsets_of(self._started.positions)
-        return found if kind is None else one_kind(found, kind)
+        return found if kind is None else offsets_of_kind(found, kind)
 
     async def topics(self) -> frozenset[str]:
         """Return the names of all topics, without internal topics unless ``exclude_internal_topics=False``."""
@@ -194,26 +211,28 @@ class ConsumerQueries:
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of offsets and lag by partition, of buffers, and of the durations of requests.
 
-        A stopped consumer has statistics, too: its counters, without partitions.
+        A stopped consumer returns its counters, and no partitions.
 
         Raises:
             ConsumerStateError: not started.
         """
-        engine = self._life.engine
-        return (self._started if engine is None else engine).statistics()
+        runtime = self._lifecycle.runtime
+        return (self._started if runtime is None else runtime).statistics()
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
     @property
     def _started(self) -> ConsumerRuntime:
-        return self._life.started
+        return self._lifecycle.started
 
-    def _among(self, partitions: TopicPartition | Iterable[TopicPartition] | None) -> frozenset[TopicPartition]:
+    def _partitions_or_assignment(
+        self, partitions: TopicPartition | Iterable[TopicPartition] | None
+    ) -> frozenset[TopicPartition]:
         if partitions is None:
             return self.assignment()
         return checked_partitions([partitions] if isinstance(partitions, TopicPartition) else partitions)
 
-    def _group_of(self, call: str) -> str:
+    def _require_group(self, call: str) -> str:
         if (group_id := self._started.config.group_id) is None:
             raise ConsumerStateError(f"{call} needs a group_id - a consumer without a group has no committed offsets")
         return group_id

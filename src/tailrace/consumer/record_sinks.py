@@ -17,47 +17,50 @@ __all__ = ["also_subscribe", "attach_sink", "refresh_metadata", "statistics_of",
 
 
 def also_subscribe(consumer: Consumer, topics: Iterable[str]) -> None:
-    """Subscribe a consumer that is not started to more topics, read from their first record on once they exist."""
-    life = consumer._life  # noqa: SLF001 - same package
-    whole = life.whole = frozenset(topics)
-    life.optional = whole - life.topics
-    life.topics |= whole
+    """Add topics to the subscription of a consumer that is not started.
+
+    They need not exist at the start, and are read from their first record on.
+    """
+    lifecycle = consumer._lifecycle  # noqa: SLF001 - same package
+    whole_topics = lifecycle.whole_topics = frozenset(topics)
+    lifecycle.optional_topics = whole_topics - lifecycle.topics
+    lifecycle.topics |= whole_topics
 
 
 def subscribe_matching(
-    consumer: Consumer, selects: Callable[[str], bool], description: str, *, whole: Container[str]
+    consumer: Consumer, selects: Callable[[str], bool], description: str, *, whole_topics: Container[str]
 ) -> None:
     """Subscribe a consumer that is not started to all topics that ``selects`` selects, also to topics created later.
 
     Args:
-        consumer: a consumer that names no topics.
-        selects: predicate of topic names.
+        consumer: a consumer without topics.
+        selects: function that returns True for the names of the topics to read.
         description: short description of the topics, for messages.
-        whole: topics that are read from their first record on.
+        whole_topics: topics that are read from their first record on.
     """
-    life = consumer._life  # noqa: SLF001 - same package
-    life.pattern, life.whole = TopicPredicate(description, selects), whole
+    lifecycle = consumer._lifecycle  # noqa: SLF001 - same package
+    lifecycle.pattern, lifecycle.whole_topics = TopicPredicate(description, selects), whole_topics
 
 
 def attach_sink(consumer: Consumer, sink: RecordSink) -> tuple[Reader, int]:
-    """Deliver the records of a started consumer to ``sink``; return its reader and ``max_queued_records``.
+    """Deliver the records of a started consumer to ``sink``; return the consumer's reader and ``max_queued_records``.
 
     Raises:
-        ConfigurationError: an option applies only to a consumer that is polled.
+        ConfigurationError: an option is set that applies only to a consumer that is polled.
     """
-    engine = consumer._started  # noqa: SLF001 - same package
-    if engine.config.ack != "auto":
+    runtime = consumer._started  # noqa: SLF001 - same package
+    if runtime.config.ack != "auto":
         raise ConfigurationError(
-            "ack='manual' is for Consumer - a handler's record is finished when the handler returns"
+            "ack='manual' applies to Consumer only - leave it out; a record is finished when its handler returns"
         )
-    if engine.config.key_deserializer is not None or engine.config.value_deserializer is not None:
-        raise ConfigurationError("key_deserializer and value_deserializer are for Consumer - an App has codecs")
-    engine.reader.attach_sink(sink)
-    return engine.reader, engine.config.max_queued_records
+    if runtime.config.key_deserializer is not None or runtime.config.value_deserializer is not None:
+        raise ConfigurationError("key_deserializer and value_deserializer apply to Consumer only - set codec= instead")
+    runtime.reader.attach_sink(sink)
+    return runtime.reader, runtime.config.max_queued_records
 
 
 def refresh_metadata(consumer: Consumer) -> None:
-    """Refresh the metadata of a started consumer soon, to find topics created just now."""
+    """Request a refresh of a started consumer's metadata, so that it finds topics that were just created."""
     consumer._started.refresh_metadata()  # noqa: SLF001 - same package
 
 
@@ -66,12 +69,12 @@ def topology_of(consumer: Consumer) -> ClusterMetadata:
     return consumer._started.topology  # noqa: SLF001 - same package
 
 
-def statistics_of(consumer: Consumer, started: Iterable[AnyRecord]) -> ConsumerStatistics | None:
+def statistics_of(consumer: Consumer, unfinished: Iterable[AnyRecord]) -> ConsumerStatistics | None:
     """Return the statistics of a consumer that may be stopped; None if it was never started.
 
     Args:
         consumer: the consumer.
-        started: unfinished records that its sink holds, for the age of the oldest one.
+        unfinished: records that the handlers of its sink were called with and have not finished.
     """
-    engine = consumer._life.engine  # noqa: SLF001 - same package
-    return None if engine is None else engine.statistics(started)
+    runtime = consumer._lifecycle.runtime  # noqa: SLF001 - same package
+    return None if runtime is None else runtime.statistics(unfinished)

@@ -1,6 +1,6 @@
-"""A running consumer, between ``start`` and ``stop``.
+"""Start, run and end of a consumer.
 
-Whatever ends a consumer, the user gets the error, and finished records are committed if possible.
+If an error ends a consumer, polling calls raise the error, and finished records are committed if possible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tailrace.consumer.monitoring.status import ConsumerHealth
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.positions.start_points import now_ms
 from tailrace.consumer.subscription_state import SubscriptionState
-from tailrace.consumer.supervisor import Supervisor, raised
+from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
 from tailrace.consumer.topic_patterns import TopicPattern
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.metrics import MetricName
@@ -41,7 +41,7 @@ class ConsumerRuntime:
 
     Attributes:
         subscription: subscription or manual assignment.
-        failure: error that has ended the consumer; None if there is none.
+        failure: error that has ended the consumer; None without an error.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - a consumer's arguments
@@ -51,9 +51,9 @@ class ConsumerRuntime:
         pattern: TopicPattern | None,
         consumer: object,
         observer: Observer,
-        optional: frozenset[str] = frozenset(),
+        optional_topics: frozenset[str] = frozenset(),
         shared: Cluster | None = None,
-        whole: Container[str] = frozenset(),
+        whole_topics: Container[str] = frozenset(),
     ) -> None:
         clock = asyncio.get_running_loop().time
         self._health = HealthTracker()
@@ -61,8 +61,8 @@ class ConsumerRuntime:
         self._observer = observer.with_hooks(self._health, self._metrics)
         self.failure: TailraceError | None = None
         self._is_started = False
-        self._components = components = Components(config, self._observer, shared, whole, self._metadata_changed)
-        self.subscription = SubscriptionState(components, consumer, topics, pattern, optional, self.fail)
+        self._components = components = Components(config, self._observer, shared, whole_topics, self._metadata_changed)
+        self.subscription = SubscriptionState(components, consumer, topics, pattern, optional_topics, self.fail)
         self.cluster, self.positions, self.reader = components.cluster, components.positions, components.reader
         self.start_positions, self.offset_queries, self.seek, self.positions_changed = (
             components.start_positions,
@@ -89,7 +89,7 @@ class ConsumerRuntime:
     # ---- lifecycle ---------------------------------------------------------------------------------------------
 
     async def run(self, supervisor: Supervisor) -> None:
-        """Start, run until ``supervisor.stopping`` is set or the consumer fails, then release everything."""
+        """Start the consumer, run until ``supervisor.stopping`` is set or an error occurs, and close it."""
         config = self.config
         try:
             await self._open()
@@ -102,7 +102,7 @@ class ConsumerRuntime:
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - a defect of tailrace must not look like a clean end
-            self.fail(raised(error))
+            self.fail(as_tailrace_error(error))
         finally:
             self._components.close()
             await asyncio.sleep(0)  # asyncio closes the sockets in the loop's next turn
@@ -134,7 +134,7 @@ class ConsumerRuntime:
         async with anyio.create_task_group() as tasks:
             for run in background:
                 tasks.start_soon(self._run_background, run, stopping)
-            tasks.start_soon(self._stop_when, stopping, tasks.cancel_scope)
+            tasks.start_soon(self._end_memberships, stopping, tasks.cancel_scope)
             await self._run_memberships(stopping)
             tasks.cancel_scope.cancel()
 
@@ -143,10 +143,11 @@ class ConsumerRuntime:
             await run()
         except Exception as error:  # noqa: BLE001 - raised by the next polling call
             # The user gets the error at once; finished records are still committed, and the member leaves the group.
-            self.fail(raised(error))
+            self.fail(as_tailrace_error(error))
             stopping.set()
 
-    async def _stop_when(self, stopping: asyncio.Event, scope: anyio.CancelScope) -> None:
+    async def _end_memberships(self, stopping: asyncio.Event, scope: anyio.CancelScope) -> None:
+        """End the membership when ``stopping`` is set, and cancel ``scope`` after ``stop_timeout_ms``."""
         await stopping.wait()
         self.subscription.stop()
         await asyncio.sleep(self.config.stop_timeout_ms / 1000)
@@ -159,16 +160,16 @@ class ConsumerRuntime:
             if self.failure is not None or stopping.is_set():
                 break
             await self.subscription.membership_changed.wait()
-        await self.subscription.commit_assigned()
+        await self.subscription.commit_manual_assignment()
 
     def fail(self, error: TailraceError) -> None:
-        """Note the error that ends the consumer; polling calls raise it from now on."""
+        """Set the error that ends the consumer, and report it in an event; polling calls raise it from now on."""
         if self.failure is None:
             self.failure = error
             # An error before the start is complete is raised by start().
             self._observer.emit(ConsumerFailed(str(error), error if self._is_started else None))
             self.reader.close(error)
-            self.subscription.assigned.set()
+            self.subscription.first_assignment_done.set()
 
     async def first_assignment(self, timeout_ms: int) -> None:
         """Wait for the group's first assignment, which may be empty.
@@ -180,14 +181,13 @@ class ConsumerRuntime:
         """
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self.subscription.assigned.wait()
+                await self.subscription.first_assignment_done.wait()
         except TimeoutError:
-            # A reported error that a later attempt may heal, such as a missing permission, explains more than a
-            # timeout.
+            # A reported error, such as a missing permission, explains more than a timeout.
             self.reader.raise_failure()
             raise RequestTimedOutError(
-                f"group {self.config.group_id!r} has assigned nothing within {timeout_ms} ms - its coordinator does not"
-                " answer, or other members hold up the rebalance"
+                f"group {self.config.group_id!r} has not completed an assignment within {timeout_ms} ms - check that"
+                " its coordinator answers, and that no other member delays the rebalance"
             ) from None
         if self.failure is not None:
             raise self.failure
@@ -208,12 +208,16 @@ class ConsumerRuntime:
         return self._health.health(self.failure, len(self.positions), age_s, is_member=coordinator is not None)
 
     def metrics(self) -> dict[MetricName, float]:
-        """Return the current value of each metric."""
+        """Return the current value of each metric, and let end offsets be refreshed for the next call."""
         self._components.end_offsets.note_reading()
         return self._metrics.snapshot(self.positions)
 
-    def statistics(self, started: Iterable[AnyRecord] = ()) -> ConsumerStatistics:
-        """Return the statistics; ``started`` are unfinished records that a sink holds."""
+    def statistics(self, unfinished: Iterable[AnyRecord] = ()) -> ConsumerStatistics:
+        """Return the statistics, and let end offsets be refreshed for the next call.
+
+        Args:
+            unfinished: records that the handlers of a sink were called with and have not finished.
+        """
         self._components.end_offsets.note_reading()
         reader, buffer, metrics, coordinator = self.reader, self._components.buffer, self._metrics, self.coordinator
 
@@ -229,7 +233,7 @@ class ConsumerRuntime:
             reserved_bytes=buffer.reserved_bytes,
             ignored_maps=reader.maps.ignored,
             partitions=partition_statistics(
-                self.positions, chain(started, reader.delivery.unacknowledged_records), next_timestamp, now_ms()
+                self.positions, chain(unfinished, reader.delivery.unacknowledged_records), next_timestamp, now_ms()
             ),
             fetched_records=metrics.fetched_records,
             fetched_bytes=metrics.fetched_bytes,
@@ -252,5 +256,5 @@ class ConsumerRuntime:
         return self._components.cluster.topology
 
     def refresh_metadata(self) -> None:
-        """Refresh the cluster metadata soon."""
+        """Request a refresh of the cluster metadata, without waiting for it."""
         self._components.metadata_refresher.ask()

@@ -16,15 +16,15 @@ from tailrace.errors import ConsumerStateError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.hooks import Hook, Observer
 
-__all__ = ["SharedCluster", "opened"]
+__all__ = ["SharedCluster", "open_cluster_of"]
 
 
 class SharedCluster:
     """Cluster shared by several consumers: ``async with SharedCluster(bootstrap_servers=…) as cluster``.
 
     ``Consumer("orders", cluster=cluster)`` has the cluster's options as defaults, and leaves the cluster open when it
-    stops. It may override them, except those of the shared connections: addresses, security, connections, retries, age
-    of the metadata, ``exclude_internal_topics``.
+    stops. A consumer may override options of the cluster, except those of the shared connections and metadata:
+    addresses, security, connections, retries, age of the metadata, ``exclude_internal_topics``.
 
     Args:
         options: options of a Consumer.
@@ -61,7 +61,7 @@ class SharedCluster:
         self._cluster = cluster
 
     async def stop(self) -> None:
-        """Close all connections; the consumers that use the cluster must be stopped before."""
+        """Close all connections. Stop the consumers that use the cluster before."""
         self._is_stopped = True
         if self._cluster is not None:
             self._cluster.close()
@@ -76,7 +76,7 @@ class SharedCluster:
         await self.stop()
 
 
-def opened(shared: SharedCluster) -> Cluster:
+def open_cluster_of(shared: SharedCluster) -> Cluster:
     """Return the cluster of a started SharedCluster.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Assignment of a consumer without a group: all partitions of its topics."""
+"""Assignment of all partitions of the subscribed topics to a consumer without a group."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class StandaloneAssignment:
         self.topics, self._pattern = topics, pattern
 
     def resubscribe(self, topics: frozenset[str], pattern: re.Pattern[str] | TopicPredicate | None) -> None:
-        """Change the subscription; partitions of topics that stay subscribed are unchanged."""
+        """Change the subscription; the positions of topics that stay subscribed are kept."""
         self.topics, self._pattern = topics, pattern
         self.metadata_changed()
-        gone = {one for one in self._positions.partitions if one.topic not in self.topics}
-        self._reader.drop(gone)
-        self._positions.remove(gone)
+        unsubscribed = {one for one in self._positions.partitions if one.topic not in self.topics}
+        self._reader.drop(unsubscribed)
+        self._positions.remove(unsubscribed)
         self._start_positions.on_changed()
 
     def metadata_changed(self) -> None:
@@ -44,13 +44,13 @@ class StandaloneAssignment:
         topology = self._cluster.topology
         if self._pattern is not None:
             self.topics = topology.matching(self._pattern)
-        there = (
+        existing = (
             TopicPartition(name, partition)
             for name in sorted(self.topics & topology.topics.keys())
             for partition in sorted(topology.topics[name].partitions)
         )
-        for position in self._positions.add(there):
-            start = self._start_positions.policy.of_subscribed(position.partition, topology)
-            self._start_positions.place(position, start)
+        for position in self._positions.add(existing):
+            start = self._start_positions.policy.start_of_subscribed(position.partition, topology)
+            self._start_positions.set_start(position, start)
             position.is_fetchable = True
         self._start_positions.on_changed()

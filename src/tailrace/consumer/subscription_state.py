@@ -1,6 +1,6 @@
-"""Subscription of a consumer: topics, as a group member or standalone, or partitions assigned by the user.
+"""Subscription of a consumer: to topics as a group member, to topics without a group, or to partitions by ``assign``.
 
-Only one of the three is active at a time. A change that fails leaves the former subscription in place.
+Only one of these three is active at a time. A change that fails leaves the former subscription in place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SubscriptionState:
         consumer: the consumer, passed to the user's callbacks.
         topics: topics to subscribe to at the start.
         pattern: pattern of topic names, in place of ``topics``.
-        optional: subset of ``topics`` that need not exist yet.
+        optional_topics: subset of ``topics`` that need not exist at the start.
         on_failure: called with the error that ends the membership.
 
     Attributes:
@@ -48,11 +48,11 @@ class SubscriptionState:
         consumer: object,
         topics: frozenset[str],
         pattern: TopicPattern | None,
-        optional: frozenset[str],
+        optional_topics: frozenset[str],
         on_failure: Callable[[TailraceError], None],
     ) -> None:
         self._components, self._cluster, self._consumer = components, components.cluster, consumer
-        self.topics, self._pattern, self._optional = topics, pattern, optional
+        self.topics, self._pattern, self._optional_topics = topics, pattern, optional_topics
         self._on_failure = on_failure
         self.committer = self._new_committer() if components.config.group_id is not None else None
         self.coordinator: Coordinator | None = None
@@ -60,7 +60,7 @@ class SubscriptionState:
         self._is_first = True
         """True before the first membership."""
         self._is_manual = False
-        """True if the user assigned the partitions."""
+        """True if the partitions were assigned by ``assign``."""
         self._manual_assignment = ManualAssignment(
             components.config,
             self._cluster,
@@ -73,10 +73,10 @@ class SubscriptionState:
         )
         self.membership_changed = AutoResetEvent()
         """Set when a new membership should run, or the consumer stops."""
-        self._left = asyncio.Event()
-        self.assigned = asyncio.Event()
-        """Cleared while the group's first assignment is awaited, otherwise set; also set on failure and stop."""
-        self.assigned.set()
+        self._membership_ended = asyncio.Event()
+        self.first_assignment_done = asyncio.Event()
+        """Cleared when a membership is created; set after its first assignment, at its end, and on failure and stop."""
+        self.first_assignment_done.set()
         if topics or pattern is not None:
             self._subscribe_to(topics, pattern)
 
@@ -91,11 +91,11 @@ class SubscriptionState:
             components.observer,
             self._commit_identity,
             self._commit_failed,
-            components.start_positions.restart,
+            components.start_positions.read_recreated,
         )
 
     def _subscribe_to(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
-        """Read topics, as a member of the group or standalone."""
+        """Begin to read topics, as a member of the group or without a group."""
         self.topics, self._pattern = topics, pattern
         components = self._components
         if self.committer is not None:
@@ -126,8 +126,8 @@ class SubscriptionState:
             is_first=self._is_first,
         )
         self._is_first = False
-        self.assigned.clear()
-        reconciler.on_taken_over = self.assigned.set
+        self.first_assignment_done.clear()
+        reconciler.on_taken_over = self.first_assignment_done.set
         return Coordinator(
             config,
             self._cluster,
@@ -152,12 +152,12 @@ class SubscriptionState:
         Raises:
             UnknownTopicError: a topic does not exist.
         """
-        await self._check_topics(self.topics - self._optional, self._pattern, timeout_s)
+        await self._check_topics(self.topics - self._optional_topics, self._pattern, timeout_s)
 
     async def _check_topics(self, topics: frozenset[str], pattern: TopicPattern | None, timeout_s: float) -> None:
-        """Check that topics exist, and report their partitions, or with a pattern those of all topics, to the policy.
+        """Check that topics exist, and report them, or all topics if there is a pattern, to the start policy.
 
-        The start policy may read partitions that are added later from their first record.
+        The policy compares them with later metadata, to read added partitions from their first record.
         """
         await self._cluster.retrying(
             partial(check_topics, self._cluster, topics),
@@ -177,17 +177,17 @@ class SubscriptionState:
             await self.coordinator.run_membership()
         finally:
             self.coordinator = None
-            self._left.set()
-            self.assigned.set()
+            self._membership_ended.set()
+            self.first_assignment_done.set()
 
     def stop(self) -> None:
-        """End the membership and the loop that waits for another one."""
+        """Stop the membership, and wake the task that waits for ``membership_changed``."""
         if self.coordinator is not None:
             self.coordinator.stop()
         self.membership_changed.set()
 
-    async def commit_assigned(self) -> None:
-        """Commit the finished records of partitions assigned by the user."""
+    async def commit_manual_assignment(self) -> None:
+        """Commit the finished records of partitions assigned by ``assign``, if commits are automatic."""
         config = self._components.config
         if self._is_manual and self.committer is not None and config.commits_automatically:
             await self.committer.commit_automatically(timeout_s=config.stop_timeout_ms / 2000, will_retry=False)
@@ -198,13 +198,13 @@ class SubscriptionState:
         """Replace the subscription by topics, or by the topics that match a pattern.
 
         Raises:
-            ConsumerStateError: partitions are assigned by the user.
+            ConsumerStateError: partitions are assigned by ``assign``.
             UnknownTopicError: a topic does not exist; the subscription is unchanged.
         """
         if self._is_manual:
             raise ConsumerStateError("partitions are assigned by assign() - unsubscribe() first, then subscribe()")
         await self._watch_topics(topics, pattern)
-        self._optional = frozenset()
+        self._optional_topics = frozenset()
         # A pattern that the broker resolves is fixed for the lifetime of a membership.
         needs_new_membership = isinstance(pattern, BrokerPattern) or isinstance(self._pattern, BrokerPattern)
         if self.coordinator is not None and needs_new_membership:
@@ -244,9 +244,9 @@ class SubscriptionState:
             TailraceError: an error has ended the consumer.
         """
         if self.coordinator is not None:
-            self._left.clear()
+            self._membership_ended.clear()
             self.coordinator.stop()
-            await self._left.wait()
+            await self._membership_ended.wait()
         # ``is_over`` raises the error that has ended the consumer, if there is one.
         if self._components.reader.is_over():
             return
@@ -269,7 +269,7 @@ class SubscriptionState:
         """
         if self.coordinator is not None or self._standalone is not None:
             raise ConsumerStateError("this consumer is subscribed to topics - unsubscribe() first, then assign()")
-        chosen = await self._manual_assignment.find(specs)
+        chosen = await self._manual_assignment.resolve(specs)
         if not chosen and not self._is_manual:
             return
         await self._manual_assignment.commit_finished()
@@ -283,7 +283,7 @@ class SubscriptionState:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is neither a subscription nor a manual assignment."""
+        """True if nothing is subscribed to or assigned."""
         return self.coordinator is None and self._standalone is None and not self._is_manual
 
     @property

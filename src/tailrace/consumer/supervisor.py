@@ -16,9 +16,10 @@ import anyio
 from tailrace.awaitables import abandon
 from tailrace.errors import ConsumerStateError, TailraceError
 
-__all__ = ["Supervisor", "raised"]
+__all__ = ["Supervisor", "as_tailrace_error"]
 
 _ENDING_S = 5.0
+"""Time in seconds that a canceled body has to end, before it is abandoned."""
 _CANCELLATIONS = 2
 """Number of cancellations: the first ends the work, the second ends a clean-up that hangs."""
 
@@ -42,15 +43,19 @@ class Supervisor:
         self._body, self._name = body, name
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, given_up: asyncio.Event | None = None, *, ending_s: float = _ENDING_S) -> None:
-        """Start the body and wait until it is ready or ``given_up`` is set; in the second case the caller must stop it.
+    async def start(self, give_up: asyncio.Event | None = None, *, ending_s: float = _ENDING_S) -> None:
+        """Start the body and wait until it is ready.
+
+        Args:
+            give_up: event that ends the wait. The body keeps running, and the caller must stop it.
+            ending_s: time in seconds that the body has to end, if this call is canceled.
 
         Raises:
             ConsumerStateError: the body was stopped before it was ready.
             Exception: the body raised before it was ready.
         """
         self._task = asyncio.create_task(self._run(), name=self._name)
-        waiting = [asyncio.ensure_future(event.wait()) for event in (self.ready, given_up) if event is not None]
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self.ready, give_up) if event is not None]
         try:
             await asyncio.wait({self._task, *waiting}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError as cancelled:
@@ -78,12 +83,12 @@ class Supervisor:
         return self._task is not None and self._task.done()
 
     async def stop(self, timeout_s: float, *, ending_s: float = _ENDING_S) -> None:
-        """Ask the body to end, and cancel it after ``timeout_s``, or when the calling task is canceled.
+        """Ask the body to end, and cancel it after ``timeout_s`` seconds, or when the calling task is canceled.
 
         Canceling a surrounding anyio scope or task group does not cancel the body.
 
         Raises:
-            TailraceError: the body still runs ``ending_s`` after its cancellation, and is abandoned.
+            TailraceError: the body still runs ``ending_s`` seconds after its cancellation, and is abandoned.
         """
         self.stopping.set()
         if self._task is None:
@@ -102,7 +107,7 @@ class Supervisor:
         await self._body(self)
 
     async def _cancel(self, within_s: float) -> bool:
-        """Cancel the body, twice if necessary; abandon the body and return False if it still runs."""
+        """Cancel the body, twice if necessary, and return True; if it still runs, abandon it and return False."""
         assert self._task is not None
         for _ in range(_CANCELLATIONS):
             self._task.cancel()
@@ -119,8 +124,8 @@ class Supervisor:
         return f"{self._name} has not ended {within_s:g} s after it was canceled, and is abandoned"
 
 
-def raised(error: BaseException) -> TailraceError:
-    """Return ``error``, or the first error of a group; wrap it as a defect if it is not a TailraceError."""
+def as_tailrace_error(error: BaseException) -> TailraceError:
+    """Return ``error``, or the first error of an exception group; wrap it if it is not a TailraceError."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TailraceError):

@@ -27,7 +27,7 @@ class BrokerPattern:
 
 @dataclass(frozen=True, slots=True)
 class TopicPredicate:
-    """Function that selects topics by name, in place of a pattern; an App subscribes by one with either group protocol.
+    """Function that selects topics by name, in place of a pattern. An App uses it with both group protocols.
 
     Attributes:
         pattern: description of the topics, for error messages.
@@ -49,12 +49,14 @@ def checked_pattern(given: object, group_protocol: str) -> TopicPattern:
     """Return ``given`` as a pattern for Python or, with ``group_protocol="consumer"``, for the broker.
 
     Args:
-        given: regular expression, or compiled pattern, whose flags IGNORECASE, MULTILINE and DOTALL the broker gets.
+        given: regular expression, or compiled pattern. A pattern for the broker keeps the flags IGNORECASE, MULTILINE
+            and DOTALL.
         group_protocol: ``"classic"`` or ``"consumer"``.
 
     Raises:
-        ConfigurationError: ``given`` is neither a non-empty string nor a compiled pattern of strings; it is not valid
-            in Python, which is not checked for a broker; or it has re.VERBOSE, which brokers do not support.
+        ConfigurationError: ``given`` is neither a non-empty string nor a compiled pattern of strings; a pattern for
+            Python is not a valid regular expression; or a pattern for the broker has the flag re.VERBOSE, which brokers
+            do not support.
     """
     if isinstance(given, re.Pattern) and isinstance(given.pattern, str):
         return _broker_pattern(given) if group_protocol == "consumer" else given

@@ -1,1 +1,1 @@
-"""Pure decisions, without clock, IO, logging or aiokafka. The time is an argument, and effects are values."""
+"""Pure decisions, without clock, I/O or logging: the time is an argument, and effects are returned as values."""

@@ -12,21 +12,23 @@ _JITTER = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential pauses between attempts, in seconds."""
+    """Pauses between attempts, in seconds; each is twice as long as the previous one, up to a limit."""
 
     first_s: float
+    """Pause after the first failure, before jitter."""
     longest_s: float
+    """Limit of the pauses, before jitter."""
 
     @classmethod
     def of_ms(cls, first_ms: int, longest_ms: int) -> Backoff:
-        """Return the backoff for two options in milliseconds; the longest pause is at least as long as the first."""
+        """Return the backoff for two options in milliseconds; the limit is raised to the first pause if it is below."""
         return cls(first_ms / 1000, max(first_ms, longest_ms) / 1000)
 
     def pause_s(self, failures: int, chance: float) -> float:
-        """Return the pause after ``failures`` failures in a row (at least one).
+        """Return the pause after a number of consecutive failures; zero failures count as one.
 
-        ``chance``, a random number in [0, 1), makes the pause up to a fifth longer or shorter, so that clients that
-        failed together do not retry together.
+        ``chance`` is a random number in [0, 1). It makes the pause up to a fifth longer or shorter, so that clients
+        that failed together do not retry together.
         """
         doublings = min(max(failures, 1) - 1, 32)
         pause = min(self.first_s * float(_FACTOR**doublings), self.longest_s)

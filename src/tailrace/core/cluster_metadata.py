@@ -1,7 +1,7 @@
 """Cluster metadata: brokers, topics, and partition leaders.
 
-``ClusterMetadata`` is immutable; each answer gives a new object. An answer from a broker with outdated metadata never
-sets a partition back to an older leader epoch (KIP-320).
+``ClusterMetadata`` is immutable; each Metadata response leads to a new object. A response from a broker with outdated
+metadata never sets a partition back to an older leader epoch (KIP-320).
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class NamePattern(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Leader and replicas of one partition."""
+    """Leader and replicas of one partition, as node ids."""
 
     leader_id: int
     """-1 while the partition has no leader."""
     epoch: int
+    """Leader epoch; -1 if the broker reports none."""
     replicas: tuple[int, ...] = ()
     offline: tuple[int, ...] = ()
     in_sync: tuple[int, ...] = ()
@@ -56,14 +57,14 @@ class ClusterMetadata:
     brokers: Mapping[int, BrokerMetadata] = field(default_factory=lambda: MappingProxyType({}))
     topics: Mapping[str, TopicInfo] = field(default_factory=lambda: MappingProxyType({}))
     errors: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Error codes of requested topics, as returned by the broker."""
+    """Error codes that the broker returned, by topic; topics without an error are left out."""
     cluster_id: str | None = None
     controller_id: int = -1
     hides_internal: bool = True
     """True if patterns do not match Kafka's internal topics."""
 
     def updated(self, answer: MetadataResponse) -> ClusterMetadata:
-        """Return the metadata after ``answer``; topics that are not in ``answer`` are dropped."""
+        """Return the metadata that ``answer`` contains; a newer leader epoch that is known already is kept."""
         topics, errors = {}, {}
         for topic in answer.topics:
             if topic.name is None:
@@ -87,12 +88,12 @@ class ClusterMetadata:
         topic = self.topics.get(partition.topic)
         return topic.partitions.get(partition.partition) if topic is not None else None
 
-    def partitions_of(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return the partition count of each of ``topics``; unknown topics are left out."""
+    def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return the number of partitions of each known topic in ``topics``."""
         return {name: len(self.topics[name].partitions) for name in topics if name in self.topics}
 
     def racks_of(self, topics: Iterable[str]) -> dict[TopicPartition, frozenset[str]]:
-        """Return the racks of the replicas of each partition of ``topics``; empty if no broker has a rack."""
+        """Return, by partition of ``topics``, the racks of its replicas; an empty dict if no broker has a rack."""
         racks = {node_id: broker.rack for node_id, broker in self.brokers.items() if broker.rack}
         if not racks:
             return {}
@@ -104,9 +105,9 @@ class ClusterMetadata:
         }
 
     def matching(self, pattern: NamePattern) -> frozenset[str]:
-        """Return the topics whose whole name ``pattern`` matches, without internal topics if ``hides_internal``."""
-        seen = (t for t in self.topics.values() if not (t.is_internal and self.hides_internal))
-        return frozenset(t.name for t in seen if pattern.fullmatch(t.name))
+        """Return the topics whose whole name matches ``pattern``, without internal topics if ``hides_internal``."""
+        visible = (t for t in self.topics.values() if not (t.is_internal and self.hides_internal))
+        return frozenset(t.name for t in visible if pattern.fullmatch(t.name))
 
     def topic_id(self, topic: str) -> UUID:
         """Return the id of a topic; all zeros if the topic is unknown or the broker has no topic ids."""
@@ -114,7 +115,10 @@ class ClusterMetadata:
         return info.topic_id if info is not None else NO_TOPIC_ID
 
     def with_leader(self, partition: TopicPartition, leader_id: int, epoch: int) -> ClusterMetadata:
-        """Return the metadata with a newer leader of one partition (KIP-951); ``self`` if the leader is not newer."""
+        """Return the metadata with another leader of one partition, which a response has named (KIP-951).
+
+        Return ``self`` if ``epoch`` is not newer than the known epoch, or the partition or the leader is unknown.
+        """
         topic, known = self.topics.get(partition.topic), self.leader(partition)
         if topic is None or known is None or epoch <= known.epoch or leader_id not in self.brokers:
             return self
@@ -125,22 +129,23 @@ class ClusterMetadata:
 
 
 def is_other_log(fetched_topic_id: UUID | None, partition: TopicPartition, topology: ClusterMetadata) -> bool:
-    """Return True if the partition's topic is known to have another id than ``fetched_topic_id``."""
+    """Return True if the topic was recreated: its id differs from ``fetched_topic_id``, and both ids are known."""
     topic = topology.topics.get(partition.topic)
-    # The comparison of two UUIDs is slow, and this function is called for each partition of each fetch.
+    # Comparing identity first is faster than comparing UUIDs, and this function is called for each partition of each
+    # fetch.
     if topic is None or fetched_topic_id is None or fetched_topic_id is topic.topic_id:
         return False
-    # Brokers before Kafka 2.8 have no topic ids.
+    # The id is NO_TOPIC_ID if the broker is older than Kafka 2.8.
     return fetched_topic_id not in {NO_TOPIC_ID, topic.topic_id}
 
 
 def _merged(before: TopicInfo | None, topic: TopicMetadata) -> TopicInfo:
     assert topic.name is not None
-    # A recreated topic's leader epochs start from zero again.
+    # The leader epochs of a recreated topic start from zero again.
     same = before is not None and before.topic_id == topic.topic_id
     known = before.partitions if before is not None and same else {}
     partitions = {found.partition: _newer(known.get(found.partition), found) for found in topic.partitions}
-    # The same object as before, so that ``is_other_log`` rarely compares ids.
+    # Keep the known UUID object, so that ``is_other_log`` rarely has to compare two equal UUIDs.
     topic_id = before.topic_id if before is not None and same else topic.topic_id
     return TopicInfo(topic.name, topic_id, topic.is_internal, MappingProxyType(partitions))
 

@@ -37,34 +37,36 @@ CLUSTER_METRICS = {
     "kafka_consumergroup_current_offset_sum": "Sum of the committed offsets of the group in the topic",
     "kafka_consumergroup_lag": "End offset minus committed offset, -1 without a committed offset",
     "kafka_consumergroup_lag_sum": "Sum of the known lags of the group in the topic",
-    "tailrace_exporter_failures": (
-        "Failures of this collection: brokers, groups and partitions of which some series are absent"
-    ),
+    "tailrace_exporter_failures": "Number of failures of this collection, because of which some series are missing",
 }
 """Descriptions of all metrics by name; all are gauges."""
 
 NO_OFFSET = -1
-"""Value of a committed offset, and of the lag, of a partition without a committed offset."""
+"""Value of both the committed offset and the lag in a partition without a committed offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSnapshot:
-    """State of a partition; an unknown offset is None."""
+    """State of a partition."""
 
     leader_id: int
     """-1 while the partition has no leader."""
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
     begin: int | None = None
+    """First offset of the log; None if unknown."""
     end: int | None = None
+    """End offset of the log; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """State of a group; an unknown field is None."""
+    """State of a group."""
 
     members: int | None = None
+    """Number of live members; None if unknown."""
     committed: Mapping[TopicPartition, int] | None = None
+    """Committed offsets by partition; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class ClusterSnapshot:
     partitions: Mapping[TopicPartition, PartitionSnapshot]
     groups: Mapping[str, GroupSnapshot]
     failures: tuple[str, ...] = field(default=())
-    """Reasons why values are unknown."""
+    """Reasons why values of the snapshot are unknown, without duplicates."""
 
 
 class ClusterSample(NamedTuple):
@@ -90,8 +92,9 @@ class ClusterSample(NamedTuple):
 def cluster_samples(snapshot: ClusterSnapshot) -> Iterator[ClusterSample]:
     """Yield the samples of a snapshot; an unknown value has no sample.
 
-    A group has samples of a topic if it has a committed offset in at least one of the topic's partitions; the others
-    have a committed offset and a lag of -1, which the sums leave out. Offsets in deleted topics have no samples.
+    If a group has a committed offset in a topic, it has samples for all partitions of the topic. In a partition without
+    a committed offset, the samples of the committed offset and of the lag are -1, and the sums leave the partition out.
+    Offsets in deleted topics have no samples.
     """
     yield ClusterSample("kafka_brokers", {}, len(snapshot.brokers))
     for node_id, address in snapshot.brokers.items():
@@ -102,16 +105,16 @@ def cluster_samples(snapshot: ClusterSnapshot) -> Iterator[ClusterSample]:
     for topic, partitions in topics.items():
         yield ClusterSample("kafka_topic_partitions", {"topic": topic}, len(partitions))
         for number, partition in partitions.items():
-            yield from _of_partition({"topic": topic, "partition": str(number)}, partition)
+            yield from _partition_samples({"topic": topic, "partition": str(number)}, partition)
     for group_id, group in sorted(snapshot.groups.items()):
         if group.members is not None:
             yield ClusterSample("kafka_consumergroup_members", {"consumergroup": group_id}, group.members)
         for topic in sorted({one.topic for one in group.committed or ()} & topics.keys()):
-            yield from _of_group(group_id, topic, group.committed or {}, topics[topic])
+            yield from _group_samples(group_id, topic, group.committed or {}, topics[topic])
     yield ClusterSample("tailrace_exporter_failures", {}, len(snapshot.failures))
 
 
-def _of_partition(labels: Mapping[str, str], partition: PartitionSnapshot) -> Iterator[ClusterSample]:
+def _partition_samples(labels: Mapping[str, str], partition: PartitionSnapshot) -> Iterator[ClusterSample]:
     replicas, in_sync = partition.replicas, partition.in_sync
     if partition.end is not None:
         yield ClusterSample("kafka_topic_partition_current_offset", labels, partition.end)
@@ -121,19 +124,19 @@ def _of_partition(labels: Mapping[str, str], partition: PartitionSnapshot) -> It
         yield ClusterSample("kafka_topic_partition_leader", labels, partition.leader_id)
     yield ClusterSample("kafka_topic_partition_replicas", labels, len(replicas))
     yield ClusterSample("kafka_topic_partition_in_sync_replica", labels, len(in_sync))
-    # The first replica is the preferred one.
+    # The first replica of the list is the preferred leader.
     is_preferred = replicas[:1] == (partition.leader_id,)
     yield ClusterSample("kafka_topic_partition_leader_is_preferred", labels, is_preferred)
     yield ClusterSample("kafka_topic_partition_under_replicated_partition", labels, len(in_sync) < len(replicas))
 
 
-def _of_group(
+def _group_samples(
     group_id: str, topic: str, committed: Mapping[TopicPartition, int], partitions: Mapping[int, PartitionSnapshot]
 ) -> Iterator[ClusterSample]:
-    of_topic = {"consumergroup": group_id, "topic": topic}
+    topic_labels = {"consumergroup": group_id, "topic": topic}
     offset_sum = lag_sum = 0
     for number, partition in partitions.items():
-        labels = {**of_topic, "partition": str(number)}
+        labels = {**topic_labels, "partition": str(number)}
         offset = committed.get(TopicPartition(topic, number))
         if offset is None:
             yield ClusterSample("kafka_consumergroup_current_offset", labels, NO_OFFSET)
@@ -145,5 +148,5 @@ def _of_group(
             lag = max(0, partition.end - offset)
             lag_sum += lag
             yield ClusterSample("kafka_consumergroup_lag", labels, lag)
-    yield ClusterSample("kafka_consumergroup_current_offset_sum", of_topic, offset_sum)
-    yield ClusterSample("kafka_consumergroup_lag_sum", of_topic, lag_sum)
+    yield ClusterSample("kafka_consumergroup_current_offset_sum", topic_labels, offset_sum)
+    yield ClusterSample("kafka_consumergroup_lag_sum", topic_labels, lag_sum)

@@ -1,7 +1,8 @@
-"""State machines with a transition table, steps that return the next state, and effects that are values.
+"""State machines without a clock and without I/O.
 
-A machine has no clock and does no I/O: events and the time are arguments. The coroutine that drives a machine performs
-the effects and reports their outcomes as events.
+Events and the time are arguments. A transition table names the step for each state and event; a step returns the next
+state and may append effects, which are values. The coroutine that drives the machine performs the effects and reports
+their outcomes as events.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ class Row(Generic[MachineT, StateT, EventT]):
     states: Iterable[StateT]
     events: type[EventT] | tuple[type[EventT], ...]
     step: Callable[[MachineT, EventT, float], StateT | None]
-    """Performs the transition; returns None to go to ``then``, or one of ``exceptions``."""
+    """Function that performs the transition. It returns None, which leads to ``then``, or a state of ``exceptions``."""
     then: StateT | None = None
-    """State after the step; None if the state does not change."""
+    """State after a step that returns None; None to keep the state."""
     exceptions: tuple[StateT, ...] = ()
     """Other states that the step may return."""
 
 
 def all_but(states: type[StateT], *excluded: StateT) -> tuple[StateT, ...]:
-    """Return all states but ``excluded``, for rows."""
+    """Return all states except ``excluded``."""
     return tuple(state for state in states if state not in excluded)
 
 
@@ -52,16 +53,19 @@ class TransitionTable(dict[tuple[StateT, type[Any]], Transition[StateT]]):
     """Every transition of a machine.
 
     Args:
-        rows: transitions; no pair of state and event may occur twice.
-        over: final states, in which every event is ignored.
+        rows: transitions; only one row may name a given pair of state and event.
+        final_states: states in which every event is ignored; rows have no effect on them.
+
+    Raises:
+        ValueError: two rows name the same state and event.
     """
 
-    def __init__(self, rows: Iterable[Row[Any, StateT, Any]], over: frozenset[StateT]) -> None:
+    def __init__(self, rows: Iterable[Row[Any, StateT, Any]], final_states: frozenset[StateT]) -> None:
         super().__init__()
-        self.over = over
+        self.final_states = final_states
         for row in rows:
             events = row.events if isinstance(row.events, tuple) else (row.events,)
-            for key in ((state, event) for state in row.states if state not in over for event in events):
+            for key in ((state, event) for state in row.states if state not in final_states for event in events):
                 if key in self:
                     raise ValueError(f"two transitions from {key[0]} by {key[1].__name__}")
                 self[key] = Transition(row.step, key[0] if row.then is None else row.then, row.exceptions)
@@ -70,7 +74,7 @@ class TransitionTable(dict[tuple[StateT, type[Any]], Transition[StateT]]):
         """Run the step of ``event`` and return the state after it.
 
         Raises:
-            ValueError: the table has no transition for ``event`` in this state; nothing has changed.
+            ValueError: the table has no transition for ``event`` in this state; no step was run.
             RuntimeError: the step returned a state that its row does not list.
         """
         transition = self.get((state, type(event)))
@@ -85,7 +89,7 @@ class TransitionTable(dict[tuple[StateT, type[Any]], Transition[StateT]]):
 
 
 class StateMachine(Generic[StateT, EventT, EffectT]):
-    """Machine driven by a coroutine that calls ``receive`` and ``handle_timer``, then performs the ``effects``."""
+    """Machine driven by a coroutine, which passes events to ``receive`` and performs the ``effects``."""
 
     def __init__(self, table: TransitionTable[StateT], state: StateT) -> None:
         self._table = table
@@ -95,10 +99,10 @@ class StateMachine(Generic[StateT, EventT, EffectT]):
     @property
     def is_over(self) -> bool:
         """True in a final state."""
-        return self.state in self._table.over
+        return self.state in self._table.final_states
 
     def receive(self, event: EventT, now: float) -> None:
-        """Handle an event.
+        """Handle an event; in a final state, ignore the event.
 
         Raises:
             ValueError: the event cannot happen in this state; nothing has changed.
@@ -107,9 +111,9 @@ class StateMachine(Generic[StateT, EventT, EffectT]):
             self.state = self._table.next_state(self, self.state, event, now)
 
     def effects(self) -> Iterator[EffectT]:
-        """Yield the effects to perform, in order, each once."""
+        """Yield the effects to perform, in order, and remove each from the queue."""
         while self._effects:
             yield self._effects.popleft()
 
     def ignore(self, event: EventT, now: float) -> None:
-        """Do nothing: the event does not matter in this state."""
+        """Do nothing; the step of events that have no effect in a state."""

@@ -1,6 +1,7 @@
-"""Meters: counts, rates, means and maxima over the last half minute and in total, and histograms of durations.
+"""Meters of events, for the recent past and in total, and histograms of durations.
 
-A meter keeps sums for windows of ten seconds, and no single events. Kafka's own clients also keep sums for windows.
+As in Kafka's own clients, a meter does not store events, but their sums over time windows. Here a window lasts ten
+seconds, and an event is recent if its window began less than thirty seconds ago.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class MetricName(NamedTuple):
     """Name of a metric."""
 
     group: str
-    """Such as ``consumer-fetch-manager-metrics``."""
+    """Group of metrics in Kafka's documentation, such as ``consumer-fetch-manager-metrics``."""
     name: str
     tags: tuple[tuple[str, str], ...] = ()
-    """Client, group, topic or partition that the value belongs to."""
+    """Pairs of name and value, such as the client, group, topic or partition that the metric is about."""
 
 
 @dataclass(slots=True)
@@ -43,7 +44,8 @@ class Meter:
     """Events of one kind, each with a value (a duration, a number of bytes).
 
     Attributes:
-        count: number of events in total.
+        began_at: time at which the meter was created.
+        count: total number of events.
         sum: sum of the values of all events.
         last_at: time of the last event; None before the first event.
     """
@@ -67,24 +69,24 @@ class Meter:
         return sum(one.count for one in self._recent(now)) / self._span_s(now)
 
     def sum_rate(self, now: float) -> float:
-        """Return the recent sum of values per second."""
+        """Return the sum of the values of recent events, per second."""
         return sum(one.sum for one in self._recent(now)) / self._span_s(now)
 
     def mean(self, now: float) -> float:
-        """Return the mean of recent values; 0 if there are none."""
+        """Return the mean value of recent events; 0 without an event."""
         windows = self._recent(now)
         count = sum(one.count for one in windows)
         return sum(one.sum for one in windows) / count if count else 0.0
 
     def max(self, now: float) -> float:
-        """Return the greatest recent value; 0 if there is none."""
+        """Return the greatest value of recent events; 0 without an event."""
         return max((one.max for one in self._recent(now)), default=0.0)
 
     def _recent(self, now: float) -> list[_Window]:
         return [one for one in self._windows if now - one.since < _WINDOW_S * _WINDOWS]
 
     def _span_s(self, now: float) -> float:
-        """Return the seconds since the first recent window, at least 1, so that one event does not look like many."""
+        """Return the seconds since the first recent window began, but at least 1, so that one event is no high rate."""
         since = min((one.since for one in self._recent(now)), default=now)
         return max(now - max(self.began_at, min(since, now - 1.0)), 1.0)
 
@@ -128,56 +130,57 @@ class CallMeter:
         return self._calls.durations
 
     def note_run(self, calls: int, took_s: float, *, failed: int = 0) -> None:
-        """Record calls for one record each that took ``took_s`` together; they are counted with their mean."""
+        """Record calls with one record each, which took ``took_s`` in total; each counts with the mean duration."""
         if calls:
             self.records += calls - failed
             self._calls.note(took_s / calls, calls)
 
     def note_call(self, records: int, took_s: float, *, failed: int = 0, is_batch: bool) -> None:
-        """Record a call for one record or one batch, of which ``failed`` records failed."""
+        """Record one call with ``records`` records, of which ``failed`` failed."""
         self.records += records - failed
         self.batches += is_batch and not failed
         self._calls.note(took_s)
 
 
 class UnmeasuredRun:
-    """Calls of one worker, one after the other, that are not in the meter yet.
+    """Consecutive calls of one worker, with one record each, that are not in the meter yet.
 
-    Calls that do not suspend are not counted one by one: their number is that of the records taken from an iterator.
+    Calls that do not suspend are not noted one by one. Their number is the number of records that the worker has taken
+    from an iterator, which ``length_hint`` tells.
     """
 
-    __slots__ = ("_before", "_free", "_left", "_since")
+    __slots__ = ("_calls_noted", "_left", "_records", "_since")
 
     def __init__(self) -> None:
         self._since = 0.0
-        self._before = self._left = 0
-        self._free: Iterator[object] = iter(())
+        self._calls_noted = self._left = 0
+        self._records: Iterator[object] = iter(())
 
     def begin(self, now: float) -> None:
-        """Begin with one call."""
-        self._since, self._before = now, 1
-        self._take_from(iter(()))
+        """Begin with one call, which starts now."""
+        self._since, self._calls_noted = now, 1
+        self.count_records(iter(()))
 
-    def go_on(self, free: Iterator[object]) -> None:
-        """Count a call for each record that is taken from ``free`` from now on."""
-        self._take_from(free)
+    def count_records(self, records: Iterator[object]) -> None:
+        """Count a call for each record that is taken from ``records`` from now on."""
+        self._records, self._left = records, length_hint(records)
 
     def suspend(self, now: float) -> tuple[int, float]:
-        """Note that the last call is suspended; return the number of calls before it, and how long they took."""
+        """Note that the last call is suspended; return the number of calls before it, and their total duration.
+
+        The last call stays unmeasured; its duration up to now is estimated as the mean of all these calls.
+        """
         calls, took_s = self.end(now)
-        self._take_from(iter(()))
+        self.count_records(iter(()))
         if not calls:
             return 0, 0.0
         mean_s = took_s / calls
-        self._since, self._before = now - mean_s, 1
+        self._since, self._calls_noted = now - mean_s, 1
         return calls - 1, mean_s * (calls - 1)
 
     def end(self, now: float) -> tuple[int, float]:
-        """Return the number of unmeasured calls, and how long they took; they count as measured from now on."""
-        left = length_hint(self._free)
-        calls, took_s = self._before + self._left - left, now - self._since
-        self._since, self._before, self._left = now, 0, left
+        """Return the number of unmeasured calls and their total duration; they count as measured from now on."""
+        left = length_hint(self._records)
+        calls, took_s = self._calls_noted + self._left - left, now - self._since
+        self._since, self._calls_noted, self._left = now, 0, left
         return calls, took_s
-
-    def _take_from(self, free: Iterator[object]) -> None:
-        self._free, self._left = free, length_hint(free)

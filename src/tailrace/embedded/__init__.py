@@ -1,4 +1,4 @@
-"""Apache Kafka brokers as child processes, without Docker and without a system Java.
+"""Apache Kafka brokers as child processes, without Docker and without an installed Java.
 
-Requires the extra ``testing``.
+The package requires the extra ``testing``.
 """

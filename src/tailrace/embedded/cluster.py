@@ -2,8 +2,8 @@
 
 Brokers come from the first available source:
 
-1. a running cluster named by ``TAILRACE_TEST_BOOTSTRAP_SERVERS``, which must be for tests only, because tests create
-   and delete topics;
+1. an external cluster: running brokers whose addresses are in ``TAILRACE_TEST_BOOTSTRAP_SERVERS``. The cluster must be
+   for tests only, because tests create and delete topics;
 2. child processes, with an installed Java >= 17 or the JRE wheel, and downloaded jars;
 3. a container, if Docker answers and testcontainers is installed.
 """
@@ -60,12 +60,12 @@ class EmbeddedCluster:
         brokers: number of brokers; each is also a controller.
         security: security of the client listener: ``"PLAINTEXT"``, ``"SSL"``, ``"MTLS"`` or a SASL mechanism.
         tls: True for a SASL mechanism over TLS.
-        config: settings of ``server.properties``, except for listeners and data folders.
+        config: broker configuration (``server.properties``), without listeners and data folders.
         racks: ``broker.rack`` of each broker, in order.
         version: version of Apache Kafka.
         advertise: function that is called with a broker's id and port, and returns the port to advertise to clients,
-            such as that of a proxy.
-        progress: function that is called during the download with the number of downloaded jars and the total.
+            such as the port of a proxy.
+        progress: function that is called during the download with the number of downloaded jars and the total number.
 
     Raises:
         ConfigurationError: an option is invalid.
@@ -112,7 +112,7 @@ class EmbeddedCluster:
     def start(self) -> None:
         """Start the brokers and wait until they are ready; do nothing if they are started.
 
-        A start of child processes takes about a second. The first one on a machine downloads 46 MB.
+        Child processes are ready in about a second. The first start on a machine downloads 46 MB.
 
         Raises:
             KafkaServerError: the brokers did not start; no process is left running.
@@ -121,16 +121,16 @@ class EmbeddedCluster:
         self._start(threading.Event())
 
     def close(self) -> None:
-        """Stop the brokers and remove their files; abort a start in progress. A running external cluster is kept."""
+        """Stop the brokers and remove their files; abort a start in progress. An external cluster keeps running."""
         if self._process_id != os.getpid():
-            return  # This is a forked child, and the brokers are its parent's.
+            return  # This is a forked child of the process that started the brokers.
         self._start_aborted.set()
         with self._lock:
             if self._container is not None:
                 self._container.stop()
                 self._container = None
             if self._is_up:
-                self._is_up = False  # A second call of close() does not wait.
+                self._is_up = False  # A nested call, by a signal handler, kills the brokers.
                 for node in self.nodes:
                     node.end()
             self._discard()
@@ -148,12 +148,13 @@ class EmbeddedCluster:
         self.close()
 
     async def __aenter__(self) -> Self:
-        runs.end_on_signals()  # Only the main thread can install signal handlers, and start() runs in another one.
+        # Install signal handlers here, in the main thread, because _start() runs in another thread.
+        runs.end_on_signals()
         aborted = threading.Event()
         try:
             await anyio.to_thread.run_sync(self._start, aborted)
         except BaseException:
-            # A cancellation does not stop the thread, so make the thread abort the start.
+            # A cancellation does not stop the thread, so tell it to abort the start.
             aborted.set()
             await self._close_in_thread()
             raise
@@ -173,7 +174,7 @@ class EmbeddedCluster:
 
     @property
     def client_options(self) -> ConnectionOptions:
-        """Consumer options for connecting, including ``bootstrap_servers`` and credentials."""
+        """Consumer options to connect to the brokers, including ``bootstrap_servers`` and credentials."""
         return {"bootstrap_servers": self.bootstrap_servers, **self._security.client}
 
     # ---- topics ------------------------------------------------------------------------------------------------
@@ -209,9 +210,9 @@ class EmbeddedCluster:
         self._admin.add_partitions(name, total)
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
-        """Delete the records before an offset of each partition, as retention does.
+        """Delete the first records of partitions, as retention does.
 
-        ``before`` contains the offset by partition number; -1 deletes all records.
+        ``before`` has, by partition number, the offset of the first record to keep; -1 deletes all records.
         """
         self._admin.delete_records(name, before)
 
@@ -234,7 +235,7 @@ class EmbeddedCluster:
     # ---- faults ------------------------------------------------------------------------------------------------
 
     def wait_until_ready(self) -> None:
-        """Wait until every broker that is neither stopped nor paused answers and knows the others."""
+        """Wait until all brokers that run and are not paused answer requests and have joined the cluster."""
         self._wait_for([node for node in self.nodes if node.is_running and not node.is_paused])
 
     def restart(self, node: BrokerNode) -> None:
@@ -248,8 +249,8 @@ class EmbeddedCluster:
     def _start(self, aborted: threading.Event) -> None:
         if self._folder is not None or self._external is not None:
             return
-        if given := os.environ.get(EXTERNAL):
-            self._use_external(given)
+        if addresses := os.environ.get(EXTERNAL):
+            self._use_external(addresses)
             return
         try:
             self._start_embedded(aborted)
@@ -284,7 +285,7 @@ class EmbeddedCluster:
             "port": self._port is not None,
             "brokers": self._count > 1,
         }
-        return next((name for name, is_given in is_set.items() if is_given), None)
+        return next((name for name, is_option_set in is_set.items() if is_option_set), None)
 
     def _use_external(self, addresses: str) -> None:
         if self._embedded_only_option not in {None, "brokers"}:
@@ -329,8 +330,8 @@ class EmbeddedCluster:
     def _launch(self, java: Path, class_path: list[Path], folder: Path) -> None:
         self._security = listener_security(self._security_name, tls=self._tls, folder=folder / "tls")
         ids = range(1, self._count + 1)
-        free = self._free_ports(3 * self._count)
-        ports = {node: self._ports(node, *free[3 * node - 3 : 3 * node]) for node in ids}
+        numbers = self._free_ports(3 * self._count)
+        ports = {node: self._ports(node, *numbers[3 * node - 3 : 3 * node]) for node in ids}
         self.nodes = tuple(BrokerNode(node, ports[node], folder / str(node), java, class_path) for node in ids)
         cluster_id, controllers = new_id(), {node: ports[node].controller for node in ids}
         format_cache = formatted_file(self.version, self._security.scram, self._config)
@@ -346,7 +347,8 @@ class EmbeddedCluster:
                 config=self._config,
             )
             node.format(properties, cluster_id, self._security.scram, format_cache)
-            # A broker writes the archive when it exits, which takes long if brokers leave a quorum one by one.
+            # A broker writes the class data archive on a clean exit. Only a single broker may do so, because the last
+            # brokers of a cluster have no quorum anymore, and their clean exit takes long.
             node.start(may_write_classes=self._count == 1)
 
         with ThreadPoolExecutor(self._count) as pool:
@@ -357,7 +359,7 @@ class EmbeddedCluster:
     def _wait_for(self, nodes: Sequence[BrokerNode]) -> None:
         def is_ready() -> bool:
             if self._start_aborted.is_set():
-                raise KafkaServerError("closed while starting")
+                raise KafkaServerError("the brokers were closed while they were starting")
             for node in nodes:
                 if not node.is_running:
                     raise KafkaServerError(f"broker {node.node_id} exited while starting")
@@ -374,7 +376,7 @@ class EmbeddedCluster:
     @property
     def _started_nodes(self) -> tuple[BrokerNode, ...]:
         if not self.nodes and self._external is None:
-            raise KafkaServerError("not started - use it in a `with` block, or call start()")
+            raise KafkaServerError("the brokers are not started - use a `with` block, or call start()")
         if not self.nodes:
             raise KafkaServerError(f"brokers of {EXTERNAL} or a container cannot be stopped, killed or paused")
         return self.nodes
@@ -409,15 +411,15 @@ class EmbeddedCluster:
 
     def _internal_addresses(self) -> list[tuple[str, int]]:
         if self.nodes:
-            awake = [node for node in self.nodes if node.is_running and not node.is_paused]
-            if not awake:
-                raise KafkaServerError("no broker is running - restart() or resume() one")
-            return [("127.0.0.1", node.ports.internal) for node in awake]
+            running = [node for node in self.nodes if node.is_running and not node.is_paused]
+            if not running:
+                raise KafkaServerError("all brokers are stopped or paused - restart() or resume() one of them")
+            return [("127.0.0.1", node.ports.internal) for node in running]
         return [split_address(entry, EXTERNAL) for entry in self.bootstrap_servers.split(",")]
 
     async def _close_in_thread(self) -> None:
         with anyio.CancelScope(shield=True):
-            # close() is submitted before the first await, so that a cancellation cannot prevent it.
+            # Submit close() before the first await, so that a cancellation cannot prevent it.
             closing = asyncio.get_running_loop().run_in_executor(None, self.close)
             try:
                 await asyncio.shield(closing)
@@ -429,4 +431,4 @@ class EmbeddedCluster:
 
 
 def _do_nothing() -> None:
-    """Do nothing; placeholder while no exit callback is registered."""
+    """Do nothing, while no exit callback is registered."""

@@ -14,7 +14,7 @@ PINNED = frozenset(
         "org.slf4j:slf4j-simple:1.7.36",
     }
 )
-"""Maven coordinates whose jars are all listed below."""
+"""Maven coordinates whose jars, including those of all dependencies, are listed below."""
 
 SHA256: Mapping[str, str] = {
     "HdrHistogram-2.2.2.jar": "22d1d4316c4ec13a68b559e98c8256d69071593731da96136640f864fa14fad8",
@@ -48,7 +48,7 @@ SHA256: Mapping[str, str] = {
     "jackson-jakarta-rs-base-2.21.2.jar": "40f4c57a2e6f34505338da188724e7ace7b343dde3964b76a12c993cdedad1af",
     "jackson-jakarta-rs-json-provider-2.21.2.jar": "ca969ea798efedc4b56589505fab51eb69c11a361b2e7583855593fc8690a666",
     "jackson-module-blackbird-2.21.2.jar": "5ed62cdcd357a24b73de9280e167aa014d7b4c17d04823844d482274cf07097e",
-    "jackson-module-jakarta-xmlbind-annotations-2.21.2.jar": "f507551c823b137c8487275fc171652a78a4f083732e349e1d3cb42e568dd7e4",  # noqa: E501 - a sum is as long as it is
+    "jackson-module-jakarta-xmlbind-annotations-2.21.2.jar": "f507551c823b137c8487275fc171652a78a4f083732e349e1d3cb42e568dd7e4",  # noqa: E501 - name and checksum
     "jakarta.activation-2.0.1.jar": "b9e24b7dd6e07495562ea96531be3130c96dba4d78e1dfd88adbbdebf4332871",
     "jakarta.activation-api-2.1.0.jar": "56e8d994095fe49c28138c60291482f66f18d12ac2b720e938697dce6a3135c7",
     "jakarta.annotation-api-2.1.1.jar": "5f65fdaf424eee2b55e1d882ba9bb376be93fb09b37b808be6e22e8851c909fe",
@@ -118,7 +118,7 @@ SHA256: Mapping[str, str] = {
     "snappy-java-1.1.10.8.jar": "50485d06037fea3d6e40c968386feeca6338cc9872e25549593ff3eb352cefcc",
     "spark-sql-kafka-0-10_2.13-4.2.0.jar": "64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705",
     "spark-tags_2.13-4.2.0.jar": "496b66fcd75a892fce1f3c776729a006cdd3e5ce610a7d257735610b8bdc5339",
-    "spark-token-provider-kafka-0-10_2.13-4.2.0.jar": "641c7947afc8aa1189e433b7c2d305293993c8691bc1c2062d6d4f513b12518c",  # noqa: E501 - a sum is as long as it is
+    "spark-token-provider-kafka-0-10_2.13-4.2.0.jar": "641c7947afc8aa1189e433b7c2d305293993c8691bc1c2062d6d4f513b12518c",  # noqa: E501 - name and checksum
     "swagger-annotations-2.2.39.jar": "ea3017076809f8104ff8a130dc4c12db8c67595aa1d978104a9beca8277a7d29",
     "zstd-jni-1.5.6-10.jar": "b6c3237e24b8252a5a9c3a0e1ae30ef8f323412e74bd358548b7a9e527d676df",
 }

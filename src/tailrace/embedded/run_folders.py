@@ -1,13 +1,13 @@
 """Folders of runs, and removal of folders and processes that runs left behind.
 
-A run is a Python process that started brokers. Each run has a folder, with a file that identifies the process. A clean
-exit of the process stops the brokers and removes the folder, and so do SIGTERM and SIGHUP while a server runs. If the
-process is ended by SIGKILL, the next run removes the folder and kills the brokers whose files are in the folder.
+A run is the start of a cluster by a Python process. Each run has a folder with the files of its brokers and a file that
+identifies the process. When the process exits, or receives SIGTERM or SIGHUP while brokers run, the brokers are stopped
+and the folder is removed. After SIGKILL, the next run removes the folder and kills the brokers.
 
-The folders of a user's runs are in a parent folder, which has a predictable name in a directory that all users can
-write to. The parent folder is used only if it is a real directory of this user with mode 0700. Otherwise another user
-may have prepared it, and a parent folder with a random name is created. A run's folder that has files but not the
-identifying file is never removed.
+The parent folder of a user's runs has a predictable name in the temporary directory, to which all users can write. The
+parent folder is used only if it is a real directory of this user with mode 0700. Otherwise it may have been created by
+another user, and a parent folder with a random name is used instead. A folder without the file that identifies the
+process is removed only if it is empty.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ __all__ = [
 ]
 
 _OWNER = "owner.json"
+"""File in the folder of a run that identifies the process."""
 _CREATING_S = 60
+"""Age after which a folder without ``_OWNER`` is not being created anymore."""
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _open_servers: list[Callable[[], None]] = []
+"""Functions that stop the clusters of this process."""
 
 
 def runs_folder() -> Path:
-    """Return the parent folder of this user's runs, which may be missing or belong to another user."""
+    """Return the preferred parent folder of this user's runs, which may not exist or may belong to another user."""
     return Path(tempfile.gettempdir(), _folder_name())
 
 
@@ -62,7 +65,7 @@ def new_run_folder() -> Path:
         if os.path.lexists(parent) and not _is_private(parent):
             parent = Path(tempfile.mkdtemp(prefix=f"{_folder_name()}-"))
         run = parent / name
-        with contextlib.suppress(FileNotFoundError):  # another run has just removed the parent folder
+        with contextlib.suppress(FileNotFoundError):  # Another run has just removed the parent folder.
             run.mkdir(mode=0o700)
             break
     (run / _OWNER).write_text(json.dumps({"pid": os.getpid(), "created": psutil.Process().create_time()}))
@@ -73,11 +76,11 @@ def remove_run_folder(run: Path) -> None:
     """Remove the folder of a run whose processes have ended."""
     shutil.rmtree(run, ignore_errors=True)
     with contextlib.suppress(OSError):
-        run.parent.rmdir()  # fails unless this was the last run
+        run.parent.rmdir()  # This fails while the parent has folders of other runs.
 
 
 def reap() -> list[Path]:
-    """Kill the processes and remove the folders of runs whose process has ended; return the folders."""
+    """Kill the brokers and remove the folders of runs whose Python process has ended; return the folders."""
     abandoned: list[Path] = []
     for parent in Path(tempfile.gettempdir()).glob(f"{_folder_name()}*"):
         with contextlib.suppress(OSError):
@@ -90,26 +93,29 @@ def reap() -> list[Path]:
 
 
 def on_exit(close: Callable[[], None]) -> Callable[[], None]:
-    """Call ``close`` when the process exits, including by SIGTERM or SIGHUP. Return a function that unregisters it."""
+    """Register ``close`` to be called when the process exits or receives SIGTERM or SIGHUP.
+
+    Return a function that unregisters it.
+    """
     end_on_signals()
     _open_servers.append(close)
 
-    def forget() -> None:
+    def unregister() -> None:
         with contextlib.suppress(ValueError):
             _open_servers.remove(close)
         leave_signals_alone()
 
-    return forget
+    return unregister
 
 
 def end_on_signals() -> None:
-    """Exit cleanly at SIGTERM and SIGHUP unless they have other handlers; has no effect outside the main thread."""
+    """Exit the process at SIGTERM and SIGHUP unless they have other handlers; do nothing outside the main thread."""
     if threading.current_thread() is threading.main_thread():
         signals.exit_on_signals(_SIGNALS)
 
 
 def leave_signals_alone() -> None:
-    """Undo ``end_on_signals`` unless a server is open."""
+    """Undo ``end_on_signals`` unless a cluster is registered with ``on_exit``."""
     if not _open_servers and threading.current_thread() is threading.main_thread():
         signals.leave_signals_alone(_SIGNALS)
 
@@ -121,7 +127,7 @@ def _close_open_servers() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A forked child inherits the list, but must not stop its parent's servers.
+    # A forked child must not stop the brokers of its parent.
     os.register_at_fork(after_in_child=_open_servers.clear)
 
 
@@ -149,7 +155,7 @@ def _is_abandoned(run: Path) -> bool:
         is_same = abs(process.create_time() - float(owner["created"])) < 1
         return not is_same or process.status() == psutil.STATUS_ZOMBIE
     except (OSError, ValueError, KeyError, TypeError):
-        # The run is just being created, or it was killed while its folder was still empty.
+        # The folder is being created, or the process was killed before it wrote the file.
         if _age_s(run) > _CREATING_S:
             with contextlib.suppress(OSError):
                 run.rmdir()
@@ -169,12 +175,12 @@ def _age_s(path: Path) -> float:
 def _kill_brokers_of(run: Path) -> None:
     import psutil  # noqa: PLC0415 - an extra
 
-    # Match an option that only brokers have, because another process may name the folder to read a log in it.
-    mark = f"-Djava.io.tmpdir={run}{os.sep}"
-    doomed = []
+    # Match an option that only brokers have, because other processes may have the folder in their arguments, too.
+    broker_option = f"-Djava.io.tmpdir={run}{os.sep}"
+    killed = []
     for process in psutil.process_iter(["cmdline"]):
-        if any(argument.startswith(mark) for argument in process.info["cmdline"] or ()):
+        if any(argument.startswith(broker_option) for argument in process.info["cmdline"] or ()):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.kill()
-                doomed.append(process)
-    psutil.wait_procs(doomed, timeout=10)
+                killed.append(process)
+    psutil.wait_procs(killed, timeout=10)

@@ -15,7 +15,8 @@ __all__ = ["EmbeddedServer"]
 class EmbeddedServer(EmbeddedCluster):
     """Single Kafka broker, started and stopped by ``with`` or ``async with``.
 
-    The options are those of KafkaCluster without ``brokers`` and ``racks``, plus ``port``: by default, any free port.
+    The options are those of ``EmbeddedCluster`` without ``brokers`` and ``racks``, and ``port``: the port of the client
+    listener, or None for any free port.
     """
 
     def __init__(  # noqa: PLR0913 - options of a test's broker
@@ -36,10 +37,10 @@ class EmbeddedServer(EmbeddedCluster):
 
     @property
     def node(self) -> BrokerNode:
-        """Process of the broker.
+        """Broker process.
 
         Raises:
-            KafkaServerError: the broker is not started, or is an external broker.
+            KafkaServerError: the broker is not started, or was not started as a process by this object.
         """
         return self._started_nodes[0]
 

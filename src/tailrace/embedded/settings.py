@@ -1,7 +1,7 @@
 """Configuration of brokers and the matching client options.
 
-Every broker has three listeners on the loopback address: CLIENT with the requested security, INTERNAL in plain text
-between brokers and for TopicAdmin, and CONTROLLER for the quorum.
+Every broker has three listeners on the loopback address: CLIENT, with the requested security, for clients; INTERNAL,
+without security, for other brokers and for TopicAdmin; and CONTROLLER for the quorum of controllers.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ __all__ = [
 Security = Literal["PLAINTEXT", "SSL", "MTLS", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
 USERNAME, PASSWORD = "alice", "alice-secret"
+"""Credentials of the only user, for all SASL mechanisms."""
 
 _DEFAULTS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
@@ -47,7 +48,7 @@ _DEFAULTS: Mapping[str, str] = {
     "share.coordinator.state.topic.num.partitions": "2",
     "log.cleaner.dedupe.buffer.size": "2097152",
     "controlled.shutdown.retry.backoff.ms": "200",
-    # A killed broker can restart only when its session with the controller has expired, so sessions are short.
+    # Sessions are short, because a killed broker can restart only after its session with the controller has expired.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
 }
@@ -89,7 +90,7 @@ class ConnectionOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports of a broker; the advertised port may belong to a proxy."""
+    """Ports of a broker's listeners, and the port that is advertised to clients, which may be that of a proxy."""
 
     client: int
     internal: int
@@ -103,10 +104,11 @@ class ListenerSecurity:
 
     protocol: SecurityProtocol
     broker: Mapping[str, str] = field(default_factory=dict)
-    """Lines of ``server.properties``."""
+    """Settings of ``server.properties``."""
     scram: str | None = None
     """SCRAM mechanism whose user is created when the storage is formatted."""
     client: ConnectionOptions = field(default_factory=ConnectionOptions)
+    """Options of a client, without ``bootstrap_servers``."""
 
 
 def server_properties(  # noqa: PLR0913 - the parts of one file
@@ -120,7 +122,7 @@ def server_properties(  # noqa: PLR0913 - the parts of one file
     config: Mapping[str, str | float],
 ) -> str:
     """Return the text of ``server.properties``; ``config`` overrides the defaults."""
-    copies = str(min(3, len(controllers)))
+    replication_factor = str(min(3, len(controllers)))
     listeners = {"CLIENT": ports.client, "INTERNAL": ports.internal}
     settings = {
         **_DEFAULTS,
@@ -135,12 +137,12 @@ def server_properties(  # noqa: PLR0913 - the parts of one file
         "controller.listener.names": "CONTROLLER",
         "controller.quorum.voters": ",".join(f"{node}@127.0.0.1:{port}" for node, port in controllers.items()),
         "log.dirs": str(data),
-        "offsets.topic.replication.factor": copies,
-        "transaction.state.log.replication.factor": copies,
+        "offsets.topic.replication.factor": replication_factor,
+        "transaction.state.log.replication.factor": replication_factor,
         "transaction.state.log.min.isr": "1",
-        "share.coordinator.state.topic.replication.factor": copies,
+        "share.coordinator.state.topic.replication.factor": replication_factor,
         "share.coordinator.state.topic.min.isr": "1",
-        "default.replication.factor": copies,
+        "default.replication.factor": replication_factor,
         **security.broker,
     }
     if rack is not None:
@@ -150,7 +152,7 @@ def server_properties(  # noqa: PLR0913 - the parts of one file
 
 
 def listener_security(security: Security, *, tls: bool, folder: Path) -> ListenerSecurity:
-    """Return the settings of broker and client for ``security``; certificates are created in ``folder``."""
+    """Return the settings of broker and client for ``security``, and create certificates in ``folder`` for TLS."""
     if security == "PLAINTEXT":
         return ListenerSecurity("PLAINTEXT")
     if security == "SSL" or security == "MTLS":  # noqa: PLR1714 - type checkers narrow by ==
@@ -169,7 +171,7 @@ def listener_security(security: Security, *, tls: bool, folder: Path) -> Listene
 def unsecured_token(subject: str = USERNAME, lifetime_s: float = 3600) -> str:
     """Return an unsecured JWT (RFC 7519, section 6), which only brokers for tests accept."""
     now = time.time()
-    # The token is issued a second earlier, because the broker refuses tokens that are milliseconds in the future.
+    # The broker refuses a token whose time of issue is milliseconds in the future, so subtract a second.
     claims = {"sub": subject, "iat": now - 1, "exp": now + lifetime_s}
     return f"{_base64url({'alg': 'none'})}.{_base64url(claims)}."
 
@@ -200,16 +202,19 @@ def _sasl_client(mechanism: SaslMechanism) -> ConnectionOptions:
 
 
 def _tls(folder: Path, *, mutual: bool) -> tuple[dict[str, str], ConnectionOptions]:
-    """Create a certificate authority and a certificate for the broker; for mutual TLS, also one for the client."""
+    """Create certificates in ``folder``, and return the settings of broker and client that use them.
+
+    The client has a certificate only for ``mutual`` TLS.
+    """
     import trustme  # noqa: PLC0415 - an extra
 
     authority = trustme.CA()
-    of_broker = authority.issue_cert("localhost", "127.0.0.1")
+    broker_certificate = authority.issue_cert("localhost", "127.0.0.1")
     folder.mkdir(parents=True, exist_ok=True)
     cafile, keystore = folder / "authority.pem", folder / "broker.pem"
     authority.cert_pem.write_to_path(cafile)
-    chain = b"".join(blob.bytes() for blob in of_broker.cert_chain_pems)
-    keystore.write_bytes(_pkcs8(of_broker.private_key_pem.bytes()) + chain)
+    chain = b"".join(blob.bytes() for blob in broker_certificate.cert_chain_pems)
+    keystore.write_bytes(_pkcs8(broker_certificate.private_key_pem.bytes()) + chain)
     broker = {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(keystore),
@@ -219,10 +224,10 @@ def _tls(folder: Path, *, mutual: bool) -> tuple[dict[str, str], ConnectionOptio
     }
     client: ConnectionOptions = {"security_protocol": "SSL", "ssl_cafile": str(cafile)}
     if mutual:
-        of_client = authority.issue_cert(f"{USERNAME}@example.org")
+        client_certificate = authority.issue_cert(f"{USERNAME}@example.org")
         certfile, keyfile = folder / "client.pem", folder / "client.key"
-        of_client.cert_chain_pems[0].write_to_path(certfile)
-        of_client.private_key_pem.write_to_path(keyfile)
+        client_certificate.cert_chain_pems[0].write_to_path(certfile)
+        client_certificate.private_key_pem.write_to_path(keyfile)
         client.update({"ssl_certfile": str(certfile), "ssl_keyfile": str(keyfile)})
     return broker, client
 

@@ -1,7 +1,7 @@
 """Formatting of a broker's data folder.
 
-Kafka's storage tool runs in a JVM of its own, which takes a quarter of the start time. Except for the ids, the tool's
-output is the same for all brokers of one version and configuration, so the output is cached and copied.
+Kafka's storage tool runs in a separate JVM, which takes a quarter of the time to start a broker. The tool's output is
+the same for all brokers of one version and configuration, except for the ids, so the output is cached and copied.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def new_id() -> str:
 
 
 def formatted_file(version: str, scram: str | None, config: Mapping[str, str | float]) -> Path:
-    """Return the path of the cached output of the tool for brokers of this version and configuration."""
-    alike = [version, scram, USERNAME, PASSWORD, sorted((key, str(value)) for key, value in config.items())]
-    return cache_folder() / "formatted" / hashlib.sha256(json.dumps(alike).encode()).hexdigest()[:32]
+    """Return the path at which the tool's output is cached for brokers of this version and configuration."""
+    key = [version, scram, USERNAME, PASSWORD, sorted((key, str(value)) for key, value in config.items())]
+    return cache_folder() / "formatted" / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
 
 
 def copy_formatted(cached: Path, data: Path, node_id: int, cluster_id: str) -> bool:
-    """Format ``data`` from the cached file; return False if there is no cached file."""
+    """Format the folder ``data`` with the cached file and return True; return False if there is no cached file."""
     if not cached.exists():
         return False
     data.mkdir(parents=True)
@@ -47,10 +47,10 @@ def copy_formatted(cached: Path, data: Path, node_id: int, cluster_id: str) -> b
 
 
 def keep_formatted(data: Path, cached: Path) -> None:
-    """Cache the output of the tool in ``data``, if it consists of exactly the known files."""
+    """Copy the tool's output from the folder ``data`` to ``cached``, unless the folder has unexpected files."""
     if {path.name for path in data.iterdir()} != {_CHECKPOINT, _META}:
         return
-    with contextlib.suppress(OSError):  # without a cache, the start is slower but works
+    with contextlib.suppress(OSError):  # Without the cached file, brokers start slower.
         cached.parent.mkdir(parents=True, exist_ok=True)
         copy = cached.with_name(f"{cached.name}.{secrets.token_hex(4)}")
         shutil.copyfile(data / _CHECKPOINT, copy)

@@ -1,6 +1,6 @@
 """Blocking administration of topics, for use outside an event loop.
 
-TopicAdmin connects to the INTERNAL listener and sends one request at a time.
+``TopicAdmin`` uses the INTERNAL listener of embedded brokers, with a new connection for each request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import KafkaServerError, MalformedMessageError, broker_error
-from tailrace.protocol.api_versions import Offered, api_of
+from tailrace.protocol.api_versions import BrokerVersions, api_of
 from tailrace.protocol.handshake import ApiVersionsRequest
 from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 from tailrace.protocol.message import Request
@@ -36,14 +36,20 @@ __all__ = ["TopicAdmin", "new_topic"]
 
 ResponseT = TypeVar("ResponseT")
 
-_RETRY_S = 0.05
-_TRY_S = 5
-"""Timeout of one attempt. A broker that hangs loses its leadership sooner, so that the next attempt succeeds."""
-_START = -2
+_RETRY_INTERVAL_S = 0.05
+_LEADER_TIMEOUT_S = 5
+"""Timeout of a request to a leader. If the leader hangs, there is a new one by then, and the next attempt succeeds."""
+_EARLIEST = -2
+"""Special timestamp of a ListOffsets request: the first offset."""
 
 
 class TopicAdmin:
-    """Creates, changes and deletes topics; each call fails after ``timeout_s``."""
+    """Creates, changes and deletes topics.
+
+    Args:
+        addresses: function that returns the hosts and ports of the brokers.
+        timeout_s: time after which a method raises KafkaServerError.
+    """
 
     def __init__(self, addresses: Callable[[], list[tuple[str, int]]], timeout_s: float = 30) -> None:
         self._addresses = addresses
@@ -52,26 +58,28 @@ class TopicAdmin:
     def wait_for_brokers(
         self, node_ids: Collection[int], is_ready: Callable[[], bool], timeout_s: float | None = None
     ) -> None:
-        """Wait until the metadata of all brokers contain ``node_ids`` and ``is_ready`` returns True.
+        """Wait until all brokers have ``node_ids`` and a controller in their metadata, and ``is_ready`` returns True.
 
-        ``is_ready`` raises if a broker has exited.
+        An exception that ``is_ready`` raises ends the wait.
         """
         wanted = set(node_ids)
 
-        def all_there(answer: MetadataResponse) -> bool:
+        def has_all(answer: MetadataResponse) -> bool:
             return wanted <= {broker.node_id for broker in answer.brokers} and answer.controller_id >= 0
 
         what = f"broker {', '.join(map(str, sorted(wanted)))}" if wanted else "any broker"
-        self._until(MetadataRequest(()), all_there, what, is_ready, timeout_s)
+        self._until(MetadataRequest(()), has_all, what, is_ready, timeout_s)
 
     def create(self, topic: NewTopic) -> None:
         """Create a topic and wait until the leaders serve all its partitions."""
-        self._create_partitions(lambda: self._ask(CreateTopicsRequest((topic,))).topics, topic.replication_factor)
+        self._create_partitions(
+            lambda: self._send_to_any(CreateTopicsRequest((topic,))).topics, topic.replication_factor
+        )
         self._wait_for_leaders(topic.name, topic.num_partitions)
 
     def delete(self, name: str) -> None:
-        """Delete a topic and wait until no broker's metadata contain it."""
-        _check(self._ask(DeleteTopicsRequest((TopicToDelete(name),))).topics)
+        """Delete a topic and wait until no broker has it in its metadata."""
+        _check(self._send_to_any(DeleteTopicsRequest((TopicToDelete(name),))).topics)
         self._until(
             MetadataRequest((MetadataTopic(name),)),
             lambda answer: answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -80,35 +88,43 @@ class TopicAdmin:
 
     def add_partitions(self, name: str, total: int) -> None:
         """Increase the number of partitions of a topic to ``total``."""
-        self._create_partitions(lambda: self._ask(CreatePartitionsRequest((NewPartitions(name, total),))).topics)
+        self._create_partitions(
+            lambda: self._send_to_any(CreatePartitionsRequest((NewPartitions(name, total),))).topics
+        )
         self._wait_for_leaders(name, total)
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
-        """Delete the records before an offset in each partition; -1 deletes all records."""
-        wanted = dict(before)
-        for address, of_leader in self._by_leader(name, before).items():
-            asked = tuple(RecordsToDelete(name, one, before[one]) for one in of_leader)
+        """Delete the first records of partitions.
+
+        ``before`` has, by partition number, the offset of the first record to keep; -1 deletes all records.
+        """
+        remaining = dict(before)
+        for address, partitions in self._by_leader(name, before).items():
+            to_delete = tuple(RecordsToDelete(name, one, before[one]) for one in partitions)
             with contextlib.suppress(OSError):
-                for done in self._send(address, DeleteRecordsRequest(asked)).partitions:
-                    if not done.error_code:
-                        del wanted[done.partition]
-        if wanted:
-            raise KafkaServerError(f"could not delete records of {', '.join(f'{name}[{one}]' for one in wanted)}")
+                for deleted in self._send(address, DeleteRecordsRequest(to_delete)).partitions:
+                    if not deleted.error_code:
+                        del remaining[deleted.partition]
+        if remaining:
+            raise KafkaServerError(f"could not delete records of {', '.join(f'{name}[{one}]' for one in remaining)}")
 
     def metadata(self, name: str) -> MetadataResponse:
         """Return the metadata of a topic."""
-        return self._ask(MetadataRequest((MetadataTopic(name),)))
+        return self._send_to_any(MetadataRequest((MetadataTopic(name),)))
 
-    def _create_partitions(self, ask: Callable[[], tuple[TopicResult, ...]], copies: int = -1) -> None:
-        """Create partitions; retry while too few brokers are available, if there are at least ``copies`` brokers."""
-        done: tuple[TopicResult, ...] = ()
+    def _create_partitions(self, send: Callable[[], tuple[TopicResult, ...]], replication_factor: int = -1) -> None:
+        """Call ``send``, which creates partitions, and repeat it while too few brokers are available.
+
+        It is not repeated if the cluster has fewer running brokers than ``replication_factor``.
+        """
+        results: tuple[TopicResult, ...] = ()
         for _ in _attempts(self._timeout_s):
-            done = ask()
-            # On a busy machine, a broker may miss heartbeats, and the controller fences it for a few seconds.
-            is_short = any(one.error_code == ErrorCode.INVALID_REPLICATION_FACTOR for one in done)
-            if not is_short or copies > len(self._addresses()):
+            results = send()
+            # On a busy machine, a broker may miss heartbeats, and the controller then fences it for a few seconds.
+            lacks_brokers = any(one.error_code == ErrorCode.INVALID_REPLICATION_FACTOR for one in results)
+            if not lacks_brokers or replication_factor > len(self._addresses()):
                 break
-        _check(done)
+        _check(results)
 
     def _wait_for_leaders(self, name: str, partitions: int) -> None:
         def have_leaders(answer: MetadataResponse) -> bool:
@@ -119,54 +135,55 @@ class TopicAdmin:
         self._wait_until_served(name, partitions)
 
     def _wait_until_served(self, name: str, partitions: int) -> None:
-        # Metadata name a new leader a moment before the leader serves requests.
-        wanted = set(range(partitions))
+        # The metadata has a new leader a moment before the leader serves requests.
+        unserved = set(range(partitions))
         for _ in _attempts(self._timeout_s):
-            for address, of_leader in self._by_leader(name, sorted(wanted)).items():
-                asked = tuple(ListOffsetsPartition(name, one, _START) for one in of_leader)
+            for address, of_leader in self._by_leader(name, sorted(unserved)).items():
+                requested = tuple(ListOffsetsPartition(name, one, _EARLIEST) for one in of_leader)
                 with contextlib.suppress(OSError):
-                    answer = self._send(address, ListOffsetsRequest(asked), _TRY_S)
-                    wanted -= {listed.partition for listed in answer.partitions if not listed.error_code}
-            if not wanted:
+                    answer = self._send(address, ListOffsetsRequest(requested), _LEADER_TIMEOUT_S)
+                    unserved -= {listed.partition for listed in answer.partitions if not listed.error_code}
+            if not unserved:
                 return
         raise KafkaServerError(
-            f"waited {self._timeout_s:.0f} s until the leaders serve {name}, partitions {sorted(wanted)}"
+            f"the leaders of {name} did not serve partitions {sorted(unserved)} within {self._timeout_s:.0f} s"
         )
 
     def _by_leader(self, name: str, partitions: Iterable[int]) -> Mapping[tuple[str, int], list[int]]:
-        """Return the partitions that have a leader, by the leader's address from the metadata."""
+        """Return the partitions by the address of their leader, without partitions that have no leader."""
         found = self.metadata(name)
-        places = {broker.node_id: (broker.host, broker.port) for broker in found.brokers}
-        leaders = {one.partition: places.get(one.leader_id) for one in found.topics[0].partitions}
+        addresses = {broker.node_id: (broker.host, broker.port) for broker in found.brokers}
+        leaders = {one.partition: addresses.get(one.leader_id) for one in found.topics[0].partitions}
         by_address: dict[tuple[str, int], list[int]] = {}
         for partition in partitions:
-            if (place := leaders.get(partition)) is not None:
-                by_address.setdefault(place, []).append(partition)
+            if (address := leaders.get(partition)) is not None:
+                by_address.setdefault(address, []).append(partition)
         return by_address
 
     def _until(
         self,
-        question: Request[MetadataResponse],
-        good: Callable[[MetadataResponse], bool],
+        request: Request[MetadataResponse],
+        is_expected: Callable[[MetadataResponse], bool],
         what: str,
         is_ready: Callable[[], bool] = lambda: True,
         timeout_s: float | None = None,
     ) -> None:
+        """Repeat ``request`` until the answers of all brokers are expected and ``is_ready`` returns True."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         last: object = None
         for _ in _attempts(timeout_s):
             ready = is_ready()
             try:
                 # All brokers must agree, or the next request may reach a broker that does not know the topic yet.
-                last = answers = [self._send(address, question) for address in self._addresses()]
+                last = answers = [self._send(address, request) for address in self._addresses()]
             except (OSError, MalformedMessageError) as error:
                 last = error
                 continue
-            if ready and all(good(answer) for answer in answers):
+            if ready and all(is_expected(answer) for answer in answers):
                 return
         raise KafkaServerError(f"waited {timeout_s:.0f} s for {what}; last answer: {last}")
 
-    def _ask(self, request: Request[ResponseT]) -> ResponseT:
+    def _send_to_any(self, request: Request[ResponseT]) -> ResponseT:
         last: OSError | None = None
         for _ in _attempts(self._timeout_s):
             for address in self._addresses():
@@ -189,7 +206,7 @@ class _Connection:
     def __enter__(self) -> Self:
         try:
             # Brokers of all versions accept version 0 of ApiVersions.
-            self._offered = Offered(self._exchange(ApiVersionsRequest(), 0))
+            self._offered = BrokerVersions(self._exchange(ApiVersionsRequest(), 0))
         except BaseException:
             self._socket.close()
             raise
@@ -225,7 +242,7 @@ def _attempts(timeout_s: float) -> Iterator[None]:
     give_up_at = time.monotonic() + timeout_s
     while time.monotonic() < give_up_at:
         yield
-        time.sleep(_RETRY_S)
+        time.sleep(_RETRY_INTERVAL_S)
 
 
 def _check(results: tuple[TopicResult, ...]) -> None:
@@ -235,6 +252,6 @@ def _check(results: tuple[TopicResult, ...]) -> None:
 
 
 def new_topic(name: str, partitions: int, replication_factor: int, config: Mapping[str, str | float]) -> NewTopic:
-    """Return a NewTopic of plain values."""
+    """Return a topic to create; ``replication_factor`` -1 is the broker's default."""
     configs = tuple(TopicConfig(key, str(value)) for key, value in config.items())
     return NewTopic(name, partitions, replication_factor, configs=configs)

@@ -1,1 +1,1 @@
-"""Integrations with other systems; each module needs the extra of its name and is imported by name."""
+"""Integrations with other systems. A module is imported by its name and needs an extra; its docstring names it."""

@@ -1,7 +1,7 @@
 """Prometheus: topics and groups of a cluster, under the names of kafka_exporter. Needs the extra ``prometheus``.
 
-An unreachable cluster is the status 503, so that Prometheus sets ``up`` to 0 and keeps no stale value. kafka_exporter
-answers 200 with the metadata that it has cached and without the groups, so that an alert on their lag stays silent.
+If the cluster is unreachable, a scrape gets status 503, so that Prometheus sets ``up`` to 0 and keeps no stale values.
+kafka_exporter would respond with status 200, cached metadata and no groups, so that an alert on lag would not fire.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tailrace.core.cluster_samples import CLUSTER_METRICS, ClusterSnapshot, clus
 from tailrace.errors import TailraceError
 from tailrace.net.cluster import Cluster
 
-__all__ = ["ClusterExporter", "accepting", "serve_exporter"]
+__all__ = ["ClusterExporter", "name_filter", "serve_exporter"]
 
 _OVERHEAD_S = 1.0
-"""Time that a scrape may take in addition to the collection."""
+"""Time that a scrape may take in addition to the collection of the snapshot."""
 _COMPLETE = "all brokers answer, and all metrics are served"
 _TEXT = "text/plain; charset=utf-8"
 
 _log = logging.getLogger("tailrace")
 
 
-def accepting(include: re.Pattern[str], exclude: re.Pattern[str] | None = None) -> Callable[[str], bool]:
-    """Return a function that is true for names in which ``include`` is found, and ``exclude`` is not."""
+def name_filter(include: re.Pattern[str], exclude: re.Pattern[str] | None = None) -> Callable[[str], bool]:
+    """Return a function that returns True for names in which ``include`` matches and ``exclude`` does not."""
 
     def accepts(name: str) -> bool:
         return include.search(name) is not None and (exclude is None or exclude.search(name) is None)
@@ -49,9 +49,9 @@ class ClusterExporter:
 
     Args:
         cluster: cluster, which need not be connected.
-        topics: returns True for each topic to include.
-        groups: returns True for each group to include.
-        timeout_s: limit of a collection, in seconds.
+        topics: returns True for the name of a topic to include.
+        groups: returns True for the id of a group to include.
+        timeout_s: maximum time of a collection, in seconds.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class ClusterExporter:
         self.timeout_s = timeout_s
         self._cluster, self._topics, self._groups = cluster, topics, groups
         self._lock = asyncio.Lock()
-        self._count = 0
+        self._collections = 0
         self._latest: ClusterSnapshot | TailraceError | None = None
         self._result = _COMPLETE
 
     async def collect(self) -> ClusterSnapshot:
-        """Return a snapshot; a caller that comes during a collection gets its result.
+        """Collect and return a snapshot; concurrent callers share one collection.
 
         Raises:
             TailraceError: the cluster cannot be reached.
         """
-        count_before = self._count
+        collections_before = self._collections
         async with self._lock:
-            if self._count == count_before or self._latest is None:
+            if self._collections == collections_before or self._latest is None:
                 self._latest = await self._collect()
-                self._count += 1
+                self._collections += 1
             if isinstance(self._latest, TailraceError):
                 raise copy.copy(self._latest)
             return self._latest
@@ -91,7 +91,7 @@ class ClusterExporter:
         return found
 
     def _report(self, result: str, failures: tuple[str, ...]) -> None:
-        """Log the result of a collection if the previous one had another result."""
+        """Log the result of a collection if it differs from that of the previous collection."""
         if result == self._result:
             return
         self._result = result
@@ -103,15 +103,17 @@ class ClusterExporter:
 
 
 def serve_exporter(exporter: ClusterExporter, *, port: int, host: str = "") -> EndpointServer:
-    """Return a server for ``/metrics``, which includes the default registry, and ``/healthz``.
+    """Return a server for ``/metrics`` and ``/healthz``, to be started in the event loop of the exporter's cluster.
+
+    ``/metrics`` also has the metrics of prometheus-client's default registry.
 
     Args:
-        exporter: source of the metrics, in whose event loop the server is started.
-        port: TCP port; 0 for any free port, which is the attribute ``port`` of the started server.
+        exporter: source of the metrics.
+        port: TCP port; 0 for any free port, which the started server has as its attribute ``port``.
         host: address to listen at; by default all addresses.
 
     Raises:
-        ConfigurationError: raised by ``async with`` if the port is in use.
+        ConfigurationError: the port is in use. Raised when ``async with`` starts the server.
     """
 
     async def metrics(accept: str) -> Render:
@@ -123,7 +125,7 @@ def serve_exporter(exporter: ClusterExporter, *, port: int, host: str = "") -> E
         return lambda: HttpAnswer(200, *_encoded(found, accept))
 
     return EndpointServer(
-        # The process is healthy while the cluster is unreachable: a restart does not help.
+        # The process is healthy even if the cluster is unreachable, because a restart would not help.
         HealthEndpoints(lambda: Health("ok")),
         port=port,
         host=host,
@@ -147,7 +149,7 @@ async def _index(_accept: str) -> Render:
 
 
 class _SnapshotCollector(Collector):
-    """Collector of one snapshot."""
+    """Collector that returns the metrics of one snapshot."""
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self._snapshot = snapshot
@@ -157,7 +159,7 @@ class _SnapshotCollector(Collector):
 
 
 def _encoded(snapshot: ClusterSnapshot, accept: str) -> tuple[bytes, str]:
-    """Return the text of a snapshot and of the default registry, and its content type."""
+    """Return the text of the metrics of a snapshot and of the default registry, and its content type."""
     joined = CollectorRegistry(auto_describe=False)
     joined.register(_SnapshotCollector(snapshot))
     joined.register(REGISTRY)

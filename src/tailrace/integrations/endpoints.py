@@ -1,4 +1,7 @@
-"""Probes and metrics over HTTP for programs without a web framework."""
+"""Health probes and metrics over HTTP for programs without a web framework.
+
+Metrics need the extra ``prometheus``.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,16 @@ def serve(source: App | WorkerPool, *, port: int, host: str = "") -> EndpointSer
     """Return a server for ``/livez``, ``/readyz``, ``/lag`` and ``/metrics``.
 
     Use it around the app: ``async with serve(app, port=8080): await app.run()``. ``/metrics`` needs the extra
-    ``prometheus`` and includes the default registry. The server has a thread of its own, so that it answers even if the
-    event loop is blocked.
+    ``prometheus``, and also has the metrics of prometheus-client's default registry. The server has its own thread, so
+    that it responds even if the event loop is blocked.
 
     Args:
         source: app or worker pool.
-        port: TCP port; 0 for any free port, which is the attribute ``port`` of the started server.
+        port: TCP port; 0 for any free port, which the started server has as its attribute ``port``.
         host: address to listen at; by default all addresses.
 
     Raises:
-        ConfigurationError: raised by ``async with`` if the port is in use.
+        ConfigurationError: the port is in use. Raised when ``async with`` starts the server.
     """
     return EndpointServer(source.endpoints, port=port, host=host, routes={"/metrics": _metrics_route(source)})
 

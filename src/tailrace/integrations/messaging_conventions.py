@@ -1,4 +1,4 @@
-"""Names of OpenTelemetry's semantic conventions for messaging and Kafka, in one place, because they still change."""
+"""Names from OpenTelemetry's semantic conventions for messaging and Kafka, which may still change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 __all__ = ["DURATION_BUCKETS_S", "SCHEMA_URL", "Attribute", "Metric", "Operation"]
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
-"""Version of the conventions; their status is "development"."""
+"""Version of the conventions, whose status is "development"."""
 
 DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Bucket boundaries of all durations, in seconds."""
@@ -40,7 +40,7 @@ class Metric:
 
 
 class Operation(Enum):
-    """Operations, by the name that Kafka's clients use, with their types."""
+    """Operations: the name that Kafka's clients use, and the type in the conventions."""
 
     POLL = "poll", "receive"
     PROCESS = "process", "process"
@@ -54,6 +54,6 @@ class Operation(Enum):
         return {Attribute.SYSTEM: "kafka", Attribute.OPERATION_NAME: name, Attribute.OPERATION_TYPE: kind}
 
     def span_name(self, topic: str | None) -> str:
-        """Return the name of a span; without a topic if the operation concerns several ones."""
+        """Return the name of a span. ``topic`` is None if the operation has several topics or none."""
         name = self.value[0]
         return name if topic is None else f"{name} {topic}"

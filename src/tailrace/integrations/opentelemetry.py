@@ -1,7 +1,9 @@
 """Spans and metrics with OpenTelemetry: ``App(hooks=[OpenTelemetry()])``.
 
-Only the API is imported; without an SDK, spans record nothing, and traces are passed on. ``messaging_conventions``
-contains the names. No error of a propagator, span processor or exporter reaches a handler or a consumer.
+Needs the extra ``opentelemetry``. Only OpenTelemetry's API is imported. Without an SDK, spans record nothing, but the
+trace context of a consumed record is passed on to the records that its handler publishes. Names of spans, attributes
+and metrics are in ``messaging_conventions``. An exception of a propagator, span processor or exporter does not reach
+handlers or consumers.
 """
 
 from __future__ import annotations
@@ -37,13 +39,16 @@ _Attributes: TypeAlias = dict[str, str | int | bool]
 
 
 class OpenTelemetry:
-    """Hook that makes spans and metrics of an app or a consumer.
+    """Hook that creates spans and metrics of an app or a consumer.
+
+    The spans, with their names for a topic ``T`` and their kinds:
 
     - ``process T`` (CONSUMER) for each call of a handler. For a single record, the span continues the trace in the
       record's headers; for a batch, it links to the spans in the headers of its records.
-    - ``send T`` (PRODUCER) for each published record, whose headers carry the span's context: results, ``app.publish``,
-      retry topics and dead letters.
-    - ``poll T`` (CLIENT) for each fetch that returned records or failed. Fetches run ahead of the handlers.
+    - ``send T`` (PRODUCER) for each published record: results, ``app.publish``, retry topics and dead letters. The
+      record's headers carry the context of the span.
+    - ``poll T`` (CLIENT) for each fetch that returned records or failed. It has no relation to the ``process`` spans,
+      because records are fetched ahead.
     - ``commit T`` (CLIENT) for each commit of offsets.
 
     Pickled copies, such as those on Spark, use the global providers of their process.
@@ -51,7 +56,7 @@ class OpenTelemetry:
     Args:
         tracer_provider: Provider of the tracer; by default the global one.
         meter_provider: Provider of the meter; by default the global one.
-        client_spans: False to make no ``poll`` and ``commit`` spans; their metrics are kept.
+        client_spans: False to create no ``poll`` and ``commit`` spans; their metrics are recorded nevertheless.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class OpenTelemetry:
         return "OpenTelemetry()" if self._client_spans else "OpenTelemetry(client_spans=False)"
 
     def __reduce__(self) -> tuple[Callable[[bool], OpenTelemetry], tuple[bool]]:
-        """Pickle the options without the providers, which have threads and connections."""
+        """Pickle only the options, because providers have threads and connections."""
         return _unpickled, (self._client_spans,)
 
     # ---- handlers ----------------------------------------------------------------------------------------------
@@ -88,7 +93,7 @@ class OpenTelemetry:
     def around_handler(
         self, call: Callable[[Any], Awaitable[Any]], handler: HandlerInfo, /
     ) -> Callable[[Any], Awaitable[Any]]:
-        """Return ``call`` within a ``process`` span."""
+        """Return a function that calls ``call`` within a ``process`` span."""
         common: _Attributes = {Attribute.GROUP_NAME: handler.group_id, Attribute.HANDLER: handler.name}
 
         async def process(record: Record) -> object:
@@ -111,16 +116,16 @@ class OpenTelemetry:
 
         Args:
             records: A record, or the records of a batch, of which there must be at least one.
-            group_id: Group of the consumer.
+            group_id: Group of the consumer; None without a group.
         """
         common: _Attributes = {} if group_id is None else {Attribute.GROUP_NAME: group_id}
         if isinstance(records, Record):
             return self._processing(records, common)
         return self._processing_batch(records, common)
 
-    def _processing(self, record: Record, common: _Attributes) -> _Running:
+    def _processing(self, record: Record, common: _Attributes) -> _RunningOperation:
         labels = {**Operation.PROCESS.attributes, **common, Attribute.DESTINATION_NAME: record.topic}
-        running = _Running(self._guards, self._process_duration, labels)
+        running = _RunningOperation(self._guards, self._process_duration, labels)
         with self._guards.start:
             parent = _extracted(record.headers, Context())
             details: _Attributes = {
@@ -134,12 +139,12 @@ class OpenTelemetry:
             running.activate(self._tracer.start_span(name, parent, SpanKind.CONSUMER, details), parent)
         return running
 
-    def _processing_batch(self, records: Sequence[Record], common: _Attributes) -> _Running:
+    def _processing_batch(self, records: Sequence[Record], common: _Attributes) -> _RunningOperation:
         labels = {**Operation.PROCESS.attributes, **common}
         topic, partition = _only(one.topic for one in records), _only(one.topic_partition for one in records)
         if topic is not None:
             labels[Attribute.DESTINATION_NAME] = topic
-        running = _Running(self._guards, self._process_duration, labels)
+        running = _RunningOperation(self._guards, self._process_duration, labels)
         with self._guards.start:
             details: _Attributes = {**labels, Attribute.MESSAGE_COUNT: len(records)}
             if partition is not None:
@@ -152,9 +157,9 @@ class OpenTelemetry:
     # ---- publishing --------------------------------------------------------------------------------------------
 
     def around_publish(self, publish: Publish, /) -> Publish:
-        """Return ``publish`` within a ``send`` span, whose context is put into the headers of the record.
+        """Return a function that calls ``publish`` within a ``send`` span and adds its context to the record's headers.
 
-        If the record has trace headers, the span continues that trace; otherwise the active span is its parent.
+        If the record has trace headers, the span continues that trace; otherwise its parent is the active span.
         """
 
         async def send(
@@ -166,7 +171,7 @@ class OpenTelemetry:
             **options: Any,  # noqa: ANN401 - passed on
         ) -> Any:  # noqa: ANN401 - passed on
             labels: _Attributes = {**Operation.SEND.attributes, Attribute.DESTINATION_NAME: topic}
-            with _Running(self._guards, self._operation_duration, labels, self._sent) as running:
+            with _RunningOperation(self._guards, self._operation_duration, labels, self._sent) as running:
                 with self._guards.start:
                     parent = _extracted(headers, active_context.get_current())
                     details = {**labels}
@@ -175,7 +180,7 @@ class OpenTelemetry:
                     if value is None:
                         details[Attribute.TOMBSTONE] = True
                     name = Operation.SEND.span_name(topic)
-                    running.begin(self._tracer.start_span(name, parent, SpanKind.PRODUCER, details), parent)
+                    running.set_span(self._tracer.start_span(name, parent, SpanKind.PRODUCER, details), parent)
                     headers = _replaced(headers, running.trace)
                 published = await publish(topic, value, headers=headers, partition=partition, **options)
                 if isinstance(published, Published):
@@ -189,7 +194,7 @@ class OpenTelemetry:
     # ---- polls and commits -------------------------------------------------------------------------------------
 
     def on_event(self, event: Event, /) -> None:
-        """Make spans and metrics of fetches and commits."""
+        """Create spans and metrics for events about fetches and commits."""
         match event:
             case FetchCompleted() if event.by_partition:
                 self._polled(event)
@@ -226,13 +231,13 @@ class OpenTelemetry:
         error_type: str | None = None,
         details: Mapping[str, str | int | bool] | None = None,
     ) -> _Attributes:
-        """Make the span of an operation that has just ended, and measure its duration if it is known.
+        """Create the span of an operation that has just ended, and record its duration if it is known.
 
         Returns:
             The labels of the operation's metrics.
         """
-        concerned = list(partitions)
-        topic, partition = _only(one.topic for one in concerned), _only(concerned)
+        listed = list(partitions)
+        topic, partition = _only(one.topic for one in listed), _only(listed)
         optional = {
             Attribute.GROUP_NAME: group_id,
             Attribute.DESTINATION_NAME: topic,
@@ -257,27 +262,27 @@ class OpenTelemetry:
 
 
 class _Guards:
-    """Guards of the steps of telemetry."""
+    """Guards that keep exceptions of OpenTelemetry from handlers and consumers, one for each step."""
 
     def __init__(self) -> None:
-        self.start, self.fail = TelemetryGuard("starting a span"), TelemetryGuard("noting an error in a span")
-        self.end, self.measure = TelemetryGuard("ending a span"), TelemetryGuard("measuring")
+        self.start, self.fail = TelemetryGuard("starting a span"), TelemetryGuard("recording an error in a span")
+        self.end, self.measure = TelemetryGuard("ending a span"), TelemetryGuard("recording a metric")
 
 
-class _Running:
-    """Operation under way: its span, and the labels of its metrics.
+class _RunningOperation:
+    """Running operation with its span and metrics; a context manager that ends them.
 
     Args:
-        guards: suppress the errors of telemetry.
-        duration: measures the operation.
-        labels: labels of its metrics; ``error.type`` is added if it fails.
-        counter: counts the operation.
+        guards: guards of the steps.
+        duration: histogram for the duration of the operation.
+        labels: labels of the metrics; ``error.type`` is added if the operation fails.
+        counter: counter that is increased by one; None for no counter.
 
     Attributes:
-        span: span of the operation; an invalid one before ``begin``.
+        span: span of the operation; an invalid one if it was not started.
     """
 
-    __slots__ = ("_began_at", "_context", "_counter", "_duration", "_guards", "_labels", "_loop", "_token", "span")
+    __slots__ = ("_context", "_counter", "_duration", "_guards", "_labels", "_loop", "_started_at", "_token", "span")
 
     def __init__(
         self,
@@ -288,18 +293,18 @@ class _Running:
     ) -> None:
         self._guards, self._duration, self._labels, self._counter = guards, duration, labels, counter
         self._loop = asyncio.get_running_loop()
-        self._began_at = self._loop.time()
+        self._started_at = self._loop.time()
         self.span: Span = trace.INVALID_SPAN
         self._context = Context()
         self._token: Token[Context] | None = None
 
-    def begin(self, span: Span, parent: Context) -> None:
-        """Make ``span`` the span of the operation, without making it the active one."""
+    def set_span(self, span: Span, parent: Context) -> None:
+        """Set the span of the operation without making it the active span."""
         self.span, self._context = span, trace.set_span_in_context(span, parent)
 
     def activate(self, span: Span, parent: Context) -> None:
-        """Make ``span`` the span of the operation, and the active span until the operation ends."""
-        self.begin(span, parent)
+        """Set the span of the operation, and make it the active span until the operation ends."""
+        self.set_span(span, parent)
         self._token = active_context.attach(self._context)
 
     @property
@@ -310,7 +315,7 @@ class _Running:
         return [(name, value.encode()) for name, value in carrier.items()]
 
     def fail(self, errors: Iterable[BaseException]) -> None:
-        """Note the errors with which the operation, or some records of a batch, have failed."""
+        """Record the exceptions of the operation, or of the failed records of a batch."""
         with self._guards.fail:
             found = {id(error): error for error in errors}
             first = next(iter(found.values()))
@@ -336,13 +341,13 @@ class _Running:
         with self._guards.end:
             self.span.end()
         with self._guards.measure:
-            self._duration.record(self._loop.time() - self._began_at, self._labels)
+            self._duration.record(self._loop.time() - self._started_at, self._labels)
             if self._counter is not None:
                 self._counter.add(1, self._labels)
 
 
 class _HeaderGetter(Getter[_Headers]):
-    """Reader of trace headers for propagators."""
+    """Access to the trace headers of a record for propagators."""
 
     def get(self, carrier: _Headers, key: str) -> list[str] | None:
         found = [value.decode(errors="replace") for name, value in carrier if name == key and value is not None]
@@ -355,9 +360,9 @@ class _HeaderGetter(Getter[_Headers]):
 _HEADERS = _HeaderGetter()
 
 
-def _extracted(headers: _Headers, otherwise: Context) -> Context:
-    """Return the context in the headers of a record, on top of ``otherwise``."""
-    return propagate.extract(headers, otherwise, _HEADERS) if headers else otherwise
+def _extracted(headers: _Headers, base: Context) -> Context:
+    """Return ``base`` with the trace context in the headers of a record, if there is one."""
+    return propagate.extract(headers, base, _HEADERS) if headers else base
 
 
 def _replaced(headers: _Headers, trace_headers: _Headers) -> _Headers:
@@ -366,7 +371,7 @@ def _replaced(headers: _Headers, trace_headers: _Headers) -> _Headers:
 
 
 def _links(records: Iterable[Record]) -> list[Link]:
-    """Return a link to each span in the headers of the records."""
+    """Return one link to each span that is in the headers of the records."""
     found: dict[tuple[int, int], Link] = {}
     for record in records:
         if record.headers:
@@ -377,7 +382,7 @@ def _links(records: Iterable[Record]) -> list[Link]:
 
 
 def _only(values: Iterable[ValueT]) -> ValueT | None:
-    """Return the value that all values are equal to; None if there are several or none."""
+    """Return the only value if all are equal; None if there are different values, or no value."""
     different = set(values)
     return different.pop() if len(different) == 1 else None
 

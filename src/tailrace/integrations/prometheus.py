@@ -1,7 +1,7 @@
 """Prometheus: metrics of apps, consumers and worker pools. Needs the extra ``prometheus``.
 
-Values are read when they are scraped, from ``statistics()``, in the event loop of the app. ``docs/metrics.md`` lists
-the metrics.
+The values are those of ``statistics()``, which is called at each scrape, in the event loop of the app or consumer.
+``docs/metrics.md`` lists the metrics.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = ["Source", "TailraceCollector", "encoded", "exposition", "metrics_app"
 Source: TypeAlias = App | Consumer[Any, Any]
 """App or consumer whose statistics are collected."""
 
-_ANSWER_S = 2.0
-"""Maximum time to wait for the event loop of a source."""
+_LOOP_TIMEOUT_S = 2.0
+"""Maximum time to wait until the event loop of a source has called ``statistics``."""
 _TYPES = {"counter": "counter", "gauge": "gauge", "histogram": "histogram", "info": "gauge"}
 _BOUNDS = [*map(floatToGoString, DURATION_BOUNDS_S), "+Inf"]
 
 _COLLECTOR_RAISED = HttpAnswer(500, b"a collector of metrics raised - see the log\n", "text/plain")
-"""Answer to a scrape in which a collector raised."""
+"""Response to a scrape in which a collector raised."""
 
 ResultT = TypeVar("ResultT")
 
@@ -57,12 +57,12 @@ _log = logging.getLogger("tailrace")
 class TailraceCollector(Collector):
     """Collector of the metrics of apps and consumers: ``REGISTRY.register(TailraceCollector(app))``.
 
-    A collector may be registered before the start. In another thread than that of the event loop, such as that of
-    ``prometheus_client.start_http_server``, it asks the event loop; after two seconds without an answer, it reads the
-    statistics in its own thread, so that a blocked event loop is visible.
+    A collector may be registered before the app or consumer is started. If it is called in another thread than the
+    event loop's, as ``prometheus_client.start_http_server`` does, it reads the statistics in the event loop. If this
+    takes longer than two seconds, it reads them in its own thread, so that the metrics show a blocked event loop.
 
     Args:
-        sources: the apps and consumers.
+        sources: apps and consumers.
     """
 
     def __init__(self, *sources: Source) -> None:
@@ -73,12 +73,12 @@ class TailraceCollector(Collector):
         return _families(())
 
     def collect(self) -> Iterable[Family]:
-        """Return the metrics with their present values."""
+        """Return the metrics with their current values."""
         return _families(samples(filter(None, map(_snapshot, self._sources))))
 
 
 class _Collected(Collector):
-    """Collector of statistics that were collected before."""
+    """Collector that returns the metrics of statistics that were read before."""
 
     def __init__(self, found: Iterable[Statistics]) -> None:
         self._families = list(_families(samples(found)))
@@ -90,14 +90,14 @@ class _Collected(Collector):
 async def exposition(
     *sources: Source | WorkerPool, accept: str = "", registry: CollectorRegistry | None = None
 ) -> tuple[bytes, str]:
-    """Return the text for a scrape, and its content type.
+    """Return the text of all metrics, and its content type. Must be called in the event loop of the sources.
 
     Args:
-        sources: apps, consumers and worker pools, in whose event loop this is called.
-        accept: the request's Accept header, which selects the text format of Prometheus or OpenMetrics.
-        registry: registry of further metrics; by default prometheus-client's, with the metrics of the process. A
-            ``TailraceCollector`` of the same sources must not be registered in it. With ``PROMETHEUS_MULTIPROC_DIR``,
-            the default is the further metrics of all processes together.
+        sources: apps, consumers and worker pools.
+        accept: Accept header of the request; it selects the text format of Prometheus or that of OpenMetrics.
+        registry: registry whose metrics are added; by default the default registry of prometheus-client, which has the
+            metrics of the process. With ``PROMETHEUS_MULTIPROC_DIR``, the default is a registry with the metrics of all
+            processes. A ``TailraceCollector`` of the same sources must not be registered in it.
     """
     return encoded(await snapshots(sources), accept, registry)
 
@@ -105,7 +105,7 @@ async def exposition(
 def encoded(
     found: Iterable[Statistics], accept: str = "", registry: CollectorRegistry | None = None
 ) -> tuple[bytes, str]:
-    """Return the text of statistics that were collected before; see ``exposition``."""
+    """Return the text of the metrics of statistics, and its content type; see ``exposition``."""
     joined = CollectorRegistry(auto_describe=False)
     joined.register(_Collected(found))
     if registry is None and "PROMETHEUS_MULTIPROC_DIR" in os.environ:
@@ -117,7 +117,7 @@ def encoded(
 
 
 async def snapshots(sources: Iterable[Source | WorkerPool]) -> list[Statistics]:
-    """Return the statistics of sources; a source that was never started has none."""
+    """Return the statistics of all sources that were started."""
     found: list[Statistics] = []
     for source in sources:
         if isinstance(source, WorkerPool):
@@ -130,17 +130,17 @@ async def snapshots(sources: Iterable[Source | WorkerPool]) -> list[Statistics]:
 def metrics_app(*sources: Source | WorkerPool, registry: CollectorRegistry | None = None) -> ASGIApp:
     """Return an ASGI app that serves the metrics, for ``web.add_route("/metrics", ...)``.
 
-    The ASGI app answers at every path. It raises ConfigurationError for a scope other than HTTP and lifespan.
+    The ASGI app serves the metrics at every path. It raises ConfigurationError for scopes other than HTTP and lifespan.
 
     Args:
         sources: apps, consumers and worker pools.
-        registry: registry of further metrics; by default prometheus-client's, with the metrics of the process.
+        registry: registry whose metrics are added, as in ``exposition``.
     """
     return _MetricsApp(sources, registry)
 
 
 class _MetricsApp:
-    """ASGI app; not a function, because Starlette's ``add_route`` would take a function as a request handler."""
+    """ASGI app as a class, because Starlette's ``add_route`` would call a function with a request."""
 
     def __init__(self, sources: tuple[Source | WorkerPool, ...], registry: CollectorRegistry | None) -> None:
         self._sources, self._registry = sources, registry
@@ -169,29 +169,35 @@ class _MetricsApp:
 
 
 def _snapshot(source: Source) -> Statistics | None:
-    """Return the statistics of a source in whichever thread this runs; None if its event loop has just ended."""
+    """Return the statistics of a source; None if it was not started, or if its event loop has ended.
+
+    May be called in any thread.
+    """
     loop = _loop_of(source)
     if loop is None or not loop.is_running() or loop is _running_loop():
         return _statistics(source)
     try:
-        return _call_in(loop, _as_coroutine(source))
+        return _run_in_loop(loop, _statistics_in_loop(source))
     except TimeoutError:
-        return _statistics_of_blocked(source)
+        return _statistics_without_loop(source)
     except (asyncio.CancelledError, RuntimeError):
-        _log.warning("no metrics of %r: its event loop does not answer", source)
+        _log.warning("no metrics of %r: its event loop has ended", source)
         return None
 
 
-def _statistics_of_blocked(source: Source) -> Statistics | None:
-    """Return the statistics of a source whose event loop is blocked, and so changes nothing; None if it runs again."""
+def _statistics_without_loop(source: Source) -> Statistics | None:
+    """Return the statistics of a source whose event loop is blocked; None if the event loop runs again.
+
+    While the event loop is blocked, the statistics do not change, so they can be read in another thread.
+    """
     try:
         return _statistics(source)
     except RuntimeError:
-        _log.warning("no metrics of %r: its event loop answers late", source)
+        _log.warning("no metrics of %r: its event loop did not answer in time", source)
         return None
 
 
-async def _as_coroutine(source: Source) -> Statistics | None:
+async def _statistics_in_loop(source: Source) -> Statistics | None:
     return _statistics(source)
 
 
@@ -202,10 +208,10 @@ def _statistics(source: Source) -> Statistics | None:
         return None  # not started yet
 
 
-def _call_in(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, ResultT]) -> ResultT:
+def _run_in_loop(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, ResultT]) -> ResultT:
     future = asyncio.run_coroutine_threadsafe(call, loop)
     try:
-        return future.result(_ANSWER_S)
+        return future.result(_LOOP_TIMEOUT_S)
     finally:
         future.cancel()
 
@@ -218,7 +224,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _loop_of(source: Source) -> asyncio.AbstractEventLoop | None:
-    supervisor = source._supervisor if isinstance(source, App) else source._life.supervisor  # noqa: SLF001 - ours
+    supervisor = source._supervisor if isinstance(source, App) else source._lifecycle.supervisor  # noqa: SLF001 - ours
     return None if supervisor is None else supervisor.loop
 
 
@@ -226,7 +232,7 @@ def _loop_of(source: Source) -> asyncio.AbstractEventLoop | None:
 
 
 def _families(found: Iterable[Sample]) -> Iterator[Family]:
-    """Yield all metrics of the table with their samples."""
+    """Yield all metrics, each with its samples."""
     by_metric: dict[MetricDefinition, list[Sample]] = {metric: [] for metric in METRICS}
     for one in found:
         by_metric[one.metric].append(one)

@@ -1,8 +1,8 @@
 """A broker and its connections.
 
-A broker answers the requests of one connection in order. Requests that must not wait for a long poll or a pending
-rebalance therefore have connections of their own, opened when first needed. After a failed attempt to connect, requests
-fail immediately until an exponential backoff is over.
+A broker answers the requests of one connection in order. Therefore, the connections have different purposes, such as
+fetches and heartbeats: a heartbeat does not wait until a fetch is answered. A connection is opened when it is first
+needed. After a failed attempt to connect, requests fail immediately until an exponential backoff is over.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Channel(StrEnum):
 
 
 class ChannelKey(NamedTuple):
-    """Purpose of a connection, and the group member that has the connection to itself."""
+    """Purpose of a connection, and the id of the group member that alone uses it; empty for a shared connection."""
 
     channel: Channel
     member: str = ""
@@ -73,7 +73,14 @@ CHANNEL_OF: dict[type[Request[Any]], Channel] = {
 
 
 class Broker:
-    """Broker of the cluster.
+    """Broker with one connection for each ``ChannelKey``.
+
+    Args:
+        node: node id and address.
+        config: options of the connections.
+        dialer: opens the connections.
+        observer: receives the events of the connections.
+        connects_on_demand: True to open connections when requests need them; False to require ``connect`` first.
 
     Attributes:
         id: node id; negative for an address of ``bootstrap_servers``.
@@ -89,7 +96,7 @@ class Broker:
         dialer: Dialer,
         observer: Observer,
         *,
-        connects_itself: bool = False,
+        connects_on_demand: bool = False,
     ) -> None:
         self.id = node.node_id
         self.host = node.host
@@ -97,16 +104,16 @@ class Broker:
         self.rack = node.rack
         self._config, self._dialer, self._observer = config, dialer, observer
         self._connections: dict[ChannelKey, _ReplaceableConnection] = {}
-        self._is_open = connects_itself
+        self._may_connect = connects_on_demand
 
     @classmethod
     def from_metadata(cls, node: BrokerMetadata, config: ConsumerConfig, observer: Observer | None = None) -> Broker:
-        """Return a broker that belongs to no Cluster."""
+        """Return a broker that belongs to no Cluster; ``connect`` must be called before requests are sent."""
         return cls(node, config, Dialer(config), observer or Observer())
 
     def __repr__(self) -> str:
-        lines = ", ".join(str(key) for key, connection in self._connections.items() if connection.is_open)
-        return f"<Broker {self.id} {self.address} [{lines or 'not connected'}]>"
+        channels = ", ".join(str(key) for key, connection in self._connections.items() if connection.is_open)
+        return f"<Broker {self.id} {self.address} [{channels or 'not connected'}]>"
 
     @property
     def address(self) -> str:
@@ -125,12 +132,12 @@ class Broker:
 
     async def connect(self) -> None:
         """Open or reopen the main connection, and allow the other connections to be opened when needed."""
-        self._is_open = True
+        self._may_connect = True
         await self._connection(ChannelKey(Channel.MAIN)).reopen()
 
     async def connect_offsets_channel(self) -> None:
         """Open or reopen the connection for committing and fetching offsets."""
-        self._is_open = True
+        self._may_connect = True
         await self._connection(ChannelKey(Channel.OFFSETS)).reopen()
 
     async def send(
@@ -145,33 +152,36 @@ class Broker:
 
         Args:
             request: request to send.
-            member: group member whose connection is used for requests to join, heartbeat or leave.
+            member: id of the group member that sends the request; requests to join, sync, leave and heartbeat then
+                use this member's own connections.
             key: connection to use instead of the default connection for the request's type.
-            timeout_s: limit of the wait, including the time to connect; by default ``request_timeout_ms``.
+            timeout_s: maximum time in seconds, including the time to connect; by default ``request_timeout_ms``.
 
         Raises:
-            NodeNotConnectedError: not connected, and the backoff is not over.
-            BrokerConnectionError: connecting failed, or the connection failed.
-            RequestTimedOutError: no response in time.
-            UnsupportedVersionError: no common version of the request.
+            NodeNotConnectedError: the broker is not connected, and the backoff is not over.
+            BrokerConnectionError: the connection could not be opened, or failed before the response.
+            RequestTimedOutError: no response came in time.
+            UnsupportedVersionError: the broker and tailrace have no version of the request in common.
         """
         channel = CHANNEL_OF.get(type(request), Channel.MAIN)
-        own = channel in {Channel.GROUP, Channel.HEARTBEAT}
+        is_per_member = channel in {Channel.GROUP, Channel.HEARTBEAT}
         timeout_s = self._config.request_timeout_ms / 1000 if timeout_s is None else timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
-        connection = await self._connection_within(key or ChannelKey(channel, member if own else ""), timeout_s)
+        connection = await self._connection_within(
+            key or ChannelKey(channel, member if is_per_member else ""), timeout_s
+        )
         return await connection.send(request, deadline - asyncio.get_running_loop().time())
 
     async def version_for(self, request: Request[Any], *, timeout_s: float) -> int:
-        """Return the version in which ``request`` would be sent.
+        """Return the version in which ``send`` would send ``request``; open the connection if necessary.
 
         Raises:
-            BrokerConnectionError: the connection cannot be opened in time.
-            UnsupportedVersionError: no common version of the request.
+            BrokerConnectionError: the connection cannot be opened, or not within ``timeout_s`` seconds.
+            UnsupportedVersionError: the broker and tailrace have no version of the request in common.
         """
         channel = CHANNEL_OF.get(type(request), Channel.MAIN)
         connection = await self._connection_within(ChannelKey(channel), timeout_s)
-        return connection.offered.version_of(api_of(request), request.newest_version)
+        return connection.broker_versions.version_of(api_of(request), request.newest_version)
 
     async def _connection_within(self, key: ChannelKey, timeout_s: float) -> Connection:
         try:
@@ -181,24 +191,24 @@ class Broker:
             raise RequestTimedOutError(f"{self.address}: no connection within {timeout_s:.1f} s") from None
 
     async def connection_for(self, key: ChannelKey) -> Connection:
-        """Return the connection of ``key``, and open it if necessary.
+        """Return the connection for ``key``; open it if necessary.
 
         Raises:
             NodeNotConnectedError: ``connect`` was never called, the broker was closed, or the backoff is not over.
             BrokerConnectionError: the connection cannot be opened.
         """
-        if not self._is_open:
+        if not self._may_connect:
             raise NodeNotConnectedError(f"broker {self.id} at {self.address} is not connected - await connect() first")
         return await self._connection(key).connection()
 
     def forget(self, member: str) -> None:
-        """Close the connections of a group member."""
+        """Close the connections that only this group member uses."""
         for key in [key for key in self._connections if key.member == member]:
             self._connections.pop(key).close()
 
     def close(self) -> None:
-        """Close all connections; pending and later requests fail."""
-        self._is_open = False
+        """Close all connections. Pending requests fail, and so do later ones until ``connect`` is called."""
+        self._may_connect = False
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -216,21 +226,21 @@ class Broker:
 
 
 class _ReplaceableConnection:
-    """Connection of one channel, reopened when it is lost or idle for too long."""
+    """Connection for one ``ChannelKey``, replaced when it is lost or was idle for ``connections_max_idle_ms``."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - all come from the one broker
+    def __init__(  # noqa: PLR0913, PLR0917 - called only by Broker
         self, key: ChannelKey, host: str, port: int, config: ConsumerConfig, dialer: Dialer, observer: Observer
     ) -> None:
         self._key, self._host, self._port = key, host, port
         self._dialer, self._observer = dialer, observer
         self._backoff = Backoff.of_ms(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._max_idle_s = config.connections_max_idle_ms / 1000
-        self._dialing = asyncio.Lock()
+        self._dial_lock = asyncio.Lock()
         self._connection: Connection | None = None
         self._failures = 0
         self._retry_at = 0.0
         self._failure: TailraceError = NodeNotConnectedError("not tried yet")
-        self._opening = anyio.CancelScope()
+        self._dial_scope = anyio.CancelScope()
         self._is_closed = False
 
     @property
@@ -240,7 +250,7 @@ class _ReplaceableConnection:
     async def connection(self) -> Connection:
         if (usable := self._usable()) is not None:
             return usable
-        async with self._dialing:
+        async with self._dial_lock:
             if (usable := self._usable()) is not None:
                 return usable
             pause_s = self._retry_at - asyncio.get_running_loop().time()
@@ -249,32 +259,32 @@ class _ReplaceableConnection:
             return await self._dial()
 
     async def reopen(self) -> None:
-        async with self._dialing:
+        async with self._dial_lock:
             await self._dial()
 
     def close(self) -> None:
         self._is_closed = True
-        self._opening.cancel()
+        self._dial_scope.cancel()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _usable(self) -> Connection | None:
-        held = self._connection
-        return held if held is not None and held.is_open and held.idle_s < self._max_idle_s else None
+        found = self._connection
+        return found if found is not None and found.is_open and found.idle_s < self._max_idle_s else None
 
     async def _dial(self) -> Connection:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
         connection: Connection | None = None
-        self._opening = anyio.CancelScope()
-        with self._opening:
+        self._dial_scope = anyio.CancelScope()
+        with self._dial_scope:
             if not self._is_closed:
                 try:
                     connection = await self._dialer.dial(self._host, self._port)
                 except TailraceError as error:
-                    self._note_failure(error)
+                    self._on_failure(error)
                     raise
         if connection is None or self._is_closed:
             if connection is not None:
@@ -282,11 +292,11 @@ class _ReplaceableConnection:
             raise NodeNotConnectedError(f"{self._host}:{self._port}: closed before it was connected")
         self._failures = 0
         self._connection = connection
-        connection.on_lost = self._note_loss
+        connection.on_lost = self._on_lost
         self._observer.emit(ConnectionOpened(connection.address, str(self._key)))
         return connection
 
-    def _note_failure(self, error: TailraceError) -> None:
+    def _on_failure(self, error: TailraceError) -> None:
         self._failures += 1
         self._failure = error
         chance = random.random()  # noqa: S311 - not for secrets
@@ -295,10 +305,10 @@ class _ReplaceableConnection:
             self._observer.emit(BrokerUnreachable(f"{self._host}:{self._port}", str(error), error))
 
     def _failure_during_backoff(self, pause_s: float) -> TailraceError:
-        # An error that waiting does not resolve is raised again in its own class, so that callers do not retry.
+        # Callers retry after NodeNotConnectedError. A retry does not resolve these errors, so their class is kept.
         is_permanent = isinstance(self._failure, AuthenticationError | UnsupportedVersionError | ConfigurationError)
         error_class = type(self._failure) if is_permanent else NodeNotConnectedError
         return error_class(f"{self._failure} ({self._failures} attempts, next in {pause_s:.1f} s)")
 
-    def _note_loss(self, reason: TailraceError) -> None:
+    def _on_lost(self, reason: TailraceError) -> None:
         self._observer.emit(ConnectionLost(f"{self._host}:{self._port}", str(self._key), str(reason), reason))

@@ -56,14 +56,14 @@ ResultT = TypeVar("ResultT")
 ResponseT = TypeVar("ResponseT")
 
 _STAGGER_S = 0.25
-"""Interval in seconds at which a request is sent to one more broker or bootstrap address, until one answers."""
+"""Time in seconds to wait for an answer before the request is sent to the next broker or bootstrap address, too."""
 
 
 class Cluster:
     """Brokers of a cluster, with its metadata and group coordinators.
 
     Attributes:
-        topology: latest metadata; immutable; replaced by each refresh and by ``learn_leader``.
+        topology: latest metadata; an immutable object, which each refresh and ``learn_leader`` replace.
         config: options of the connections.
     """
 
@@ -83,6 +83,7 @@ class Cluster:
         self._refresh_error: TailraceError | None = None
         self._refreshed_at = 0.0
         self._topics_by_owner: dict[object, frozenset[str] | None] = {}
+        """Topics of ``watch`` by owner; None for all."""
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -91,14 +92,15 @@ class Cluster:
     # ---- finding the cluster -----------------------------------------------------------------------------------
 
     async def bootstrap(self) -> None:
-        """Request metadata from each address of ``bootstrap_servers``, once, and use the first answer.
+        """Request metadata from the addresses of ``bootstrap_servers``, and use the first answer.
 
-        The request to each further address is sent a quarter of a second after the one before.
+        While no answer has arrived, the request is sent to the next address every quarter of a second. Each address is
+        tried once.
 
         Raises:
-            ConfigurationError: ``bootstrap_servers`` is empty.
-            AuthenticationError, UnsupportedVersionError: no address succeeded, and at least one failed with this error.
-            BrokerConnectionError: no address answered; the message gives the reason for each.
+            ConfigurationError: ``bootstrap_servers`` is empty, or another option is invalid.
+            AuthenticationError, UnsupportedVersionError: all addresses failed, and at least one with this error.
+            BrokerConnectionError: all addresses failed in other ways; the message lists the reasons.
         """
         if not self.config.bootstrap_servers:
             raise ConfigurationError(
@@ -115,11 +117,11 @@ class Cluster:
         """Retry ``bootstrap`` until a broker answers, for at most ``timeout_s`` seconds.
 
         Raises:
-            ConfigurationError: ``bootstrap_servers`` is empty.
+            ConfigurationError: ``bootstrap_servers`` is empty, or another option is invalid.
             AuthenticationError: TLS or SASL failed.
             UnsupportedVersionError: a broker is too old.
-            BrokerConnectionError: no broker answered in time; the message has the addresses. It is a
-                RequestTimedOutError if not even the first attempt ended in time.
+            RequestTimedOutError: the first attempt did not end in time.
+            BrokerConnectionError: no broker answered in time; the message has the addresses and the last error.
         """
         addresses = ", ".join(self.config.bootstrap_servers)
         await self.retrying(self.bootstrap, timeout_s=timeout_s, what=f"reaching the cluster at {addresses}")
@@ -135,11 +137,14 @@ class Cluster:
     # ---- metadata ----------------------------------------------------------------------------------------------
 
     def watch(self, owner: object, topics: Iterable[str] | None) -> None:
-        """Request metadata of ``topics``, or of all topics if None, in each refresh until ``unwatch(owner)``."""
+        """Include ``topics``, or all topics if None, in each refresh until ``unwatch(owner)``.
+
+        A second call with the same owner replaces the topics.
+        """
         self._topics_by_owner[owner] = None if topics is None else frozenset(topics)
 
     def unwatch(self, owner: object) -> None:
-        """End ``watch(owner, ...)``; do nothing if ``owner`` watches no topics."""
+        """End ``watch(owner, ...)``; do nothing if ``watch`` was not called with ``owner``."""
         self._topics_by_owner.pop(owner, None)
 
     @property
@@ -148,21 +153,20 @@ class Cluster:
         return asyncio.get_running_loop().time() - self._refreshed_at
 
     async def refresh(self) -> None:
-        """Request metadata from a known broker, or from ``bootstrap_servers`` if none answers.
+        """Request metadata from the known brokers, or from ``bootstrap_servers`` if no known broker answers.
 
-        Callers that wait at the same time share one request and its error. If that request did not include a topic
-        that is watched by now, another request is sent. Each request is sent ``retry_backoff_ms`` after the last
-        metadata was received, or later.
+        Concurrent callers share one request and its error. If a topic was watched after this request had been sent,
+        another request is sent. A request waits until ``retry_backoff_ms`` have passed since the last metadata.
 
         Raises:
             BrokerConnectionError: neither a known broker nor a bootstrap address answered.
-            AuthenticationError, UnsupportedVersionError: no broker succeeded, and at least one failed with this error.
+            AuthenticationError, UnsupportedVersionError: all brokers failed, and at least one with this error.
         """
         count_before = self._refresh_count
         async with self._refresh_lock:
             if self._refresh_count != count_before and self._refresh_error is not None:
                 raise copy.copy(self._refresh_error)
-            if self._refresh_count != count_before and self._covers_all:
+            if self._refresh_count != count_before and self._has_requested_watched:
                 return
             too_soon_s = self._backoff.first_s - self.age_s
             if too_soon_s > 0:
@@ -192,8 +196,8 @@ class Cluster:
         return frozenset(watched)
 
     @property
-    def _covers_all(self) -> bool:
-        """True if the last request covered all topics that are watched now."""
+    def _has_requested_watched(self) -> bool:
+        """True if the last request included all topics that are watched now."""
         watched, requested = self._watched_topics, self._requested_topics
         return requested is None or (watched is not None and watched <= requested)
 
@@ -217,19 +221,19 @@ class Cluster:
     def _new_broker(self, node: BrokerMetadata) -> Broker:
         if self._is_closed:
             raise NodeNotConnectedError("the cluster was closed")
-        return Broker(node, self.config, self._dialer, self._observer, connects_itself=True)
+        return Broker(node, self.config, self._dialer, self._observer, connects_on_demand=True)
 
     def learn_leader(self, partition: TopicPartition, leader_id: int, epoch: int) -> None:
-        """Update the leader of a partition from a broker's response (KIP-951)."""
+        """Update the leader of a partition from a broker's response (KIP-951), unless a newer leader is known."""
         self.topology = self.topology.with_leader(partition, leader_id, epoch)
 
     # ---- brokers -----------------------------------------------------------------------------------------------
 
     def broker(self, node_id: int) -> Broker:
-        """Return the broker with this node id; the broker connects when first used.
+        """Return the broker with this node id; it connects when it is first used.
 
         Raises:
-            NodeNotConnectedError: the cluster has no such broker at present.
+            NodeNotConnectedError: the latest metadata has no broker with this id.
         """
         broker = self._brokers.get(node_id)
         if broker is None:
@@ -237,19 +241,17 @@ class Cluster:
         return broker
 
     async def send_to_any(self, request: Request[ResponseT]) -> ResponseT:
-        """Send a request to one broker after another until one answers; return the first answer.
+        """Send a request to the brokers in random order, connected ones first, and return the first answer.
 
-        Connected brokers come first. While no answer has arrived, the request is sent to the next broker every quarter
-        of a second.
+        While no answer has arrived, the request is sent to the next broker every quarter of a second.
 
         Raises:
             AuthenticationError, UnsupportedVersionError: all brokers failed, and at least one with this error.
-            BrokerConnectionError: no broker answered.
+            BrokerConnectionError: all brokers failed in other ways; the message lists the reasons.
         """
         ordered = sorted(self._brokers.values(), key=lambda one: (not one.connected, random.random()))  # noqa: S311
 
         async def ask(number: int, broker: Broker) -> ResponseT:
-            # The next broker is asked even while this one hangs.
             await asyncio.sleep(number * _STAGGER_S)
             return await broker.send(request)
 
@@ -258,14 +260,15 @@ class Cluster:
     # ---- coordinators ------------------------------------------------------------------------------------------
 
     async def coordinator(self, group_id: str) -> Broker:
-        """Return the coordinator of a group, looked up if it is not known; concurrent callers share one lookup.
+        """Return the coordinator of a group, after a lookup if it is unknown; concurrent callers share one lookup.
 
         Raises:
-            BrokerError: no coordinator at present (retriable), or GroupAuthorizationFailedError.
+            BrokerError: the group has no coordinator at present, which is retriable.
+            GroupAuthorizationFailedError: the principal may not describe the group.
             BrokerConnectionError: no broker answered.
         """
         async with self._lookup_lock:
-            # A known coordinator may have left the cluster.
+            # The coordinator of an earlier lookup may have left the cluster.
             if self._coordinators.get(group_id) not in self._brokers:
                 await self._look_up(group_id)
         return self.broker(self._coordinators[group_id])
@@ -275,7 +278,7 @@ class Cluster:
         try:
             answer = await self.send_to_any(request)
         except BrokerConnectionError:
-            # The brokers may have moved, and if nothing is fetched, nothing else refreshes their addresses.
+            # The brokers may have new addresses, and there may be no MetadataRefresher that requests them.
             await self.refresh()
             answer = await self.send_to_any(request)
         if answer.error_code:
@@ -286,11 +289,11 @@ class Cluster:
         self._observer.emit(CoordinatorFound(group_id, f"{answer.host}:{answer.port}"))
 
     def coordinator_id(self, group_id: str) -> int | None:
-        """Return the node id of the coordinator; None if the coordinator is not known."""
+        """Return the node id of the group's coordinator; None if it was not looked up, or was forgotten."""
         return self._coordinators.get(group_id)
 
     def forget_coordinator(self, group_id: str, reason: str) -> None:
-        """Forget a coordinator that moved, failed or hangs; ``coordinator`` looks it up again."""
+        """Forget the group's coordinator, which moved, failed or hangs; ``coordinator`` then looks it up again."""
         if self._coordinators.pop(group_id, None) is not None:
             self._observer.emit(CoordinatorLost(group_id, reason))
 
@@ -301,16 +304,15 @@ class Cluster:
 
         Args:
             attempt: function to call.
-            timeout_s: limit of all attempts and the pauses between them, in seconds.
-            what: description of the operation, for errors.
+            timeout_s: maximum time of all attempts and the pauses between them, in seconds.
+            what: name of the operation for error messages, such as "listing offsets".
 
         Raises:
-            BrokerError: an attempt raised it and it is not retriable; or ``timeout_s`` is over, and the last attempt
-                raised it.
-            AuthenticationError, UnsupportedVersionError, ConfigurationError: an attempt raised it; it is not retried.
-            BrokerConnectionError: ``timeout_s`` is over, and the last attempt raised it, or a subclass of it.
-            MalformedMessageError: ``timeout_s`` is over, and the last response could not be decoded.
-            RequestTimedOutError: ``timeout_s`` was over before the first attempt ended.
+            AuthenticationError, UnsupportedVersionError, ConfigurationError: an attempt raised this error.
+            BrokerError: an attempt raised an error that is not retriable; or the time was over after a retriable one.
+            BrokerConnectionError: the time was over, and the last attempt raised this error or a subclass.
+            MalformedMessageError: the time was over, and the last attempt raised this error.
+            RequestTimedOutError: the time was over before the first attempt ended.
         """
         loop = asyncio.get_running_loop()
         deadline, failures = loop.time() + timeout_s, 0
@@ -320,7 +322,7 @@ class Cluster:
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
             except TimeoutError as error:
-                if last is not None:  # The last error explains more than a timeout.
+                if last is not None:  # The error of the attempt before explains more than a timeout.
                     raise _timed_out(last, what, timeout_s) from last
                 raise RequestTimedOutError(f"{what}: not finished within {timeout_s:.1f} s") from error
             except (AuthenticationError, UnsupportedVersionError, ConfigurationError):
@@ -336,12 +338,12 @@ class Cluster:
             await asyncio.sleep(pause_s)
 
     def forget_member(self, member: str) -> None:
-        """Close the connections of a group member."""
+        """Close the connections that only this group member uses."""
         for broker in self._brokers.values():
             broker.forget(member)
 
     def close(self) -> None:
-        """Close all connections; the cluster cannot be used any more."""
+        """Close all connections; later requests raise NodeNotConnectedError."""
         self._is_closed = True
         for broker in self._brokers.values():
             broker.close()
@@ -349,27 +351,31 @@ class Cluster:
 
 
 def _timed_out(error: TailraceError, what: str, timeout_s: float) -> TailraceError:
+    tried = f"{what}: tried for {timeout_s:.1f} s"
     if isinstance(error, BrokerError):
-        return type(error)(error.code, f"{error.detail}, still after {timeout_s:.1f} s of {what}")
+        return type(error)(error.code, tried if error.detail == what else f"{tried}; last error: {error.detail}")
     kind = MalformedMessageError if isinstance(error, MalformedMessageError) else BrokerConnectionError
-    return kind(f"{what}: tried for {timeout_s:.1f} s; last error: {error}")
+    return kind(f"{tried}; last error: {error}")
 
 
 def _checked(answer: MetadataResponse, source: str) -> MetadataResponse:
-    """Return ``answer``; raise if it is an error or lists no brokers, which happens while a broker starts."""
+    """Return ``answer``, or raise BrokerConnectionError if it has an error code or no brokers.
+
+    A broker that has just started may list no brokers.
+    """
     if answer.error_code:
         raise BrokerConnectionError(f"{source} returned no metadata ({name_of(answer.error_code)})")
     if not answer.brokers:
-        raise BrokerConnectionError(f"{source} lists no brokers yet - is it still starting?")
+        raise BrokerConnectionError(f"{source} lists no brokers - is it still starting?")
     return answer
 
 
 async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> ResultT:
-    """Run ``attempts`` concurrently; return the first result, and cancel the attempts that have not ended.
+    """Run ``attempts`` concurrently; return the first result, and cancel the other attempts.
 
     Raises:
         AuthenticationError, UnsupportedVersionError, ConfigurationError: all attempts failed, and at least one with
-            this error, which a retry does not remove.
+            this error. It takes precedence, because a retry would fail again.
         BrokerConnectionError: all attempts failed in other ways; the message lists the reasons.
     """
     found: list[ResultT] = []
@@ -390,5 +396,5 @@ async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> Res
         return found[0]
     permanent = AuthenticationError | UnsupportedVersionError | ConfigurationError
     permanent_error = next((failure for failure in failures if isinstance(failure, permanent)), None)
-    reasons = "; ".join(dict.fromkeys(map(str, failures))) or "none is known"
+    reasons = "; ".join(dict.fromkeys(map(str, failures))) or "the metadata lists none"
     raise permanent_error or BrokerConnectionError(f"no broker answers: {reasons}")

@@ -24,7 +24,7 @@ from tailrace.errors import (
 from tailrace.net.connection import Connection
 from tailrace.net.security import authenticate, tls_context
 from tailrace.net.sockets import connected_socket, keep_alive
-from tailrace.protocol.api_versions import Offered, api_of
+from tailrace.protocol.api_versions import BrokerVersions, api_of
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse
 from tailrace.protocol.message import Request
 from tailrace.version import VERSION
@@ -44,8 +44,9 @@ class Dialer:
         """Open a connection that is ready for requests.
 
         Raises:
-            BrokerConnectionError: nothing responds, or the peer is not a Kafka broker.
-            AuthenticationError: TLS or SASL failed on either side.
+            RequestTimedOutError: the steps took longer than ``socket_connection_setup_timeout_ms``.
+            BrokerConnectionError: the host is unknown or not reachable, or the peer is not a Kafka broker.
+            AuthenticationError: TLS or SASL failed, on this side or the broker's.
             UnsupportedVersionError: the broker is too old.
         """
         connection = Connection(f"{host}:{port}", self._config.client_id)
@@ -103,19 +104,21 @@ class Dialer:
             answer = await self._ask(connection, request, newest if answer.api_keys else 0)
         if answer.error_code:
             raise UnsupportedVersionError(f"{connection.address}: ApiVersions failed with code {answer.error_code}")
-        connection.offered = Offered(answer)
+        connection.broker_versions = BrokerVersions(answer)
         try:
-            connection.offered.check_consuming()
+            connection.broker_versions.check_consuming()
         except UnsupportedVersionError as error:
             raise UnsupportedVersionError(f"{connection.address}: {error}") from None
 
     async def _log_in(self, connection: Connection, host: str) -> None:
         if not self._config.security_protocol.startswith("SASL"):
-            connection.opened(None, None, hint=_NO_SASL)
+            connection.finish_opening(None, None, advice=_SASL_ADVICE)
             return
 
         async def exchange(request: Request[Any]) -> Any:  # noqa: ANN401 - answers of several kinds
-            return await connection.exchange(request, connection.offered.version_of(api_of(request)), self._timeout_s)
+            return await connection.exchange(
+                request, connection.broker_versions.version_of(api_of(request)), self._timeout_s
+            )
 
         async def log_in() -> float | None:
             try:
@@ -123,7 +126,7 @@ class Dialer:
             except AuthenticationError as error:
                 raise AuthenticationError(f"{connection.address}: {error}") from None
 
-        connection.opened(log_in, await log_in())
+        connection.finish_opening(log_in, await log_in())
 
     async def _ask(self, connection: Connection, request: ApiVersionsRequest, version: int) -> ApiVersionsResponse:
         try:
@@ -131,26 +134,29 @@ class Dialer:
         except AuthenticationError:
             raise
         except TailraceError as error:
-            hint = "" if " - " in str(error) else f" - {_HINTS[self._config.security_protocol]}"
-            raise BrokerConnectionError(f"{error}{hint}") from None
+            # Advice follows " - "; some of the messages have advice already.
+            advice = "" if " - " in str(error) else f" - {_WRONG_LISTENER_ADVICE[self._config.security_protocol]}"
+            raise BrokerConnectionError(f"{error}{advice}") from None
 
 
-_NO_SASL = "a listener that requires SASL does this: check security_protocol"
-_NO_TLS = "use security_protocol='PLAINTEXT' (or 'SASL_PLAINTEXT'), or the port of the TLS listener"
-_ON_TLS = "if the broker requires a client certificate, set ssl_certfile and ssl_keyfile"
-_HINTS = {
-    "PLAINTEXT": "is there a Kafka broker, and is this a listener without TLS?",
-    "SASL_PLAINTEXT": "is there a Kafka broker, and is this a listener without TLS?",
-    "SSL": _ON_TLS,
-    "SASL_SSL": _ON_TLS,
+_SASL_ADVICE = "if the listener requires SASL, set security_protocol to 'SASL_PLAINTEXT' or 'SASL_SSL'"
+_PLAINTEXT_ADVICE = "use security_protocol='PLAINTEXT' (or 'SASL_PLAINTEXT'), or the port of the TLS listener"
+_CLIENT_CERTIFICATE_ADVICE = "if the broker requires a client certificate, set ssl_certfile and ssl_keyfile"
+_NOT_A_BROKER_ADVICE = "is there a Kafka broker, and is this a listener without TLS?"
+_WRONG_LISTENER_ADVICE = {
+    "PLAINTEXT": _NOT_A_BROKER_ADVICE,
+    "SASL_PLAINTEXT": _NOT_A_BROKER_ADVICE,
+    "SSL": _CLIENT_CERTIFICATE_ADVICE,
+    "SASL_SSL": _CLIENT_CERTIFICATE_ADVICE,
 }
+"""Advice by security protocol if the peer does not answer ApiVersions correctly."""
 
 
 def _tls_failure(error: ssl.SSLError) -> str:
     reason = (error.reason or str(error)).replace("_", " ").lower()
     if "wrong version number" in reason or "record layer failure" in reason:
-        return f"the listener does not use TLS - {_NO_TLS}"
-    return f"the TLS handshake failed: {reason} - {_ON_TLS}"
+        return f"the listener does not use TLS - {_PLAINTEXT_ADVICE}"
+    return f"the TLS handshake failed: {reason} - {_CLIENT_CERTIFICATE_ADVICE}"
 
 
 def _certificate_failure(error: ssl.SSLCertVerificationError) -> str:
@@ -160,7 +166,9 @@ def _certificate_failure(error: ssl.SSLCertVerificationError) -> str:
             f"the certificate is for another host: {reason}"
             " - connect by a name in the certificate (see the broker's advertised.listeners)"
         )
-    return f"the certificate is not trusted: {reason} - set ssl_cafile to the authority that signed it"
+    return (
+        f"the certificate is not trusted: {reason} - set ssl_cafile to the certificate of the authority that signed it"
+    )
 
 
 def _connect_failure(error: OSError) -> str:
@@ -176,14 +184,15 @@ def _connect_failure(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
         return "connection refused - is the broker running, and is this its port?"
     if isinstance(error, ConnectionResetError | BrokenPipeError):
-        return f"the connection was closed during the TLS handshake - if the listener does not use TLS, {_NO_TLS}"
+        advice = f"if the listener does not use TLS, {_PLAINTEXT_ADVICE}"
+        return f"the connection was closed during the TLS handshake - {advice}"
     return f"{text} - is the host up and reachable?"
 
 
 def _happy_eyeballs(loop: asyncio.AbstractEventLoop, host: str) -> dict[str, Any]:
-    """Return the option for trying the addresses of a name a quarter of a second apart (happy eyeballs).
+    """Return the argument of ``create_connection`` that starts attempts at a name's addresses 0.25 s apart (RFC 8305).
 
-    Event loops other than asyncio's, such as uvloop, lack this option and try one address after the other.
+    Event loops other than asyncio's, such as uvloop, do not accept this argument and try one address after the other.
     """
     if _is_address(host) or not isinstance(loop, asyncio.BaseEventLoop):
         return {}

@@ -1,8 +1,8 @@
-"""Reception of frames: small frames in one read, and the rest of a large one into a buffer of its exact size.
+"""Reception of frames: several small frames in one read, and each large frame in a buffer of its own.
 
-An impossible length is rejected before a buffer is allocated: the peer is no Kafka broker, and the first four bytes
-often show which kind of server the peer is. A possible length is not trusted either: the buffer of a large frame grows
-as the bytes arrive, which copies about a third of the frame.
+A frame begins with its length. A length that no response can have is rejected before a buffer is allocated: the peer is
+not a Kafka broker, and the four bytes of the length often show which kind of server the peer is. Other lengths are not
+trusted either: a buffer begins with at most 8 MiB and grows while the bytes arrive.
 """
 
 from __future__ import annotations
@@ -23,37 +23,49 @@ OPENING_LIMIT = 1 << 20
 """Maximum size of a response while the connection is being opened."""
 LIMIT = 1 << 30
 """Maximum size of any response."""
-_CLAIM_LIMIT = 8 << 20
-"""Maximum memory allocated for a frame before its bytes arrive."""
+_FIRST_BUFFER_LIMIT = 8 << 20
+"""Maximum size of the first buffer of a frame, in bytes."""
 _GROWTH = 4
-_READ_AHEAD = 16 << 10
-"""Number of bytes to read between two frames; more of them would be copied, fewer would need a second read."""
+"""Factor by which the buffer of a frame grows when it is full."""
+_READ_AHEAD_BYTES = 16 << 10
+"""Size of the buffer for reads that begin between two frames.
+
+The bytes in this buffer are copied into the frames: a larger buffer means more copying, a smaller one more reads.
+"""
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """Passes each frame to ``on_frame``, and calls ``on_lost`` once when the connection ends."""
+    """Passes each frame to ``on_frame``, and calls ``on_lost`` once when the connection ends.
+
+    Attributes:
+        limit: maximum size of a frame, in bytes.
+        transport: transport of the connection; None before the connection is made and after it is lost.
+    """
 
     def __init__(self, on_frame: Callable[[memoryview], None], on_lost: Callable[[Exception | None], None]) -> None:
         self.limit = OPENING_LIMIT
         self.transport: asyncio.Transport | None = None
         self._on_frame, self._on_lost = on_frame, on_lost
-        self._ahead = memoryview(bytearray(_READ_AHEAD))
+        self._read_ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
         self._body: memoryview | None = None
-        """Frame of which a part has arrived; None between two frames."""
-        self._filled = self._size = 0
-        self._refused: Exception | None = None
+        """Buffer of the frame that has arrived in part; None between two frames."""
+        self._filled = 0
+        """Number of bytes received into ``_body``, or into ``_read_ahead`` between two frames."""
+        self._size = 0
+        """Size of the frame in ``_body``, which may be larger than its buffer."""
+        self._rejection: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio.Transport.
         self.transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the frame's size is known
-        return (self._ahead if self._body is None else self._body)[self._filled :]
+        return (self._read_ahead if self._body is None else self._body)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
         if self._body is None:
-            self._take_frames()
+            self._split_frames()
         elif self._filled == len(self._body):
             if self._filled < self._size:
                 self._grow(self._body)
@@ -66,18 +78,18 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        self._on_lost(self._refused or exc)
+        self._on_lost(self._rejection or exc)
 
-    def _take_frames(self) -> None:
-        """Pass on the frames that were read ahead, and continue with the one that has arrived in part."""
+    def _split_frames(self) -> None:
+        """Pass on the complete frames in ``_read_ahead``, and move the frame that has arrived in part to ``_body``."""
         start, end, frames = 0, self._filled, []
         while end - start >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._ahead, start)
+            (size,) = _LENGTH.unpack_from(self._read_ahead, start)
             if not _LENGTH.size <= size <= self.limit:
-                self._refuse(start)
+                self._reject(start)
                 break
-            arrived = self._ahead[start + _LENGTH.size : min(start + _LENGTH.size + size, end)]
-            body = memoryview(new_buffer(min(size, _CLAIM_LIMIT)))
+            arrived = self._read_ahead[start + _LENGTH.size : min(start + _LENGTH.size + size, end)]
+            body = memoryview(new_buffer(min(size, _FIRST_BUFFER_LIMIT)))
             body[: len(arrived)] = arrived
             start += _LENGTH.size + len(arrived)
             if len(arrived) < size:
@@ -85,8 +97,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
                 break
             frames.append(body)
         else:
-            # A part of the next frame's length, at most.
-            self._ahead[: end - start] = self._ahead[start:end]
+            # At most three bytes are left: the beginning of the next frame's length.
+            self._read_ahead[: end - start] = self._read_ahead[start:end]
             self._filled = end - start
         for frame in frames:
             self._on_frame(frame)
@@ -96,27 +108,25 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._body = memoryview(new_buffer(min(self._size, len(full) * _GROWTH)))
         self._body[: len(full)] = full
 
-    def _refuse(self, start: int) -> None:
-        """Abort the connection for the length at ``start``, and read nothing more."""
-        peer = guess_peer(bytes(self._ahead[start : start + _LENGTH.size]))
+    def _reject(self, start: int) -> None:
+        """Abort the connection because of the invalid length at ``start`` of ``_read_ahead``."""
+        peer = guess_peer(bytes(self._read_ahead[start : start + _LENGTH.size]))
         if peer is not None:
-            self._refused = BrokerConnectionError(peer)
+            self._rejection = BrokerConnectionError(peer)
         else:
-            (size,) = _LENGTH.unpack_from(self._ahead, start)
-            self._refused = MalformedMessageError(f"a response claims {size} bytes - is this a Kafka broker?")
+            (size,) = _LENGTH.unpack_from(self._read_ahead, start)
+            self._rejection = MalformedMessageError(f"a response claims {size} bytes - is this a Kafka broker?")
         self._body, self._filled = memoryview(b""), 0
         if self.transport is not None:
             self.transport.abort()
 
 
 def guess_peer(head: bytes) -> str | None:
-    """Return an error message if the first four bytes of a response show that the peer is another server."""
+    """Return an error message if ``head``, the first four bytes of a response, is that of another server; else None."""
     if head.startswith(b"HTTP"):
         return "a web server answered - this is not a Kafka broker's port"
     if head.startswith(b"SSH-"):
         return "an SSH server answered - this is not a Kafka broker's port"
     if head[:2] in {b"\x15\x03", b"\x16\x03"}:
-        return (
-            "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL'), or use the port of a plain listener"
-        )
+        return "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL'), or use a listener without TLS"
     return None

@@ -15,14 +15,20 @@ __all__ = ["MetadataRefresher"]
 
 
 class MetadataRefresher:
-    """Refreshes cluster metadata when it is ``metadata_max_age_ms`` old, and on request."""
+    """Refreshes cluster metadata when it is ``metadata_max_age_ms`` old, and on request.
 
-    def __init__(self, cluster: Cluster, on_change: Callable[[], None]) -> None:
+    Args:
+        cluster: cluster whose metadata is refreshed.
+        on_refresh: called after each refresh, even if nothing has changed.
+    """
+
+    def __init__(self, cluster: Cluster, on_refresh: Callable[[], None]) -> None:
         self._cluster = cluster
-        self._on_change = on_change
+        self._on_refresh = on_refresh
         self._max_age_s = cluster.config.metadata_max_age_ms / 1000
         self._backoff = Backoff.of_ms(cluster.config.retry_backoff_ms, cluster.config.retry_backoff_max_ms)
-        self._quiet_s = 2 * cluster.config.retry_backoff_max_ms / 1000
+        self._repeat_s = 2 * cluster.config.retry_backoff_max_ms / 1000
+        """Time after a requested refresh in which another request counts as a repetition, in seconds."""
         self._requested = AutoResetEvent()
 
     def ask(self) -> None:
@@ -34,21 +40,22 @@ class MetadataRefresher:
 
         Raises:
             AuthenticationError: the brokers no longer accept the credentials.
+            UnsupportedVersionError, ConfigurationError: no broker can be used any more.
         """
-        loop, in_a_row, quiet_at = asyncio.get_running_loop(), 0, 0.0
+        loop, repetitions, repeated_until = asyncio.get_running_loop(), 0, 0.0
         while True:
             due_at = loop.time() + max(0.0, self._max_age_s - self._cluster.age_s)
             await self._requested.wait(due_at)
-            # Requests in quick succession back off, because the brokers do not have the missing information yet. A
-            # refresh that is due because of the metadata's age is not delayed.
+            # A repeated request waits for an exponential backoff, because the brokers did not have the requested
+            # information yet. A refresh that is due because of the metadata's age is not delayed.
             if is_requested := (now := loop.time()) < due_at:
-                in_a_row = in_a_row + 1 if now < quiet_at else 0
-                if in_a_row:
-                    await asyncio.sleep(min(self._pause_s(in_a_row), due_at - now))
+                repetitions = repetitions + 1 if now < repeated_until else 0
+                if repetitions:
+                    await asyncio.sleep(min(self._pause_s(repetitions), due_at - now))
             await self._refresh()
             if is_requested:
-                quiet_at = loop.time() + self._quiet_s
-            self._on_change()
+                repeated_until = loop.time() + self._repeat_s
+            self._on_refresh()
 
     async def _refresh(self) -> None:
         failures = 0
@@ -58,11 +65,11 @@ class MetadataRefresher:
             except AuthenticationError:
                 raise
             except BrokerConnectionError:
-                # The cluster has emitted the event.
+                # Cluster.refresh has emitted MetadataRefreshFailed.
                 failures += 1
                 await asyncio.sleep(self._pause_s(failures))
             else:
                 return
 
-    def _pause_s(self, times: int) -> float:
-        return self._backoff.pause_s(times, random.random())  # noqa: S311
+    def _pause_s(self, failures: int) -> float:
+        return self._backoff.pause_s(failures, random.random())  # noqa: S311

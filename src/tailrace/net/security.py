@@ -1,4 +1,4 @@
-"""TLS contexts of the standard library and SASL with aiokafka's authenticators.
+"""TLS contexts, and SASL authentication with aiokafka's authenticators.
 
 Secrets appear in no log, error message or repr.
 """
@@ -23,16 +23,21 @@ from tailrace.protocol.message import Request
 __all__ = ["Exchange", "Token", "authenticate", "tls_context"]
 
 _MIN_ITERATIONS, _MAX_ITERATIONS = 4_096, 1_000_000
+"""Accepted iteration counts of SCRAM."""
 
 
 class Exchange(Protocol):
-    """Function that sends a request of the handshake and returns the response."""
+    """Function that sends a request of the SASL handshake and returns the response."""
 
     def __call__(self, request: Request[Any], /) -> Awaitable[Any]: ...
 
 
 class _Authenticator(Protocol):
-    """Interface of aiokafka's authenticators: ``step`` takes the broker's bytes; it returns bytes to send, or None."""
+    """Interface of aiokafka's authenticators.
+
+    ``step`` is called with the bytes of the broker's last answer, None in the first call. It returns the bytes to send
+    in a tuple, or None at the end.
+    """
 
     def step(self, payload: bytes | None) -> Awaitable[tuple[bytes, bool] | None]: ...
 
@@ -51,13 +56,13 @@ def tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
         context = ssl.create_default_context(cafile=config.ssl_cafile)
         context.check_hostname = config.ssl_check_hostname
         if config.ssl_certfile is not None:
-            # Without a password, OpenSSL would prompt for a password on the terminal and block.
+            # If the password were None, OpenSSL would prompt for it on the terminal and block.
             context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, config.ssl_password or "")
     except (OSError, ValueError) as error:
         files = [f for f in (config.ssl_cafile, config.ssl_certfile, config.ssl_keyfile) if f]
         raise ConfigurationError(
-            f"cannot load the TLS files ({', '.join(files) or 'the system store'}): {error}"
-            " - they must be PEM, and ssl_password must match the key if it is encrypted"
+            f"cannot load the TLS files ({', '.join(files) or 'certificates of the system'}): {error}"
+            " - use files in PEM format, and set ssl_password if the key is encrypted"
         ) from None
     return context
 
@@ -66,7 +71,9 @@ async def authenticate(exchange: Exchange, config: ConsumerConfig, host: str) ->
     """Authenticate by SASL and return the lifetime of the session in seconds; None if the session does not expire.
 
     Raises:
-        AuthenticationError: the broker refuses the credentials or the mechanism.
+        AuthenticationError: the broker refuses the credentials or the mechanism, or is not the broker.
+        ConfigurationError: an option of SASL is invalid, or a package is missing.
+        BrokerConnectionError: the token provider raised, or the broker did not answer.
     """
     mechanism = config.sasl_mechanism
     handshake = await exchange(SaslHandshakeRequest(mechanism))
@@ -76,7 +83,8 @@ async def authenticate(exchange: Exchange, config: ConsumerConfig, host: str) ->
         raise AuthenticationError(f"the broker does not support {mechanism} - {advice}")
     authenticator = _authenticator(config, host)
     answer: SaslAuthenticateResponse | None = None
-    # Tracebacks may print local variables, so the bytes are kept only in messages, whose repr hides the bytes.
+    # Tracebacks may print local variables. Therefore, no variable holds the exchanged bytes themselves, only messages,
+    # whose repr hides them.
     while (request := await _step(authenticator, mechanism, answer)) is not None:
         answer = await exchange(request)
         if answer.error_code:
@@ -101,20 +109,25 @@ async def _step(
     except Exception as error:  # noqa: BLE001 - ValueError, KeyError, AssertionError of aiokafka, GSSError of gssapi
         if mechanism == "GSSAPI":
             raise AuthenticationError(f"GSSAPI: {error} - is there a Kerberos ticket? see `klist`") from None
-        # The server's signature is wrong: the server does not know the password, or is not the broker. The text of the
-        # error is left out, because it may contain the exchanged bytes.
-        raise AuthenticationError(f"{mechanism}: the broker's answer has no valid server signature") from None
+        # The server does not know the password, so it may not be the broker. The text of the error is left out, because
+        # it may contain the exchanged bytes.
+        raise AuthenticationError(
+            f"{mechanism}: the broker's answer has no valid server signature - is this the broker?"
+        ) from None
 
 
 def _check_iterations(challenge: bytes, mechanism: str) -> None:
-    """Check SCRAM's iteration count: a low count exposes the password (RFC 7677), a high one blocks for hours."""
+    """Raise AuthenticationError if the iteration count in a SCRAM challenge is too low or too high.
+
+    With a low count, an eavesdropper can guess the password (RFC 7677); with a high count, authentication takes hours.
+    """
     fields = dict(part.split(b"=", 1) for part in challenge.split(b",") if b"=" in part)
     count = fields.get(b"i")
     if count is None or (re.fullmatch(rb"\d{1,7}", count) and _MIN_ITERATIONS <= int(count) <= _MAX_ITERATIONS):
         return
     raise AuthenticationError(
-        f"{mechanism}: the broker requests {count[:20].decode(errors='replace')} iterations, outside"
-        f" {_MIN_ITERATIONS} to {_MAX_ITERATIONS} - is this the broker?"
+        f"{mechanism}: the broker requests {count[:20].decode(errors='replace')} iterations, but only"
+        f" {_MIN_ITERATIONS} to {_MAX_ITERATIONS} are accepted - is this the broker?"
     )
 
 
@@ -125,7 +138,7 @@ def _refusal(code: int, message: str | None, mechanism: str) -> str:
 
 
 def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
-    # Imported here because this module loads all of aiokafka's client, which only SASL needs.
+    # Imported here, because this import loads aiokafka's whole client, which is needed for SASL only.
     from aiokafka.conn import (  # noqa: PLC0415
         OAuthAuthenticator,
         SaslGSSAPIAuthenticator,
@@ -134,68 +147,74 @@ def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
     )
 
     loop, mechanism = asyncio.get_running_loop(), config.sasl_mechanism
-    made: object
+    authenticator: object
     if mechanism == "OAUTHBEARER":
         assert config.sasl_oauth_token_provider is not None
-        made = OAuthAuthenticator(sasl_oauth_token_provider=Token(config.sasl_oauth_token_provider))
+        authenticator = OAuthAuthenticator(sasl_oauth_token_provider=Token(config.sasl_oauth_token_provider))
     elif mechanism == "GSSAPI":
         if find_spec("gssapi") is None:
             raise ConfigurationError("sasl_mechanism='GSSAPI' needs the package gssapi - pip install gssapi")
         domain = config.sasl_kerberos_domain_name or host
-        made = SaslGSSAPIAuthenticator(loop=loop, principal=f"{config.sasl_kerberos_service_name}@{domain}")
+        authenticator = SaslGSSAPIAuthenticator(loop=loop, principal=f"{config.sasl_kerberos_service_name}@{domain}")
     else:
-        _check_writable(config)
-        # The password is never kept in a local variable; authenticate gives the reason.
-        kind = SaslPlainAuthenticator if mechanism == "PLAIN" else partial(ScramAuthenticator, sasl_mechanism=mechanism)
-        made = kind(
+        _check_encodable(config)
+        # No local variable holds the password; see authenticate.
+        create = (
+            SaslPlainAuthenticator if mechanism == "PLAIN" else partial(ScramAuthenticator, sasl_mechanism=mechanism)
+        )
+        authenticator = create(
             loop=loop,
             sasl_plain_username=config.sasl_plain_username,
             sasl_plain_password=config.sasl_plain_password,
         )
-    return cast(_Authenticator, made)
+    return cast(_Authenticator, authenticator)
 
 
-def _check_writable(config: ConsumerConfig) -> None:
-    # Checked before encoding, because the UnicodeEncodeError would contain the whole password.
+def _check_encodable(config: ConsumerConfig) -> None:
+    # Surrogates cannot be encoded. This is checked here, because a UnicodeEncodeError would contain the password.
     for name in ("sasl_plain_username", "sasl_plain_password"):
         if re.search("[\ud800-\udfff]", getattr(config, name)):
-            raise ConfigurationError(f"{name} cannot be encoded as UTF-8 - pass it as UTF-8 text")
+            raise ConfigurationError(
+                f"{name} cannot be encoded as UTF-8, because it contains surrogates - decode the bytes it was read from"
+                " as UTF-8"
+            )
 
 
 class Token:
     """Adapter from the user's token provider to aiokafka's interface.
 
-    A provider may have a method ``extensions() -> dict[str, str]`` (KIP-342).
+    Attributes:
+        extensions: the provider's method ``extensions() -> dict[str, str]``, which is optional (KIP-342), or None.
     """
 
-    def __init__(self, provide: TokenProvider) -> None:
-        self._provide: Callable[[], object] = provide
-        self.extensions: object = getattr(provide, "extensions", None)
+    def __init__(self, provider: TokenProvider) -> None:
+        self._provider: Callable[[], object] = provider
+        self.extensions: object = getattr(provider, "extensions", None)
 
     async def token(self) -> str:
-        """Return the token of the user's provider.
+        """Call the user's provider and return its token.
 
         Raises:
-            BrokerConnectionError: the provider raised.
+            BrokerConnectionError: the provider raised an exception that is not of tailrace.
             ConfigurationError: the provider did not return a string.
         """
         try:
-            token = await self._ask()
+            token = await self._call_provider()
         except TailraceError:
             raise
         except Exception as error:
-            # The error text may contain credentials sent to the identity provider.
+            # The text may contain credentials that were sent to the identity provider.
             raise BrokerConnectionError(
-                f"OAUTHBEARER: sasl_oauth_token_provider raised {type(error).__name__} - see the cause; its text is"
-                " left out because it may contain credentials"
+                f"OAUTHBEARER: sasl_oauth_token_provider raised {type(error).__name__} - its text is in the exception's"
+                " __cause__, not here, because it may contain credentials"
             ) from error
         if isinstance(token, str):
             return token
         del token
         raise ConfigurationError(
-            "sasl_oauth_token_provider returned no token - make it an `async def` that returns a str"
+            "sasl_oauth_token_provider did not return a str - make it an `async def` that returns the token"
         )
 
-    async def _ask(self) -> object:
-        result = self._provide()
+    async def _call_provider(self) -> object:
+        result = self._provider()
         return await result if inspect.isawaitable(result) else None

@@ -1,7 +1,8 @@
 """Socket options: keepalive and the size of the receive buffer.
 
-The size of the receive buffer must be set before TCP negotiates its windows. If it is set later, a small buffer stalls
-the sender, because a segment never fits, and a large buffer is not used. asyncio has no hook to set it early enough.
+The size of the receive buffer must be set before ``connect``, where TCP negotiates the window scale. If it is set
+later, a small buffer stalls the sender, because no segment fits, and a large buffer is not used. asyncio's
+``create_connection`` has no hook between the creation of the socket and ``connect``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 __all__ = ["connected_socket", "keep_alive"]
 
 _IDLE_S, _INTERVAL_S, _PROBES = 30, 10, 3
-"""With these values a dead peer is detected within a minute; the system's defaults take two hours."""
+"""Values that detect a dead peer within a minute; with Linux's defaults, this takes more than two hours."""
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
@@ -34,10 +35,10 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
 async def connected_socket(
     host: str, port: int, *, receive_buffer_bytes: int, local_addr: tuple[str, int] | None
 ) -> socket.socket:
-    """Connect to one of the addresses of ``host``, tried in the system's order.
+    """Return a non-blocking socket connected to ``host``, whose addresses are tried one after the other.
 
     Raises:
-        OSError: the last address failed, or the name cannot be resolved.
+        OSError: all addresses failed, and this is the error of the last one; or the name cannot be resolved.
     """
     loop = asyncio.get_running_loop()
     failure = OSError(f"{host} has no address")
@@ -64,6 +65,7 @@ def _bind(sock: socket.socket, local_addr: tuple[str, int]) -> None:
     try:
         sock.bind(local_addr)
     except OSError as error:
+        # The words of asyncio's create_connection, by which the dialer recognizes the error.
         raise OSError(
             error.errno, f"error while attempting to bind on address {local_addr}: {error.strerror}"
         ) from None

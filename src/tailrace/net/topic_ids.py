@@ -1,4 +1,4 @@
-"""Comparison of topic ids with the current ids on a broker, for commit requests that identify topics by name."""
+"""Detection of recreated topics before commits in versions that identify topics by name instead of id."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.protocol.metadata import MetadataRequest, MetadataResponse, MetadataTopic
 from tailrace.records import TopicPartition
 
-__all__ = ["with_other_ids"]
+__all__ = ["partitions_of_recreated_topics"]
 
 
-async def with_other_ids(
+async def partitions_of_recreated_topics(
     send: Callable[[MetadataRequest], Awaitable[MetadataResponse]], known: Mapping[TopicPartition, UUID]
 ) -> list[TopicPartition]:
     """Return the partitions whose topic has another id on the broker than in ``known``.
 
-    A topic that the broker does not have counts as unchanged, and so does a topic whose id is unknown here or there.
+    If the broker does not have the topic, or one of the two ids is all zeros (unknown), the partition is not returned.
+
+    Args:
+        send: sends the request for the current ids to a broker.
+        known: topic id by partition.
 
     Raises:
         BrokerConnectionError: the broker does not answer in time.

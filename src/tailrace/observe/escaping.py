@@ -12,7 +12,7 @@ __all__ = ["escaped", "escaped_json", "escaped_traceback"]
 def escaped(text: str, *, keep: str = "") -> str:
     """Return ``text`` with unprintable characters escaped, except those in ``keep``.
 
-    Control characters, line ends and bidirectional controls are unprintable.
+    Unprintable are, for example, control characters, line ends and bidirectional controls.
     """
     if text.isprintable():
         return text
@@ -20,7 +20,10 @@ def escaped(text: str, *, keep: str = "") -> str:
 
 
 def escaped_json(line: str) -> str:
-    """Return a line of JSON with unprintable characters escaped; only strings in ``line`` may contain any."""
+    """Return a line of JSON with unprintable characters escaped as JSON does in strings.
+
+    ``line`` may contain such characters only within strings.
+    """
     if line.isprintable():
         return line
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
@@ -29,7 +32,10 @@ def escaped_json(line: str) -> str:
 def escaped_traceback(
     kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
 ) -> str:
-    """Return a traceback with the exception's message indented, so that no line of it looks like a log line."""
+    """Return a traceback with unprintable characters escaped and the further lines of each message indented.
+
+    An exception's message of several lines therefore cannot forge a log line.
+    """
     if kind is None or exception is None:
         return ""
     text = "".join(map(_indented, TracebackException(kind, exception, traceback, compact=True).format()))
@@ -37,7 +43,7 @@ def escaped_traceback(
 
 
 def _indented(part: str) -> str:
-    # Only the text between chained exceptions begins with an empty line.
+    # The text between two chained exceptions is the only part that begins with an empty line.
     if part.startswith("\n"):
         return part
     first, *others = part.splitlines()

@@ -97,7 +97,7 @@ Partitions = frozenset[TopicPartition]
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
 
 _MEASUREMENT = 1
-"""Log level of measurements, below DEBUG."""
+"""Log level of events that are emitted for metrics, below DEBUG."""
 
 
 class Event(Value):
@@ -108,7 +108,10 @@ class Event(Value):
 
     @property
     def exception(self) -> BaseException | None:
-        """Exception that caused the event; None if there is none. Events that may have one declare it as a field."""
+        """Exception that caused the event; None if there is none.
+
+        An event class that may have an exception declares this name as a field.
+        """
         return None
 
     @property
@@ -131,7 +134,10 @@ class ConnectionOpened(Event):
     address: str
     """Host and port of the broker."""
     channel: str
-    """Purpose of the connection: ``main``, ``fetch``, ``offsets``, ``group`` or ``heartbeat``."""
+    """Purpose of the connection: ``main``, ``fetch``, ``offsets``, ``group`` or ``heartbeat``.
+
+    If the connection is used by one group member only, the member id follows after a colon.
+    """
 
 
 class ConnectionLost(Event):
@@ -143,13 +149,12 @@ class ConnectionLost(Event):
     """Purpose of the connection, as in ``ConnectionOpened``."""
     reason: str
     exception: BaseException | None = None
-    """The exception."""
 
 
 class BrokerUnreachable(Event):
-    """A connection to a broker could not be opened. The next attempt follows after a backoff.
+    """A connection to a broker could not be opened. Requests to the broker fail until a backoff is over.
 
-    Not emitted for failed authentication, which raises ``AuthenticationError``.
+    Not emitted if the authentication failed, which raises ``AuthenticationError``.
     """
 
     level = logging.WARNING
@@ -157,7 +162,6 @@ class BrokerUnreachable(Event):
     """Host and port of the broker."""
     reason: str
     exception: BaseException | None = None
-    """The exception."""
 
 
 class CredentialsUnencrypted(Event):
@@ -167,24 +171,23 @@ class CredentialsUnencrypted(Event):
     address: str
     """Hosts and ports of the brokers, or URLs of the schema registry."""
     advice: str
-    """Change of configuration by which the credentials are encrypted."""
+    """Options to set so that the credentials are encrypted."""
 
 
 class MetadataRefreshFailed(Event):
-    """None of the known brokers answered a Metadata request. ``bootstrap_servers`` are tried next."""
+    """No known broker answered a Metadata request. The addresses of ``bootstrap_servers`` are tried next."""
 
     level = logging.WARNING
     reason: str
     exception: BaseException | None = None
-    """The exception."""
 
 
 class ClusterRebootstrapped(Event):
-    """The cluster was found again through ``bootstrap_servers``, after no known broker answered (KIP-899)."""
+    """No known broker had answered, and an address of ``bootstrap_servers`` returned the current brokers (KIP-899)."""
 
     level = logging.WARNING
     brokers: tuple[str, ...]
-    """Addresses of the brokers."""
+    """Addresses of the current brokers."""
 
 
 class BrokersUnavailable(Event):
@@ -195,7 +198,6 @@ class BrokersUnavailable(Event):
     pause_s: float
     """Pause before the next attempt, in seconds."""
     exception: BaseException | None = None
-    """The exception."""
 
 
 # ---- Consumer group --------------------------------------------------------------------------------------------
@@ -210,14 +212,17 @@ class CoordinatorFound(Event):
 
 
 class CoordinatorLost(Event):
-    """The coordinator moved, failed or stopped answering. The next request to the group looks it up again."""
+    """The coordinator moved, failed or stopped answering. The group's next request looks up the coordinator again."""
 
     group_id: str
     reason: str
 
 
 class RebalanceStarted(Event):
-    """The member joins a rebalance. Emitted once for each rebalance, however many joins it takes."""
+    """A rebalance began for this member, which revokes partitions or joins the group.
+
+    Emitted once for each rebalance, even if the member has to join several times.
+    """
 
     group_id: str
     reason: str
@@ -233,7 +238,7 @@ class GroupJoined(Event):
     protocol: str
     """Assignment strategy of the group."""
     is_leader: bool
-    """True if this member computes the assignment (classic protocol)."""
+    """True if this member computes the assignment of the group (classic protocol)."""
 
 
 class PartitionsAssigned(Event):
@@ -247,7 +252,10 @@ class PartitionsAssigned(Event):
 
 
 class PartitionsRevoked(Event):
-    """Partitions were revoked, after the wait for records in flight, the commit and the rebalance listener."""
+    """Partitions were revoked.
+
+    Emitted after the wait for records in flight, the commit and the call of the rebalance listener.
+    """
 
     group_id: str
     partitions: Partitions
@@ -292,12 +300,12 @@ class SessionExpired(Event):
 
 
 class GroupRequestCompleted(Event):
-    """The coordinator answered a request of the member, which need not be repeated. Emitted for metrics, below DEBUG."""
+    """The coordinator answered a request, which need not be repeated. Emitted for metrics, below DEBUG."""
 
     level = _MEASUREMENT
     group_id: str
     request: str
-    """Kind of the request, such as ``Heartbeat``, ``GroupHeartbeat``, ``Join``, ``Sync`` or ``Commit``."""
+    """Kind of the request, such as ``Join``, ``Sync``, ``Commit``, ``Heartbeat`` or ``GroupHeartbeat`` (KIP-848)."""
     took_s: float
     """Time until the response, in seconds."""
 
@@ -310,7 +318,7 @@ class GroupRequestFailed(Event):
     """Kind of the request, as in ``GroupRequestCompleted``."""
     error: str
     reaction: str
-    """Next step of the member, such as ``retrying``."""
+    """Next step after the failure, such as ``retrying``."""
 
 
 class GroupLeft(Event):
@@ -321,7 +329,10 @@ class GroupLeft(Event):
 
 
 class LeaveGroupTimedOut(Event):
-    """A stopping app ran out of time before it left a group. Records finished but not committed are delivered again."""
+    """A stopping app had no time left to commit and to leave its group.
+
+    Finished records whose offsets are not committed are delivered again.
+    """
 
     level = logging.WARNING
     group_id: str
@@ -331,14 +342,14 @@ class LeaveGroupTimedOut(Event):
 
 
 class OffsetsCommitted(Event):
-    """The coordinator acknowledged a commit, or the transaction that contains it was committed."""
+    """Offsets were committed: by the coordinator's answer to a commit, or by the commit of a transaction."""
 
     level = logging.DEBUG
     group_id: str
     offsets: Mapping[TopicPartition, int]
-    """Committed offset of each partition: the next offset that a restart reads."""
+    """Committed offset of each partition: the offset of the next record to read after a restart."""
     took_s: float | None = None
-    """Duration of the commit in seconds, retries included; None if unknown."""
+    """Duration of the commit in seconds, including retries; None if unknown."""
 
 
 class CommitFailed(Event):
@@ -348,11 +359,10 @@ class CommitFailed(Event):
     group_id: str
     error: str
     will_retry: bool
-    """False if this was the last attempt: at a stop, or because the membership, partition or topic is lost."""
+    """True if a later commit includes the offsets; False if the consumer stops or a commit cannot succeed any more."""
     exception: BaseException | None = None
-    """The exception."""
     took_s: float | None = None
-    """Duration of the commit in seconds, with its retries and the wait for an earlier commit; None if unknown."""
+    """Duration of the commit in seconds, including retries and the wait for an earlier commit; None if unknown."""
 
 
 class CommitCallbackFailed(Event):
@@ -362,7 +372,7 @@ class CommitCallbackFailed(Event):
     group_id: str
     error: str
     exception: BaseException | None = None
-    """The exception, which is logged with its traceback."""
+    """Exception of the callback, which is logged with its traceback."""
 
     @property
     def exc_info(self) -> ExcInfo | None:
@@ -371,7 +381,7 @@ class CommitCallbackFailed(Event):
 
 
 class CommitMetadataDropped(Event):
-    """An offset was committed without its metadata, because the broker does not accept a text of this length."""
+    """An offset was committed without its metadata, because the metadata were longer than the broker accepts."""
 
     level = logging.WARNING
     partition: TopicPartition
@@ -382,18 +392,18 @@ class CommitMetadataDropped(Event):
 
 
 class OffsetReset(Event):
-    """A position was set by a reset policy, because nothing is committed or the log no longer has the offset."""
+    """A reset policy set the position, because there is no committed offset, or the log does not have the offset."""
 
     level = logging.WARNING
     partition: TopicPartition
     before: int | None
-    """Position before the reset; None if there was none."""
+    """Position before the reset; None if the partition had no position."""
     after: int
     """Position after the reset."""
     policy: str
     """Policy that was applied: ``earliest``, ``latest``, a time or a duration."""
     lost: int | None
-    """Number of offsets skipped unread; None if the position moved backwards or the number is unknown."""
+    """Number of offsets that were skipped unread; None if the position moved backwards or the number is unknown."""
 
 
 class TopicRecreated(Event):
@@ -409,19 +419,22 @@ class TopicRecreated(Event):
 
 
 class OffsetMapFound(Event):
-    """The committed offset of an assigned partition has an offset map. Records finished in the map are skipped."""
+    """The commit of an assigned partition has an offset map. The records that it lists as finished are skipped."""
 
     partition: TopicPartition
     offset: int
     """Committed offset."""
     finished: int
-    """Number of finished offsets after the committed offset, including offsets that never held a record."""
+    """Number of finished offsets after the committed offset, including offsets without a record."""
     writer: str
     """Client that wrote the map."""
 
 
 class OffsetMapIgnored(Event):
-    """The offset map of an earlier owner is unreadable or of another log. Its finished records are handled again."""
+    """The offset map of an earlier owner is ignored, and the records that it lists as finished are handled again.
+
+    It is unreadable, or the log does not contain the records that the earlier owner had read.
+    """
 
     level = logging.WARNING
     partition: TopicPartition
@@ -431,7 +444,7 @@ class OffsetMapIgnored(Event):
 
 
 class ForeignMetadataFound(Event):
-    """The commit metadata of an assigned partition is a text of the user or of another client, not an offset map."""
+    """The metadata of an assigned partition's commit are a text of the user or another client, not an offset map."""
 
     level = logging.DEBUG
     partition: TopicPartition
@@ -440,7 +453,10 @@ class ForeignMetadataFound(Event):
 
 
 class FinishedRecordsSkipped(Event):
-    """Records that an earlier owner had finished were not delivered. Emitted once, at the end of the offset map."""
+    """Records that an earlier owner had finished were skipped.
+
+    Emitted once for each assignment of a partition, when its position reaches the end of the offset map.
+    """
 
     partition: TopicPartition
     records: int
@@ -448,10 +464,10 @@ class FinishedRecordsSkipped(Event):
 
 
 class OffsetMapFull(Event):
-    """The offset map of a partition is almost too large for a commit.
+    """The offset map of a partition is almost too large for a commit, so no more of its records are started.
 
-    New records of the partition wait until the lowest unfinished record is finished. ``OffsetMapRecovered`` follows
-    when new records are delivered again.
+    ``OffsetMapRecovered`` follows when the lowest unfinished record is finished and the partition's records are started
+    again.
     """
 
     level = logging.WARNING
@@ -459,13 +475,13 @@ class OffsetMapFull(Event):
     offset: int
     """Offset of the lowest unfinished record."""
     unfinished: int
-    """Number of records in flight."""
+    """Number of the partition's records in flight."""
     fill: float
-    """Size of the map as a fraction of ``offset_metadata_max_bytes``; above 1, the map is left out of the commit."""
+    """Size of the map as a fraction of ``offset_metadata_max_bytes``; above 1, commits do not contain the map."""
 
 
 class OffsetMapRecovered(Event):
-    """The offset map of a partition fits into a commit again, and new records of the partition are delivered."""
+    """The offset map of a partition fits into a commit again, and the partition's records are started again."""
 
     partition: TopicPartition
     offset: int
@@ -475,9 +491,9 @@ class OffsetMapRecovered(Event):
 
 
 class OffsetMapDropped(Event):
-    """An offset was committed without its offset map.
+    """An offset was committed without an offset map.
 
-    If the member ends before the next commit with a map, records finished after the offset are delivered again.
+    If the member ends before its next commit with a map, the finished records after the offset are delivered again.
     """
 
     level = logging.WARNING
@@ -491,7 +507,7 @@ class OffsetMapDropped(Event):
 
 
 class TransactionAborted(Event):
-    """A transaction was aborted, with everything published in it. The consumed records are delivered again."""
+    """A transaction was aborted, including the records published in it. The consumed records are delivered again."""
 
     level = logging.WARNING
     group_id: str
@@ -499,21 +515,22 @@ class TransactionAborted(Event):
     """Number of consumed records in the transaction."""
     reason: str
     exception: BaseException | None = None
-    """The exception."""
 
 
 class TransactionInDoubt(Event):
-    """EndTxn was sent but not answered. The request is repeated until the outcome is known."""
+    """The request to end a transaction (EndTxn) was not answered. It is repeated until the outcome is known."""
 
     level = logging.WARNING
     group_id: str
     reason: str
     exception: BaseException | None = None
-    """The exception."""
 
 
 class TransactionsStalled(Event):
-    """A group has records, but could not commit a transaction for a long time. The app's health is degraded."""
+    """A group has records, but committed no transaction for three times the transaction timeout.
+
+    The app's health is degraded until a transaction is committed.
+    """
 
     level = logging.ERROR
     group_id: str
@@ -530,7 +547,6 @@ class TransactionalProducerReplaced(Event):
     transactional_id: str
     reason: str
     exception: BaseException | None = None
-    """The exception."""
 
 
 # ---- Fetching --------------------------------------------------------------------------------------------------
@@ -541,18 +557,18 @@ class FetchCompleted(Event):
 
     level = _MEASUREMENT
     broker: str
-    """Broker with its id, such as ``broker 1``."""
+    """Name of the broker, such as ``broker 1``."""
     size: int
     """Size of the fetched record sets, in bytes."""
     records: int
     """Number of offsets in the fetched batches; the number of records is lower where the log has gaps."""
     took_s: float
-    """Time until the response, in seconds, including the broker's wait for records of up to ``fetch_max_wait_ms``."""
+    """Time until the response, in seconds; a broker without records waits up to ``fetch_max_wait_ms``."""
     throttled_s: float
-    """Delay that the broker imposed by quota, in seconds."""
+    """Delay that the broker imposed because of a quota, in seconds."""
     group_id: str | None = None
     by_partition: Mapping[TopicPartition, int] = msgspec.field(default_factory=dict)
-    """Number of offsets in the fetched batches of each partition that had records."""
+    """Number of offsets in the fetched batches, for each partition that had records."""
 
 
 class FetchFailed(Event):
@@ -560,44 +576,47 @@ class FetchFailed(Event):
 
     level = logging.WARNING
     broker: str
-    """Broker with its id, such as ``broker 1``."""
+    """Name of the broker, such as ``broker 1``."""
     partition: TopicPartition | None
     """Partition that failed; None if the whole request failed."""
     error: str
     exception: BaseException | None = None
-    """The exception; None if the broker refused a single partition."""
+    """Exception of the request; None if the broker refused a single partition."""
 
 
 class FetchInterrupted(Event):
-    """A fetch failed in a way that is usual while leadership moves. The fetch is repeated with new metadata.
+    """A fetch failed with an error that is usual while a partition gets another leader, and is repeated.
 
-    A fetch that fails several times in a row emits ``FetchFailed``.
+    After several such failures in a row, ``FetchFailed`` is emitted instead.
     """
 
     broker: str
-    """Broker with its id, such as ``broker 1``."""
+    """Name of the broker, such as ``broker 1``."""
     partition: TopicPartition | None
     """Partition that failed; None if the whole request failed."""
     error: str
     exception: BaseException | None = None
-    """The exception, as in ``FetchFailed``."""
+    """Exception of the request, as in ``FetchFailed``."""
 
 
 class LogTruncated(Event):
-    """The log was truncated below the position after a leader was lost. Reading continues where the logs diverge."""
+    """The log was truncated below the position, because a leader was lost whose records were not replicated.
+
+    Reading continues at the offset from which the new log differs.
+    """
 
     level = logging.WARNING
     partition: TopicPartition
     before: int | None
-    """Position before the truncation."""
+    """Position before the truncation; None if it is unknown."""
     after: int
-    """Position after the truncation."""
+    """Position from which reading continues."""
     lost: int
-    """Number of delivered offsets that the log no longer has."""
+    """Number of delivered offsets that the log no longer contains."""
 
 
 class CorruptBatchFetched(Event):
-    """A record batch failed its checksum or could not be read. The batch is fetched again before an error is raised."""
+    """A record batch has a wrong checksum or cannot be decoded. It is fetched again before an error is raised."""
 
     level = logging.ERROR
     partition: TopicPartition
@@ -607,26 +626,25 @@ class CorruptBatchFetched(Event):
 
 
 class RecordUnreadable(Event):
-    """A deserializer raised, and the record was skipped because ``on_deserialize_error="skip"`` is set."""
+    """A deserializer raised, and its record was skipped because of ``on_deserialize_error="skip"``."""
 
     level = logging.WARNING
     partition: TopicPartition
     offset: int
     error: str
     exception: BaseException | None = None
-    """The exception."""
 
 
 # ---- Consumers and apps ----------------------------------------------------------------------------------------
 
 
 class ConsumerStarted(Event):
-    """A consumer started: the cluster answers and the topics exist."""
+    """A consumer started: a broker answers, and the topics exist."""
 
     client_id: str
     group_id: str | None
     topics: tuple[str, ...]
-    """Subscribed topics."""
+    """Topics that the consumer reads, sorted."""
 
 
 class ConsumerStopped(Event):
@@ -642,7 +660,7 @@ class _Failure(Event):
     level = logging.ERROR
     error: str
     exception: BaseException | None = None
-    """The exception, which is logged with its traceback; None if ``start()`` raises it."""
+    """Exception that is logged with its traceback; None if ``start()`` raises it."""
 
     @property
     def exc_info(self) -> ExcInfo | None:
@@ -651,7 +669,7 @@ class _Failure(Event):
 
 
 class ConsumerFailed(_Failure):
-    """A consumer cannot continue. The next call of one of its methods raises the error."""
+    """A consumer failed and cannot continue. The next call of one of its methods raises the error."""
 
 
 class AppFailed(_Failure):
@@ -659,11 +677,14 @@ class AppFailed(_Failure):
 
 
 class ShutdownTimedOut(Event):
-    """A stop hook or app-scoped provider did not end in time while the app stopped. ``stop()`` and ``run()`` raise."""
+    """A stop hook or an app-scoped provider did not end in time while the app stopped.
+
+    ``stop()`` and ``run()`` raise an error that names it.
+    """
 
     level = logging.ERROR
     step: str
-    """Hook or provider."""
+    """Name of the hook or provider."""
     waited_s: float
     """Time that the hook or provider ran, in seconds."""
     is_abandoned: bool
@@ -671,17 +692,17 @@ class ShutdownTimedOut(Event):
 
 
 class TelemetryFailed(Event):
-    """A span or metric could not be made; records are handled all the same.
+    """A span or metric could not be recorded. The handling of records is not affected.
 
-    Logged once for each step; hooks do not receive it.
+    Logged only for the first failure of each step. Hooks do not receive this event.
     """
 
     level = logging.ERROR
     step: str
-    """Step that failed, such as ``starting a span``."""
+    """Step of the telemetry that failed, such as ``starting a span``."""
     error: str
     exception: BaseException | None = None
-    """The exception."""
+    """Exception that caused the event, which is logged with its traceback."""
 
     @property
     def exc_info(self) -> ExcInfo | None:
@@ -690,21 +711,21 @@ class TelemetryFailed(Event):
 
 
 class LoopBlocked(Event):
-    """The event loop is blocked, so no heartbeats are sent. Emitted once per block, from the watchdog's thread."""
+    """The event loop is blocked, so no heartbeats are sent. Emitted once for each block, in the watchdog's thread."""
 
     level = logging.WARNING
     seconds: float
     """Duration of the block so far, in seconds."""
     handler: str | None
-    """Handler that blocks the loop; None if other code blocks the loop."""
+    """Handler that blocks the loop; None if the code does not belong to a handler."""
     where: str
-    """Innermost line of the user's code."""
+    """Innermost line of the user's code that blocks the loop."""
     stack: tuple[str, ...]
-    """Frames of the code that blocks the loop, innermost last."""
+    """Stack frames of the code that blocks the loop, innermost last."""
 
 
 class LoopUnblocked(Event):
-    """The event loop runs again after ``LoopBlocked``. Emitted from the watchdog's thread."""
+    """The event loop runs again after ``LoopBlocked``. Emitted in the watchdog's thread."""
 
     level = logging.WARNING
     seconds: float
@@ -715,7 +736,10 @@ class LoopUnblocked(Event):
 
 
 class _HandlerEvent(Event):
-    """Base class of events about a handler and a record; if about several records, ``offset`` is that of the first."""
+    """Base class of events about a handler and a record.
+
+    If an event is about several records, ``partition`` and ``offset`` are those of the first record.
+    """
 
     handler: str
     partition: TopicPartition
@@ -723,22 +747,21 @@ class _HandlerEvent(Event):
 
 
 class HandlerFailed(_HandlerEvent):
-    """A handler raised, or its record could not be decoded. Emitted for each failed attempt."""
+    """A handler raised, or the value of its record could not be decoded. Emitted for each failed attempt."""
 
     level = logging.WARNING
     failures: int
     """Number of failed attempts so far."""
     error: str
     action: str
-    """Action for the record, such as ``retried``."""
+    """Action taken on the record, such as ``retried``."""
     where: str | None = None
     """Innermost line of the user's code in the traceback, such as ``billing.py:17 in charge``."""
     exception: BaseException | None = None
-    """The exception."""
 
 
 class HandlerFailedPermanently(HandlerFailed):
-    """A record failed permanently. Emitted in place of the last ``HandlerFailed`` and logged with the traceback."""
+    """A record failed for good. Emitted for the last attempt instead of ``HandlerFailed``; logged with traceback."""
 
     level = logging.ERROR
     logged_exception: BaseException | None = None
@@ -751,9 +774,9 @@ class HandlerFailedPermanently(HandlerFailed):
 
 
 class BatchFailed(_HandlerEvent):
-    """A batch handler raised, or records of the batch could not be decoded. Emitted for each failed attempt.
+    """A batch handler raised, or records of its batch could not be decoded. Emitted for each failed attempt.
 
-    ``partition``, ``offset`` and ``error`` are those of the first record that failed.
+    ``partition``, ``offset``, ``error`` and ``exception`` are those of the first record that failed.
     """
 
     level = logging.WARNING
@@ -765,15 +788,17 @@ class BatchFailed(_HandlerEvent):
     """Number of failed attempts so far."""
     error: str
     action: str
-    """Actions for the failed records, such as ``2 retried``."""
+    """Actions taken on the failed records, such as ``2 retried``."""
     where: str | None = None
     """Innermost line of the user's code in the traceback, as in ``HandlerFailed``."""
     exception: BaseException | None = None
-    """The exception."""
 
 
 class BatchFailedPermanently(BatchFailed):
-    """Records of a batch failed permanently. Emitted in place of ``BatchFailed``; logged with the first traceback."""
+    """Records of a batch failed for good. Emitted instead of ``BatchFailed``; logged with traceback.
+
+    ``partition``, ``offset``, ``error`` and ``exception`` are those of the first record that failed for good.
+    """
 
     level = logging.ERROR
     logged_exception: BaseException | None = None
@@ -794,33 +819,30 @@ class RecordDelayed(_HandlerEvent):
     delay_s: float
     """Delay until the next attempt, in seconds."""
     exception: BaseException | None = None
-    """The exception."""
 
 
 class RecordDeadLettered(_HandlerEvent):
-    """A record failed permanently and was published to the dead-letter topic."""
+    """A record failed for good and was published to the dead-letter topic."""
 
     level = logging.ERROR
     error: str
     dead_letter: str
     """Dead-letter topic."""
     exception: BaseException | None = None
-    """The exception."""
 
 
 class RecordSkipped(_HandlerEvent):
-    """A record failed permanently and was skipped: it has no dead-letter topic, and ``on_failure="skip"`` is set."""
+    """A record without a dead-letter topic failed for good and was skipped because of ``on_failure="skip"``."""
 
     level = logging.ERROR
     error: str
     exception: BaseException | None = None
-    """The exception."""
 
 
 class DeadLetterFailed(_HandlerEvent):
     """A failed record could not be published to its retry or dead-letter topic.
 
-    The record is not skipped: publishing is tried again, and the records that must be handled after it wait.
+    It is not skipped: the app tries again to publish it, and the records that must be handled after it wait.
     """
 
     level = logging.ERROR
@@ -832,11 +854,10 @@ class DeadLetterFailed(_HandlerEvent):
     retry_s: float
     """Time until the next attempt, in seconds."""
     exception: BaseException | None = None
-    """The exception."""
 
 
 class RecordUnmatched(Event):
-    """A record was skipped: no handler's ``when`` accepts it, and ``unmatched="skip"`` is set."""
+    """A record was skipped, because no handler's ``when=`` accepts it and ``unmatched="skip"`` is set."""
 
     level = logging.WARNING
     partition: TopicPartition
@@ -844,10 +865,10 @@ class RecordUnmatched(Event):
 
 
 class HandlerOverdue(_HandlerEvent):
-    """A handler still runs a second after its ``timeout_ms``: it ignored its cancellation, or blocks its thread.
+    """A handler still runs a second after its ``timeout_ms``: it ignores its cancellation, or blocks its thread.
 
-    The record fails when the handler ends. Until then, the record is not committed, and the records that must be
-    handled after it wait.
+    Its record fails when the handler ends. Until then, the offset of the record is not committed, and the records that
+    must be handled after it wait.
     """
 
     level = logging.ERROR
@@ -860,28 +881,30 @@ class HandlerAbandoned(_HandlerEvent):
 
     level = logging.ERROR
     waited_s: float
-    """Time allowed after the cancellation, in seconds."""
+    """Time for which the app waited after the cancellation, in seconds."""
 
 
 class PartitionReadPaused(Event):
-    """Reading of a partition pauses, because too many of its records wait for earlier records or for another attempt.
+    """A partition is not read for now, because too many of its records wait for an earlier record or another attempt.
 
-    Emitted at most once a minute for each partition while too many records wait.
+    Emitted at most once a minute for each partition.
     """
 
     level = logging.WARNING
     handler: str
     partition: TopicPartition
     key: bytes | None
-    """Key of the record whose failure or wait reached the limit; for a failed batch, the key of its first record."""
+    """Key of one of the records that wait or have failed."""
     waiting: int
-    """Number of records that wait for the same earlier record; after a failure, number of all that failed or wait."""
+    """Number of records that wait in the lane of this record; after failures, number of the partition's records that
+    wait or have failed.
+    """
 
 
 class HandlersOverlap(Event):
-    """A topic has two handlers in one group, and at least one of them has no ``when=``.
+    """Two handlers of a group read the same topic, and at least one of them has no ``when=``.
 
-    Each record goes to the first handler that accepts it.
+    Each record is handled only by the first handler that accepts it.
     """
 
     level = logging.ERROR
@@ -902,10 +925,10 @@ class TopicCreated(Event):
 
 
 class TopicMissing(Event):
-    """A topic that handlers publish to does not exist and was not created.
+    """A dead-letter topic, retry topic or topic of a ``publish=`` does not exist and was not created.
 
-    If a dead-letter topic is missing, records that fail permanently wait until the topic exists. The app never creates
-    the topic of a ``publish=``.
+    Records for a missing dead-letter or retry topic wait until it exists. The app does not try to create the topic of a
+    ``publish=``.
     """
 
     level = logging.ERROR
@@ -914,13 +937,13 @@ class TopicMissing(Event):
     advice: str
     """Action that resolves the problem."""
     exception: BaseException | None = None
-    """The broker's error; None if the topic belongs to a ``publish=``."""
+    """Error of the attempt to create the topic; None for the topic of a ``publish=``."""
 
 
 class ReplayTopicMissing(Event):
-    """A replay topic does not exist, and this app may not create it.
+    """The replay topic of a group does not exist, and this app could not create it.
 
-    Once a replay has created the topic, the app reads its records after ``metadata_max_age_ms`` at the latest.
+    ``tailrace dead-letters replay`` creates the topic, too. The app reads it at most ``metadata_max_age_ms`` later.
     """
 
     level = logging.WARNING
@@ -929,7 +952,6 @@ class ReplayTopicMissing(Event):
     advice: str
     """Action that resolves the problem."""
     exception: BaseException | None = None
-    """The exception."""
 
 
 # ---- Worker processes ------------------------------------------------------------------------------------------
@@ -944,15 +966,15 @@ class WorkerStarted(Event):
 
 
 class WorkerExited(Event):
-    """A worker process ended without being stopped, or failed while it was being stopped."""
+    """A worker process ended unexpectedly, or failed while it was being stopped."""
 
     level = logging.ERROR
     worker: int
     """Number of the worker."""
     exit_code: int
-    """Exit code; if negative, the number of the signal that killed the process."""
+    """Exit code; if it is negative, the process was killed by the signal of this number."""
     error: str
-    """Error that the process reported or its parent observed; may be empty."""
+    """Error that the process reported, or that its parent observed; empty if there is none."""
     restarts_after_s: float | None
     """Pause before the restart, in seconds; None if the process is not restarted."""
 
@@ -961,13 +983,12 @@ class WorkerExited(Event):
 
 
 class CheckpointAbandoned(Event):
-    """A Spark checkpoint cannot be read. A new generation of the checkpoint starts at the group's committed offsets."""
+    """A Spark checkpoint cannot be read. A new checkpoint starts at the committed offsets of the group."""
 
     level = logging.ERROR
     group_id: str
     reason: str
     exception: BaseException | None = None
-    """The exception."""
 
 
 class SparkQueryFailed(Event):
@@ -978,4 +999,3 @@ class SparkQueryFailed(Event):
     handler: str
     error: str
     exception: BaseException | None = None
-    """The exception."""

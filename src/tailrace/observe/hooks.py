@@ -21,7 +21,10 @@ __all__ = ["Hook", "Observer"]
 
 
 def _escape_traceback(record: logging.LogRecord) -> bool:
-    """Store the escaped traceback in ``exc_text``, which the standard library's formatters use if it is set."""
+    """Store the escaped traceback in ``record.exc_text``, which formatters of the standard library print if it is set.
+
+    Return True, because this is a filter that keeps all log records.
+    """
     if record.exc_info and not record.exc_text:
         record.exc_text = escaped_traceback(*record.exc_info)
     return True
@@ -31,10 +34,10 @@ logging.getLogger("tailrace").addFilter(_escape_traceback)
 
 
 class Hook(Protocol):
-    """Interface of hooks; a hook receives every event, in order.
+    """Interface of hooks. A hook receives all events in the order in which they are emitted.
 
-    ``on_event`` is called in the event loop and must not block. For ``LoopBlocked`` and ``LoopUnblocked``, and in the
-    driver of a Spark pipeline, it is called in other threads.
+    ``on_event`` is called in the event loop and must not block. It is called in other threads for ``LoopBlocked`` and
+    ``LoopUnblocked``, and in the driver of a Spark pipeline.
     """
 
     def on_event(self, event: Event, /) -> None: ...
@@ -43,7 +46,11 @@ class Hook(Protocol):
 class Observer:
     """Emits events to hooks and to the logger ``tailrace``.
 
-    An exception in a hook is logged and has no other effect.
+    An exception raised by a hook is logged and has no other effect.
+
+    Args:
+        hooks: hooks that receive the events.
+        context: fields to add to each log line.
     """
 
     def __init__(self, hooks: Sequence[Hook] = (), **context: object) -> None:
@@ -67,7 +74,7 @@ class Observer:
         return self._hooks
 
     def emit(self, event: Event) -> None:
-        """Pass ``event`` to the hooks and log it."""
+        """Pass ``event`` to the hooks, and log it at the event's level."""
         for hook in self._hooks:
             try:
                 returned: object = cast("Any", hook).on_event(event)
@@ -87,10 +94,10 @@ class Observer:
 
 
 def _logger() -> structlog.stdlib.BoundLogger:
-    # Imported when the first line is logged, because structlog imports rich if installed, which takes 0.1 s.
+    # Imported when the first line is logged, because structlog imports rich if it is installed, which takes 0.1 s.
     import structlog  # noqa: PLC0415
 
-    # The logger has processors of its own, so structlog's global configuration neither applies nor changes.
+    # The logger has its own processors: structlog's global configuration is neither used nor changed.
     return cast(
         structlog.stdlib.BoundLogger,
         structlog.wrap_logger(
@@ -104,7 +111,7 @@ def _logger() -> structlog.stdlib.BoundLogger:
 def _for_standard_logging(
     _logger: object, _method: str, values: structlog.typing.EventDict
 ) -> tuple[tuple[str], dict[str, object]]:
-    """Return one line of text, and the values as JSON types for ``record.tailrace``."""
+    """Return the arguments for ``logging``: one line of text, and the values as JSON types in ``record.tailrace``."""
     event, exc_info = values.pop("event"), values.pop("exc_info", None)
     line = " ".join([str(event), *(f"{key}={_readable(value)}" for key, value in values.items() if value is not None)])
     data = {key: _structured(value) for key, value in values.items()}
@@ -116,7 +123,7 @@ def _event_name(name: str) -> str:
 
 
 def _logged_fields(event: Event) -> dict[str, object]:
-    """Return the fields; exceptions are logged with their tracebacks instead."""
+    """Return the fields of an event without exceptions, which are logged with their tracebacks if at all."""
     return {name: getattr(event, name) for name in event.__struct_fields__ if not name.endswith("exception")}
 
 

@@ -1,4 +1,4 @@
-"""Interface of hooks that surround the calls of handlers and of publishers, for example with spans."""
+"""Interface of hooks that wrap handlers and the publisher, for example in spans."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tailrace.observe.hooks import Hook, Observer
 __all__ = ["HandlerInfo", "Instrumentation", "Publish", "instrumentations_of"]
 
 Publish: TypeAlias = Callable[..., Awaitable[Any]]
-"""Publishes one record, with the parameters and the result of ``tailrace.producer.publisher.Publisher.publish``."""
+"""Function that publishes one record, with the parameters and result of ``producer.publisher.Publisher.publish``."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerInfo:
-    """Handler whose calls are surrounded."""
+    """Handler that an ``Instrumentation`` wraps."""
 
     name: str
     group_id: str
@@ -25,25 +25,29 @@ class HandlerInfo:
 
 @runtime_checkable
 class Instrumentation(Hook, Protocol):
-    """Hook that also surrounds the calls of an app's handlers and of its publisher.
+    """Hook that also wraps the handlers and the publisher of an app.
 
-    An app asks for the surrounding functions once, at its start, so that an app without such hooks calls its handlers
+    An app calls ``around_handler`` and ``around_publish`` once, at its start. Without such hooks, it calls its handlers
     directly.
     """
 
     def around_handler(
         self, call: Callable[[Any], Awaitable[Any]], handler: HandlerInfo, /
     ) -> Callable[[Any], Awaitable[Any]]:
-        """Return ``call``, surrounded; each attempt is one call.
+        """Return a function to call instead of ``call``, once for each attempt.
 
-        The call for a record raises if the record fails. The call for the list of records of a batch returns the failed
-        records: a mapping from index to exception.
+        If ``handler`` is not a batch handler, the argument is a record, and ``call`` raises if the record fails. If it
+        is one, the argument is the list of the batch's records, and ``call`` returns the exceptions of the failed
+        records by their index.
         """
 
     def around_publish(self, publish: Publish, /) -> Publish:
-        """Return ``publish``, surrounded: for results, ``app.publish``, retry topics and dead-letter topics."""
+        """Return a function to call instead of ``publish``.
+
+        It is used for results of handlers, ``app.publish``, retry topics and dead-letter topics.
+        """
 
 
 def instrumentations_of(observer: Observer) -> Sequence[Instrumentation]:
-    """Return the hooks of an observer that surround calls."""
+    """Return the hooks of an observer that are instrumentations."""
     return tuple(hook for hook in observer.hooks if isinstance(hook, Instrumentation))

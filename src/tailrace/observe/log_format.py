@@ -14,12 +14,12 @@ LogFormat: TypeAlias = Literal["console", "json"]
 
 
 def configure_logging(level: str, log_format: LogFormat, **fields: object) -> None:
-    """Log all loggers to stderr.
+    """Log to stderr, and remove the handlers of the root logger.
 
     Args:
         level: Name of the lowest level to log.
         log_format: "console" or "json".
-        fields: Fields to add to each line of JSON.
+        fields: Fields to add to each line; only for "json".
     """
     handler = logging.StreamHandler()
     if log_format == "json":
@@ -32,19 +32,19 @@ def configure_logging(level: str, log_format: LogFormat, **fields: object) -> No
 def json_formatter(**fields: object) -> logging.Formatter:
     """Return a formatter that writes each log record as one line of JSON.
 
-    The fields of an event of tailrace keep their types; so do the fields of ``extra=`` in other log records, and those
-    of structlog if it is configured with ``structlog.stdlib.ProcessorFormatter.wrap_for_formatter``. Each line has
-    ``event``, ``level``, ``logger`` and ``timestamp`` (UTC), and ``exception`` if there is one.
+    Each line has ``event``, ``level``, ``logger`` and ``timestamp`` (UTC), and ``exception`` if there is one. Further
+    fields keep their types: those of tailrace's events, those that other log records have in ``extra=``, and those of
+    structlog if it is configured with ``structlog.stdlib.ProcessorFormatter.wrap_for_formatter``.
 
     Args:
         fields: Fields to add to each line.
     """
-    # Imported here, because structlog imports rich if installed, which takes 0.1 s.
+    # Imported here, because structlog imports rich if it is installed, which takes 0.1 s.
     import structlog  # noqa: PLC0415
 
     def with_fields(_logger: object, _method: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        of_event = values.pop("tailrace", {})
-        return {**values, **of_event, **fields}
+        event_fields = values.pop("tailrace", {})
+        return {**values, **event_fields, **fields}
 
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[structlog.stdlib.ExtraAdder()],

@@ -1,7 +1,7 @@
 """Table of all metrics: name, kind, unit, labels and meaning.
 
 A metric is a field of a class of ``observe.statistics``; ``observe.samples`` reads the values. The number of label
-values is bounded by the program and its assignment: no label contains a key, an offset or an error text.
+values is limited by the program and its assigned partitions: no label contains a key, an offset or an error text.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ LABELS: dict[Subject, dict[str, str]] = {
     "app": {},
     "worker": {"worker": "worker"},
 }
-"""Labels of the metrics of each subject, with the fields that they are read from."""
+"""Labels of the metrics of each subject, with the field of its statistics that has the label's value."""
 
 
 class MetricDefinition(NamedTuple):
     """One metric.
 
     Attributes:
-        subject: subject that has the metric; ``LABELS`` has its labels.
+        subject: kind of object that the metric describes; ``LABELS`` has its labels.
         name: name in Prometheus.
-        kind: kind of the metric; an "info" is a gauge of 1 whose labels are the values.
+        kind: type of the metric; an "info" is a gauge with the value 1, whose labels contain the information.
         unit: unit of the values; empty for a number without a unit.
-        field: field of the subject's statistics; for an "info", fields separated by spaces.
-        meaning: description, as a noun phrase.
+        field: field of the subject's statistics; for an "info", the fields that become labels, separated by spaces.
+        meaning: description.
     """
 
     subject: Subject
@@ -63,8 +63,8 @@ METRICS = (
         "histogram",
         "seconds",
         "calls",
-        "Durations of calls, failed ones included, each for one record or batch; records of a handler that does not"
-        " suspend are measured together, and counted with their mean",
+        "Durations of handler calls, including failed ones; a call handles one record or one batch. Calls that do not"
+        " suspend are measured together, and each is counted with their mean duration",
     ),
     MetricDefinition(
         "handler",
@@ -72,7 +72,7 @@ METRICS = (
         "gauge",
         "records",
         "in_flight",
-        "Records that run or wait for their next attempt",
+        "Records whose handler runs, or that wait for their next attempt",
     ),
     MetricDefinition(
         "handler",
@@ -80,7 +80,7 @@ METRICS = (
         "gauge",
         "records",
         "waiting",
-        "Records read and not started: queue depth",
+        "Records that were read and are not started yet (queue depth)",
     ),
     MetricDefinition(
         "handler",
@@ -88,7 +88,7 @@ METRICS = (
         "gauge",
         "calls",
         "concurrency",
-        "Maximum number of records, or batches, that run at once",
+        "Maximum number of calls at the same time, each for one record or one batch",
     ),
     MetricDefinition(
         "handler", "tailrace_handler_paused", "gauge", "", "is_paused", "1 if the handler is paused, otherwise 0"
@@ -99,7 +99,7 @@ METRICS = (
         "counter",
         "records",
         "failures",
-        "Failed attempts; each failed record of a batch counts",
+        "Failed attempts to handle a record; in a batch, each failed record counts",
     ),
     MetricDefinition(
         "handler",
@@ -107,7 +107,7 @@ METRICS = (
         "counter",
         "records",
         "retries",
-        "Further attempts in place; each record of a batch counts",
+        "Repeated attempts to handle a record, without those after a retry topic; in a batch, each record counts",
     ),
     MetricDefinition(
         "handler",
@@ -135,7 +135,8 @@ METRICS = (
         "gauge",
         "records",
         "blocked",
-        "Records that failed for good and block their lane, because no topic takes them",
+        "Records that failed for good and block their lane, because they have no dead-letter topic, or could not be"
+        " published to it or to a retry topic",
     ),
     MetricDefinition(
         "group",
@@ -151,7 +152,7 @@ METRICS = (
         "gauge",
         "seconds",
         "stalled_s",
-        "Time without a committed transaction although there are records; 0 below a limit",
+        "Time for which the group had records but committed no transaction; 0 up to three transaction timeouts",
     ),
     # ---- assigned partitions
     MetricDefinition(
@@ -176,8 +177,8 @@ METRICS = (
         "gauge",
         "offsets",
         "end",
-        "End offset of the log as of the last fetch; while the partition is not fetched, as of at most five seconds"
-        " after the scrape before; with `read_committed`, the last stable offset",
+        "End offset of the log, as of the last fetch; with `read_committed`, the last stable offset. For a partition"
+        " that is not fetched, such as a paused one, it is requested within five seconds after each scrape",
     ),
     MetricDefinition(
         "partition",
@@ -185,7 +186,7 @@ METRICS = (
         "gauge",
         "records",
         "lag",
-        "End offset minus committed offset, as in Kafka's tools; without a committed offset, minus the lowest"
+        "End offset minus committed offset, as in Kafka's tools; without a committed offset, end offset minus lowest"
         " unfinished offset",
     ),
     MetricDefinition(
@@ -194,8 +195,8 @@ METRICS = (
         "gauge",
         "records",
         "work_lag",
-        "Offsets up to the end that are not finished: lag without records that are finished and not committed, because"
-        " of the commit interval or an earlier unfinished record",
+        "Unfinished offsets before the end offset; unlike the lag, this number does not include finished records whose"
+        " offsets are not committed yet",
     ),
     MetricDefinition(
         "partition",
@@ -203,8 +204,8 @@ METRICS = (
         "gauge",
         "seconds",
         "lag_s",
-        "Age of the oldest unfinished record by its timestamp; 0 if all records are finished, absent if that record was"
-        " not fetched yet",
+        "Age of the oldest unfinished record by its timestamp; 0 if all records are finished, absent until this record"
+        " is fetched",
     ),
     MetricDefinition(
         "partition", "tailrace_partition_paused", "gauge", "", "is_paused", "1 if the partition is paused, otherwise 0"
@@ -224,7 +225,7 @@ METRICS = (
         "gauge",
         "records",
         "queued_records",
-        "Records decoded and not delivered",
+        "Records that are decoded and not delivered yet",
     ),
     MetricDefinition(
         "consumer",
@@ -232,7 +233,7 @@ METRICS = (
         "gauge",
         "bytes",
         "buffered_bytes",
-        "Bytes fetched and not decoded",
+        "Bytes that are fetched and not decoded yet",
     ),
     MetricDefinition(
         "consumer",
@@ -248,7 +249,7 @@ METRICS = (
         "counter",
         "records",
         "fetched_records",
-        "Offsets in the fetched batches",
+        "Offsets in the fetched batches; where the log has gaps, there are fewer records",
     ),
     MetricDefinition(
         "consumer",
@@ -272,7 +273,7 @@ METRICS = (
         "histogram",
         "seconds",
         "commits",
-        "Durations of commit requests until the broker's answer, refused ones included",
+        "Durations of commit requests until the broker's answer, including refused ones",
     ),
     MetricDefinition(
         "consumer",
@@ -280,7 +281,7 @@ METRICS = (
         "counter",
         "commits",
         "failed_commits",
-        "Commits refused or not answered",
+        "Commits that were refused or not answered",
     ),
     MetricDefinition(
         "consumer",
@@ -288,7 +289,7 @@ METRICS = (
         "histogram",
         "seconds",
         "rebalances",
-        "Durations of rebalances, from the start of the member's join to its assignment",
+        "Durations of rebalances, from the member's revocation or join to its assignment",
     ),
     MetricDefinition(
         "consumer",
@@ -296,7 +297,7 @@ METRICS = (
         "gauge",
         "seconds",
         "heartbeat_age_s",
-        "Time since the last acknowledged heartbeat was sent; only in a group",
+        "Time since the last acknowledged heartbeat was sent; absent without a group",
     ),
     MetricDefinition(
         "consumer",
@@ -304,7 +305,8 @@ METRICS = (
         "counter",
         "commits",
         "ignored_maps",
-        "Commits whose metadata was foreign, unreadable or of another log",
+        "Commits of assigned partitions whose metadata are a text of the user or another client, unreadable, or of"
+        " another log",
     ),
     MetricDefinition(
         "consumer",
@@ -312,14 +314,20 @@ METRICS = (
         "info",
         "",
         "decoder checksum",
-        "Implementations in use: `decoder` is compiled or python, `checksum` is hardware or software",
+        "Implementations in use: `decoder` is compiled or python, `checksum` is hardware or software; either may be"
+        " unknown",
     ),
     # ---- the process of an app
     MetricDefinition(
-        "app", "tailrace_app_live", "gauge", "", "is_live", "1 unless only a restart can heal the app, as `/livez`"
+        "app",
+        "tailrace_app_live",
+        "gauge",
+        "",
+        "is_live",
+        "1 if the app is live, 0 if it needs a restart; see `/livez`",
     ),
     MetricDefinition(
-        "app", "tailrace_app_ready", "gauge", "", "is_ready", "1 from the first assignment to the stop, as `/readyz`"
+        "app", "tailrace_app_ready", "gauge", "", "is_ready", "1 if the app is ready, otherwise 0; see `/readyz`"
     ),
     MetricDefinition(
         "app",
@@ -327,7 +335,7 @@ METRICS = (
         "histogram",
         "seconds",
         "loop_lag",
-        "Delays of timers by a busy event loop, sampled four times in `heartbeat_interval_ms`",
+        "Delays with which a busy event loop calls a timer, measured four times per `heartbeat_interval_ms`",
     ),
     MetricDefinition(
         "app",
@@ -335,7 +343,7 @@ METRICS = (
         "gauge",
         "seconds",
         "loop_blocked_s",
-        "Time for which the event loop has been blocked; 0 up to `heartbeat_interval_ms`",
+        "Time for which the event loop has been blocked; 0 while this is not longer than `heartbeat_interval_ms`",
     ),
     # ---- workers of a pool
     MetricDefinition(
@@ -344,7 +352,7 @@ METRICS = (
         "gauge",
         "",
         "is_up",
-        "1 if the worker process answers, otherwise 0; its other metrics are absent then",
+        "1 if the worker process answers; otherwise 0, and its other metrics are absent",
     ),
     MetricDefinition(
         "worker", "tailrace_worker_restarts_total", "counter", "restarts", "restarts", "Restarts of the worker process"

@@ -1,4 +1,4 @@
-"""Values of all metrics of the table in ``observe.metrics``, read from statistics."""
+"""Values of the metrics in ``observe.metrics``, read from statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Sample", "Statistics", "samples"]
 
 Statistics: TypeAlias = AppStatistics | ConsumerStatistics | PoolStatistics
 
-_OF_SUBJECT = {subject: tuple(one for one in METRICS if one.subject == subject) for subject in LABELS}
+_METRICS_BY_SUBJECT = {subject: tuple(one for one in METRICS if one.subject == subject) for subject in LABELS}
 
 
 class Sample(NamedTuple):
@@ -32,8 +32,9 @@ class _WorkerState(NamedTuple):
 def samples(found: Iterable[Statistics]) -> list[Sample]:
     """Return the samples of all statistics; each pair of metric and labels occurs once.
 
-    Samples with the same labels, such as those of two consumers of one group in one process, are added up; ages and
-    offsets are not, and the greatest one counts.
+    Several samples of a metric may have the same labels, such as those of two consumers of a group in one process.
+    Their values are added. Ages and values of partitions are not added: the greatest value is returned. For a gauge
+    that is 0 or 1, the lowest value is returned.
     """
     merged: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
     for statistics in found:
@@ -44,42 +45,45 @@ def samples(found: Iterable[Statistics]) -> list[Sample]:
     return list(merged.values())
 
 
-def _merged(metric: MetricDefinition, one: float | Durations, other: float | Durations) -> float | Durations:
-    if isinstance(one, Durations) and isinstance(other, Durations):
-        return one + other
-    assert not isinstance(one, Durations)
-    assert not isinstance(other, Durations)
+def _merged(metric: MetricDefinition, first: float | Durations, second: float | Durations) -> float | Durations:
+    if isinstance(first, Durations) and isinstance(second, Durations):
+        return first + second
+    assert not isinstance(first, Durations)
+    assert not isinstance(second, Durations)
     if metric.kind == "gauge" and not metric.unit:
-        return min(one, other)  # yes or no: of several apps, each has to be ready
+        return min(first, second)  # 0 or 1: several apps are ready only if each of them is
     if metric.kind == "info" or metric.subject == "partition" or (metric.kind == "gauge" and metric.unit == "seconds"):
-        return max(one, other)
-    return one + other
+        return max(first, second)
+    return first + second
 
 
 def _samples(found: Statistics) -> Iterator[Sample]:
     match found:
         case PoolStatistics():
             for worker, statistics in found.workers.items():
-                yield from _of("worker", _WorkerState(worker, statistics is not None, found.restarts.get(worker, 0)))
+                yield from _samples_of(
+                    "worker", _WorkerState(worker, statistics is not None, found.restarts.get(worker, 0))
+                )
                 for one in () if statistics is None else _samples(statistics):
                     yield one._replace(labels={"worker": str(worker), **one.labels})
         case AppStatistics():
-            yield from _of("app", found)
+            yield from _samples_of("app", found)
             for handler in found.handlers:
-                yield from _of("handler", handler)
+                yield from _samples_of("handler", handler)
             for group in found.groups:
-                yield from _of("group", group)
+                yield from _samples_of("group", group)
             for consumer in found.consumers:
                 yield from _samples(consumer)
         case ConsumerStatistics():
-            yield from _of("consumer", found)
+            yield from _samples_of("consumer", found)
             for partition in found.partitions:
-                yield from _of("partition", partition, group=found.group_id or "")
+                yield from _samples_of("partition", partition, group=found.group_id or "")
 
 
-def _of(subject: Subject, found: object, **known: str) -> Iterator[Sample]:
+def _samples_of(subject: Subject, found: object, **known: str) -> Iterator[Sample]:
+    """Yield the samples of one object; ``known`` are labels that are not fields of its statistics."""
     labels = {label: known.get(label) or _text(getattr(found, field, None)) for label, field in LABELS[subject].items()}
-    for metric in _OF_SUBJECT[subject]:
+    for metric in _METRICS_BY_SUBJECT[subject]:
         if metric.kind == "info":
             values = {field: str(getattr(found, field)) for field in metric.field.split()}
             yield Sample(metric, {**labels, **values}, 1.0)

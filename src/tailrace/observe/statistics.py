@@ -1,6 +1,6 @@
-"""Statistics of apps, their handlers and consumers: snapshots, as plain data.
+"""Statistics of apps, handlers, consumers and worker pools: immutable snapshots.
 
-``observe.metrics`` describes each number. Counters begin at 0 when the app or consumer is started.
+Each number is also a metric; see ``observe.metrics``. Counters begin at 0 when the app or consumer is started.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DURATION_BOUNDS_S = (
     *(0.00001, 0.0001, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Upper bounds of the buckets of all durations, in seconds; the last bucket has no bound."""
+"""Upper bounds of the buckets of all histograms, in seconds; one more bucket has no upper bound."""
 
 Decoder: TypeAlias = Literal["compiled", "python", "unknown"]
 Checksum: TypeAlias = Literal["hardware", "software", "unknown"]
@@ -38,7 +38,7 @@ class Durations:
     sum_s: float = 0.0
     """Sum of all durations."""
     counts: tuple[int, ...] = (0,) * (len(DURATION_BOUNDS_S) + 1)
-    """Number of durations in each bucket of ``DURATION_BOUNDS_S``, and above the last bound."""
+    """Number of durations in each bucket of ``DURATION_BOUNDS_S``; the last number counts longer durations."""
 
     @property
     def count(self) -> int:
@@ -47,11 +47,11 @@ class Durations:
 
     @property
     def mean_s(self) -> float | None:
-        """Mean duration; None if there is none."""
+        """Mean duration in seconds; None if there are no durations."""
         return self.sum_s / count if (count := self.count) else None
 
     def cumulative(self) -> tuple[int, ...]:
-        """Return for each bucket the number of durations up to its upper bound."""
+        """Return the number of durations up to the upper bound of each bucket."""
         return tuple(accumulate(self.counts))
 
     def __add__(self, other: Durations) -> Durations:
@@ -62,10 +62,10 @@ class Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatistics:
-    """Offsets and lag of an assigned partition; None for unknown values.
+    """Offsets and lag of an assigned partition; unknown values are None.
 
-    End offset, and so lag, are as of the last fetch. While the partition is not fetched, for example because it is
-    paused, they are as of at most five seconds after the statistics were read before.
+    The end offset is that of the last fetch. For a partition that is not fetched, such as a paused one, it is requested
+    within five seconds after each reading of the statistics.
     """
 
     topic: str
@@ -77,11 +77,11 @@ class PartitionStatistics:
     end: int | None = None
     """End offset of the log; with ``read_committed``, the last stable offset."""
     lag: int | None = None
-    """Number of offsets from the committed offset to the end; without one, from the lowest unfinished offset."""
+    """Number of offsets from the committed offset to the end, or without one from the lowest unfinished offset."""
     work_lag: int | None = None
-    """Number of offsets up to the end that are not finished, whether or not an earlier one holds up the commit."""
+    """Number of unfinished offsets before the end. Finished offsets do not count even if they are not committed yet."""
     lag_s: float | None = None
-    """Age of the oldest unfinished record by its timestamp; 0 if all records are finished."""
+    """Age in seconds of the oldest unfinished record by its timestamp; 0 if all records are finished."""
     is_paused: bool = False
 
 
@@ -96,28 +96,33 @@ class ConsumerStatistics:
     buffered_bytes: int
     """Number of bytes that are fetched but not yet decoded."""
     reserved_bytes: int
-    """Number of bytes reserved for fetches in flight; at most ``max_buffered_bytes`` with ``buffered_bytes``."""
+    """Number of bytes reserved for fetches in flight; with ``buffered_bytes``, at most ``max_buffered_bytes``."""
     ignored_maps: int
-    """Number of commits whose metadata was foreign, unreadable or of another log; see ``OffsetMapIgnored``."""
+    """Number of commits of assigned partitions without a usable offset map.
+
+    Their metadata are a text of the user or another client (``ForeignMetadataFound``), unreadable, or of another log
+    (``OffsetMapIgnored``).
+    """
     partitions: tuple[PartitionStatistics, ...] = ()
     """Assigned partitions, in order."""
     fetched_records: int = 0
-    """Number of offsets in the fetched batches."""
+    """Number of offsets in the fetched batches; where the log has gaps, there are fewer records."""
     fetched_bytes: int = 0
-    """Size of the fetched batches."""
+    """Size of the fetched batches, in bytes."""
     fetches: Durations = field(default_factory=Durations)
     """Durations of fetches, including the broker's wait for records of up to ``fetch_max_wait_ms``."""
     commits: Durations = field(default_factory=Durations)
-    """Durations of commit requests until the broker's answer, refused ones included."""
+    """Durations of commit requests until the broker's answer, including refused ones."""
     failed_commits: int = 0
+    """Number of commits that were refused or not answered."""
     rebalances: Durations = field(default_factory=Durations)
-    """Durations of rebalances, from the start of the member's join to its assignment."""
+    """Durations of rebalances, from the member's revocation or join to its assignment."""
     heartbeat_age_s: float | None = None
     """Seconds since the last acknowledged heartbeat was sent; None without a group."""
     decoder: Decoder = "unknown"
-    """Decoder of record batches in use; unknown until the consumer has connected."""
+    """Decoder of record batches in use; "unknown" until the consumer has connected."""
     checksum: Checksum = "unknown"
-    """Implementation of CRC-32C in use."""
+    """Implementation of CRC-32C in use; "unknown" until the consumer has connected."""
 
     @property
     def assigned_partitions(self) -> int:
@@ -126,40 +131,43 @@ class ConsumerStatistics:
 
     @property
     def work_lag(self) -> int:
-        """Sum of the known work lags of all partitions."""
+        """Sum of the known values of ``work_lag`` of all partitions."""
         return sum(one.work_lag or 0 for one in self.partitions)
 
     @property
     def lag_s(self) -> float:
-        """Age of the oldest unfinished record of all partitions; 0 if none is known."""
+        """Age in seconds of the oldest unfinished record of all partitions; 0 if no age is known."""
         return max((one.lag_s or 0.0 for one in self.partitions), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerStatistics:
-    """Work of a handler."""
+    """Records and calls of a handler."""
 
     group_id: str
     handler: str
     concurrency: int
-    """Maximum number of records, or batches, that run at once."""
+    """Maximum number of calls at the same time, each for one record or one batch."""
     records: int = 0
     """Number of records handled successfully."""
     batches: int | None = None
     """Number of batches that were handled without a failed record; None for a handler of single records."""
     calls: Durations = field(default_factory=Durations)
-    """Durations of calls, failed calls included, each for one record or batch.
+    """Durations of calls, including failed ones; a call handles one record or one batch.
 
-    Records of a handler that does not suspend are measured together, and counted with their mean.
+    Calls that do not suspend are measured together, and each is counted with their mean duration.
     """
     in_flight: int = 0
-    """Number of records that run or wait for their next attempt."""
+    """Number of records whose handler runs, or that wait for their next attempt."""
     waiting: int = 0
-    """Number of records that were read and have not started."""
+    """Number of records that were read and are not started yet."""
     failures: int = 0
-    """Number of failed attempts; each failed record of a batch counts."""
+    """Number of failed attempts to handle a record; in a batch, each failed record counts."""
     retries: int = 0
-    """Number of further attempts in place; each record of a batch counts."""
+    """Number of repeated attempts to handle a record, without those after a retry topic.
+
+    In a batch, each record counts.
+    """
     delayed: int = 0
     """Number of failed records that were published to a retry topic."""
     dead_letters: int = 0
@@ -171,15 +179,18 @@ class HandlerStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatistics:
-    """Records of a group that no handler has finished."""
+    """Records of a group that are skipped or block their lane, and time without a committed transaction."""
 
     group_id: str
     unmatched: int = 0
     """Number of records skipped because no handler's ``when=`` accepts them."""
     blocked: int = 0
-    """Number of records that failed for good and block their lane, because no topic takes them."""
+    """Number of records that failed for good and block their lane.
+
+    They have no dead-letter topic, or could not be published to it or to a retry topic.
+    """
     stalled_s: float = 0.0
-    """Seconds for which no transaction was committed although there are records; 0 below a limit."""
+    """Seconds for which the group had records but committed no transaction; 0 up to three transaction timeouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,15 +198,16 @@ class AppStatistics:
     """Handlers, groups and event loop of an app."""
 
     is_live: bool = True
+    """False if the app needs a restart."""
     is_ready: bool = False
     handlers: tuple[HandlerStatistics, ...] = ()
     groups: tuple[GroupStatistics, ...] = ()
     consumers: tuple[ConsumerStatistics, ...] = ()
-    """Statistics of the consumer of each group; empty with a substitute for Kafka, as in tests."""
+    """Statistics of the consumer of each group; empty in a ``TestApp``, which has no consumers."""
     loop_lag: Durations = field(default_factory=Durations)
-    """Delays of timers by a busy event loop; sampled four times in ``heartbeat_interval_ms``."""
+    """Delays with which a busy event loop calls a timer, measured four times per ``heartbeat_interval_ms``."""
     loop_blocked_s: float = 0.0
-    """Seconds for which the event loop has been blocked; 0 if it is not blocked for long."""
+    """Seconds for which the event loop has been blocked; 0 while they are not more than ``heartbeat_interval_ms``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +215,6 @@ class PoolStatistics:
     """Statistics of the workers of a pool."""
 
     workers: Mapping[int, AppStatistics | None] = field(default_factory=dict)
-    """Statistics of each worker; None for a worker that does not run or did not answer in time."""
+    """Statistics of each worker, by its number; None if the worker does not run or did not answer in time."""
     restarts: Mapping[int, int] = field(default_factory=dict)
-    """Number of restarts of each worker."""
+    """Number of restarts of each worker, by the number of the worker."""

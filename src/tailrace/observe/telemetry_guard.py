@@ -11,12 +11,12 @@ __all__ = ["TelemetryGuard"]
 
 
 class TelemetryGuard:
-    """Suppresses errors of propagators, span processors and meters; the first error is logged.
+    """Context manager that suppresses exceptions of OpenTelemetry; only the first one is logged.
 
-    Usage: ``with guard: ...``.
+    It may be entered any number of times.
 
     Args:
-        step: name of the guarded step in the log.
+        step: name of the guarded step for the log.
     """
 
     __slots__ = ("_has_failed", "_step")

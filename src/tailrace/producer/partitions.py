@@ -1,4 +1,4 @@
-"""Partitions of records to publish, chosen by key or in turn. Each topic is looked up once."""
+"""Partitions of the records to publish: named by the caller, or chosen by the partitioner."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tailrace.records import TopicPartition
 __all__ = ["PartitionResolver"]
 
 _TOPIC_GRACE_S = 5.0
-"""Time that an unknown topic may take to appear, unless the resolver has a timeout of its own."""
+"""Default of ``PartitionResolver.timeout_s``."""
 
 
 class PartitionResolver:
-    """Chooses the partitions of one producer's records.
+    """Chooses the partitions of one producer's records, and looks up topics that are not in the metadata yet.
 
     Args:
         cluster: source of metadata.
-        timeout_s: time that an unknown topic may take to appear; five seconds if None.
+        timeout_s: seconds to wait for a topic or partition that does not exist yet; five seconds if None.
     """
 
     def __init__(self, cluster: Cluster, timeout_s: float | None = None) -> None:
@@ -34,39 +34,39 @@ class PartitionResolver:
         self._topics: dict[str, _Partitions] = {}
         self._lookups: dict[str, _Lookup] = {}
 
-    def known_place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition | None:
-        """Return the partition of a record; None if metadata has to be fetched first."""
-        named, known = self._topics.get(topic), self._cluster.topology.topics.get(topic)
-        if named is None or known is None or not known.partitions:
+    def resolve_known(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition | None:
+        """Return the partition of a record; None if ``resolve`` has to fetch metadata first."""
+        by_number, known = self._topics.get(topic), self._cluster.topology.topics.get(topic)
+        if by_number is None or known is None or not known.partitions:
             return None
         if partition is None:
-            return named[self._partitioner.choose(topic, key, known.partitions)]
-        return named[partition] if partition in known.partitions else None
+            return by_number[self._partitioner.choose(topic, key, known.partitions)]
+        return by_number[partition] if partition in known.partitions else None
 
-    async def place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
-        """Return the partition of a record: ``partition``, or if it is None, a partition chosen as Kafka's clients do.
+    async def resolve(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+        """Return the partition of a record: ``partition``, or if it is None, the choice of the partitioner.
 
         Raises:
             PublishError: the topic or partition does not exist.
         """
-        if (place := self.known_place_of(topic, key, partition)) is not None:
-            return place
+        if (topic_partition := self.resolve_known(topic, key, partition)) is not None:
+            return topic_partition
         if topic not in self._topics:
             self._topics[topic] = _Partitions(topic)
             self._cluster.watch(self, self._topics)
-        # A partition unknown here may have been added since the last refresh.
-        partitions = await self._found(topic, partition)
+        # A partition that is not in the metadata may have been added since the last refresh.
+        partitions = await self._look_up(topic, partition)
         if partition is not None and partition not in partitions:
-            raise PublishError(f"{topic} has no partition {partition}; it has {len(partitions)}")
+            raise PublishError(f"{topic} has no partition {partition} - its partitions are 0 to {len(partitions) - 1}")
         chosen = self._partitioner.choose(topic, key, partitions) if partition is None else partition
         return TopicPartition(topic, chosen)
 
-    def move_on(self, topic: str | None = None) -> None:
-        """Choose another partition for records without a key from now on; in all topics if ``topic`` is None."""
-        self._partitioner.move_on(topic)
+    def change_partition(self, topic: str | None = None) -> None:
+        """Choose another partition at the next record without a key, in all topics if ``topic`` is None."""
+        self._partitioner.change_partition(topic)
 
-    async def _found(self, topic: str, partition: int | None) -> Mapping[int, Leadership]:
-        """Look a topic up, once for all concurrent calls that wait for the topic."""
+    async def _look_up(self, topic: str, partition: int | None) -> Mapping[int, Leadership]:
+        """Return the partitions of a topic, after one look-up for all concurrent calls."""
         while (lookup := self._lookups.get(topic)) is not None:
             await lookup.is_over.wait()
             if lookup.error is not None:
@@ -77,7 +77,7 @@ class PartitionResolver:
         lookup = self._lookups[topic] = _Lookup()
         try:
             return await self._cluster.retrying(
-                lambda: self._look_for(topic),
+                lambda: self._fetch_partitions(topic),
                 timeout_s=_TOPIC_GRACE_S if self._timeout_s is None else self._timeout_s,
                 what=f"finding topic {topic!r}",
             )
@@ -90,7 +90,7 @@ class PartitionResolver:
             del self._lookups[topic]
             lookup.is_over.set()
 
-    async def _look_for(self, topic: str) -> Mapping[int, Leadership]:
+    async def _fetch_partitions(self, topic: str) -> Mapping[int, Leadership]:
         await self._cluster.refresh()
         topology = self._cluster.topology
         known = topology.topics.get(topic)
@@ -100,19 +100,19 @@ class PartitionResolver:
 
 
 class _Partitions(dict[int, TopicPartition]):
-    """Partitions of one topic by number; each ``TopicPartition`` is created once."""
+    """Partitions of one topic by number; each ``TopicPartition`` is created at its first use."""
 
     def __init__(self, topic: str) -> None:
         super().__init__()
         self._topic = topic
 
     def __missing__(self, partition: int) -> TopicPartition:
-        made = self[partition] = TopicPartition(self._topic, partition)
-        return made
+        created = self[partition] = TopicPartition(self._topic, partition)
+        return created
 
 
 class _Lookup:
-    """One look-up of a topic, and the error if it has failed."""
+    """Look-up of a topic that is in progress, and its error if it fails."""
 
     def __init__(self) -> None:
         self.is_over = asyncio.Event()

@@ -18,26 +18,27 @@ from tailrace.errors import BrokerError, ConfigurationError, ConsumerStateError,
 from tailrace.producer.partitions import PartitionResolver
 from tailrace.producer.publisher import Published
 from tailrace.producer.record_sender import RecordSender
-from tailrace.producer.runtime import ProducerRuntime, cluster_of
+from tailrace.producer.runtime import ProducerRuntime, new_cluster
 
 __all__ = ["Producer"]
 
 _AFTER_ERROR_S = 5
-"""Time to deliver the records in flight after the ``async with`` body has failed or was canceled."""
+"""Seconds to deliver the undelivered records after the ``async with`` body has failed or was canceled."""
 
 
 class Producer:
     """Publishes records until the end of an ``async with``.
 
-    Every record is stored once, and in the order of the calls within its partition. Leaving the ``async with`` waits
-    until all records are acknowledged. After an error in its body, the wait is at most five seconds.
+    The producer is idempotent: a record is stored once, even if its request is repeated, and the records of a partition
+    are stored in the order of the calls. The end of the ``async with`` waits until all records are acknowledged, for at
+    most five seconds after an error in its body.
 
     Args:
-        config: brokers, security and timeouts; the options of reading are not used.
-        max_batch_bytes: size of a batch, before compression; a larger record is a batch by itself.
+        config: brokers, security and timeouts; options for reading are not used.
+        max_batch_bytes: maximum size of a batch, before compression; a larger record is a batch by itself.
         linger_ms: time in milliseconds for which a batch waits for more records unless it is full.
-        compression: codec of the batches.
-        max_buffered_bytes: size of undelivered records above which publishing suspends its caller.
+        compression: compression codec of the batches.
+        max_buffered_bytes: size of undelivered records from which on publishing suspends its caller.
 
     Raises:
         ConfigurationError: an option is invalid, or a TLS file cannot be read.
@@ -85,13 +86,14 @@ class Producer:
             ConfigurationError: no address is given.
             AuthenticationError: the brokers refuse the credentials.
             BrokerConnectionError: no broker answers in ``start_timeout_ms``.
+            ConsumerStateError: the producer is started already.
             PublishError: the brokers give no producer id.
         """
         if self._running is not None:
             raise ConsumerStateError("this producer is started already")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.start_timeout_ms / 1000
-        cluster = cluster_of(self._config)
+        cluster = new_cluster(self._config)
         try:
             await cluster.reach(deadline - loop.time())
             accumulator = RecordAccumulator(self._settings, self._new_content, random.random)
@@ -100,9 +102,9 @@ class Producer:
         except BaseException as error:
             cluster.close()
             if isinstance(error, BrokerError):
-                raise PublishError(f"no producer id: {error}") from error
+                raise PublishError(f"the brokers gave no producer id: {error}") from error
             raise
-        # The look-up of a topic that does not exist fails as early as a request that gets no answer.
+        # The look-up of a topic that does not exist fails after the timeout of a request, not of a whole call.
         lookup_timeout_s = min(self._timeout_s, self._config.request_timeout_ms / 1000)
         resolver = PartitionResolver(cluster, lookup_timeout_s)
         self._running = ProducerRuntime(cluster, sender, resolver, self._timeout_s)
@@ -110,14 +112,14 @@ class Producer:
     async def close(self, timeout_s: float | None = None) -> None:
         """Wait until all records are acknowledged, for at most ``timeout_s``, and close the connections.
 
-        The default of ``timeout_s`` is ``stop_timeout_ms``. Records that are not acknowledged by then fail.
+        The default of ``timeout_s`` is the option ``stop_timeout_ms``. Records that are not acknowledged in time fail.
         """
         running, self._running = self._running, None
         if running is None:
             return
         try:
             async with asyncio.timeout(self._config.stop_timeout_ms / 1000 if timeout_s is None else timeout_s):
-                await running.flushed()
+                await running.flush()
         except TimeoutError:
             pass
         finally:
@@ -138,7 +140,7 @@ class Producer:
 
     # ---- publishing --------------------------------------------------------------------------------------------
 
-    async def publish(  # noqa: PLR0913 - a record
+    async def publish(  # noqa: PLR0913 - the fields of a record
         self,
         topic: str,
         value: bytes | None,
@@ -150,21 +152,21 @@ class Producer:
     ) -> Published:
         """Publish one record and wait until all in-sync replicas have it.
 
-        Without ``partition`` the partition is chosen by key, as with Kafka's own clients. Calls that begin together
-        share batches and keep their order within a partition. A record that the broker refuses fails alone. A call that
-        is canceled while it waits for metadata or memory publishes nothing; if it is canceled later, the record is
-        published all the same.
+        Without ``partition``, the partition is chosen by key, as with Kafka's own clients. Records of concurrent calls
+        share batches; those of one partition are stored in the order of the calls. If the broker refuses a record, the
+        other records of its batch are stored. A call that is canceled while it waits for metadata or for
+        ``max_buffered_bytes`` publishes nothing; if it is canceled later, the record is published nevertheless.
 
         Raises:
             PublishTooLargeError: the record is larger than the topic allows.
             PublishError: the record was refused, or was not acknowledged in ``default_api_timeout_ms``. In the second
-                case it may still be stored.
+                case, the record may be stored nevertheless.
         """
         return await (
             await self.send(topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
         )
 
-    async def send(  # noqa: PLR0913 - a record
+    async def send(  # noqa: PLR0913 - the fields of a record
         self,
         topic: str,
         value: bytes | None,
@@ -176,21 +178,21 @@ class Producer:
     ) -> asyncio.Future[Published]:
         """Add one record to a batch, as ``publish`` does, and return the future of its partition and offset.
 
-        Suspends while ``max_buffered_bytes`` of records are undelivered. The offset is -1 in the rare case that the
-        broker has stored the record in an earlier attempt and does not remember its offset.
+        The call suspends while ``max_buffered_bytes`` of records are undelivered. The offset is -1 in the rare case
+        that an earlier attempt has stored the record and the broker no longer knows its offset.
 
         Raises:
             PublishError: the topic or partition is not found in ``request_timeout_ms``, the record cannot be encoded,
-                or there was no memory for it in ``default_api_timeout_ms``.
+                or ``max_buffered_bytes`` were undelivered for ``default_api_timeout_ms``.
         """
         running = self._started()
         loop = running.loop
         deadline = loop.time() + self._timeout_s
-        place = running.resolver.known_place_of(topic, key, partition)
-        if place is None:
-            place = await running.place_of(topic, key, partition)
+        topic_partition = running.resolver.resolve_known(topic, key, partition)
+        if topic_partition is None:
+            topic_partition = await running.resolve(topic, key, partition)
         future: asyncio.Future[Published] = loop.create_future()
-        await running.sender.append(place, key, value, headers, timestamp_ms, future, deadline)
+        await running.sender.append(topic_partition, key, value, headers, timestamp_ms, future, deadline)
         return future
 
     async def publish_many(
@@ -198,17 +200,20 @@ class Producer:
     ) -> None:
         """Publish keys and values to one partition, in order, without a future for each record.
 
-        Returns when the last record is in a batch; ``flush`` raises if a record was not stored.
+        Return when the last record is in a batch; ``flush`` raises if a record was not stored.
 
         Raises:
-            PublishError: an earlier record was refused, or there was no memory for a record in time.
+            PublishError: a record of an earlier call was not stored, the partition does not exist, a record cannot be
+                encoded, or ``max_buffered_bytes`` were undelivered for ``default_api_timeout_ms``.
         """
         running = self._started()
-        if running.sender.refused is not None:
-            raise copy.copy(running.sender.refused)
-        place = await running.place_of(topic, None, partition)
+        if running.sender.first_error is not None:
+            raise copy.copy(running.sender.first_error)
+        topic_partition = await running.resolve(topic, None, partition)
         for key, value in records:
-            await running.sender.append(place, key, value, (), None, None, running.loop.time() + self._timeout_s)
+            await running.sender.append(
+                topic_partition, key, value, (), None, None, running.loop.time() + self._timeout_s
+            )
 
     async def flush(self) -> None:
         """Wait until all records published before this call are acknowledged or have failed.
@@ -217,11 +222,9 @@ class Producer:
             PublishError: a record of ``publish_many`` was refused, or not acknowledged in ``default_api_timeout_ms``.
         """
         running = self._started()
-        await running.flushed()
-        if running.sender.refused is not None:
-            raise copy.copy(running.sender.refused)
-
-    # ---- inside ------------------------------------------------------------------------------------------------
+        await running.flush()
+        if running.sender.first_error is not None:
+            raise copy.copy(running.sender.first_error)
 
     def _started(self) -> ProducerRuntime:
         if self._running is None:

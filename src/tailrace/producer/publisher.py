@@ -1,4 +1,4 @@
-"""Interface of producers, transactions and test logs that publish records of handlers."""
+"""Interface through which handlers publish records: producers, transactions and test logs implement it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Published", "Publisher", "check_topic_name", "instrumented"]
 
 
 class Published(NamedTuple):
-    """Partition and offset of a stored record."""
+    """Partition and offset of a record that was stored."""
 
     partition: TopicPartition
     offset: int
 
 
 class Publisher(Protocol):
-    """Publishes records in bytes."""
+    """Publishes encoded records."""
 
-    async def publish(  # noqa: PLR0913 - a record
+    async def publish(  # noqa: PLR0913 - the fields of a record
         self,
         topic: str,
         value: bytes | None,
@@ -33,10 +33,13 @@ class Publisher(Protocol):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Published | None:
-        """Publish one record; when this returns, the record whose handler has published it may be acknowledged.
+        """Publish one record.
+
+        A handler that publishes may return when this call has returned: the record is stored, or will be committed
+        together with the offset of the record that is handled.
 
         Returns:
-            Partition and offset; None for a record of a transaction that is not committed yet.
+            Partition and offset; None if the record is part of a transaction that is not committed yet.
 
         Raises:
             PublishError: the record was refused, or not acknowledged in time.
@@ -44,7 +47,7 @@ class Publisher(Protocol):
 
 
 def check_topic_name(topic: str) -> None:
-    """Raise if no topic can have this name, so that the caller does not look it up until the timeout.
+    """Check that ``topic`` is a legal name, before a caller waits for the topic until a timeout.
 
     Raises:
         PublishError: the name is not legal.
@@ -54,13 +57,13 @@ def check_topic_name(topic: str) -> None:
 
 
 def instrumented(publisher: Publisher, instrumentations: Iterable[Instrumentation]) -> Publisher:
-    """Return ``publisher`` surrounded by ``instrumentations``, the first one outermost."""
-    around = tuple(instrumentations)
-    if not around:
+    """Return a publisher that calls ``publisher`` within ``instrumentations``, of which the first is the outermost."""
+    layers = tuple(instrumentations)
+    if not layers:
         return publisher
     publish: Publish = publisher.publish
-    for one in reversed(around):
-        publish = one.around_publish(publish)
+    for layer in reversed(layers):
+        publish = layer.around_publish(publish)
     return _InstrumentedPublisher(publish)
 
 
@@ -68,7 +71,7 @@ class _InstrumentedPublisher:
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
 
-    async def publish(  # noqa: PLR0913 - a record
+    async def publish(  # noqa: PLR0913 - the fields of a record
         self,
         topic: str,
         value: bytes | None,

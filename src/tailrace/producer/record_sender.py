@@ -1,4 +1,4 @@
-"""Sends the batches of a producer to their leaders, and completes the futures of their records."""
+"""Sender of a producer's records: sends batches to their leaders, and completes the futures of the records."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import NamedTuple, NoReturn, cast
 from tailrace.batches.batch_writer import BatchWriter
 from tailrace.core.producer.accumulator import Appended, ProducerSettings, RecordAccumulator
 from tailrace.core.producer.events import ProducerId
-from tailrace.core.producer.partition_queue import IN_FLIGHT
-from tailrace.core.producer.pending_batch import Delivered, Outcome, PendingBatch
+from tailrace.core.producer.partition_queue import MAX_IN_FLIGHT
+from tailrace.core.producer.pending_batch import DeliveredBatch, Outcome, PendingBatch
 from tailrace.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -36,12 +36,12 @@ __all__ = ["RecordSender"]
 
 _ALL_REPLICAS = -1
 _NO_TRANSACTION_MS = -1
-_LASTING = (AuthenticationError, UnsupportedVersionError, ConfigurationError)
+_LASTING_ERRORS = (AuthenticationError, UnsupportedVersionError, ConfigurationError)
 _RECORDS = ChannelKey(Channel.MAIN, "records")
 
 
 class _WaitingRecord(NamedTuple):
-    """Record that waits for memory."""
+    """Record that waits until less than ``max_buffered_bytes`` are undelivered."""
 
     record: tuple[TopicPartition, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]], int | None]
     ticket: asyncio.Future[Published] | None
@@ -50,19 +50,19 @@ class _WaitingRecord(NamedTuple):
 
 
 class RecordSender:
-    """Undelivered records of a producer, and the requests that deliver them.
+    """Sends the records of a producer.
 
     Args:
         cluster: brokers to write to.
         accumulator: undelivered records.
         settings: limits.
-        transactional_id: id of a transactional producer; None for an idempotent one.
+        transactional_id: id of a transactional producer; None for an idempotent producer.
 
     Attributes:
-        on_batch: called with the topic of each batch that is sent or full.
-        on_turn: called after answers and new batches.
-        refused: first error of a record without a future; None if there is none.
-        ended_by: error of records that are appended after the sender has ended; None while it runs.
+        on_batch: called with the topic of a batch when the batch is sent or full.
+        on_progress: called when batches have been sent or answered.
+        first_error: error of the first failed record without a future; None if there is none.
+        end_cause: error of records that are appended after the sender has ended; None while it runs.
     """
 
     def __init__(
@@ -77,18 +77,19 @@ class RecordSender:
         self._loop = asyncio.get_running_loop()
         self._refresher = MetadataRefresher(cluster, self.wake)
         self._request_timeout_s = cluster.config.request_timeout_ms / 1000
-        self._refused_pause_s = 1.2 * cluster.config.reconnect_backoff_max_ms / 1000
+        self._lasting_error_pause_s = 1.2 * cluster.config.reconnect_backoff_max_ms / 1000
         self._connections: dict[int, Connection] = {}
         self._waiting: deque[_WaitingRecord] = deque()
         self._flushes: list[tuple[float, asyncio.Future[None]]] = []
-        self._wanted: asyncio.Future[None] = self._loop.create_future()
+        self._woken: asyncio.Future[None] = self._loop.create_future()
         self._tasks = asyncio.TaskGroup()
         self._writes: set[asyncio.Task[None]] = set()
         self._is_renewing = False
+        """True while a producer id is requested because the epochs of the last one are used up."""
         self.on_batch: Callable[[str], None] = lambda _topic: None
-        self.on_turn: Callable[[], None] = lambda: None
-        self.refused: TailraceError | None = None
-        self.ended_by: TailraceError | None = None
+        self.on_progress: Callable[[], None] = lambda: None
+        self.first_error: TailraceError | None = None
+        self.end_cause: TailraceError | None = None
 
     def __repr__(self) -> str:
         return f"<RecordSender {self._accumulator!r}>"
@@ -111,11 +112,11 @@ class RecordSender:
         """True if no record is undelivered."""
         return self._accumulator.is_empty and not self._waiting
 
-    async def run(self, *beside: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Send records and run ``beside`` until canceled; records that are still undelivered then fail."""
+    async def run(self, *background: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Send records, and run the functions ``background``, until canceled; undelivered records then fail."""
         try:
             async with self._tasks:
-                for function in (self._keep_metadata, *beside):
+                for function in (self._keep_metadata, *background):
                     self._tasks.create_task(function())
                 await self._send_forever()
         except Exception as error:
@@ -135,7 +136,7 @@ class RecordSender:
         await flushed
 
     async def discard(self, error: TailraceError, timeout_s: float = 0) -> None:
-        """Fail all records, wait up to ``timeout_s`` for requests in flight, and cancel those that remain."""
+        """Fail all records, wait up to ``timeout_s`` for the requests in flight, and cancel those that remain."""
         self._fail_waiting(error)
         self._report(self._accumulator.fail_all(error))
         if self._writes and timeout_s:
@@ -147,9 +148,9 @@ class RecordSender:
 
     # ---- records -----------------------------------------------------------------------------------------------
 
-    async def append(  # noqa: PLR0913, PLR0917 - a record
+    async def append(  # noqa: PLR0913, PLR0917 - the fields of a record
         self,
-        place: TopicPartition,
+        topic_partition: TopicPartition,
         key: bytes | None,
         value: bytes | None,
         headers: Sequence[tuple[str, bytes | None]],
@@ -157,30 +158,32 @@ class RecordSender:
         ticket: asyncio.Future[Published] | None,
         deadline: float,
     ) -> None:
-        """Append a record to the batches of its partition, as soon as there is memory for the record.
+        """Append a record to a batch of its partition, as soon as less than ``max_buffered_bytes`` are undelivered.
 
         Raises:
-            PublishError: the record cannot be encoded, there was no memory for it before ``deadline``, or the sender
-                has ended.
+            PublishError: the record cannot be encoded, ``max_buffered_bytes`` were undelivered until ``deadline``, or
+                the sender has ended.
         """
-        if self.ended_by is not None:
-            raise copy.copy(self.ended_by)
+        if self.end_cause is not None:
+            raise copy.copy(self.end_cause)
         if self._waiting or self._accumulator.is_full:
             await self._wait_for_memory(
-                _WaitingRecord((place, key, value, headers, timestamp_ms), ticket, deadline, self._loop.create_future())
+                _WaitingRecord(
+                    (topic_partition, key, value, headers, timestamp_ms), ticket, deadline, self._loop.create_future()
+                )
             )
             return
         try:
             appended = self._accumulator.append(
-                place, key, value, headers, timestamp_ms, ticket, self._loop.time(), deadline
+                topic_partition, key, value, headers, timestamp_ms, ticket, self._loop.time(), deadline
             )
         except MalformedMessageError as error:
-            _refuse_malformed(place, error)
+            _raise_malformed(topic_partition, error)
         if appended is not Appended.JOINED:
             self.wake()
             if appended is Appended.FILLED:
-                self.on_batch(place.topic)
-                # Lets the full batch be sent while the caller fills the next batch.
+                self.on_batch(topic_partition.topic)
+                # Let the full batch be sent while the caller fills the next batch.
                 await asyncio.sleep(0)
 
     async def _wait_for_memory(self, waiting: _WaitingRecord) -> None:
@@ -193,8 +196,9 @@ class RecordSender:
             if not waiting.admitted.cancelled():
                 return
             raise PublishError(
-                f"{waiting.record[0].topic}: no memory for the record within {self._settings.delivery_timeout_s:.0f} s,"
-                " and it was not sent - are enough replicas alive? else raise max_buffered_bytes"
+                f"{waiting.record[0].topic}: the record was not sent, because max_buffered_bytes of records were"
+                f" undelivered for {self._settings.delivery_timeout_s:.0f} s - check that the partitions have leaders"
+                " and enough in-sync replicas, or raise max_buffered_bytes"
             ) from None
 
     def _admit(self) -> None:
@@ -216,10 +220,10 @@ class RecordSender:
     async def _send_forever(self) -> NoReturn:
         accumulator, loop = self._accumulator, self._loop
         while True:
-            self._wanted = loop.create_future()
+            self._woken = loop.create_future()
             now = loop.time()
             self._report(accumulator.expire(now))
-            for leader, batches in accumulator.take(now, self._leader_of, self._most_requests):
+            for leader, batches in accumulator.take_requests(now, self._leader_of, self._most_requests):
                 for batch in batches:
                     self.on_batch(batch.partition.topic)
                 write = self._tasks.create_task(self._write(leader, batches))
@@ -231,37 +235,37 @@ class RecordSender:
             if accumulator.needs_producer_id and not self._is_renewing:
                 self._is_renewing = True
                 self._tasks.create_task(self._renew_producer_id())
-            self.on_turn()
+            self.on_progress()
             due_at = accumulator.next_deadline(now)
             timer = None if due_at is None else loop.call_at(due_at, self.wake)
-            await self._wanted
+            await self._woken
             if timer is not None:
                 timer.cancel()
 
     def wake(self) -> None:
-        """Let the sender look for batches that may be sent now."""
-        if not self._wanted.done():
-            self._wanted.set_result(None)
+        """Let the sender check again which batches may be sent."""
+        if not self._woken.done():
+            self._woken.set_result(None)
 
     def _leader_of(self, partition: TopicPartition) -> int:
         leadership = self._cluster.topology.leader(partition)
         return -1 if leadership is None else leadership.leader_id
 
     def _most_requests(self, leader: int) -> int:
-        # Without a connection, a single request opens it, and the other batches continue to fill meanwhile.
+        # Without a connection, only one request opens it; meanwhile, records are appended to the other batches.
         connection = self._connections.get(leader)
-        return IN_FLIGHT if connection is not None and connection.is_open else 1
+        return MAX_IN_FLIGHT if connection is not None and connection.is_open else 1
 
     async def _write(self, leader: int, batches: list[PendingBatch]) -> None:
         try:
             self._report(await self._exchange(leader, batches))
-        except _LASTING as error:
+        except _LASTING_ERRORS as error:
             failure = PublishError(f"{batches[0].partition.topic}: {error}")
             self._report([one for batch in batches for one in self._accumulator.fail_batch(batch, failure)])
-            # Until the next attempt to connect to the broker, every request would fail with the same error.
-            await asyncio.sleep(self._refused_pause_s)
+            # Every request fails with the same error until the broker is connected to again, after its backoff.
+            await asyncio.sleep(self._lasting_error_pause_s)
         finally:
-            self._accumulator.request_ended(leader)
+            self._accumulator.end_request(leader)
         self.wake()
 
     async def _exchange(self, leader: int, batches: list[PendingBatch]) -> list[Outcome]:
@@ -277,34 +281,34 @@ class RecordSender:
             )
             was_sent = True
             answer = await connection.send(request, self._request_timeout_s)
-        except _LASTING:
+        except _LASTING_ERRORS:
             raise
         except asyncio.CancelledError:
-            self._lost(batches, "given up", was_sent=was_sent)
+            self._handle_no_answer(batches, "the request was canceled", was_sent=was_sent)
             raise
         except TailraceError as error:
-            return self._lost(batches, str(error), was_sent=was_sent)
-        return self._answered(batches, answer.partitions)
+            return self._handle_no_answer(batches, str(error), was_sent=was_sent)
+        return self._handle_answers(batches, answer.partitions)
 
-    def _lost(self, batches: Iterable[PendingBatch], reason: str, *, was_sent: bool) -> list[Outcome]:
+    def _handle_no_answer(self, batches: Iterable[PendingBatch], reason: str, *, was_sent: bool) -> list[Outcome]:
         now = self._loop.time()
-        lost = (self._accumulator.unanswered(batch, reason, now, was_sent=was_sent) for batch in batches)
+        lost = (self._accumulator.handle_no_answer(batch, reason, now, was_sent=was_sent) for batch in batches)
         return list(itertools.chain.from_iterable(lost))
 
-    def _answered(self, batches: list[PendingBatch], answers: Sequence[ProducedPartition]) -> list[Outcome]:
+    def _handle_answers(self, batches: list[PendingBatch], answers: Sequence[ProducedPartition]) -> list[Outcome]:
         by_partition = {(answer.topic, answer.partition): answer for answer in answers}
         now, outcomes = self._loop.time(), []
         for batch in batches:
             answer = by_partition.get(batch.partition)
             if answer is None:
-                outcomes += self._lost([batch], "the answer lacks the partition", was_sent=True)
+                outcomes += self._handle_no_answer([batch], "the response lacks the partition", was_sent=True)
                 continue
             newer = answer.current_leader
             if newer.leader_id >= 0:
                 self._cluster.learn_leader(batch.partition, newer.leader_id, newer.leader_epoch)
             named = answer.record_errors
             detail = next((one.message for one in named if one.message), answer.error_message) or ""
-            outcomes += self._accumulator.answered(
+            outcomes += self._accumulator.handle_answer(
                 batch, answer.error_code, answer.base_offset, now, detail, [one.batch_index for one in named]
             )
         return outcomes
@@ -314,16 +318,16 @@ class RecordSender:
     def _report(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             tickets = cast("list[asyncio.Future[Published] | None]", outcome.batch.tickets)
-            if isinstance(outcome, Delivered):
+            if isinstance(outcome, DeliveredBatch):
                 _complete(tickets, outcome.batch.partition, outcome.base_offset)
                 continue
             for ticket in tickets:
                 if ticket is None:
-                    self.refused = self.refused or outcome.error
+                    self.first_error = self.first_error or outcome.error
                 elif not ticket.done():
                     ticket.set_exception(copy.copy(outcome.error))
                     if self._transactional_id is not None:
-                        # Marks the exception as retrieved, because the call that ends the transaction raises it, too.
+                        # Mark the exception as retrieved, because commit() raises it, too.
                         ticket.exception()
         if outcomes:
             self._admit()
@@ -340,9 +344,9 @@ class RecordSender:
         self._accumulator.is_flushing = bool(self._flushes)
 
     def _end(self, cause: TailraceError) -> None:
-        if self.ended_by is not None:
+        if self.end_cause is not None:
             return
-        self.ended_by = cause
+        self.end_cause = cause
         for _, flushed in self._flushes:
             if not flushed.done():
                 flushed.set_exception(copy.copy(cause))
@@ -363,14 +367,14 @@ class RecordSender:
             try:
                 await self._refresher.run_refreshes()
             except AuthenticationError:
-                # The records fail without this task's help, and later credentials may be valid.
+                # The attempts to send report this error for the records. Later, the credentials may be valid.
                 await asyncio.sleep(self._settings.backoff.longest_s)
 
     async def _renew_producer_id(self) -> None:
         try:
             await self.initialize(self._settings.delivery_timeout_s)
         except TailraceError:
-            # The records that wait for the producer id expire; later records request one again.
+            # Records that wait for a producer id fail at their deadline. A later record requests a producer id again.
             await asyncio.sleep(self._settings.backoff.longest_s)
         finally:
             self._is_renewing = False
@@ -384,7 +388,7 @@ class RecordSender:
 
 
 def _content(batch: PendingBatch) -> memoryview:
-    return cast("BatchWriter", batch.content).written(*batch.producer, batch.sequence)
+    return cast("BatchWriter", batch.content).encode(*batch.producer, batch.sequence)
 
 
 def _complete(tickets: Sequence[asyncio.Future[Published] | None], partition: TopicPartition, base_offset: int) -> None:
@@ -396,5 +400,5 @@ def _complete(tickets: Sequence[asyncio.Future[Published] | None], partition: To
         offset += step
 
 
-def _refuse_malformed(place: TopicPartition, error: MalformedMessageError) -> NoReturn:
-    raise PublishError(f"{place.topic}: {error}") from error
+def _raise_malformed(topic_partition: TopicPartition, error: MalformedMessageError) -> NoReturn:
+    raise PublishError(f"{topic_partition.topic}: {error}") from error

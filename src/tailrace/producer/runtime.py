@@ -1,4 +1,4 @@
-"""Parts that the idempotent and the transactional producer have in common while they are started."""
+"""Parts of a running producer, idempotent or transactional."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from tailrace.producer.publisher import check_topic_name
 from tailrace.producer.record_sender import RecordSender
 from tailrace.records import TopicPartition
 
-__all__ = ["ProducerRuntime", "cluster_of"]
+__all__ = ["ProducerRuntime", "new_cluster"]
 
 _GRACE_S = 1.0
+"""Seconds that a caller waits longer than a look-up may take, because the error of the look-up has more detail."""
 
 
-def cluster_of(config: ConsumerConfig) -> Cluster:
-    """Return a cluster that emits its events to the hooks of ``config``."""
+def new_cluster(config: ConsumerConfig) -> Cluster:
+    """Create a cluster that emits its events to the hooks of ``config``."""
     return Cluster(config, Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id))
 
 
@@ -32,11 +33,14 @@ class ProducerRuntime:
         cluster: brokers, closed with the producer.
         sender: sender of the records.
         resolver: chooses partitions.
-        timeout_s: time that a record may wait for metadata.
-        beside: coroutine functions that run as long as the sender runs.
+        timeout_s: seconds that a record may wait for metadata.
+        background: coroutine functions to run as long as the sender runs.
 
     Attributes:
-        is_closed: True once the connections are closed.
+        is_closed: True once ``end`` was called.
+        loop: event loop.
+        sender: sender of the records.
+        resolver: chooses partitions.
     """
 
     def __init__(
@@ -45,47 +49,49 @@ class ProducerRuntime:
         sender: RecordSender,
         resolver: PartitionResolver,
         timeout_s: float,
-        *beside: Callable[[], Coroutine[object, object, None]],
+        *background: Callable[[], Coroutine[object, object, None]],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.sender, self.resolver = sender, resolver
         self._cluster, self._timeout_s = cluster, timeout_s
-        self._lookups: set[asyncio.Timeout] = set()
+        self._timeouts: set[asyncio.Timeout] = set()
+        """Timeouts of the calls that wait for metadata."""
         self.is_closed = False
-        sender.on_batch = resolver.move_on
-        self._task = asyncio.create_task(sender.run(*beside), name="tailrace producer")
+        sender.on_batch = resolver.change_partition
+        self._task = asyncio.create_task(sender.run(*background), name="tailrace producer")
         self._task.add_done_callback(self._report_failure)
 
-    async def place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+    async def resolve(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
         """Return the partition of a record, looked up if necessary.
 
         Raises:
             PublishError: the topic or partition does not exist, or no metadata came in time.
         """
         check_topic_name(topic)
-        # This timeout is a little longer than that of the look-up, because the error of the look-up tells more.
         limit = asyncio.timeout(self._timeout_s + _GRACE_S)
-        self._lookups.add(limit)
+        self._timeouts.add(limit)
         try:
             async with limit:
-                return await self.resolver.place_of(topic, key, partition)
+                return await self.resolver.resolve(topic, key, partition)
         except TimeoutError:
             if self.is_closed:
                 raise PublishError(f"{topic}: the producer was closed before the record was sent") from None
-            raise PublishError(f"{topic}: no metadata within {self._timeout_s:.0f} s") from None
+            raise PublishError(
+                f"{topic}: no metadata within {self._timeout_s:.0f} s - check that the brokers are reachable"
+            ) from None
         finally:
-            self._lookups.discard(limit)
+            self._timeouts.discard(limit)
 
-    async def flushed(self) -> None:
+    async def flush(self) -> None:
         """Wait until every record is delivered or has failed."""
         if not self._task.done():
             await self.sender.flush()
 
     async def end(self) -> None:
-        """Fail the undelivered records and close the connections."""
+        """Stop the sender, fail the undelivered records, and close the connections."""
         self._task.cancel()
         self.is_closed = True
-        for limit in self._lookups:
+        for limit in self._timeouts:
             limit.reschedule(self.loop.time())
         try:
             await asyncio.wait({self._task})

@@ -1,4 +1,4 @@
-"""APIs that a consumer needs, and version negotiation."""
+"""Negotiation of API versions, and the APIs that a consumer needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace.protocol.list_offsets import ListOffsetsRequest
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-__all__ = ["CONSUMING", "Offered", "api_of"]
+__all__ = ["CONSUMING", "BrokerVersions", "api_of"]
 
 ResponseT = TypeVar("ResponseT")
 
@@ -31,7 +31,7 @@ CONSUMING: tuple[Api[Any], ...] = (
     ListOffsetsRequest.api,
     FetchRequest.api,
 )
-"""APIs that a consumer needs; connecting to a broker that lacks one of them fails."""
+"""APIs that a consumer needs; a connection to a broker that lacks one of them fails."""
 
 
 def api_of(request: Request[ResponseT]) -> Api[ResponseT]:
@@ -39,12 +39,13 @@ def api_of(request: Request[ResponseT]) -> Api[ResponseT]:
     return request.api
 
 
-class Offered:
+class BrokerVersions:
     """APIs, versions and features that a broker supports, from its ApiVersions response.
 
     Attributes:
-        supported: greatest supported level of each feature (KIP-584); empty before version 3 of ApiVersions.
-        finalized: level of each feature in the cluster; a feature at level 0 is absent.
+        supported: greatest level of each feature that the broker supports (KIP-584). Empty if the broker responded in a
+            version of ApiVersions before 3, which has no features.
+        finalized: level of each feature that is in effect in the cluster; features at level 0 are absent.
     """
 
     def __init__(self, answer: ApiVersionsResponse) -> None:
@@ -53,15 +54,15 @@ class Offered:
         self.finalized: Mapping[str, int] = {one.name: one.max_version_level for one in answer.finalized_features}
 
     def __contains__(self, api: Api[Any]) -> bool:
-        return self._common(api) is not None
+        return self._common_version(api) is not None
 
     def version_of(self, api: Api[Any], newest: int | None = None) -> int:
-        """Return the newest common version of ``api`` that is not above ``newest``.
+        """Return the newest version of ``api``, at most ``newest``, that the broker and tailrace support.
 
         Raises:
-            UnsupportedVersionError: there is no common version.
+            UnsupportedVersionError: there is no such version.
         """
-        version = self._common(api, newest)
+        version = self._common_version(api, newest)
         if version is None:
             raise UnsupportedVersionError(self._mismatch(api))
         return version
@@ -72,22 +73,27 @@ class Offered:
         Raises:
             UnsupportedVersionError: APIs are missing; the message names them and the versions on both sides.
         """
-        missing = [self._mismatch(api) for api in CONSUMING if self._common(api) is None]
+        missing = [self._mismatch(api) for api in CONSUMING if self._common_version(api) is None]
         if missing:
             raise UnsupportedVersionError(
-                "; ".join(missing) + " - tailrace requires Apache Kafka 2.1 or newer: upgrade the broker"
+                "; ".join(missing)
+                + " - tailrace requires Apache Kafka 2.1 or newer: upgrade the broker, or tailrace for a newer broker"
             )
 
-    def _common(self, api: Api[Any], at_most: int | None = None) -> int | None:
-        offered = self._ranges.get(api.key)
-        if offered is None:
+    def _common_version(self, api: Api[Any], limit: int | None = None) -> int | None:
+        supported = self._ranges.get(api.key)
+        if supported is None:
             return None
-        newest = min(api.versions[-1], offered.max_version)
-        if at_most is not None:
-            newest = min(newest, at_most)
-        return newest if newest >= max(api.versions[0], offered.min_version) else None
+        newest = min(api.versions[-1], supported.max_version)
+        if limit is not None:
+            newest = min(newest, limit)
+        return newest if newest >= max(api.versions[0], supported.min_version) else None
 
     def _mismatch(self, api: Api[Any]) -> str:
-        offered = self._ranges.get(api.key)
-        support = "does not support it" if offered is None else f"{offered.min_version} to {offered.max_version}"
+        supported = self._ranges.get(api.key)
+        support = (
+            "does not support this API"
+            if supported is None
+            else f"supports {supported.min_version} to {supported.max_version}"
+        )
         return f"{api.name}: tailrace supports versions {api.versions[0]} to {api.versions[-1]}, the broker {support}"

@@ -1,4 +1,4 @@
-"""Group membership in the classic protocol: join, sync, heartbeat, leave."""
+"""Group membership in the classic protocol: JoinGroup, SyncGroup, Heartbeat and LeaveGroup."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SyncGroupRequest(Request[SyncGroupResponse], key=14, versions=(0, 5), flex
     protocol_type: str | None = field(since=5, ignorable=True, default=None)
     protocol_name: str | None = field(since=5, ignorable=True, default=None)
     assignments: tuple[SyncGroupAssignment, ...] = ()
-    """Assignments of all members if the leader sends the request; empty if another member sends it."""
+    """Assignments of all members in the leader's request; empty in the requests of the other members."""
 
 
 class HeartbeatResponse(ApiMessage):

@@ -27,7 +27,7 @@ __all__ = [
 
 
 _LAST_BY_NAME = 9
-"""Newest version of OffsetCommit and OffsetFetch with topic names; later versions have only topic ids."""
+"""Last version of OffsetCommit and OffsetFetch with topic names; later versions have only topic ids."""
 
 
 class _TopicEntry(Protocol):
@@ -66,7 +66,7 @@ class OffsetCommitResponse(ApiMessage):
 class OffsetCommitRequest(Request[OffsetCommitResponse], key=8, versions=(2, 10), flexible_from=8):
     group_id: str
     generation_id: int32 = field("generation_id_or_member_epoch", default=-1, kw_only=True)
-    """Generation, or member epoch (KIP-848); -1 for a commit by no member."""
+    """Generation, or member epoch (KIP-848); -1 if the committer is not a member."""
     member_id: str = field(default="", kw_only=True)
     group_instance_id: str | None = field(since=7, default=None, kw_only=True)
     retention_time_ms: int64 = field(until=4, default=-1, kw_only=True)
@@ -74,7 +74,7 @@ class OffsetCommitRequest(Request[OffsetCommitResponse], key=8, versions=(2, 10)
 
     @property
     def newest_version(self) -> int | None:
-        """Version 9 unless each partition has a topic id; None, for no limit, if each has one."""
+        """Version 9 if the topic id of a partition is unknown; otherwise None."""
         return _newest_version(self.partitions)
 
 
@@ -99,7 +99,7 @@ class OffsetFetchResponse(ApiMessage):
     group_id: str = field(since=8, inside=_GROUPS, default="", kw_only=True)
     partitions: tuple[CommittedOffset, ...] = by_topic(inside=_GROUPS)
     error_code: int16 = field(inside=_GROUPS, default=0)
-    """Error of the whole group; if it is not 0, the response has no partitions."""
+    """Error code for the whole group; if it is not 0, the response has no partitions."""
 
 
 class OffsetFetchPartition(ApiMessage):
@@ -108,7 +108,8 @@ class OffsetFetchPartition(ApiMessage):
     topic_id: UUID = field(per_topic=True, since=10, ignorable=True, default=NO_TOPIC_ID)
 
 
-# Version 1 cannot request all partitions and has no error of the whole group; brokers since 0.10.2 support version 2.
+# Version 1 cannot request all partitions, and its response has no error code for the whole group. Brokers since 0.10.2
+# support version 2.
 class OffsetFetchRequest(Request[OffsetFetchResponse], key=9, versions=(2, 10), flexible_from=6):
     group_id: str = field(inside=_GROUPS)
     member_id: str | None = field(since=9, ignorable=True, inside=_GROUPS, default=None, kw_only=True)
@@ -117,14 +118,14 @@ class OffsetFetchRequest(Request[OffsetFetchResponse], key=9, versions=(2, 10), 
         partitions="partition_indexes", bare=True, inside=_GROUPS
     )
     """Requested partitions; None for all partitions with a committed offset."""
-    # Older brokers have no pending transactional offsets to wait for (KIP-447).
     require_stable: bool = field(since=7, ignorable=True, default=True)
+    """True to get an error while an open transaction contains offsets of the group (KIP-447)."""
 
     @property
     def newest_version(self) -> int | None:
-        """Version 9 unless each partition has a topic id; None, for no limit, if each has one.
+        """Version 9 if the topic id of a partition is unknown, or if all partitions are requested; otherwise None.
 
-        A request for all partitions is sent in version 9, too, so that the response has topic names.
+        The response for all partitions has topic names only up to version 9.
         """
         return _LAST_BY_NAME if self.partitions is None else _newest_version(self.partitions)
 
@@ -145,7 +146,7 @@ class DeletedOffset(ApiMessage):
 
 class OffsetDeleteResponse(ApiMessage):
     error_code: int16
-    """Error of the whole group."""
+    """Error code for the whole group."""
     throttle_time_ms: int32 = field(default=0, kw_only=True)
     partitions: tuple[DeletedOffset, ...] = by_topic(default=())
 

@@ -38,10 +38,10 @@ class ConfigSynonym(ApiMessage):
 class ConfigEntry(ApiMessage):
     name: str
     value: str | None
-    """Value; None if the configuration is not set or is sensitive."""
+    """Value; None if it is not set, or is sensitive and therefore not returned."""
     read_only: bool = False
     config_source: int8 = -1
-    """1 for a topic, 2 to 4 for a broker, 5 for Kafka's default, 8 for a group."""
+    """Where the value is set: 1 for the topic, 2 to 4 for brokers, 5 for Kafka's default, 8 for the group."""
     is_sensitive: bool = False
     synonyms: tuple[ConfigSynonym, ...] = ()
     config_type: int8 = field(since=3, ignorable=True, default=0)

@@ -1,7 +1,6 @@
 """Group membership under KIP-848: ConsumerGroupHeartbeat.
 
-In a request, None or -1 stands for a field that has not changed since the last request. In a response, None stands for
-an assignment that has not changed.
+In a request, a field is None or -1 if its value has not changed since the last request.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ class ConsumerGroupHeartbeatResponse(ApiMessage):
     member_id: str | None = None
     member_epoch: int32 = 0
     heartbeat_interval_ms: int32 = 0
-    assignment: tuple[TopicIdPartitions, ...] | None = field(wrapping="topic_partitions", default=None)
-    """Assignment; None if the assignment has not changed, empty if the member has no partitions."""
+    assignment: tuple[TopicIdPartitions, ...] | None = field(only_field="topic_partitions", default=None)
+    """Partitions that the member is to own; None if they have not changed, empty if there are none."""
 
 
 class ConsumerGroupHeartbeatRequest(Request[ConsumerGroupHeartbeatResponse], key=68, versions=(0, 1), flexible_from=0):
     group_id: str
     member_id: str
-    """Id that the member generates and keeps for its lifetime; in version 0, the broker replaces an empty id."""
+    """Id that the member generates and keeps for its lifetime; empty in version 0 to get an id from the broker."""
     member_epoch: int32
     """Member epoch; 0 to join, -1 to leave, -2 to leave temporarily as a static member."""
     instance_id: str | None = None
@@ -45,4 +44,4 @@ class ConsumerGroupHeartbeatRequest(Request[ConsumerGroupHeartbeatResponse], key
     """Regular expression in RE2 syntax, evaluated by the broker."""
     server_assignor: str | None = None
     topic_partitions: tuple[TopicIdPartitions, ...] | None = None
-    """Owned partitions; None if the owned partitions have not changed."""
+    """Partitions that the member owns; None if they have not changed."""

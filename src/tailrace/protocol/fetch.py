@@ -1,4 +1,4 @@
-"""Fetch, with fetch sessions (KIP-227)."""
+"""Reading of record batches: Fetch, with fetch sessions (KIP-227)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AbortedTransaction(ApiMessage):
 
 
 class EpochEndOffset(ApiMessage):
-    """Last epoch that the broker's log and the consumer have in common, and the end offset of this epoch (KIP-595)."""
+    """Last leader epoch that the broker's log and the fetched log have in common, and the epoch's end (KIP-595)."""
 
     epoch: int32 = -1
     end_offset: int64 = -1
@@ -69,7 +69,7 @@ class FetchedPartition(ApiMessage):
     aborted_transactions: tuple[AbortedTransaction, ...] | None = None
     preferred_read_replica: int32 = field(since=11, default=-1)
     records: Annotated[memoryview, RECORDS] | None = field(default=None, repr=False)
-    """Record batches; a view of the response frame."""
+    """Record batches, as a view of the response frame."""
     topic: str = field(per_topic=True, until=12, ignorable=True, default="")
     topic_id: UUID = field(per_topic=True, since=13, ignorable=True, default=NO_TOPIC_ID)
 
@@ -91,7 +91,7 @@ class FetchRequest(Request[FetchResponse], key=1, versions=(4, 17), flexible_fro
     session_id: int32 = field(since=7, ignorable=True, default=0, kw_only=True)
     session_epoch: int32 = field(since=7, ignorable=True, default=-1, kw_only=True)
     partitions: tuple[FetchPartition, ...] = by_topic()
-    # This field is ignorable, because versions without fetch sessions list all partitions in each request.
+    # Ignorable, because requests of versions without fetch sessions contain all partitions anyway.
     forgotten: tuple[ForgottenPartition, ...] = by_topic(
         "forgotten_topics_data", bare=True, since=7, ignorable=True, default=()
     )

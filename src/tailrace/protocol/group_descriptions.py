@@ -7,7 +7,7 @@ from uuid import UUID
 from tailrace.protocol.encoding.fields import field
 from tailrace.protocol.encoding.primitives import int8, int16, int32
 from tailrace.protocol.message import ApiMessage, Request
-from tailrace.protocol.metadata import NOT_ASKED_FOR
+from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 
 __all__ = [
     "ConsumerGroupDescribeRequest",
@@ -31,7 +31,7 @@ __all__ = [
 class ListedGroup(ApiMessage):
     group_id: str
     protocol_type: str
-    """``consumer`` for consumer groups of the classic protocol and of KIP-848."""
+    """``consumer`` for consumer groups, of both the classic protocol and KIP-848."""
     group_state: str = field(since=4, default="")
     group_type: str = field(since=5, default="")
     """``classic`` or ``consumer`` (KIP-848); empty from a broker without KIP-848."""
@@ -41,12 +41,12 @@ class ListGroupsResponse(ApiMessage):
     throttle_time_ms: int32 = field(since=1, default=0, kw_only=True)
     error_code: int16
     groups: tuple[ListedGroup, ...] = ()
-    """Groups coordinated by this broker."""
+    """Groups whose coordinator is the responding broker."""
 
 
 class ListGroupsRequest(Request[ListGroupsResponse], key=16, versions=(0, 5), flexible_from=3):
     states_filter: tuple[str, ...] = field(since=4, default=())
-    """States to list; empty for all."""
+    """States of the groups to list; empty for all."""
     types_filter: tuple[str, ...] = field(since=5, default=())
 
 
@@ -69,12 +69,12 @@ class DescribedGroup(ApiMessage):
     error_message: str | None = field(since=6, default=None, kw_only=True)
     group_id: str
     group_state: str = ""
-    """State; ``Dead`` for a missing group in versions before 6, which have no error code for missing groups."""
+    """State of the group. Before version 6, there is no error code for a missing group; its state is ``Dead``."""
     protocol_type: str = ""
     protocol_data: str = ""
     """Assignor chosen by the group."""
     members: tuple[DescribedGroupMember, ...] = ()
-    authorized_operations: int32 = field(since=3, ignorable=True, default=NOT_ASKED_FOR)
+    authorized_operations: int32 = field(since=3, ignorable=True, default=OPERATIONS_NOT_REQUESTED)
 
 
 class DescribeGroupsResponse(ApiMessage):
@@ -88,8 +88,8 @@ class DescribeGroupsRequest(Request[DescribeGroupsResponse], key=15, versions=(0
 
     @property
     def newest_version(self) -> int | None:
-        """Version 5 with ``include_authorized_operations``; None, for no limit, without."""
-        # From version 6 on, the response for a missing group has an error code and no authorized operations.
+        """Version 5 if ``include_authorized_operations`` is set; otherwise None."""
+        # From version 6 on, the response for a missing group has an error code instead of the authorized operations.
         return 5 if self.include_authorized_operations else None
 
 
@@ -111,9 +111,9 @@ class DescribedConsumerGroupMember(ApiMessage):
     client_host: str = ""
     subscribed_topic_names: tuple[str, ...] = ()
     subscribed_topic_regex: str | None = None
-    assignment: tuple[DescribedPartitions, ...] = field(wrapping="topic_partitions", default=())
-    target_assignment: tuple[DescribedPartitions, ...] = field(wrapping="topic_partitions", default=())
-    """Assignment that the member is moving to."""
+    assignment: tuple[DescribedPartitions, ...] = field(only_field="topic_partitions", default=())
+    target_assignment: tuple[DescribedPartitions, ...] = field(only_field="topic_partitions", default=())
+    """Assignment that the member is to have after the rebalance."""
     member_type: int8 = field(since=1, ignorable=True, default=-1)
     """0 for the classic protocol, 1 for the consumer protocol, -1 if unknown."""
 
@@ -127,7 +127,7 @@ class DescribedConsumerGroup(ApiMessage):
     assignment_epoch: int32 = 0
     assignor_name: str = ""
     members: tuple[DescribedConsumerGroupMember, ...] = ()
-    authorized_operations: int32 = NOT_ASKED_FOR
+    authorized_operations: int32 = OPERATIONS_NOT_REQUESTED
 
 
 class ConsumerGroupDescribeResponse(ApiMessage):

@@ -1,4 +1,4 @@
-"""Opening of a connection: ApiVersions, SaslHandshake and SaslAuthenticate."""
+"""Requests that open a connection: ApiVersions, SaslHandshake and SaslAuthenticate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets of a log: ListOffsets and OffsetForLeaderEpoch."""
+"""Lookup of offsets in a log: ListOffsets and OffsetForLeaderEpoch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ListOffsetsPartition(ApiMessage):
     partition: int32 = field("partition_index")
     current_leader_epoch: int32 = field(since=4, ignorable=True, default=-1, kw_only=True)
     timestamp: int64
-    """-1 for the end, -2 for the start, -3 for the greatest timestamp, else milliseconds since the epoch."""
+    """Milliseconds since 1970; or -1 for the end of the log, -2 for its start, -3 for its greatest timestamp."""
 
 
 class ListedOffset(ApiMessage):
@@ -50,9 +50,9 @@ class OffsetForLeaderEpochPartition(ApiMessage):
     topic: str = field(per_topic=True)
     partition: int32
     current_leader_epoch: int32 = field(default=-1, kw_only=True)
-    """Leader epoch that the client knows; the broker refuses the request if its leader epoch differs (KIP-320)."""
+    """Leader epoch that the client knows; the broker refuses the request if the partition has another one (KIP-320)."""
     leader_epoch: int32
-    """Epoch whose end offset is requested."""
+    """Leader epoch whose end offset is requested."""
 
 
 class LeaderEpochEndOffset(ApiMessage):
@@ -60,7 +60,10 @@ class LeaderEpochEndOffset(ApiMessage):
     error_code: int16
     partition: int32
     leader_epoch: int32 = -1
-    """Greatest epoch in the log that is not above the requested epoch; -1 if there is none."""
+    """Greatest leader epoch in the log that is not above the requested one.
+
+    -1 if the log has neither the requested epoch nor a later one.
+    """
     end_offset: int64 = -1
 
 
@@ -71,5 +74,5 @@ class OffsetForLeaderEpochResponse(ApiMessage):
 
 class OffsetForLeaderEpochRequest(Request[OffsetForLeaderEpochResponse], key=23, versions=(2, 4), flexible_from=4):
     replica_id: int32 = field(since=3, ignorable=True, default=-1, kw_only=True)
-    """-1 for a consumer; the protocol's default, -2, is for debugging."""
+    """-1 for a consumer. The protocol's default is -2, which is for debugging."""
     partitions: tuple[OffsetForLeaderEpochPartition, ...] = by_topic()

@@ -1,10 +1,11 @@
 """Metadata exchanged by members of a classic group: subscriptions in JoinGroup, assignments in SyncGroup.
 
-The broker does not read these bytes; their format is shared with Java's client and librdkafka. The bytes begin with a
-version; if it is newer than the known versions, only the known fields are read.
+The broker does not read these bytes; Java's client and librdkafka use the same format. The bytes begin with a version.
+If it is newer than the newest version that is known here, only the known fields are read.
 
-A subscription contains user data of the assignor. For ``sticky``, these are the owned partitions and the generation in
-which they were assigned; for ``cooperative-sticky``, only this generation.
+A subscription also contains user data, bytes in a format that the assignor defines. The user data of ``sticky`` are the
+owned partitions and the generation in which they were assigned; those of ``cooperative-sticky`` are only the
+generation.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def decode_subscription(data: bytes) -> MemberSubscription:
 
 
 def decode_assignment(data: bytes) -> MemberAssignment:
-    """Decode a member's assignment; empty data, which a leader with Java's client may send, is an empty assignment."""
+    """Decode a member's assignment; empty data, which a leader that uses Java's client may send, mean no partitions."""
     return _decode(MemberAssignment, data) if data else MemberAssignment(())
 
 
@@ -91,7 +92,7 @@ def _decode(kind: type[MessageT], data: bytes) -> MessageT:
     version = reader.int16()
     if version < 0:
         raise MalformedMessageError(
-            f"version {version} of the consumer protocol is invalid - does the group have members of another type?"
+            f"version {version} of a member's metadata is invalid - does the group have members that are not consumers?"
         )
     message: MessageT = decoder_of(kind, min(version, _NEWEST), flexible=False)(reader)
     return message
@@ -100,6 +101,7 @@ def _decode(kind: type[MessageT], data: bytes) -> MessageT:
 # ---- user data -------------------------------------------------------------------------------------------------
 
 _NO_GENERATION = -1
+"""Value in place of an unknown generation."""
 _GENERATION_SIZE = 4
 
 
@@ -118,14 +120,15 @@ def encode_sticky_data(owned: Sequence[OwnedPartitions], generation: int) -> byt
 def decode_sticky_data(data: bytes | None) -> tuple[tuple[OwnedPartitions, ...], int]:
     """Decode the user data of the ``sticky`` assignor: owned partitions and their generation.
 
-    Without data, there are no owned partitions. The generation is -1 if it is missing; Java's client before version
-    2.3 does not write it.
+    If there are no data, there are no owned partitions. The generation is -1 if it is missing; Java's client before
+    version 2.3 does not write it.
     """
     if not data:
         return (), _NO_GENERATION
     reader = FrameReader(data)
-    old: _StickyData = decoder_of(_StickyData, 0, flexible=False)(reader)
-    return old.owned, reader.int32() if reader.remaining else _NO_GENERATION
+    # Version 0 has no generation; the data do not contain the version.
+    data_v0: _StickyData = decoder_of(_StickyData, 0, flexible=False)(reader)
+    return data_v0.owned, reader.int32() if reader.remaining else _NO_GENERATION
 
 
 def encode_cooperative_data(generation: int) -> bytes:
@@ -134,7 +137,7 @@ def encode_cooperative_data(generation: int) -> bytes:
 
 
 def decode_cooperative_data(data: bytes | None) -> int:
-    """Decode the user data of ``cooperative-sticky`` and return the generation, or -1 if the data lack it.
+    """Decode the user data of ``cooperative-sticky``: the generation, or -1 if it is missing.
 
     Java's client writes only the generation; librdkafka writes the same user data as for ``sticky``.
     """

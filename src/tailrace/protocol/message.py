@@ -1,4 +1,4 @@
-"""Base classes of messages: a subclass is a frozen struct (msgspec), and a request class has its API as attribute.
+"""Base classes of messages, which are frozen structs (msgspec). A request class has its API as an attribute:
 
     class HeartbeatRequest(Request[HeartbeatResponse], key=12, versions=(0, 4), flexible_from=4):
         group_id: str
@@ -6,8 +6,9 @@
         member_id: str
         group_instance_id: str | None = field(since=3, default=None)
 
-Messages are flat where the wire format is nested: each entry contains its topic and partition. Defaults are those of
-Kafka's definitions, so that a response of an old version is a complete message, too. Times are in milliseconds.
+Where the wire format nests partitions in topics, a message has one flat tuple, whose entries contain their topic and
+partition. A field that is missing in an old version of a response has the default of Kafka's definitions. Times are in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ __all__ = ["NO_TOPIC_ID", "ApiMessage", "Request"]
 ResponseT = TypeVar("ResponseT")
 
 NO_TOPIC_ID = UUID(int=0)
-"""Topic id that stands for a missing id in the protocol."""
+"""Topic id in place of an unknown or missing one."""
 
 
 class _MessageType(StructMeta):
-    """Metaclass of messages, which reads the declared fields and the API of a request."""
+    """Metaclass of messages, which collects the declared fields, and creates the API of a request."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **api: Any) -> Any:  # noqa: ANN401
         own = {attribute: _declared(namespace.get(attribute, NODEFAULT)) for attribute in _field_names(namespace)}
@@ -38,7 +39,7 @@ class _MessageType(StructMeta):
             namespace.pop(attribute, None)
             if declared.default is not NODEFAULT:
                 namespace[attribute] = declared.default
-        # The constructor takes fields in the order of the annotations.
+        # The constructor's parameters have the order of the annotations, so fields with kw_only are moved to the end.
         notes = namespace.get("__annotations__", {})
         for attribute in [attribute for attribute, declared in own.items() if declared.kw_only]:
             notes[attribute] = notes.pop(attribute)
@@ -60,33 +61,33 @@ def _declared(value: Any) -> DeclaredField:  # noqa: ANN401 - the default of any
 
 def _api(request: type, *, key: int, versions: tuple[int, int], flexible_from: int = NEVER) -> Api[Any]:
     (base,) = request.__orig_bases__  # type: ignore[attr-defined]
-    (answer,) = get_args(base)
+    (response,) = get_args(base)
     name = request.__name__.removesuffix("Request")
-    return Api(key, name, range(versions[0], versions[1] + 1), flexible_from, request, answer)
+    return Api(key, name, range(versions[0], versions[1] + 1), flexible_from, request, response)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, by_topic))
 class ApiMessage(Value, metaclass=_MessageType):
-    """Request, response, or structure inside a message; fields are in wire order."""
+    """Request, response, or structure inside a message. The subclass declares the fields in wire order."""
 
     declared: ClassVar[dict[str, DeclaredField]]
-    """Fields in wire order."""
+    """Declarations of the fields by attribute, in wire order."""
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name, one in self.declared.items() if one.repr)
-        return f"{type(self).__name__}({shown})"
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name, one in self.declared.items() if one.repr)
+        return f"{type(self).__name__}({fields})"
 
 
 class Request(ApiMessage, Generic[ResponseT]):
     """Request for which ``await broker.send(request)`` returns a ``ResponseT``.
 
-    Subclasses declare the ``key`` of their API, the first and last of the supported ``versions``, and the first
-    flexible version, ``flexible_from``, if there is one.
+    Subclasses pass the ``key`` of their API, the first and last of the supported ``versions``, and ``flexible_from``,
+    the first flexible version (KIP-482), if there is one.
     """
 
     api: ClassVar[Api[Any]]
 
     @property
     def newest_version(self) -> int | None:
-        """Newest version of the API in which this request may be sent; None for no limit."""
+        """Newest version of the API in which this request may be sent; None if every version is possible."""
         return None

@@ -1,4 +1,4 @@
-"""Cluster metadata, coordinators and controllers: Metadata, FindCoordinator, DescribeCluster and DescribeQuorum."""
+"""Brokers, topics, coordinators and controllers: Metadata, FindCoordinator, DescribeCluster and DescribeQuorum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tailrace.protocol.message import NO_TOPIC_ID, ApiMessage, Request
 
 __all__ = [
     "METADATA_LOG",
-    "NOT_ASKED_FOR",
+    "OPERATIONS_NOT_REQUESTED",
     "BrokerMetadata",
     "DescribeClusterRequest",
     "DescribeClusterResponse",
@@ -29,8 +29,8 @@ __all__ = [
     "TopicMetadata",
 ]
 
-NOT_ASKED_FOR = -(1 << 31)
-"""Value of the authorized operations in a response if the request did not ask for them."""
+OPERATIONS_NOT_REQUESTED = -(1 << 31)
+"""Authorized operations in a response to a request that does not include them."""
 
 
 class BrokerMetadata(ApiMessage):
@@ -56,7 +56,9 @@ class TopicMetadata(ApiMessage):
     topic_id: UUID = field(since=10, default=NO_TOPIC_ID)
     is_internal: bool = False
     partitions: tuple[PartitionMetadata, ...] = ()
-    authorized_operations: int32 = field("topic_authorized_operations", since=8, ignorable=True, default=NOT_ASKED_FOR)
+    authorized_operations: int32 = field(
+        "topic_authorized_operations", since=8, ignorable=True, default=OPERATIONS_NOT_REQUESTED
+    )
 
 
 class MetadataResponse(ApiMessage):
@@ -66,7 +68,12 @@ class MetadataResponse(ApiMessage):
     controller_id: int32 = field(default=-1, kw_only=True)
     topics: tuple[TopicMetadata, ...]
     authorized_operations: int32 = field(
-        "cluster_authorized_operations", since=8, until=10, ignorable=True, default=NOT_ASKED_FOR, kw_only=True
+        "cluster_authorized_operations",
+        since=8,
+        until=10,
+        ignorable=True,
+        default=OPERATIONS_NOT_REQUESTED,
+        kw_only=True,
     )
     error_code: int16 = field(since=13, default=0, kw_only=True)
 
@@ -74,10 +81,10 @@ class MetadataResponse(ApiMessage):
 class MetadataTopic(ApiMessage):
     topic_id: UUID = field(since=10, default=NO_TOPIC_ID, kw_only=True)
     name: str | None = field(nullable_from=10)
-    """Name; None to identify the topic by its id alone, which brokers support from version 12 on."""
+    """Name; None if the topic is identified only by its id, which requires version 12."""
 
 
-# Before version 4, a request creates the topics that it names.
+# Before version 4, brokers create the topics of a request, because allow_auto_topic_creation is missing.
 class MetadataRequest(Request[MetadataResponse], key=3, versions=(4, 13), flexible_from=9):
     topics: tuple[MetadataTopic, ...] | None
     """Requested topics; None for all topics, empty for no topics."""
@@ -92,10 +99,10 @@ _COORDINATORS = OneElement("coordinators", since=4)
 class FindCoordinatorResponse(ApiMessage):
     throttle_time_ms: int32 = field(since=1, default=0, kw_only=True)
     key: str | None = field(since=4, nullable_from=NEVER, inside=_COORDINATORS, default=None, kw_only=True)
-    """Group or transactional id; None in versions before 4, whose responses do not repeat the key."""
-    error_code: int16 = field(inside=_COORDINATORS, behind=(4, "port"), default=0, kw_only=True)
+    """Group or transactional id; None before version 4, whose responses do not contain the key."""
+    error_code: int16 = field(inside=_COORDINATORS, after=(4, "port"), default=0, kw_only=True)
     error_message: str | None = field(
-        since=1, inside=_COORDINATORS, behind=(4, "error_code"), default=None, kw_only=True
+        since=1, inside=_COORDINATORS, after=(4, "error_code"), default=None, kw_only=True
     )
     node_id: int32 = field(inside=_COORDINATORS)
     host: str = field(inside=_COORDINATORS)
@@ -103,7 +110,7 @@ class FindCoordinatorResponse(ApiMessage):
 
 
 class FindCoordinatorRequest(Request[FindCoordinatorResponse], key=10, versions=(0, 6), flexible_from=3):
-    key: str = field(inside=OneElement("coordinator_keys", since=4, bare=True), behind=(4, "key_type"))
+    key: str = field(inside=OneElement("coordinator_keys", since=4, bare=True), after=(4, "key_type"))
     key_type: int8 = field(since=1, default=0)
     """0 for a group, 1 for a transactional id."""
 
@@ -117,7 +124,7 @@ class DescribedBroker(ApiMessage):
     port: int32
     rack: str | None = None
     is_fenced: bool = field(since=2, default=False)
-    """True for a registered broker that is down or starting; Metadata does not list such a broker."""
+    """True for a registered broker that is down or starting; MetadataResponse does not list such a broker."""
 
 
 class DescribeClusterResponse(ApiMessage):
@@ -128,13 +135,13 @@ class DescribeClusterResponse(ApiMessage):
     cluster_id: str = ""
     controller_id: int32 = -1
     brokers: tuple[DescribedBroker, ...] = ()
-    authorized_operations: int32 = field("cluster_authorized_operations", default=NOT_ASKED_FOR)
+    authorized_operations: int32 = field("cluster_authorized_operations", default=OPERATIONS_NOT_REQUESTED)
 
 
 class DescribeClusterRequest(Request[DescribeClusterResponse], key=60, versions=(0, 2), flexible_from=0):
     include_cluster_authorized_operations: bool = False
     endpoint_type: int8 = field(since=1, default=1)
-    """1 for brokers, 2 for controllers."""
+    """Kind of the nodes to describe: 1 for brokers, 2 for controllers."""
     include_fenced_brokers: bool = field(since=2, ignorable=True, default=False)
 
 
@@ -148,14 +155,14 @@ METADATA_LOG = QuorumPartition("__cluster_metadata", 0)
 
 
 class QuorumReplica(ApiMessage):
-    """Controller or broker that replicates the metadata log; times are of the leader's clock."""
+    """Controller or broker that replicates the metadata log; times are those of the leader's clock."""
 
     replica_id: int32
     log_end_offset: int64
     last_fetch_timestamp: int64 = field(since=1, ignorable=True, default=-1)
-    """Time of the replica's last fetch, for the leader itself the time of the response; -1 if unknown."""
+    """Time of the replica's last fetch; for the leader itself, the time of the response; -1 if unknown."""
     last_caught_up_timestamp: int64 = field(since=1, ignorable=True, default=-1)
-    """Time at which the replica had last read to the end of the log; -1 if unknown."""
+    """Last time at which the replica had all records of the log; -1 if unknown."""
 
 
 class DescribedQuorum(ApiMessage):

@@ -1,7 +1,7 @@
-"""Produce.
+"""Writing of record batches: Produce.
 
 The newest supported version is 11. From version 12 on, brokers add partitions to transactions implicitly, which
-requires the other requests of transactions version 2 (KIP-890). From version 13 on, topics have only ids.
+requires transactions version 2 in the other requests, too (KIP-890). From version 13 on, topics have only ids.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ProduceResponse(ApiMessage):
 class ProduceRequest(Request[ProduceResponse], key=0, versions=(8, 11), flexible_from=9):
     transactional_id: str | None
     acks: int16
-    """-1 if all in-sync replicas must have the batch before the leader responds."""
+    """-1 if the leader must not respond before all in-sync replicas have the batch."""
     timeout_ms: int32
     """Maximum time that the leader waits for the replicas."""
     partitions: tuple[RecordsToProduce, ...] = by_topic("topic_data", "partition_data")

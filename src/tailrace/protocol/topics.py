@@ -33,7 +33,7 @@ __all__ = [
 
 
 class TopicResult(ApiMessage):
-    """Result for one topic; base class of the results of CreateTopics and DeleteTopics."""
+    """Result of CreatePartitions for a topic, and base class of the results of CreateTopics and DeleteTopics."""
 
     name: str | None = field(nullable_from=NEVER)
     topic_id: UUID = field(since=NEVER, ignorable=True, default=NO_TOPIC_ID, kw_only=True)
@@ -109,7 +109,7 @@ class TopicToDelete(ApiMessage):
 
 
 class DeleteTopicsRequest(Request[DeleteTopicsResponse], key=20, versions=(1, 6), flexible_from=4):
-    topics: tuple[TopicToDelete, ...] = field(bare=("topic_names", 5))
+    topics: tuple[TopicToDelete, ...] = field(bare_until=("topic_names", 5))
     timeout_ms: int32 = 60_000
 
 
@@ -145,7 +145,7 @@ class RecordsToDelete(ApiMessage):
     topic: str = field("name", per_topic=True)
     partition: int32 = field("partition_index")
     offset: int64
-    """Offset of the first record to keep; -1 deletes all."""
+    """Offset of the first record to keep; -1 to delete all records up to the high watermark."""
 
 
 class DeletedRecords(ApiMessage):

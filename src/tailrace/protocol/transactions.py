@@ -1,9 +1,9 @@
 """Transactions (KIP-98): InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit and EndTxn.
 
-The oldest supported versions are those of Apache Kafka 2.5, the first release with group metadata in transactions
-(KIP-447). The newest supported versions are those of transactions version 1. With later versions of EndTxn and
-TxnOffsetCommit, the broker bumps the producer epoch with each transaction (KIP-890), which requires Produce version 12.
-AddPartitionsToTxn from version 4 on is used only between brokers.
+The oldest supported versions are those of Apache Kafka 2.5, the first release whose TxnOffsetCommit contains the
+generation and member id (KIP-447). The newest supported versions are the last ones without transactions version 2
+(KIP-890). In later versions of EndTxn and TxnOffsetCommit, the broker bumps the producer epoch with each transaction,
+which requires Produce version 12. AddPartitionsToTxn from version 4 on is used only between brokers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class InitProducerIdRequest(Request[InitProducerIdResponse], key=22, versions=(3
     transactional_id: str | None
     transaction_timeout_ms: int32
     producer_id: int64 = -1
-    """Producer id whose epoch the broker bumps unless another producer uses it by now (KIP-360); -1 for a new id."""
+    """Producer id whose epoch the broker is to bump (KIP-360); -1 to get a new id.
+
+    The broker refuses if another producer with the same transactional id has a newer epoch.
+    """
     producer_epoch: int16 = -1
 
 
@@ -90,10 +93,10 @@ class TxnOffsetCommitRequest(Request[TxnOffsetCommitResponse], key=28, versions=
     producer_id: int64
     producer_epoch: int16
     generation_id: int32 = field(default=-1, kw_only=True)
-    """Generation, or member epoch (KIP-848); -1 for a commit by no member, which is not fenced (KIP-447)."""
+    """Generation, or member epoch (KIP-848); -1 if the committer is not a member and cannot be fenced (KIP-447)."""
     member_id: str = field(default="", kw_only=True)
     group_instance_id: str | None = field(default=None, kw_only=True)
-    partitions: tuple[CommitOffset, ...] = by_topic(entries_of=9)
+    partitions: tuple[CommitOffset, ...] = by_topic(entry_version=9)
 
 
 class EndTxnResponse(ApiMessage):
@@ -106,4 +109,4 @@ class EndTxnRequest(Request[EndTxnResponse], key=26, versions=(1, 4), flexible_f
     producer_id: int64
     producer_epoch: int16
     committed: bool
-    """False aborts the transaction."""
+    """True to commit the transaction, False to abort it."""

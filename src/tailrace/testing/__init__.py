@@ -1,4 +1,4 @@
-"""Test tools: embedded Kafka brokers, a fault proxy, and a test runner for apps without a broker.
+"""Tools for tests: embedded Kafka brokers, a fault proxy, and TestApp, which runs an app without a broker.
 
 The pytest plugin of tailrace provides the fixtures ``kafka_server`` and ``kafka_cluster``. Embedded brokers require the
 extra ``tailrace[testing]``.

@@ -1,4 +1,4 @@
-"""All APIs that tailrace can encode and decode, as FaultProxy needs them."""
+"""APIs that tailrace can encode and decode in both directions, by key, for FaultProxy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Runner of an app's handlers without a broker, in virtual time.
 
-Lanes, retries, codecs, dependencies and dead letters are those of production. Topics in memory replace the consumer and
-the producer.
+The code of lanes, retries, codecs, dependencies and dead letters is that of production. Topics in memory replace the
+consumer and the producer.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from tailrace.app.app import App
-from tailrace.app.declare.parameter_readers import value_reader
+from tailrace.app.declare.parameter_readers import create_value_reader
 from tailrace.app.declare.parameters import Provider
 from tailrace.app.declare.plan import BoundHandler, Plan
+from tailrace.app.event_waits import wait_for_any
 from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
 from tailrace.app.kafka_substitute import KafkaSubstitute
-from tailrace.app.shutdown import first_of
 from tailrace.app.sources import Source
-from tailrace.app.substitution import running_of, settings_of, substitute_kafka
+from tailrace.app.substitution import app_run_of, settings_of, substitute_kafka
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import ContextPublisher
 from tailrace.app.transactions.source import TransactionalSource
@@ -32,7 +32,7 @@ from tailrace.observe.hooks import Observer
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record, TopicPartition
 from tailrace.testing.log_source import LogSource
-from tailrace.testing.log_transactions import in_transactions
+from tailrace.testing.log_transactions import transactional_source
 from tailrace.testing.topic_log import TopicLog
 from tailrace.testing.virtual_time import VirtualTime
 
@@ -46,17 +46,17 @@ class TestApp:
     """Runs an app's handlers on records sent by a test, within an ``async with`` block.
 
     Time is virtual: when all tasks wait, the event loop's clock jumps to the next timer. Backoff, delayed retries,
-    waits for a batch and deadlines take no real time and happen in order. The clock does not wait for responses from a
-    network: use ``virtual_time=False`` for handlers that connect to a real server.
+    waits for a batch, and deadlines take no real time and keep their order. The clock does not wait for responses from
+    a network: use ``virtual_time=False`` if handlers connect to a real server.
 
     Args:
         app: app that is not started; several tests may use the same app one after another.
-        overrides: replacements by provider.
-        partitions: number of partitions by topic; topics not listed have one partition.
+        overrides: replacements of providers that ``Depends`` names, by the provider that is replaced.
+        partitions: number of partitions by topic; other topics have one partition.
         virtual_time: False to wait in real time.
     """
 
-    __test__ = False  # not a test class, despite its name
+    __test__ = False  # pytest must not collect this class as tests.
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class TestApp:
         self._sources: list[LogSource] = []
         self._transactional: list[TransactionalSource] = []
         self._stack = AsyncExitStack()
-        self._began = (0.0, 0.0)
+        self._start_times = (0.0, 0.0)
         self._clock: VirtualTime | None = None
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<TestApp of {self._app!r}>"
@@ -85,12 +85,12 @@ class TestApp:
         async with AsyncExitStack() as stack:
             if self._is_virtual:
                 self._clock = VirtualTime(loop)
-                stack.enter_context(self._clock.running())
-            self._began = (time.time(), loop.time())
-            instead = KafkaSubstitute(
+                stack.enter_context(self._clock.installed())
+            self._start_times = (time.time(), loop.time())
+            substitute = KafkaSubstitute(
                 self._connect, self._open_log, self._overrides, (self,), self._with_real_time_in_threads
             )
-            with substitute_kafka(self._app, instead):
+            with substitute_kafka(self._app, substitute):
                 await self._app.start()
             stack.push_async_callback(self._app.stop)
             self._stack = stack.pop_all()
@@ -112,14 +112,14 @@ class TestApp:
         headers: Sequence[tuple[str, bytes | str | None]] = (),
         partition: int | None = None,
     ) -> Record:
-        """Send a value and wait until its record is finished.
+        """Send a value, and wait until all records are finished.
 
-        The value may be any object that the app's codec encodes; bytes are sent unchanged. A record is finished here
-        when it was handled, dead lettered or skipped, or when it waits because of ``on_failure="pause"``. ``send`` also
-        waits for the records that handlers publish meanwhile to topics that the app reads.
+        The value may be any object that the app's codec encodes; bytes are sent unchanged. In a TestApp, a record is
+        finished when it was handled, written to a dead-letter topic or skipped, or when its handler is paused because
+        of ``on_failure="pause"``. Records that handlers publish to topics of the app are also waited for.
 
         Returns:
-            The record, as passed to handlers.
+            The record that the handlers received.
 
         Raises:
             ConfigurationError: no handler reads the topic.
@@ -129,23 +129,23 @@ class TestApp:
         if not any(source.reads(topic) for source in self._sources):
             read = sorted({topic for source in self._sources for topic in source.subscription})
             raise ConfigurationError(f"no handler reads {topic!r} - this app reads {', '.join(read) or 'no topic'}")
-        placed = await self._app.publish(topic, value, key=key, headers=headers, partition=partition)
-        assert placed is not None
+        published = await self._app.publish(topic, value, key=key, headers=headers, partition=partition)
+        assert published is not None
         await self.settled()
-        return self._log.records(placed.partition)[placed.offset]
+        return self._log.records(published.partition)[published.offset]
 
     async def settled(self) -> None:
-        """Wait until all records are finished, as described for ``send``.
+        """Wait until all records are finished, in the sense that ``send`` describes.
 
         Raises:
-            TailraceError: the app ended with this error while waiting.
+            TailraceError: the app ended with this error before all records were finished.
         """
-        running = running_of(self._app)
+        running = app_run_of(self._app)
         while not all(group.is_settled for group in running.groups) or not all(one.is_idle for one in self._sources):
             if running.failure is not None:
                 raise running.failure
-            self._news.clear()
-            await first_of(self._news, running.is_over)
+            self._wakeup.clear()
+            await wait_for_any(self._wakeup, running.is_over)
         # Let the task that finished the last record run to its next await.
         await asyncio.sleep(0)
 
@@ -158,25 +158,30 @@ class TestApp:
     def published(self, topic: str, kind: type[ValueT]) -> list[ValueT]: ...
 
     def published(self, topic: str, kind: type[Any] | None = None) -> list[Any]:
-        """Return the records of a topic, ordered by partition, or the values of the records decoded as ``kind``."""
-        records = self._log.all_of(topic)
+        """Return the records of a topic, ordered by partition and offset.
+
+        With ``kind``, return their values, which the app's codec decodes as this type.
+        """
+        records = self._log.records_of_topic(topic)
         if kind is None:
             return records
         where = f"published({topic!r})"
-        read = value_reader(kind, self._app.codec, where, "kind", checks_topic=False).read
+        read = create_value_reader(kind, self._app.codec, where, "kind", checks_topic=False).read
         return [read(record) for record in records]
 
     def dead_letters(self, topic: str) -> list[DeadLetter]:
-        """Return the dead letters of records that were first read from ``topic``."""
-        letters = (read_dead_letter(record) for name in self._log.topics for record in self._log.all_of(name))
+        """Return the dead letters, in all topics, whose original record was in ``topic``."""
+        letters = (read_dead_letter(record) for name in self._log.topics for record in self._log.records_of_topic(name))
         return [one for one in letters if one is not None and one.origin is not None and one.origin.topic == topic]
 
     def committed(self, topic: str, partition: int = 0, *, group_id: str | None = None) -> int:
-        """Return the committed offset, which is the offset of the lowest unfinished record.
+        """Return the committed offset of a group, which is the offset of the lowest unfinished record.
+
+        ``group_id`` may be None if only one group reads the topic.
 
         Raises:
-            ConfigurationError: no group, or not the given group, reads the topic, or several groups read it and
-                ``group_id`` is missing.
+            ConfigurationError: no group reads the topic, ``group_id`` does not read it, or ``group_id`` is None and
+                several groups read it.
         """
         by_group = {one.group_id: one for one in self._sources if one.reads(topic)}
         groups = ", ".join(by_group)
@@ -192,18 +197,18 @@ class TestApp:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     def on_event(self, _event: Event) -> None:
-        """Wake ``settled``; called with every event."""
-        self._news.set()
+        """Let ``settled`` check again; the app calls this hook for each event."""
+        self._wakeup.set()
 
     def _connect(self, routes: Routes) -> Source:
-        observer = Observer((self, running_of(self._app).consumer_events))
+        observer = Observer((self, app_run_of(self._app).consumer_events))
         source = LogSource(self._log, routes, observer)
-        source.watch(self._news.set)
+        source.watch(self._wakeup.set)
         self._sources.append(source)
         options = settings_of(self._app).transactions
         if options is None:
             return source
-        self._transactional.append(in_transactions(source, self._log, options, observer))
+        self._transactional.append(transactional_source(source, self._log, options, observer))
         return self._transactional[-1]
 
     @asynccontextmanager
@@ -211,30 +216,30 @@ class TestApp:
         yield ContextPublisher(self._log, self._transactional)
 
     def _with_real_time_in_threads(self, plan: Plan) -> Plan:
-        """Return the plan with real time while handlers run in threads, which the event loop cannot see."""
+        """Return the plan with real time for handlers that run in threads, which the event loop does not wait for."""
         clock = self._clock
         if clock is None:
             return plan
         by_group = {
-            group_id: [one if one.prepared.is_async else _with_real_time(one, clock) for one in ready]
-            for group_id, ready in plan.by_group.items()
+            group_id: [one if one.prepared.is_async else _with_real_time(one, clock) for one in handlers]
+            for group_id, handlers in plan.by_group.items()
         }
         return replace(plan, by_group=by_group)
 
     def _now_s(self) -> float:
-        wall, loop = self._began
-        return wall + asyncio.get_running_loop().time() - loop
+        wall_clock, loop_time = self._start_times
+        return wall_clock + asyncio.get_running_loop().time() - loop_time
 
 
-def _with_real_time(ready: BoundHandler, clock: VirtualTime) -> BoundHandler:
+def _with_real_time(handler: BoundHandler, clock: VirtualTime) -> BoundHandler:
     """Return the handler with a middleware that uses real time during each call."""
 
-    def around(call: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
-        async def called(work: WorkT) -> object:
-            with clock.held():
+    def middleware(call: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
+        async def call_in_real_time(work: WorkT) -> object:
+            with clock.real_time():
                 return await call(work)
 
-        return called
+        return call_in_real_time
 
-    resolved = ready.resolved
-    return replace(ready, resolved=replace(resolved, middleware=(*resolved.middleware, around)))
+    resolved = handler.resolved
+    return replace(handler, resolved=replace(resolved, middleware=(*resolved.middleware, middleware)))

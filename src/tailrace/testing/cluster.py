@@ -11,7 +11,7 @@ __all__ = ["KafkaCluster", "KafkaServer"]
 
 
 class KafkaCluster(cluster.EmbeddedCluster):
-    """Kafka brokers; with ``proxied=True``, each broker advertises the address of its own FaultProxy.
+    """Kafka brokers; with ``proxied=True``, each broker has its own FaultProxy and advertises the proxy's address.
 
     Attributes:
         proxies: proxies by broker id; empty without ``proxied=True``.
@@ -39,9 +39,9 @@ class KafkaCluster(cluster.EmbeddedCluster):
 
 
 class KafkaServer(server.EmbeddedServer):
-    """Single Kafka broker; with ``proxied=True``, the broker advertises the address of ``proxy``."""
+    """Single Kafka broker; with ``proxied=True``, the broker has a FaultProxy and advertises the proxy's address."""
 
-    def __init__(self, *, proxied: bool = False, **options: Any) -> None:  # noqa: ANN401 - those of the server
+    def __init__(self, *, proxied: bool = False, **options: Any) -> None:  # noqa: ANN401 - options of EmbeddedServer
         self._proxy: FaultProxy | None = None
         if proxied:
             options["advertise"] = self._start_proxy
@@ -49,8 +49,8 @@ class KafkaServer(server.EmbeddedServer):
 
     @property
     def proxy(self) -> FaultProxy:
-        """Proxy of the broker."""
-        assert self._proxy is not None, "no proxy: use KafkaServer(proxied=True), and start it"
+        """Proxy in front of the broker."""
+        assert self._proxy is not None, "there is no proxy - use KafkaServer(proxied=True), and start it"
         return self._proxy
 
     def _start_proxy(self, _node_id: int, port: int) -> int:

@@ -1,4 +1,4 @@
-"""Connection of a client through a FaultProxy: both sockets, requests without a response, and frames."""
+"""Connection of a client through a FaultProxy to the broker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tailrace.protocol.api_versions import api_of
 from tailrace.testing.apis import api_by_key
 from tailrace.testing.faults import Fault, decode_frame
 
-__all__ = ["LENGTH", "ConnectionPair", "ProxiedRequest", "edited", "read_frame"]
+__all__ = ["LENGTH", "ConnectionPair", "ProxiedRequest", "edit_frame", "read_frame"]
 
 LENGTH = struct.Struct(">i")
-"""Format of the length prefix of a frame, and of a correlation id."""
+"""Format of the length prefix of a frame, and of the correlation id at the start of a response."""
 
 
 class ProxiedRequest:
@@ -26,10 +26,11 @@ class ProxiedRequest:
 
 
 class ConnectionPair:
-    """Connection from a client to the proxy, and the connection from the proxy to the broker that belongs to it.
+    """Connection from a client to the proxy, with its connection from the proxy to the broker.
 
     Attributes:
-        task: task that serves the connection.
+        number: number of the client's connection, from 1.
+        task: task that serves the connections.
         client: writer to the client.
         upstream: writer to the broker; None until the proxy is connected.
         pending: requests without a response, by correlation id.
@@ -43,7 +44,7 @@ class ConnectionPair:
         self.answers_to_drop: set[int] = set()
 
     def reset(self) -> None:
-        """Abort both connections; the client's connection is reset (RST)."""
+        """Reset both connections, so that client and broker receive a TCP RST."""
         for writer in (self.client, self.upstream):
             if writer is None:
                 continue
@@ -60,16 +61,19 @@ async def read_frame(source: asyncio.StreamReader) -> bytes:
     return await source.readexactly(size)
 
 
-def edited(fault: Fault, request: ProxiedRequest, correlation_id: int, data: bytes) -> bytes:
-    """Return a frame, without its length prefix, with the message that the fault's ``edit`` returns."""
+def edit_frame(fault: Fault, request: ProxiedRequest, correlation_id: int, data: bytes) -> bytes:
+    """Decode a frame, call the fault's ``edit`` with the message, and return the encoded result as a frame.
+
+    Both frames have no length prefix.
+    """
     api = api_by_key(request.api_key)
     assert api is not None
     assert fault.edit is not None
     message = fault.edit(decode_frame(api, fault.direction, memoryview(data), request.version))
     if fault.direction == "answer":
-        framed = api.encode_response(message, request.version, correlation_id=correlation_id)
+        frame = api.encode_response(message, request.version, correlation_id=correlation_id)
     else:
-        framed = api_of(message).encode_request(
+        frame = api_of(message).encode_request(
             message, request.version, correlation_id=correlation_id, client_id=request.client_id
         )
-    return bytes(framed[LENGTH.size :])
+    return bytes(frame[LENGTH.size :])

@@ -14,17 +14,17 @@ from tailrace.protocol.encoding.api import Api
 from tailrace.protocol.message import Request
 from tailrace.testing.apis import api_by_key
 
-__all__ = ["Direction", "Fault", "ProxiedFrame", "bytes_to_keep", "decode_frame"]
+__all__ = ["Direction", "Fault", "ProxiedFrame", "decode_frame", "recorded_bytes"]
 
 Direction = Literal["request", "answer"]
 Action = Literal["edit", "drop", "hold", "repeat", "delay", "reset"]
 
-_MAX_KEPT_BYTES = 1 << 16
+_MAX_RECORDED_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class ProxiedFrame:
-    """Request or response that a FaultProxy received, as it was before any fault.
+    """Request or response as a FaultProxy received it, before a fault was applied.
 
     Attributes:
         direction: ``"request"`` or ``"answer"``.
@@ -32,8 +32,8 @@ class ProxiedFrame:
         version: version of the request and its response.
         correlation_id: number by which the client matches the response to its request.
         at: time at which the proxy received the frame, by ``time.monotonic``.
-        connection: number of the client's connection: 1 for the first that the proxy accepted, and so on.
-        client_id: client id in the request.
+        connection: number of the client's connection, from 1, in the order in which the proxy accepted connections.
+        client_id: client id in the request, also for a response.
         size: size of the frame in bytes, without the four bytes of its length prefix.
     """
 
@@ -46,16 +46,16 @@ class ProxiedFrame:
     client_id: str | None
     size: int
     data: bytes = field(repr=False)
-    """Bytes of the frame without the length prefix; empty if they are more than 64 KiB."""
+    """Bytes of the frame without the length prefix; empty if the frame is larger than 64 KiB."""
 
     @property
     def name(self) -> str:
-        """Kafka's name of the API, such as ``"Produce"``; ``"api 99"`` for one that tailrace does not support."""
+        """Kafka's name of the API, such as ``"Produce"``, or ``"api 99"`` if tailrace does not support API 99."""
         api = api_by_key(self.api_key)
         return api.name if api is not None else f"api {self.api_key}"
 
     @property
-    def message(self) -> Any:  # noqa: ANN401 - of whatever API
+    def message(self) -> Any:  # noqa: ANN401 - message of any API
         """Decoded message; None if tailrace does not support the API or its version, or if ``data`` is empty."""
         api = api_by_key(self.api_key)
         if api is None or self.version not in api.versions or not self.data:
@@ -66,9 +66,9 @@ class ProxiedFrame:
 class Fault:
     """Rule that applies an action to matching frames, created by the methods of FaultProxy.
 
-    A fault lasts until it has been applied ``times`` times, until ``end``, or until the end of its ``with`` block. At
-    the end of the block, AssertionError is raised if the function passed to ``edit_answer`` or ``edit_request`` has
-    raised, or if the block ends without an exception and the rule was never applied.
+    A fault is applied up to ``times`` times, until ``end`` is called or its ``with`` block ends. The end of the block
+    raises AssertionError if the function passed to ``edit_answer`` or ``edit_request`` has raised, or if the rule was
+    never applied and the block has not raised.
     """
 
     def __init__(  # noqa: PLR0913 - settings of a rule
@@ -87,7 +87,7 @@ class Fault:
         self.count = 0
         """Number of frames to which the rule was applied."""
         self.error: Exception | None = None
-        """Last exception of the function that edits frames. The frame for which it was raised passed unchanged."""
+        """Last exception of the function that edits frames, or None; frames for which it raised passed unchanged."""
         self._skip, self._times = skip, times
         self._is_over = False
         self._lock = threading.Lock()
@@ -111,24 +111,24 @@ class Fault:
             assert self.count, f"{self!r} was never applied"
 
     async def wait_applied(self) -> None:
-        """Wait, without a time limit, until the rule begins to be applied to its first frame."""
+        """Wait until the proxy has received the first frame to which the rule applies; there is no time limit."""
         await asyncio.wrap_future(self._applied)
 
     def release(self) -> None:
-        """Pass on the held frames, and hold no further frames."""
+        """Send the held frames to their receivers, and hold no further frames."""
         if not self._released.done():
             self._released.set_result(None)
 
     def end(self) -> None:
-        """Stop applying the rule, and pass on the held frames."""
+        """Stop applying the rule, and send the held frames to their receivers."""
         self._is_over = True
         self.release()
 
     def claim(self, direction: Direction, api_key: int) -> bool:
-        """Count a frame that the proxy received; return True if the rule applies. Called by the proxy, not by tests."""
+        """Return True if the rule applies to a frame, and count the frame; the proxy calls this for each frame."""
         api = api_by_key(api_key)
         if direction != self.direction or (
-            self.request is not None and (api is None or api.message is not self.request)
+            self.request is not None and (api is None or api.request_type is not self.request)
         ):
             return False
         with self._lock:
@@ -143,7 +143,7 @@ class Fault:
         return True
 
     async def wait_released(self) -> None:
-        """Wait, without a time limit, for ``release``. Called by the proxy, in its event loop, not by tests."""
+        """Wait for ``release``, without a time limit. The proxy calls this method in its event loop."""
         await asyncio.wrap_future(self._released)
 
 
@@ -152,6 +152,6 @@ def decode_frame(api: Api[Any], direction: Direction, frame: memoryview, version
     return api.decode_request(frame, version) if direction == "request" else api.decode_response(frame, version)
 
 
-def bytes_to_keep(data: bytes | bytearray) -> bytes:
-    """Return the bytes of a frame to keep in ``ProxiedFrame.data``: all bytes, or none of a large frame."""
-    return bytes(data) if len(data) <= _MAX_KEPT_BYTES else b""
+def recorded_bytes(data: bytes | bytearray) -> bytes:
+    """Return the value of ``ProxiedFrame.data``: the bytes of a frame, or no bytes if it is larger than 64 KiB."""
+    return bytes(data) if len(data) <= _MAX_RECORDED_BYTES else b""

@@ -19,32 +19,37 @@ from tailrace.testing.topic_log import TopicLog
 
 __all__ = ["LogSource"]
 
-_WINDOW = 2_000
-"""Maximum number of queued records, like the option ``max_queued_records``."""
+_MAX_QUEUED_RECORDS = 2_000
+"""Value in place of the option ``max_queued_records``."""
 
 
 class LogSource:
-    """Source of records for one group; finished records count as committed."""
+    """Source of records for one group, in which finished records count as committed.
+
+    Attributes:
+        routes: topics of the group.
+        positions: positions of the partitions, all of which are assigned.
+    """
 
     def __init__(self, log: TopicLog, routes: Routes, observer: Observer) -> None:
         self.group_id = routes.group_id
         self._log, self.routes, self._observer = log, routes, observer
         self.positions = Positions()
         self._sink: RecordSink | None = None
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._watchers: list[Callable[[], None]] = []
-        self._is_halted = self._is_waited_for = False
+        self._is_halted = self._is_waiting = False
         self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         """Offsets committed by transactions."""
-        log.watch(self._news.set)
+        log.watch(self._wakeup.set)
 
     @property
     def transactions(self) -> None:
-        """None: published records are readable immediately."""
+        """None, because published records are readable immediately."""
         return
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call ``watcher`` whenever a record is finished."""
+        """Call ``watcher`` when a record is finished, and when ``next_slice`` starts to wait."""
         self._watchers.append(watcher)
 
     @property
@@ -59,51 +64,54 @@ class LogSource:
     # ---- Source ------------------------------------------------------------------------------------------------
 
     async def start(self, sink: RecordSink) -> int:
-        """Assign all partitions."""
+        """Assign all partitions to the group, and return the maximum number of queued records."""
         self._sink = sink
-        self._positions_of(*self.routes.topics, *self.routes.own)
+        self._add_positions(*self.routes.topics, *self.routes.own_topics)
         self._observer.emit(PartitionsAssigned(self.group_id, self.positions.partitions, frozenset()))
-        return _WINDOW
+        return _MAX_QUEUED_RECORDS
 
     async def stop(self) -> None:
-        """Do nothing: finished records are committed already."""
+        """Do nothing, because finished records count as committed."""
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Wait for records of a partition that has room, and return the next ones."""
+        """Wait until a partition has undelivered records and room for them, and return its next records.
+
+        ``room_of`` returns how many further records of a partition the app accepts now.
+        """
         while True:
-            for position in self._positions_of(*filter(self.reads, self._log.topics)):
-                found = self._log.records(position.partition)[position.delivered or 0 :]
-                if self._is_halted or not found or not (room := room_of(position.partition)):
+            for position in self._add_positions(*filter(self.reads, self._log.topics)):
+                undelivered = self._log.records(position.partition)[position.delivered or 0 :]
+                if self._is_halted or not undelivered or not (room := room_of(position.partition)):
                     continue
-                taken = found[:room]
-                end, known = taken[-1].offset + 1, position.progress and position.progress.known
+                records = undelivered[:room]
+                end, known = records[-1].offset + 1, position.progress and position.progress.known
                 if known:
-                    taken = [one for one in taken if not known.is_finished(one.offset)]
-                if taken:
-                    return position, position.deliver(taken, end)
+                    records = [one for one in records if not known.is_finished(one.offset)]
+                if records:
+                    return position, position.deliver(records, end)
                 position.skip(end, -1)
-            self._news.clear()
-            self._is_waited_for = True
+            self._wakeup.clear()
+            self._is_waiting = True
             self._call_watchers()
             try:
-                await self._news.wait()
+                await self._wakeup.wait()
             finally:
-                self._is_waited_for = False
+                self._is_waiting = False
 
     def progressed(self) -> None:
-        """Look for records again, and call the watchers."""
-        self._news.set()
+        """Let ``next_slice`` check for records again, and call the watchers, because records are finished."""
+        self._wakeup.set()
         self._call_watchers()
 
     def halt(self) -> None:
-        """Deliver no more records."""
+        """Deliver no more records, and tell the app to start none of the delivered ones."""
         self._is_halted = True
         if self._sink is not None:
             for position in self.positions:
                 self._sink.halt(position.partition)
 
     def wall_clock(self) -> float:
-        """Return the time of the log, in seconds since the epoch."""
+        """Return the time of the topics in memory, in seconds since the epoch."""
         return self._log.wall_clock()
 
     def statistics(self, started: Iterable[Record]) -> None:
@@ -120,12 +128,12 @@ class LogSource:
         self.offsets.update(offsets)
 
     def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
-        """Go back to a committed offset; records that are finished in the commit's offset map are not delivered."""
+        """Continue a partition at a committed offset, without the finished records of the commit's offset map."""
         if self._sink is not None:
             self._sink.drop(position.partition)
         position.begin(at.offset, known=decode_metadata(at.metadata, at.offset).offset_map)
         position.note_committed(at.offset)
-        self._news.set()
+        self._wakeup.set()
 
     # ---- state -------------------------------------------------------------------------------------------------
 
@@ -136,14 +144,15 @@ class LogSource:
 
     @property
     def is_idle(self) -> bool:
-        """True if no record can be delivered now."""
-        return self._is_waited_for and not self._news.is_set()
+        """True if the app waits for records and there are none to deliver."""
+        return self._is_waiting and not self._wakeup.is_set()
 
     def _call_watchers(self) -> None:
         for watcher in self._watchers:
             watcher()
 
-    def _positions_of(self, *topics: str) -> list[Position]:
+    def _add_positions(self, *topics: str) -> list[Position]:
+        """Return the positions of all partitions of ``topics``; new partitions start at offset 0."""
         partitions = [partition for topic in dict.fromkeys(topics) for partition in self._log.partitions(topic)]
         for position in self.positions.add(partitions):
             position.begin(0)
@@ -152,36 +161,36 @@ class LogSource:
 
 
 class _SoleMember:
-    """View of the only member of a group."""
+    """View of a group whose only member owns all partitions."""
 
     identity = Identity("test", 1)
 
     def __init__(self, source: LogSource) -> None:
         self._source, self.group_id = source, source.group_id
 
-    def delivered(self) -> Mapping[TopicPartition, int | None]:
+    def next_offsets(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver in each partition."""
         return {position.partition: position.delivered for position in self._source.positions}
 
-    def begun(self) -> Sequence[Position]:
-        """Return no positions, because all start at the first record."""
+    def uncommitted_starts(self) -> Sequence[Position]:
+        """Return no positions, because the start offset of each position counts as committed."""
         return ()
 
-    def passed(self) -> Sequence[Position]:
-        """Return no positions, because there are no control records."""
+    def advanced_positions(self) -> Sequence[Position]:
+        """Return no positions, because there are no control records to skip."""
         return ()
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Do nothing, because only ``read_again`` moves positions."""
+        """Do nothing, because the assignment does not change."""
 
     def is_ours(self, position: Position) -> bool:
-        """Return True if the position is current."""
+        """Return True if the partition still has this position."""
         return self._source.positions.get(position.partition) is position
 
-    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+    async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets committed by transactions."""
         return {one: self._source.offsets[one] for one in partitions if one in self._source.offsets}
 
     def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
-        """Go back to a committed offset."""
+        """Continue a partition at a committed offset."""
         self._source.read_again(position, at)

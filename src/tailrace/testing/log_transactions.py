@@ -1,6 +1,6 @@
-"""Transactions of an app under test; the records of a transaction are added to the log at the commit.
+"""Transactions of an app under test, whose records are added to the topics in memory at the commit.
 
-Production code decides when to open, commit and abort transactions.
+The code that decides when to open, commit and abort transactions is that of production.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from tailrace.records import OffsetAndMetadata, TopicPartition
 from tailrace.testing.log_source import LogSource
 from tailrace.testing.topic_log import TopicLog
 
-__all__ = ["in_transactions"]
+__all__ = ["transactional_source"]
 
 
-def in_transactions(
+def transactional_source(
     source: LogSource, log: TopicLog, options: TransactionOptions, observer: Observer
 ) -> TransactionalSource:
-    """Return a source that reads from ``source`` within transactions."""
+    """Return a source that delivers the records of ``source`` within transactions."""
     return TransactionalSource(
         source,
         source.routes.retries,
-        transactor=_LogCommitter(source, log),
-        settings=options.window(source.routes.handlers),
+        transactor=_LogTransactor(source, log),
+        settings=options.window_settings(source.routes.handlers),
         observer=observer,
     )
 
 
-class _LogCommitter:
-    """Transactional producer that commits to a TopicLog."""
+class _LogTransactor:
+    """Transactional producer that writes to a TopicLog, and stores offsets in a LogSource."""
 
     def __init__(self, source: LogSource, log: TopicLog) -> None:
         self._source, self._log = source, log
-        self._outgoing: list[PendingRecord] = []
+        self._pending: list[PendingRecord] = []
         self.is_open = False
 
     async def start(self) -> None:
-        """Do nothing: there is no broker to connect to."""
+        """Do nothing, because there is no broker to connect to."""
 
-    async def close(self, timeout_s: float | None = None) -> None:  # noqa: ARG002 - it takes no time
+    async def close(self, timeout_s: float | None = None) -> None:  # noqa: ARG002 - closing takes no time
         """Drop the open transaction."""
         self._end()
 
@@ -59,7 +59,7 @@ class _LogCommitter:
         Raises:
             PublishError: the partition does not exist.
         """
-        self._log.place_of(topic, None, partition)
+        self._log.partition_for(topic, None, partition)
 
     async def send(  # noqa: PLR0913 - fields of a record
         self,
@@ -73,7 +73,7 @@ class _LogCommitter:
     ) -> None:
         """Keep a record until the transaction is committed."""
         await self.check(topic, partition)
-        self._outgoing.append(PendingRecord(topic, value, key, headers, partition, timestamp_ms))
+        self._pending.append(PendingRecord(topic, value, key, headers, partition, timestamp_ms))
 
     async def commit(
         self,
@@ -82,11 +82,11 @@ class _LogCommitter:
         topic_ids: Mapping[TopicPartition, UUID],  # noqa: ARG002 - no topic is deleted
         current_identity: Callable[[], Identity | None],  # noqa: ARG002 - there are no rebalances
     ) -> None:
-        """Add the records of the transaction to the log, and store the offsets."""
-        outgoing = list(self._outgoing)
+        """Store the offsets, and add the records of the transaction to the log."""
+        pending = list(self._pending)
         self._end()
         self._source.commit(offsets)
-        for one in outgoing:
+        for one in pending:
             self._log.add(one.topic, one.value, one.key, one.headers, one.partition, one.timestamp_ms)
 
     async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:  # noqa: ARG002 - same for all causes
@@ -95,4 +95,4 @@ class _LogCommitter:
 
     def _end(self) -> None:
         self.is_open = False
-        self._outgoing.clear()
+        self._pending.clear()

@@ -1,7 +1,8 @@
 """TCP proxy between clients and a broker, which records Kafka's frames and applies faults to them.
 
-The proxy runs in a thread with its own event loop, so that a test that blocks its loop does not block the proxy. It
-reads frames, so it does not work with TLS. A frame whose header it cannot decode passes unchanged and unrecorded.
+The proxy runs in a thread with its own event loop, so a test that blocks its event loop does not block the proxy. The
+proxy must read frames, so it does not support TLS. A request whose header it cannot decode, and its response, pass
+unchanged and are not recorded.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from tailrace.errors import MalformedMessageError
 from tailrace.protocol.encoding.api import read_request_header
 from tailrace.protocol.message import Request
 from tailrace.testing.apis import api_by_key
-from tailrace.testing.connection_pair import LENGTH, ConnectionPair, ProxiedRequest, edited, read_frame
-from tailrace.testing.faults import Direction, Fault, ProxiedFrame, bytes_to_keep
+from tailrace.testing.connection_pair import LENGTH, ConnectionPair, ProxiedRequest, edit_frame, read_frame
+from tailrace.testing.faults import Direction, Fault, ProxiedFrame, recorded_bytes
 
 __all__ = ["FaultProxy"]
 
@@ -34,9 +35,9 @@ class FaultProxy:
 
     The broker must advertise the address of the proxy, as with ``KafkaCluster(proxied=True)``. TLS is not supported.
 
-    Methods named after ``request`` or ``answer`` apply a fault to single frames of one request type and return the
-    ``Fault``. The first ``skip`` matching frames pass unchanged. The fault is applied to the next ``times`` frames, or
-    to all if ``times`` is None.
+    Methods whose names end with ``_request`` or ``_answer`` apply a fault to the requests of one type, or to their
+    responses, and return the ``Fault``. The first ``skip`` of these frames pass unchanged. The fault is then applied to
+    the next ``times`` frames, or to all further frames if ``times`` is None.
 
     Attributes:
         frames: requests and responses in the order in which the proxy received them. A frame is recorded as it was
@@ -49,15 +50,15 @@ class FaultProxy:
         self._faults: list[Fault] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        """Port for clients."""
+        """Port of the proxy, to which clients connect."""
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
         self._pairs: set[ConnectionPair] = set()
-        self._numbers = itertools.count(1)
+        self._connection_numbers = itertools.count(1)
         self._is_black_hole = False
         self._latency_s = 0.0
         self._bytes_per_s: float | None = None
-        self._slice: int | None = None
+        self._part_size: int | None = None
         self._resets: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"FaultProxy {self.port}", daemon=True)
         self._is_closed = False
@@ -110,11 +111,11 @@ class FaultProxy:
     # ---- recorded frames ---------------------------------------------------------------------------------------
 
     def requests(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
-        """Return the recorded requests of a type, from all clients or from ``client_id``."""
+        """Return the recorded requests of type ``kind``, of ``client_id`` or, if it is None, of all clients."""
         return self._frames_of("request", kind, client_id)
 
     def answers(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
-        """Return the recorded responses to requests of a type, of all clients or of ``client_id``."""
+        """Return the recorded responses to the requests that ``requests`` would return."""
         return self._frames_of("answer", kind, client_id)
 
     def _frames_of(self, direction: Direction, kind: type[Request[Any]], client_id: str | None) -> list[ProxiedFrame]:
@@ -123,7 +124,7 @@ class FaultProxy:
             for frame in self.frames[:]
             if frame.direction == direction
             and (api := api_by_key(frame.api_key)) is not None
-            and api.message is kind
+            and api.request_type is kind
             and client_id in {None, frame.client_id}
         ]
 
@@ -145,11 +146,11 @@ class FaultProxy:
         return self._add(Fault(kind, "request", "edit", edit=edit, skip=skip, times=times))
 
     def drop_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Drop responses, so that requests take effect and the client does not learn it."""
+        """Drop responses, so that requests take effect but the client receives no response."""
         return self._add(Fault(kind, "answer", "drop", skip=skip, times=times))
 
     def drop_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Drop requests, so that the client gets no response."""
+        """Drop requests, so that they take no effect and the client receives no response."""
         return self._add(Fault(kind, "request", "drop", skip=skip, times=times))
 
     def hold_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
@@ -161,7 +162,7 @@ class FaultProxy:
         return self._add(Fault(kind, "request", "hold", skip=skip, times=times))
 
     def repeat_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Send requests twice, and drop the response that arrives first; the client gets only the second one."""
+        """Send requests twice, and drop the first of the two responses, so that the client receives only the second."""
         return self._add(Fault(kind, "request", "repeat", skip=skip, times=times))
 
     def delay_answer(self, kind: type[Request[Any]], seconds: float, *, times: int | None = None) -> Fault:
@@ -169,39 +170,39 @@ class FaultProxy:
         return self._add(Fault(kind, "answer", "delay", delay_s=seconds, times=times))
 
     def reset_on_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Reset the connection instead of responding, so that the client does not know the outcome."""
+        """Reset the connection instead of sending responses, so that the client does not know the results."""
         return self._add(Fault(kind, "answer", "reset", skip=skip, times=times))
 
     # ---- faults of all connections -----------------------------------------------------------------------------
 
     def delay(self, seconds: float) -> None:
-        """Wait ``seconds`` before each frame is passed on, for each connection and direction; 0 ends the delay."""
+        """Wait ``seconds`` before each frame is sent to its receiver; 0 ends the delay."""
         self._latency_s = seconds
 
     def throttle(self, bytes_per_s: float | None, *, slice_bytes: int | None = None) -> None:
-        """Limit each connection and direction to ``bytes_per_s``; ``throttle(None)`` ends the limit.
+        """Limit each connection to ``bytes_per_s`` in each direction; ``throttle(None)`` ends the limit.
 
-        Frames are passed on in slices of ``slice_bytes``, or whole if None, with a pause after each slice.
+        Frames are sent in parts of ``slice_bytes``, or whole if it is None, with a pause after each part.
         """
-        self._bytes_per_s, self._slice = bytes_per_s, slice_bytes
+        self._bytes_per_s, self._part_size = bytes_per_s, slice_bytes
 
     def black_hole(self) -> None:
-        """Accept connections and pass on no frame, like a network that drops all packets, until ``restore``."""
+        """Accept connections but send no frames, like a network that drops all packets, until ``restore``."""
         self._is_black_hole = True
 
     def restore(self) -> None:
-        """End ``black_hole``, ``refuse``, ``delay`` and ``throttle``, but neither ``reset_every`` nor faults of frames.
+        """End ``black_hole``, ``refuse``, ``delay`` and ``throttle``; ``reset_every`` and each ``Fault`` continue.
 
         After ``black_hole``, all connections are reset.
         """
         was_black_hole, self._is_black_hole = self._is_black_hole, False
-        self._latency_s, self._bytes_per_s, self._slice = 0.0, None, None
+        self._latency_s, self._bytes_per_s, self._part_size = 0.0, None, None
         if was_black_hole:
             self.reset()
         self._run(self._listen())
 
     def reset(self) -> None:
-        """Reset all connections: clients receive a TCP RST."""
+        """Reset all connections, so that clients receive a TCP RST."""
         self._run(self._reset_all())
 
     def reset_every(self, shortest_s: float, longest_s: float) -> None:
@@ -223,8 +224,8 @@ class FaultProxy:
         self._faults.append(fault)
         return fault
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_CALL_TIMEOUT_S)
 
     async def _listen(self) -> None:
         if self._server is None:
@@ -235,8 +236,8 @@ class FaultProxy:
     async def _stop_listening(self) -> None:
         if self._server is not None:
             server, self._server = self._server, None
-            # A connection accepted in this turn of the loop needs the open server to get its transport: asyncio leaks
-            # the socket otherwise. So stop accepting, let the transport be made, and then close.
+            # asyncio creates the transport of an accepted connection in the next iteration of the loop, and leaks the
+            # socket if the server is closed by then. So stop accepting, wait for one iteration, and then close.
             self._loop.remove_reader(self._listener)
             await asyncio.sleep(0)
             server.close()
@@ -270,7 +271,7 @@ class FaultProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        pair = ConnectionPair(next(self._numbers), task, writer)
+        pair = ConnectionPair(next(self._connection_numbers), task, writer)
         if self._server is None:
             # The connection was accepted before the proxy began to refuse connections.
             pair.reset()
@@ -282,7 +283,7 @@ class FaultProxy:
                 directions.create_task(self._pass_requests(pair, reader, pair.upstream))
                 directions.create_task(self._pass_answers(pair, upstream_reader, writer))
         except* (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            # When one side has ended, end the other side.
+            # If the client or the broker has closed its connection, close the other connection, too.
             pair.reset()
         finally:
             self._pairs.discard(pair)
@@ -333,13 +334,13 @@ class FaultProxy:
                 await self._write(to, data)
 
     def _claiming_faults(self, direction: Direction, api_key: int) -> list[Fault]:
-        """Count a frame in all faults, and return those that apply to it."""
+        """Return the faults that apply to a frame, which count the frame."""
         return [fault for fault in self._faults if fault.claim(direction, api_key)]
 
     async def _apply(
         self, fault: Fault, pair: ConnectionPair, request: ProxiedRequest, correlation_id: int, data: bytes
     ) -> bytes:
-        """Apply a fault, and return the frame to pass on; empty to drop the frame."""
+        """Apply a fault, and return the frame to send; an empty frame is not sent."""
         match fault.action:
             case "drop":
                 return b""
@@ -352,8 +353,8 @@ class FaultProxy:
                 await asyncio.sleep(fault.delay_s)
             case "edit":
                 try:
-                    return edited(fault, request, correlation_id, data)
-                except Exception as error:  # noqa: BLE001 - code of the test; raised again at the end of the block
+                    return edit_frame(fault, request, correlation_id, data)
+                except Exception as error:  # noqa: BLE001 - the end of the fault's block raises
                     fault.error = error
         return data
 
@@ -370,7 +371,7 @@ class FaultProxy:
                 pair.number,
                 request.client_id,
                 len(data),
-                bytes_to_keep(data),
+                recorded_bytes(data),
             )
         )
 
@@ -381,7 +382,7 @@ class FaultProxy:
             # Wait until the connection is reset.
             await asyncio.Event().wait()
         framed = LENGTH.pack(len(data)) + data
-        size = self._slice or len(framed)
+        size = self._part_size or len(framed)
         for at in range(0, len(framed), size):
             part = framed[at : at + size]
             to.write(part)

@@ -17,7 +17,7 @@ class TopicLog:
     """Records of all topics and partitions, without gaps in the offsets.
 
     Args:
-        partitions: number of partitions by topic; topics not listed have one partition.
+        partitions: number of partitions by topic; other topics have one partition.
         wall_clock: function that returns the time in seconds since the epoch.
     """
 
@@ -27,11 +27,11 @@ class TopicLog:
         self._watchers: list[Callable[[], None]] = []
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call ``watcher`` for each added record."""
+        """Call ``watcher`` after a record is added."""
         self._watchers.append(watcher)
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """Return the partitions of a topic; every topic exists."""
+        """Return the partitions of a topic; each name is the name of an existing topic."""
         return [TopicPartition(topic, number) for number in range(self._counts.get(topic, 1))]
 
     @property
@@ -43,12 +43,12 @@ class TopicLog:
         """Return the records of a partition; the index of a record is its offset."""
         return self._records[partition]
 
-    def all_of(self, topic: str) -> list[Record]:
-        """Return the records of a topic, ordered by partition."""
+    def records_of_topic(self, topic: str) -> list[Record]:
+        """Return the records of a topic, ordered by partition and offset."""
         return [record for partition in self.partitions(topic) for record in self._records[partition]]
 
-    def place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
-        """Return the partition for a record: ``partition`` or, if that is None, the partition of ``key``.
+    def partition_for(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+        """Return the partition for a record: ``partition``, or the partition of ``key`` if ``partition`` is None.
 
         Raises:
             PublishError: the partition does not exist.
@@ -56,7 +56,10 @@ class TopicLog:
         count = len(self.partitions(topic))
         chosen = (0 if key is None else partition_of(key, count)) if partition is None else partition
         if not 0 <= chosen < count:
-            raise PublishError(f"{topic} has no partition {chosen} - it has {count}, see TestApp(partitions=...)")
+            raise PublishError(
+                f"{topic} has no partition {chosen}, its number of partitions is {count} - set it with"
+                " TestApp(partitions=...)"
+            )
         return TopicPartition(topic, chosen)
 
     def add(  # noqa: PLR0913, PLR0917 - fields of a record
@@ -68,22 +71,22 @@ class TopicLog:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Record:
-        """Add a record; without ``partition``, the key determines the partition as in Kafka's clients.
+        """Add a record and return it; without ``partition``, the key determines the partition as in Kafka's clients.
 
         Raises:
             PublishError: the partition does not exist.
         """
-        place = self.place_of(topic, key, partition)
+        chosen = self.partition_for(topic, key, partition)
         record = Record(
             topic=topic,
-            partition=place.partition,
-            offset=len(self._records[place]),
+            partition=chosen.partition,
+            offset=len(self._records[chosen]),
             timestamp=int(self.wall_clock() * 1000) if timestamp_ms is None else timestamp_ms,
             key=key,
             value=value,
             headers=tuple(headers),
         )
-        self._records[place].append(record)
+        self._records[chosen].append(record)
         for watcher in self._watchers:
             watcher()
         return record

@@ -365,7 +365,7 @@ async def test_a_batch_has_its_own():
     values, bank = await prepared.call([RECORD, RECORD])
 
     assert (values, type(bank)) == ([b"v", b"v"], Bank)
-    assert prepared.direct is None
+    assert prepared.direct_call is None
     assert steps == ["open bank", "handle", "close bank"]
 
 
@@ -457,15 +457,15 @@ def cached() -> object:
 @pytest.mark.parametrize(
     ("provider", "scope", "words"),
     [
-        (Bank(), "record", r"parameter 'given': \S+Bank.* is not a provider - write Depends\(provider\), with"),
+        (Bank(), "record", r"parameter 'given': \S+Bank.* is not callable - write Depends\(provider\) with"),
         (plain, "session", "parameter 'given': scope must be 'record' or 'app', not 'session'"),
         (of_one_record, "app", "provider .*of_one_record: parameter 'whole' needs a record.* scope='record'"),
         (with_key, "app", "provider .*with_key: parameter 'key' needs a record"),
         (with_header, "app", "provider .*with_header: parameter 'trace' needs a record"),
-        (on_record_scope, "app", "parameter 'bank': .*open_bank has scope='record', and .* the same scope"),
-        (with_value, "record", "parameter 'order' of a provider has no argument - mark it with .*Depends"),
-        (there, "record", r"providers need each other in a circle: \S+there -> \S+back -> \S+there"),
-        (itself, "record", r"in a circle: \S+itself -> \S+itself"),
+        (on_record_scope, "app", "parameter 'bank': .*open_bank has scope='record', but .* the same scope"),
+        (with_value, "record", "parameter 'order' of a provider gets no argument - mark it with .*Depends"),
+        (there, "record", r"providers depend on each other in a cycle: \S+there -> \S+back -> \S+there"),
+        (itself, "record", r"in a cycle: \S+itself -> \S+itself"),
         (of_nowhere, "record", "provider .*of_nowhere: parameter 'order': the name 'Nowhere' .* cannot be resolved"),
         (
             a_manager,
@@ -473,7 +473,7 @@ def cached() -> object:
             "provider .*a_manager is a plain function wrapped around a generator - pass the generator function",
         ),
         (an_async_manager, "app", "an_async_manager is a plain function wrapped around an async generator"),
-        (dict, "record", "provider builtins.dict: its signature cannot be read.* - wrap it in a function"),
+        (dict, "record", "provider builtins.dict: the signature cannot be read.* - wrap it in a function"),
     ],
 )
 def test_a_provider_that_cannot_be_is_refused(provider, scope, words):
@@ -509,6 +509,6 @@ async def test_providers_of_a_batch_have_no_record():
     async def handler(values: list[bytes], key: Annotated[str, Depends(with_key)]) -> None: ...
 
     with pytest.raises(
-        ConfigurationError, match="with_key: parameter 'key' needs a single record, and a batch has many"
+        ConfigurationError, match="with_key: parameter 'key' needs a single record, but a batch handler receives many"
     ):
         prepare(handler, CODEC, is_batch=True)

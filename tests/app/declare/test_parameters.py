@@ -73,7 +73,7 @@ async def test_a_handler_of_one_value_is_called_with_it():
     prepared = prepare(charge, CODEC)
 
     assert (prepared.is_async, prepared.sees_values_only) == (True, True)
-    assert await prepared.direct(record(ANN)) == 5
+    assert await prepared.direct_call(record(ANN)) == 5
     assert await prepared.call(record(ANN)) == 5
     assert prepared.bind(record(ANN), {}) == ([Order("ann", 5)], {})
 
@@ -85,7 +85,7 @@ async def test_bytes_are_passed_unchanged(annotation):
 
     prepared = prepare(taking(annotation), CODEC)
 
-    assert await prepared.direct(record(value)) is value
+    assert await prepared.direct_call(record(value)) is value
     assert await prepared.call(record(value)) is value
 
 
@@ -104,7 +104,7 @@ async def test_a_direct_call_names_the_record_that_failed():
 
     for bad in (record(b'{"customer": 1}'), record(None)):
         with pytest.raises(DecodeError) as direct:
-            await prepared.direct(bad)
+            await prepared.direct_call(bad)
         with pytest.raises(DecodeError) as whole:
             await prepared.call(bad)
         assert isinstance(direct.value.__cause__, (msgspec.ValidationError, TypeError))
@@ -132,7 +132,7 @@ async def test_a_record_is_taken_apart():
     full = record(ANN, b"ann", [("trace", b"t-1"), ("attempt", b"4")])
     some = record(ANN, b"ann", [("trace", b"t-1")])
 
-    assert (prepared.sees_values_only, prepared.direct) == (False, None)
+    assert (prepared.sees_values_only, prepared.direct_call) == (False, None)
     assert await prepared.call(full) == ("t-1", full, Order("ann", 5), "ann", 4)
     assert await prepared.call(some) == ("t-1", some, Order("ann", 5), "ann", 1)
 
@@ -146,7 +146,7 @@ async def test_a_handler_may_do_without_the_value():
     prepared = prepare(handler, CODEC)
 
     assert not prepared.sees_values_only
-    assert await prepared.direct(record(b"{")) == b"{"
+    assert await prepared.direct_call(record(b"{")) == b"{"
     assert await prepared.call(record(b"{")) == b"{"
     assert await prepared.call(record(None)) is None
 
@@ -183,14 +183,18 @@ async def test_what_is_absent_needs_none_or_a_default(marker, what):
 
     for of in (bare, null):
         assert await got(Annotated[str | None, marker], of) is None
-        with pytest.raises(DecodeError, match=rf"orders\[3\] at offset 17: .*there is no {what} for 'it'.*\| None"):
+        with pytest.raises(
+            DecodeError, match=rf"orders\[3\] at offset 17: .*the record has no {what} for 'it'.*\| None"
+        ):
             await got(Annotated[str, marker], of)
 
 
 @pytest.mark.parametrize(("marker", "what"), [(Key, "key"), (Header("x"), "header 'x'")])
 async def test_a_key_or_header_that_does_not_decode_is_reported(marker, what):
     """A key or header that does not decode raises a DecodeError with position, handler, part and type."""
-    with pytest.raises(DecodeError, match=rf"orders\[3\] at offset 17: handler \S+: the {what} is no int: .*`int`"):
+    with pytest.raises(
+        DecodeError, match=rf"orders\[3\] at offset 17: handler \S+: the {what} cannot be decoded as int: .*`int`"
+    ):
         await got(Annotated[int, marker], record(key=b"many", headers=[("x", b"many")]))
 
 
@@ -323,31 +327,31 @@ async def a_generator(order: Order):
 @pytest.mark.parametrize(
     ("handler", "words"),
     [
-        (two_values, "parameter 'bank' is a second value beside 'order', .*Key.*Header.*Depends"),
-        (many_values, "parameter 'orders' takes any arguments"),
-        (any_names, "parameter 'rest' takes any arguments"),
-        (nothing, "takes nothing - give it a parameter for the value"),
-        (nothing_of_the_record, "takes nothing"),
+        (two_values, "parameter 'bank' gets no argument, because 'order' takes the value - .*Key.*Header.*Depends"),
+        (many_values, "parameter 'orders' takes any number of arguments"),
+        (any_names, "parameter 'rest' takes any number of arguments"),
+        (nothing, "has no parameter for the record - add one"),
+        (nothing_of_the_record, "has no parameter for the record"),
         (not_annotated, "parameter 'order' has no annotation .*`order: bytes`"),
         (Shop.charge, "parameter 'self' .* pass the method of an object"),
-        (value_with_default, "parameter 'order' is the value, .* leave its default out"),
+        (value_with_default, "parameter 'order' takes the value, .* remove the default"),
         (of_nowhere, "parameter 'order': the name 'Odrer' .* cannot be resolved .*top of the module"),
         (of_no_module, "parameter 'order': .*msgspec.Strukt.* cannot be resolved"),
         (of_no_type, "parameter 'order': .* cannot be resolved"),
         (header_without_name, r"parameter 'trace': .*write Annotated\[T, Header\('name'\)\]"),
         (header_with_empty_name, r"parameter 'trace': .*write Annotated\[T, Header\('name'\)\]"),
         (depends_on_nothing, r"parameter 'bank': .*write Annotated\[T, Depends\(provider\)\]"),
-        (marker_as_default, "parameter 'trace' has a marker as its default - write it into the annotation"),
+        (marker_as_default, "parameter 'trace' has a marker as its default - move the marker to the annotation"),
         (bare_marker_as_default, "parameter 'key' has a marker as its default"),
         (two_markers, "parameter 'key' has more than one marker"),
         (marker_within, r"parameter 'trace': .* has a nested marker .* Annotated\[T \| None, marker\]"),
-        (unknown_marker, "parameter 'order' .*'from orders' is not a marker - Annotated supports Key, Header"),
-        (forgotten_depends, "parameter 'bank' is a second value"),
-        (nullable_record, "parameter 'whole': `Record` stands alone"),
-        (typed_record, "parameter 'whole': write `Record` without types"),
-        (many_records, r"parameter 'whole': `Record` stands alone.* batch handler"),
-        (bank_as_value, r"parameter 'bank' cannot be a \S*Bank: there is no JSON for \S*Bank.*Depends"),
-        (bank_as_key, r"parameter 'bank' cannot be a \S*Bank"),
+        (unknown_marker, "parameter 'order' .*'from orders' is not supported in Annotated - use Key, Header"),
+        (forgotten_depends, "parameter 'bank' gets no argument"),
+        (nullable_record, "parameter 'whole': a record is never null"),
+        (typed_record, "parameter 'whole': .* write `Record` without type arguments"),
+        (many_records, r"parameter 'whole': .* only a batch handler receives several"),
+        (bank_as_value, r"parameter 'bank' cannot have the type \S*Bank: \S*Bank cannot be decoded.*Depends"),
+        (bank_as_key, r"parameter 'bank' cannot have the type \S*Bank"),
         (a_generator, "is an async generator - return the messages to publish"),
         (Shop, "is not a function - pass a function"),
         ("shop.charge", "is not a function"),
@@ -377,7 +381,7 @@ async def test_a_batch_is_a_list_of_values():
 
     assert orders.sees_values_only
     assert await orders.call(batch(ANN, ANN)) == [Order("ann", 5)] * 2
-    assert await orders.direct(batch(ANN)) == [Order("ann", 5)]
+    assert await orders.direct_call(batch(ANN)) == [Order("ann", 5)]
     assert await numbers.call(batch(b"1", None, b"3")) == [1, None, 3]
     assert await numbers.call([]) == []
 
@@ -430,15 +434,15 @@ async def batch_of_nothing(bank: Annotated[Bank, Depends(Bank)]) -> None: ...
 @pytest.mark.parametrize(
     ("handler", "words"),
     [
-        (batch_with_key, "parameter 'key' needs a single record, and a batch has many"),
+        (batch_with_key, "parameter 'key' needs a single record, but a batch handler receives many"),
         (batch_with_header, "parameter 'trace' needs a single record"),
         (batch_with_record, r"parameter 'whole' needs a single record.*list\[Record\]"),
-        (batch_of_nothing, "takes no batch - give it a parameter"),
-        (taking(Order), r"parameter 'it' is \S*Order, and a batch is a list - write `list\[bytes\]`"),
-        (taking(list), r"parameter 'it' is list, and a batch is a list - write `list\[bytes\]`"),
-        (taking(list[Record | None]), r"parameter 'it': a record stands alone.*`list\[Record\]`"),
-        (taking(list[Record[str, int]]), "parameter 'it': write `Record` without types"),
-        (taking(list[Bank]), r"parameter 'it' cannot be a \S*Bank"),
+        (batch_of_nothing, "has no parameter for the batch - add one"),
+        (taking(Order), r"parameter 'it' has the type \S*Order, but a batch is a list .*`list\[bytes\]`"),
+        (taking(list), r"parameter 'it' has the type list, but a batch is a list .*`list\[bytes\]`"),
+        (taking(list[Record | None]), r"parameter 'it': a record is never null .*`list\[Record\]`"),
+        (taking(list[Record[str, int]]), "parameter 'it': .* write `Record` without type arguments"),
+        (taking(list[Bank]), r"parameter 'it' cannot have the type \S*Bank"),
     ],
 )
 def test_parameters_of_single_records_are_refused_for_batches(handler, words):

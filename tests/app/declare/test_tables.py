@@ -32,7 +32,7 @@ async def test_an_arrow_batch_has_the_columns_of_arrow_batches():
     """``pyarrow.RecordBatch`` receives a row for each record, in order, whatever the codec is."""
     prepared = taking(pa.RecordBatch)
 
-    table = await prepared.direct(RECORDS)
+    table = await prepared.direct_call(RECORDS)
 
     assert table.equals(arrow_of(RECORDS))
     assert table.column("value").to_pylist() == [b"{}", None]

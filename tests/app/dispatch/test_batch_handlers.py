@@ -787,10 +787,10 @@ def null_records(values: list[Record | None]) -> None: ...
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (not_a_list, "a batch is a list"),
-        (nothing, "takes no batch"),
-        (one_of_many, "a batch has many"),
-        (null_records, "a record stands alone"),
+        (not_a_list, "a batch is a list or a table"),
+        (nothing, "has no parameter for the batch"),
+        (one_of_many, "a batch handler receives many"),
+        (null_records, "a record is never null"),
     ],
 )
 async def test_invalid_batch_signatures_are_refused_before_the_start(function, message):

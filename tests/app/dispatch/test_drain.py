@@ -9,12 +9,12 @@ import pytest
 
 from tailrace import App, Record, Retry, TopicPartition
 from tailrace.app.dispatch.batch_executor import BatchExecutor
-from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
-from tailrace.app.substitution import running_of
+from tailrace.app.substitution import app_run_of
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.dispatch.batching import Batch
 from tailrace.observe.events import DrainTimedOut, GroupJoined
@@ -39,7 +39,7 @@ def new_app(kafka_server, group):
 
 
 async def has_begun_to_drain(app: App) -> None:
-    (group,) = running_of(app).groups
+    (group,) = app_run_of(app).groups
     await until(lambda: any(one.is_halted for one in group.source.consumer._started.positions))
 
 
@@ -135,7 +135,7 @@ async def test_a_stopping_app_starts_no_records_of_new_partitions(new_app, new_t
 
     other, _ = other_app(new_app, topic, [], **cooperative)
     async with app:
-        consumer = running_of(app).groups[0].source.consumer
+        consumer = app_run_of(app).groups[0].source.consumer
         async with other:
             await until(lambda: len(consumer.assignment()) == 1)
             (mine,) = consumer.assignment()
@@ -243,7 +243,7 @@ async def test_a_record_lost_when_its_pause_ends_is_not_retried():
         tried.append(record.offset)
         raise ValueError("no")
 
-    async def recover(_line: RecordExecutor, work: Worker, _failed: Failed) -> None:
+    async def recover(_line: RecordExecutor, work: Worker, _failed: FailuresByIndex) -> None:
         loop.call_later(0.01, line.drop, PARTITION)
         # Blocks the loop until both callbacks are due.
         loop.call_soon(time.sleep, 0.1)
@@ -276,7 +276,7 @@ async def test_a_batch_does_not_start_when_its_partition_was_just_lost():
     running = asyncio.create_task(line.run(1))
     line.add(at_the_beginning().deliver([RECORD], 1))
     line.drop(PARTITION)
-    await until(lambda: not line.runs)
+    await until(lambda: not line.is_running)
     running.cancel()
     await asyncio.wait({running})
 

@@ -115,5 +115,5 @@ async def test_manual_acknowledgment_is_refused_for_handlers(new_app, new_topic)
     @app.handler(new_topic())
     async def handle(value: bytes): ...
 
-    with pytest.raises(ConfigurationError, match="ack='manual' is for Consumer"):
+    with pytest.raises(ConfigurationError, match="ack='manual' applies to Consumer only"):
         await app.start()

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 
 from tailrace import App, Record, TopicPartition
-from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
@@ -26,7 +26,7 @@ async def test_failures_without_a_pause_do_not_starve_the_event_loop():
     async def fail(_record: Record) -> None:
         raise ValueError("no")
 
-    async def skip(line: RecordExecutor, work: Worker, _failed: Failed) -> None:
+    async def skip(line: RecordExecutor, work: Worker, _failed: FailuresByIndex) -> None:
         assert line.is_ours(work.records[0])
 
     options = ExecutorOptions(order_by="partition", concurrency=1, window=COUNT, on_progress=lambda: None)
@@ -55,7 +55,7 @@ async def test_context_of_a_handler_that_does_not_suspend_ends_with_its_record()
         if len(seen) == 100:
             all_seen.set()
 
-    async def recover(_executor: RecordExecutor, _work: Worker, _failed: Failed) -> None:
+    async def recover(_executor: RecordExecutor, _work: Worker, _failed: FailuresByIndex) -> None:
         pass
 
     options = ExecutorOptions(order_by="partition", concurrency=1, window=100, on_progress=lambda: None)

@@ -87,7 +87,7 @@ def test_failing_checks_have_details():
         "group": ("ok", ""),
         "records": (
             "degraded",
-            "3 failed for good and are retried at intervals; later records of their lanes wait",
+            "records that failed for good, block their lanes and are retried at intervals: 3",
         ),
     }
 

@@ -115,7 +115,7 @@ async def test_a_message_with_a_topic_needs_no_other(app, kind):
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        (Message(1), "a Message has no topic - set its topic=, or publish= of the handler"),
+        (Message(1), "a Message has no topic - set topic= of the Message, or publish= of the handler"),
         (Message(object(), topic="a"), "a message to 'a' cannot be encoded"),
         (Message(1, key=5, topic="a"), "a key or a header value must be bytes or str, not int"),
         (Message(1, headers=[("h", 5)], topic="a"), "a key or a header value must be bytes or str, not int"),

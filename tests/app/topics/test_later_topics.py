@@ -27,7 +27,7 @@ async def test_unreachable_brokers_are_reported_with_the_names_of_the_topics(rec
     routes = Routes("billing", [(one, RESOLVED) for one in app.declared])
     own_topics = LaterTopics(config, routes, Observer((recorder,)))
 
-    assert await own_topics.rebalanced(None, {}, {TopicPartition("orders.eu", 0): None}) is None
+    assert await own_topics.after_rebalance(None, {}, {TopicPartition("orders.eu", 0): None}) is None
 
     (missing,) = recorder.of(TopicMissing)
     assert missing.topic == "orders.eu.billing.dead"

@@ -48,13 +48,17 @@ def test_dead_letters_are_the_default():
         ("{topic!r}.dead", {}, "the only fields are"),
         ("{topic:>300}.dead", {}, "the only fields are"),
         ("{topic.dead", {}, "expected '}'"),
-        ("{topic}/{group}", {}, "'orders/billing', and no topic's name has '/'"),
+        (
+            "{topic}/{group}",
+            {},
+            "'orders/billing', and a topic name may contain only a-z, A-Z, 0-9, '.', '_' and '-', not '/'",
+        ),
         ("{topic}", {}, "the topic itself"),
         ("", {}, "1 to 249 characters"),
         ("..", {}, "1 to 249 characters"),
         ("{topic}." + "x" * 250, {}, "1 to 249 characters"),
         (RETRY, {}, "{delay} is for retry topics only"),
-        (DEAD, {"delay": "30s"}, "it lacks {delay}"),
+        (DEAD, {"delay": "30s"}, "it does not contain {delay}"),
     ],
 )
 def test_an_invalid_template_is_refused(template, options, hint):

@@ -86,7 +86,7 @@ async def test_a_retry_topic_that_cannot_be_created_fails_the_start(server, grou
     @app.handler("orders", retry=Retry(topic_delays_ms=[1_000]))
     async def handle(value: bytes) -> None: ...
 
-    with pytest.raises(BrokerError, match=rf"orders\.{group}\.retry\.1s' does not exist: create it with 2 partitions"):
+    with pytest.raises(BrokerError, match=rf"orders\.{group}\.retry\.1s' does not exist - create it with 2 partitions"):
         await app.start()
 
 

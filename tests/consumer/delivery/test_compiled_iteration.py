@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from tailrace import Consumer
+from tailrace import Consumer, ConsumerStateError
 from tailrace.compiled import COMPILED, record_iterator
 from tailrace.consumer import consumer as consumer_module
 
@@ -55,6 +55,21 @@ async def test_a_wait_can_be_canceled_and_repeated(read, witness):
         witness.produce(next(iter(consumer.assignment())).topic, [b"late"])
         assert (await anext(records)).offset == 20
     assert seen == list(range(20))
+
+
+async def test_a_second_reader_of_an_iterator_raises_and_leaves_the_first_one_waiting(read, witness):
+    """Two tasks await the next record of one iterator at the end of the log; the record goes to the first one."""
+    async with read() as consumer, asyncio.timeout(30):
+        records = aiter(consumer)
+        for _ in range(20):
+            await anext(records)
+        second = anext(records)
+        first = asyncio.ensure_future(anext(records))
+        await asyncio.sleep(0)
+        with pytest.raises(ConsumerStateError):
+            await second
+        witness.produce(next(iter(consumer.assignment())).topic, [b"late"])
+        assert (await first).offset == 20
 
 
 async def test_stop_ends_the_loop_of_a_waiting_task(read):

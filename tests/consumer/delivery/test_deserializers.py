@@ -72,7 +72,7 @@ async def test_an_app_refuses_deserializers(kafka_server, orders, group):
     @app.handler(orders)
     async def handle(order: dict) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="codecs"):
+    with pytest.raises(ConfigurationError, match="set codec="):
         await app.start()
 
 

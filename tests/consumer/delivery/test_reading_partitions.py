@@ -110,7 +110,7 @@ async def test_partitions_that_are_not_assigned_raise(new_topic, new_consumer, w
         for call in (consumer.getone, consumer.getmany):
             with pytest.raises(ConsumerStateError, match=r"\[7\] is not assigned"):
                 await call(other)
-            with pytest.raises(ConfigurationError, match="a partition is TopicPartition"):
+            with pytest.raises(ConfigurationError, match="a partition must be a TopicPartition"):
                 await call([other])
         assert numbers(await consumer.getmany(other, TopicPartition(topic, 0))) == [0, 1, 2]
 

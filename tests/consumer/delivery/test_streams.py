@@ -146,7 +146,7 @@ async def test_streams_and_other_ways_of_reading_exclude_each_other(filled, new_
         for call in (consumer.getone, consumer.getmany, lambda: anext(aiter(consumer)), consumer.batches().__anext__):
             with pytest.raises(ConsumerStateError, match="streams"):
                 await call()
-        with pytest.raises(ConsumerStateError, match="called before"):
+        with pytest.raises(ConsumerStateError, match="already called"):
             consumer.streams()
         assert (await anext(stream)).offset == 1
     async with new_consumer(topic, group_id=group, ack="manual") as consumer:

@@ -97,9 +97,9 @@ def raises(_shares, _topic):
     ("fault", "words"),
     [
         (leaves_out, r"'mine' leaves .*\[\d\] unassigned"),
-        (gives_twice, r"'mine' gives .*\[0\] twice"),
+        (gives_twice, r"'mine' assigns .*\[0\] twice"),
         (names_an_unknown_member, r"'mine' names 'nobody', which is not a member of the group"),
-        (invents_a_partition, r"'mine' gives .*\[99\], which does not exist"),
+        (invents_a_partition, r"'mine' assigns .*\[99\], which does not exist"),
         (raises, r"'mine' raised ValueError: out of luck"),
     ],
 )

@@ -215,7 +215,7 @@ async def test_a_stop_does_not_wait_for_a_deleted_topic(quick, group, kind):
     await stopped_soon(one.stop())
 
     (failed,) = events.of(CommitFailed)
-    assert "the topic or partition does not exist" in failed.error
+    assert "the topic or partition no longer exists" in failed.error
 
 
 async def test_a_stop_before_the_member_id_is_known_delays_no_member(quick, group):

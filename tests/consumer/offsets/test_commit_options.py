@@ -198,9 +198,9 @@ async def test_commit_of_some_partitions(kafka, group):
             records += await consumer.getmany()
         await consumer.commit(TopicPartition(topic, 1))
         committed = await kafka.committed(group, topic, 2)
-        with pytest.raises(ConfigurationError, match=r"a partition is TopicPartition\('orders', 0\), not 'orders'"):
+        with pytest.raises(ConfigurationError, match=r"TopicPartition\('orders', 0\), not 'orders'"):
             await consumer.commit("orders")
-        with pytest.raises(ConfigurationError, match="a partition is TopicPartition"):
+        with pytest.raises(ConfigurationError, match="a partition must be a TopicPartition"):
             await consumer.commit({"orders": 5})
         with pytest.raises(ConfigurationError, match="an offset must be a non-negative integer, not '5'"):
             await consumer.commit({TopicPartition(topic, 0): "5"})

@@ -250,7 +250,7 @@ async def test_a_consumer_without_topics_raises_when_polled(new_consumer, group)
         for call in (consumer.getone, consumer.getmany):
             with pytest.raises(ConsumerStateError, match="subscribe\\(\\) or assign\\(\\)"):
                 await call()
-        with pytest.raises(ConfigurationError, match="give topics or a pattern"):
+        with pytest.raises(ConfigurationError, match="neither topics nor a pattern"):
             await consumer.subscribe()
         await until(lambda: consumer.assignment() == frozenset())
 

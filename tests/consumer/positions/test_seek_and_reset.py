@@ -169,7 +169,7 @@ async def test_offset_queries(stamped, new_consumer):
 
         with pytest.raises(UnknownTopicError, match="numbered from 0"):
             await consumer.end_offsets([TopicPartition(topic, 1)])
-        with pytest.raises(ConfigurationError, match="a partition is TopicPartition"):
+        with pytest.raises(ConfigurationError, match="a partition must be a TopicPartition"):
             await consumer.beginning_offsets([topic])
 
     assert (found[place].offset, found[place].timestamp) == (50, NOON + 50_000)

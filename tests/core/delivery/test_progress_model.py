@@ -68,7 +68,7 @@ class Model(RuleBasedStateMachine):
     def fetch(self, count):
         if coming := self.behind(self.fetched)[:count]:
             self.fetched = coming[-1] + 1
-            self.position.fetched_to(self.fetched, 0)
+            self.position.set_fetched(self.fetched, 0)
 
     @rule(count=st.integers(1, 6), is_polled=st.booleans())
     def deliver(self, count, is_polled):
@@ -285,7 +285,7 @@ FAULTS = {
     "a commit passes a record in hand": (Lease, "lowest_in_flight", property(lambda _self: None)),
     "delivered is ahead of fetched": (Progress, "deliver", _deliver_too_far),
     "an abandoned record counts as finished": (Progress, "abandon", _forget_the_abandoned),
-    "a record that was given back counts as delivered": (Progress, "gave_back", _forget_to_lower),
+    "a record that was given back counts as delivered": (Progress, "give_back", _forget_to_lower),
     "a lease of an old epoch changes the present one": (Position, "begin", _begin_in_the_same_epoch),
     "what is finished behind the commit is forgotten": (Progress, "offset_map", lambda _self: None),
     "a record that was not taken is in the map": (Lease, "open_offsets", lambda _self: iter(())),

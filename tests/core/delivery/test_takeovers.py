@@ -87,14 +87,14 @@ class Owners(RuleBasedStateMachine):
         snapshot = self.commits.snapshot()
         if snapshot and is_stored:
             self.stored = snapshot.offsets[ONE]
-            self.commits.acknowledged(snapshot, [ONE])
+            self.commits.note_stored(snapshot, [ONE])
             assert not self.commits.snapshot()
 
     @rule(text=st.text(max_size=5))
     def commit_a_text(self, text):
-        snapshot = self.commits.chosen({ONE: OffsetAndMetadata(self.position.finished, text)})
+        snapshot = self.commits.snapshot_of({ONE: OffsetAndMetadata(self.position.finished, text)})
         self.stored = snapshot.offsets[ONE]
-        self.commits.acknowledged(snapshot, [ONE])
+        self.commits.note_stored(snapshot, [ONE])
         assert decode_metadata(self.stored.metadata, self.stored.offset).user_text == text
 
     @rule()

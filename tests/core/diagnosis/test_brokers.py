@@ -157,7 +157,7 @@ def test_missing_consumer_protocol_is_a_problem_only_for_an_app_that_uses_it(cha
     [
         (
             [0, 100, None],
-            "2 of 3 follow the metadata log; controller 3 has not read it under this leader; if one more fails, no",
+            "2 of 3 follow the metadata log; controller 3 has not read it since the last election; if one more",
         ),
         (
             [0, 100, 200, 300, 60_000],
@@ -165,7 +165,7 @@ def test_missing_consumer_protocol_is_a_problem_only_for_an_app_that_uses_it(cha
         ),
         (
             [0, 60_000, None],
-            "controller 2 is 1 min behind, controller 3 has not read it under this leader; without a majority",
+            "controller 2 is 1 min behind, controller 3 has not read it since the last election; without a majority",
         ),
     ],
 )

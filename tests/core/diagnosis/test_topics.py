@@ -69,18 +69,18 @@ def test_facts_of_metadata():
 @pytest.mark.parametrize(
     ("change", "check", "level", "text"),
     [
-        ({"leaderless": (1, 2)}, "topic.leaderless", Level.PROBLEM, "2 of 3 partitions without a leader (1, 2)"),
+        ({"leaderless": (1, 2)}, "topic.leaderless", Level.PROBLEM, "has no leader for 2 of 3 partitions (1, 2)"),
         (
             {"under_replicated": (0,), "smallest_isr": 2, "lacking": frozenset({3})},
             "topic.under-replicated",
             Level.WARNING,
-            "1 of 3 partitions under-replicated (0), missing on broker 3; at least 2 of 3 replicas are in sync",
+            "1 of 3 partitions under-replicated (0), not in sync on broker 3; each has at least 2 of 3 replicas",
         ),
         (
             {"under_replicated": (0,), "smallest_isr": 1, "lacking": frozenset({2, 3})},
             "topic.under-min-isr",
             Level.PROBLEM,
-            "has 1 in sync, below min.insync.replicas=2: writes with acks=all are refused",
+            "a partition has 1 replica in sync, below min.insync.replicas=2: writes with acks=all are refused",
         ),
         (
             {"settings": {"min_insync_replicas": 4}},
@@ -131,7 +131,7 @@ def test_a_missing_topic_with_a_similar_name():
 
     assert (one.level, one.text, one.advice) == (
         Level.PROBLEM,
-        "does not exist; orders does",
+        "does not exist, but orders exists",
         "use orders, or create the topic",
     )
 
@@ -248,7 +248,7 @@ def test_missing_permissions_name_operation_and_command():
     needs = {"orders": TopicNeeds("orders", frozenset({TopicRole.READ, TopicRole.PUBLISH}))}
     one = only(findings(topic(operations=READ | DESCRIBE), needs=needs), "topic.permission")
 
-    assert one.text == "User:alice is not authorized to Write it, only to Read, Describe"
+    assert one.text == "User:alice is not authorized to Write this topic, only to Read, Describe"
     assert one.command.endswith("--add --allow-principal User:alice --operation Write --topic orders")
     assert [found.level for found in findings(topic(), needs=needs)] == [Level.OK]
 

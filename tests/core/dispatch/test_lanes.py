@@ -275,7 +275,7 @@ def test_partitions_read_at_one_rate_get_equal_shares(leases):
             lanes.take()
         most = max(most, lanes.waiting)
 
-    held = [lanes.held_of(name) for name in names]
+    held = [lanes.waiting_of(name) for name in names]
     assert most <= 90
     assert max(held) - min(held) <= 15
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.delivery.progress import Lease, Progress
-from tailrace.core.failures.delayed_records import DelayedRecords, delay_name, hop_of, wait_ms
+from tailrace.core.failures.delayed_records import DelayedRecords, delay_name, retry_topic_index, wait_ms
 from tailrace.records import TopicPartition
 from tests.support.simulation.records import records_at
 
@@ -91,7 +91,7 @@ def test_wait_is_until_the_due_time(due_at_ms, written_at_ms, now_ms, left_ms):
 )
 def test_record_continues_after_the_retry_topic_it_came_from(delay_ms, retry_topics, hop):
     """A record of a removed delay continues with the next longer delay."""
-    assert hop_of(delay_ms, retry_topics) == hop
+    assert retry_topic_index(delay_ms, retry_topics) == hop
 
 
 # ---- waiting records -----------------------------------------------------------------------------------------------
@@ -102,10 +102,10 @@ def test_records_leave_when_due():
     shelf = DelayedRecords()
     lease = put(shelf, T0, (3, 1.0), (4, 2.0), (7, 2.0), (8, 5.0))
 
-    assert (shelf.due(0.5), shelf.next_at(0.5)) == ([], 1.0)
-    assert shelf.due(2.0) == [T0]
+    assert (shelf.due_partitions(0.5), shelf.next_at(0.5)) == ([], 1.0)
+    assert shelf.due_partitions(2.0) == [T0]
     assert offsets(shelf.take(T0, 2.0, 10)) == [3, 4, 7]
-    assert (shelf.due(2.0), shelf.next_at(2.0), lease.unstarted) == ([], 5.0, 8)
+    assert (shelf.due_partitions(2.0), shelf.next_at(2.0), lease.unstarted) == ([], 5.0, 8)
 
 
 def test_a_record_that_is_not_due_delays_only_its_partition():
@@ -114,7 +114,7 @@ def test_a_record_that_is_not_due_delays_only_its_partition():
     put(shelf, T0, (0, 9.0), (1, 1.0))
     put(shelf, T1, (0, 1.0))
 
-    assert shelf.due(1.0) == [T1]
+    assert shelf.due_partitions(1.0) == [T1]
     assert (shelf.take(T0, 1.0, 10), offsets(shelf.take(T1, 1.0, 10))) == (None, [0])
     assert offsets(shelf.take(T0, 9.0, 10)) == [0, 1]
 

@@ -11,27 +11,31 @@ HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
 def test_failures_and_outages_are_counted_separately():
     """An outage uses up no attempt; both lengthen the pauses."""
     counts = FailureCounts()
-    counts.failed(HERE, 7, is_outage=True)
-    counts.failed(HERE, 7, is_outage=False)
-    found = counts.failed(HERE, 7, is_outage=True)
+    counts.count_failure(HERE, 7, is_outage=True)
+    counts.count_failure(HERE, 7, is_outage=False)
+    found = counts.count_failure(HERE, 7, is_outage=True)
 
     assert found == FailureCount(failures=1, outages=2)
-    assert found.all == 3
-    assert counts.failed(HERE, 8, is_outage=False) == counts.failed(THERE, 7, is_outage=False) == FailureCount(1, 0)
+    assert found.total == 3
+    assert (
+        counts.count_failure(HERE, 8, is_outage=False)
+        == counts.count_failure(THERE, 7, is_outage=False)
+        == FailureCount(1, 0)
+    )
 
 
 def test_commit_forgets_the_records_before_it():
     """Only failed, unfinished records are remembered."""
     counts = FailureCounts()
     for partition, offset in ((HERE, 7), (HERE, 9), (THERE, 7)):
-        counts.failed(partition, offset, is_outage=False)
-        counts.close(partition, offset, ValueError("poison"))
-    counts.committed({HERE: 8, TopicPartition("u", 0): 3})
+        counts.count_failure(partition, offset, is_outage=False)
+        counts.set_final_error(partition, offset, ValueError("poison"))
+    counts.forget_committed({HERE: 8, TopicPartition("u", 0): 3})
 
     assert len(counts) == 2
     assert counts.final_error(HERE, 7) is None
     assert str(counts.final_error(HERE, 9)) == str(counts.final_error(THERE, 7)) == "poison"
-    counts.committed({HERE: 10})
+    counts.forget_committed({HERE: 10})
     counts.forget(THERE)
     assert len(counts) == 0
     assert counts.final_error(HERE, 9) is counts.final_error(THERE, 7) is None
@@ -40,8 +44,8 @@ def test_commit_forgets_the_records_before_it():
 def test_revoked_partition_is_forgotten():
     """Another member counts its failures."""
     counts = FailureCounts()
-    counts.failed(HERE, 7, is_outage=False)
+    counts.count_failure(HERE, 7, is_outage=False)
     counts.forget(HERE)
     counts.forget(HERE)
 
-    assert counts.failed(HERE, 7, is_outage=False) == FailureCount(1, 0)
+    assert counts.count_failure(HERE, 7, is_outage=False) == FailureCount(1, 0)

@@ -51,7 +51,7 @@ def test_defaults_of_retry():
         ({"topic_delays_ms": [0]}, r"topic_delays_ms must be a list of positive integers such as .*, not \[0\]"),
         ({"topic_delays_ms": [1.5]}, r"topic_delays_ms must be a list of positive integers such as .*, not \[1.5\]"),
         ({"topic_delays_ms": [True]}, "topic_delays_ms must be a list of positive integers"),
-        ({"topic_delays_ms": [5, 5]}, r"topic_delays_ms=\[5, 5\] has a delay twice"),
+        ({"topic_delays_ms": [5, 5]}, r"topic_delays_ms=\[5, 5\] contains a delay twice"),
         ({"jitter": 0.2}, "jitter must be True or False, not 0.2"),
         ({"allow_reordering": "key"}, "allow_reordering must be True or False, not 'key'"),
     ],
@@ -217,12 +217,12 @@ def test_every_failing_record_comes_to_a_final_decision(attempts, delays_ms, dea
             chance=chance,
             attempt_topic_index=came_by,
         )
-        if decision.step is FailureAction.RETRY_TOPIC:
+        if decision.action is FailureAction.RETRY_TOPIC:
             came_by, failures = decision.retry_topic, 0
             topics.append(came_by)
-        elif decision.step is not FailureAction.RETRY:
+        elif decision.action is not FailureAction.RETRY:
             break
 
     assert tried == attempts * (1 + len(delays_ms))
     assert topics == list(range(len(delays_ms)))
-    assert decision.step is (FailureAction.DEAD_LETTER if dead_letter else FailureAction[on_failure.upper()])
+    assert decision.action is (FailureAction.DEAD_LETTER if dead_letter else FailureAction[on_failure.upper()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.delivery.positions import Positions
 from tailrace.core.fetch.buffer import FetchBuffer
-from tailrace.core.fetch.end_offsets import without_fetch
+from tailrace.core.fetch.end_offsets import positions_without_fetch
 from tailrace.core.fetch.plan import FetchLimits, make_plan
 from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from tailrace.records import TopicPartition
@@ -24,5 +24,5 @@ def test_paused_partitions_are_chosen_and_those_in_a_fetch_are_not():
     topology = ClusterMetadata().updated(MetadataResponse((BrokerMetadata(1, "host", 9092),), (topic,)))
     plan = make_plan(1, positions, topology, FetchBuffer(10_000), FetchLimits(10_000, 100, 0.5), 0.0)
 
-    assert [one.partition for one in without_fetch(positions, [plan])] == [PAUSED]
-    assert [one.partition for one in without_fetch(positions, [])] == [PAUSED, READ]
+    assert [one.partition for one in positions_without_fetch(positions, [plan])] == [PAUSED]
+    assert [one.partition for one in positions_without_fetch(positions, [])] == [PAUSED, READ]

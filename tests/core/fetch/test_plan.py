@@ -91,13 +91,13 @@ def test_partitions_added_during_a_fetch_are_distinguished():
 
     sought.begin(3)
     resumed.is_paused = False
-    other.fetched_to(9, -1)
+    other.set_fetched(9, -1)
     added = plan(positions).added_to(under_way)
 
     assert {key: asked.fetch_offset for key, asked in added.partitions.items()} == {A: 3, B: 7}
     assert (set(added.epochs), added.max_bytes) == ({A, B}, 200)
-    assert all(added.counts(one) for one in (sought, resumed))
-    assert not added.counts(other)
+    assert all(added.is_valid_for(one) for one in (sought, resumed))
+    assert not added.is_valid_for(other)
     assert not plan(positions).added_to(plan(positions)).partitions
 
 
@@ -108,11 +108,11 @@ def test_answer_counts_only_for_the_requested_offset():
     c.is_paused = True
     made = plan(positions)
 
-    assert [made.counts(one) for one in (a, b, c)] == [True, True, False]
+    assert [made.is_valid_for(one) for one in (a, b, c)] == [True, True, False]
     a.begin(a.fetched)
-    b.fetched_to(b.fetched + 1, -1)
-    assert not made.counts(a)
-    assert not made.counts(b)
+    b.set_fetched(b.fetched + 1, -1)
+    assert not made.is_valid_for(a)
+    assert not made.is_valid_for(b)
     assert made.topic_names() == {TOPIC_ID: "t"}
 
 

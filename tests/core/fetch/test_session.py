@@ -114,7 +114,7 @@ def test_other_error_resets_the_session_and_is_returned(session):
 def test_request_after_a_lost_answer_is_full(session):
     """The broker's state is unknown."""
     session.ask({A: asked(A, 10)})
-    session.lost()
+    session.restart()
 
     part = session.ask({A: asked(A, 10)})
 
@@ -199,11 +199,11 @@ class Fetching(RuleBasedStateMachine):
     def fetch(self, has_room, fate):
         part = self.session.ask(self.wanted)
         if fate == "request lost":
-            self.session.lost()
+            self.session.restart()
             return
         answer, sent = self.broker.fetch(part, has_room=has_room)
         if fate == "answer lost":
-            self.session.lost()
+            self.session.restart()
         elif self.session.answered(answer):
             key = lambda one: (one.topic, one.partition)  # noqa: E731
             assert sorted(sent, key=key) == sorted(self.wanted.values(), key=key)

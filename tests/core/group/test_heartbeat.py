@@ -19,7 +19,12 @@ def heartbeat():
 
 def test_first_heartbeat_is_due_after_an_interval(heartbeat):
     """``ttl`` counts down to it and is never negative."""
-    assert (heartbeat.ttl(100), heartbeat.ttl(102), heartbeat.ttl(103), heartbeat.ttl(200)) == (3, 1, 0, 0)
+    assert (
+        heartbeat.until_next_s(100),
+        heartbeat.until_next_s(102),
+        heartbeat.until_next_s(103),
+        heartbeat.until_next_s(200),
+    ) == (3, 1, 0, 0)
     assert not heartbeat.should_heartbeat(102.9)
     assert heartbeat.should_heartbeat(103)
 
@@ -38,7 +43,7 @@ def test_interval_counts_from_sending(heartbeat):
     heartbeat.sent(103)
     heartbeat.received(105)
 
-    assert heartbeat.ttl(105) == 1
+    assert heartbeat.until_next_s(105) == 1
 
 
 def test_throttling_delays_the_next_heartbeat(heartbeat):
@@ -46,7 +51,7 @@ def test_throttling_delays_the_next_heartbeat(heartbeat):
     heartbeat.sent(103)
     heartbeat.received(104, pause_s=5)
 
-    assert heartbeat.ttl(104) == 5
+    assert heartbeat.until_next_s(104) == 5
 
 
 def test_failed_heartbeat_is_repeated_after_a_pause(heartbeat):
@@ -85,7 +90,7 @@ def test_reset_starts_a_new_session(heartbeat):
     heartbeat.reset(108)
 
     assert heartbeat.expires_at == 118
-    assert heartbeat.ttl(108) == 3
+    assert heartbeat.until_next_s(108) == 3
     heartbeat.received(109)
     assert heartbeat.expires_at == 118
     assert heartbeat.should_heartbeat(111)
@@ -145,7 +150,7 @@ class Sessions(RuleBasedStateMachine):
         if hasattr(self, "now"):
             due = self.heartbeat.should_heartbeat(self.now) or self.heartbeat.session_expired(self.now)
             assert due == (self.now >= self.heartbeat.next_at)
-            assert self.heartbeat.ttl(self.now) >= 0
+            assert self.heartbeat.until_next_s(self.now) >= 0
 
 
 TestSessions = Sessions.TestCase

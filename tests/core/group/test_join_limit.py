@@ -25,8 +25,8 @@ JOIN, SYNC = SendJoin("", (), "", 1.0), SendSync(Identity(), "range", {}, 1.0)
 def test_failures_beyond_the_limit_fail_the_membership():
     """With two retries, the third failure in a row is an error that names the option and the last reason."""
     limit = JoinLimit(2)
-    first, second = limit.after(JOIN, RetryLater("loading")), limit.after(SYNC, CoordinatorGone("moved"))
-    third = limit.after(JOIN, RetryLater("loading still"))
+    first, second = limit.apply(JOIN, RetryLater("loading")), limit.apply(SYNC, CoordinatorGone("moved"))
+    third = limit.apply(JOIN, RetryLater("loading still"))
 
     assert (first, second) == (RetryLater("loading"), CoordinatorGone("moved"))
     assert isinstance(third, MembershipFailed)
@@ -37,24 +37,24 @@ def test_failures_beyond_the_limit_fail_the_membership():
 def test_successful_round_resets_the_count():
     """Only a sync with an assignment is a success, not a join."""
     limit, joined, synced = JoinLimit(1), JoinedAsFollower("m", 1, "range"), Synced(MemberAssignment(()))
-    limit.after(JOIN, RetryLater("x"))
-    assert limit.after(JOIN, joined) is joined
-    assert limit.after(SYNC, synced) is synced
-    assert limit.after(SYNC, RetryLater("x")) == RetryLater("x")
-    assert isinstance(limit.after(SYNC, RetryLater("x")), MembershipFailed)
+    limit.apply(JOIN, RetryLater("x"))
+    assert limit.apply(JOIN, joined) is joined
+    assert limit.apply(SYNC, synced) is synced
+    assert limit.apply(SYNC, RetryLater("x")) == RetryLater("x")
+    assert isinstance(limit.apply(SYNC, RetryLater("x")), MembershipFailed)
 
 
 def test_repeated_rebalance_is_joined_after_a_pause():
     """The first is joined at once; without a limit there is no end."""
     limit = JoinLimit(None)
 
-    assert limit.after(SYNC, RebalanceCalled()) == RebalanceCalled()
-    assert {type(limit.after(SYNC, RebalanceCalled())) for _ in range(100)} == {RetryLater}
+    assert limit.apply(SYNC, RebalanceCalled()) == RebalanceCalled()
+    assert {type(limit.apply(SYNC, RebalanceCalled())) for _ in range(100)} == {RetryLater}
 
 
 def test_other_requests_are_not_counted():
     """The outcome of a leave is not counted."""
     limit = JoinLimit(0)
 
-    assert limit.after(SendLeave(Identity(), ""), LeaveAnswered()) == LeaveAnswered()
-    assert limit.after(SendLeave(Identity(), ""), RetryLater("x")) == RetryLater("x")
+    assert limit.apply(SendLeave(Identity(), ""), LeaveAnswered()) == LeaveAnswered()
+    assert limit.apply(SendLeave(Identity(), ""), RetryLater("x")) == RetryLater("x")

@@ -20,7 +20,7 @@ from tailrace.core.group.effects import (
     SendLeave,
     TakeOver,
 )
-from tailrace.core.group.error_reactions import NOT_HELD, GroupRequestKind, event_of
+from tailrace.core.group.error_reactions import INSTANCE_RELEASED, GroupRequestKind, event_of
 from tailrace.core.group.events import (
     CoordinatorGone,
     GroupEvent,
@@ -364,7 +364,7 @@ class World(RandomSteps):
             is_full=effect.rebalance_timeout_s is not None and topics is not None and owned is not None,
             is_static=me.instance_id is not None,
         )
-        if me.generation == WILL_BE_BACK and answer.error_code in NOT_HELD:
+        if me.generation == WILL_BE_BACK and answer.error_code in INSTANCE_RELEASED:
             return InstanceReleased()
         if answer.error_code:
             return event_of(answer.error_code, GroupRequestKind.GROUP_HEARTBEAT)

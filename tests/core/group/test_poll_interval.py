@@ -13,45 +13,45 @@ LIMIT_S = 10.0
 def clock() -> PollIntervalClock:
     """Clock that saw the first progress at 0."""
     made = PollIntervalClock(LIMIT_S)
-    made.look("first", 0, is_owed=True)
+    made.look("first", 0, awaits_poll=True)
     return made
 
 
 def test_reader_with_records_and_no_progress_is_stuck(clock):
     """The limit counts from the last progress."""
-    clock.look("first", 9.9, is_owed=True)
+    clock.look("first", 9.9, awaits_poll=True)
     assert not clock.is_stuck
 
-    clock.look("first", 10, is_owed=True)
+    clock.look("first", 10, awaits_poll=True)
     assert clock.is_stuck
 
 
 def test_reader_with_progress_is_not_stuck(clock):
     """A reader with progress is not stuck, however long it takes in total."""
     for step in range(1, 50):
-        clock.look(step, step * 9.0, is_owed=True)
+        clock.look(step, step * 9.0, awaits_poll=True)
 
         assert not clock.is_stuck
 
 
 def test_reader_without_records_is_not_stuck(clock):
     """The time counts from when there are records again."""
-    clock.look("first", 100, is_owed=False)
-    clock.look("first", 109, is_owed=True)
+    clock.look("first", 100, awaits_poll=False)
+    clock.look("first", 109, awaits_poll=True)
     assert not clock.is_stuck
 
-    clock.look("first", 110, is_owed=True)
+    clock.look("first", 110, awaits_poll=True)
     assert clock.is_stuck
 
 
 def test_a_stuck_member_recovers_only_by_progress(clock):
     """A reader stays stuck when its records are removed."""
-    clock.look("first", 10, is_owed=True)
+    clock.look("first", 10, awaits_poll=True)
 
-    clock.look("first", 20, is_owed=False)
+    clock.look("first", 20, awaits_poll=False)
     assert clock.is_stuck
 
-    clock.look("second", 21, is_owed=False)
+    clock.look("second", 21, awaits_poll=False)
     assert not clock.is_stuck
 
 

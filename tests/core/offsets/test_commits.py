@@ -70,7 +70,7 @@ def test_answer_sets_the_committed_offset(positions):
     """Nothing is to be committed until more is finished."""
     commits = Commits(positions)
 
-    commits.acknowledged(commits.snapshot(), [ONE])
+    commits.note_stored(commits.snapshot(), [ONE])
 
     assert positions.get(ONE).committed == 13
     assert not commits.snapshot()
@@ -83,7 +83,7 @@ def test_refused_partition_is_committed_again(positions):
     finish(positions.get(TWO), 5)
     commits = Commits(positions)
 
-    commits.acknowledged(commits.snapshot(), [TWO])
+    commits.note_stored(commits.snapshot(), [TWO])
 
     assert commits.snapshot().offsets.keys() == {ONE}
 
@@ -102,7 +102,7 @@ def test_answer_of_an_older_epoch_is_ignored(positions, change):
         case "rebalance":
             positions.remove([ONE])
             positions.add([ONE])
-    commits.acknowledged(snapshot, [ONE])
+    commits.note_stored(snapshot, [ONE])
 
     assert positions.get(ONE).committed is None
 
@@ -113,7 +113,7 @@ def test_answer_for_a_revoked_partition_is_ignored(positions):
     snapshot = commits.snapshot()
 
     positions.remove([ONE])
-    commits.acknowledged(snapshot, [ONE])
+    commits.note_stored(snapshot, [ONE])
 
     assert ONE not in positions
 
@@ -121,7 +121,7 @@ def test_answer_for_a_revoked_partition_is_ignored(positions):
 def test_seek_backwards_is_committed(positions):
     """Within an epoch commits never go back; a seek begins another."""
     commits = Commits(positions)
-    commits.acknowledged(commits.snapshot(), [ONE])
+    commits.note_stored(commits.snapshot(), [ONE])
 
     positions.get(ONE).begin(3)
 
@@ -135,7 +135,7 @@ def test_no_commit_goes_below_an_offset_chosen_by_the_user(positions):
     start(one, 13, 14, 15)
     one.progress.finish(15)
 
-    commits.acknowledged(commits.chosen({ONE: OffsetAndMetadata(14, "mine")}), [ONE])
+    commits.note_stored(commits.snapshot_of({ONE: OffsetAndMetadata(14, "mine")}), [ONE])
 
     assert one.offset_map is not None
     assert not commits.snapshot()
@@ -148,19 +148,19 @@ def test_no_commit_goes_below_an_offset_chosen_by_the_user(positions):
 def test_seek_to_the_committed_offset_is_committed_again(positions, is_under_way):
     """An older commit may be in flight or stored without an answer; the user's text is kept."""
     commits, one = Commits(positions), positions.get(ONE)
-    commits.acknowledged(commits.chosen({ONE: OffsetAndMetadata(13, "mine")}), [ONE])
+    commits.note_stored(commits.snapshot_of({ONE: OffsetAndMetadata(13, "mine")}), [ONE])
     one.progress.finish_through(14)
     finish(one, 20)
     snapshot = commits.snapshot()
 
     one.begin(13)
     if is_under_way:
-        commits.acknowledged(snapshot, [ONE])
+        commits.note_stored(snapshot, [ONE])
 
     again = commits.snapshot()
     assert (again.offsets[ONE].offset, again.offsets[ONE].metadata) == (13, "mine")
     assert one.committed == 13
-    commits.acknowledged(again, [ONE])
+    commits.note_stored(again, [ONE])
     assert not commits.snapshot()
 
 
@@ -175,7 +175,7 @@ def test_map_after_a_stuck_record_is_committed(positions):
 
     metadata = decode_metadata(snapshot.offsets[TWO].metadata, 0)
     assert (snapshot.offsets[TWO].offset, metadata.offset_map, metadata.writer) == (0, OffsetMap(0, 2, (0,)), "me")
-    commits.acknowledged(snapshot, [TWO])
+    commits.note_stored(snapshot, [TWO])
     assert not commits.snapshot([TWO])
 
 
@@ -188,7 +188,7 @@ def test_map_that_does_not_fit_is_dropped(positions):
 
     assert (snapshot.offsets[TWO].metadata, snapshot.notes[TWO].is_map_dropped) == ("", True)
     assert two.map_fill.is_high
-    commits.acknowledged(snapshot, [TWO])
+    commits.note_stored(snapshot, [TWO])
     assert not commits.snapshot([TWO])
     assert commits.without_map(snapshot.offsets[TWO], snapshot.notes[TWO]) is None
 
@@ -198,7 +198,7 @@ def test_commit_without_the_map_keeps_the_users_text(positions):
     commits, two = Commits(positions), positions.get(TWO)
     start(two, 0, 1)
     two.progress.finish(1)
-    snapshot = commits.chosen({TWO: OffsetAndMetadata(0, "mine")})
+    snapshot = commits.snapshot_of({TWO: OffsetAndMetadata(0, "mine")})
 
     shorter = commits.without_map(snapshot.offsets[TWO], snapshot.notes[TWO])
 
@@ -211,7 +211,7 @@ def test_chosen_offset_has_a_map_if_it_is_the_finished_one(positions):
     start(two, 0, 1)
     two.progress.finish(1)
 
-    snapshot = commits.chosen({TWO: OffsetAndMetadata(1, "x", 7), gone: OffsetAndMetadata(5)})
+    snapshot = commits.snapshot_of({TWO: OffsetAndMetadata(1, "x", 7), gone: OffsetAndMetadata(5)})
 
     assert snapshot.offsets == {TWO: CommitOffset("t", 1, 1, 7, "x"), gone: CommitOffset("gone", 0, 5)}
     assert snapshot.epochs.keys() == {TWO}
@@ -259,7 +259,7 @@ class Committing(RuleBasedStateMachine):
     @rule(is_stored=st.booleans(), is_chosen=st.booleans())
     def commit(self, is_stored, is_chosen):
         what = {ONE: OffsetAndMetadata(self.position.delivered)}
-        snapshot = self.commits.chosen(what) if is_chosen else self.commits.snapshot()
+        snapshot = self.commits.snapshot_of(what) if is_chosen else self.commits.snapshot()
         if not snapshot:
             return
         self.sent = snapshot, is_stored
@@ -270,7 +270,7 @@ class Committing(RuleBasedStateMachine):
     @rule()
     def answer(self):
         snapshot, is_stored = self.sent
-        self.commits.acknowledged(snapshot, [ONE] if is_stored else [])
+        self.commits.note_stored(snapshot, [ONE] if is_stored else [])
         self.sent = None
 
     @invariant()
@@ -336,7 +336,7 @@ def test_text_that_was_left_out_is_not_remembered():
     commits = Commits(positions)
     (position,) = positions.add([TopicPartition("t", 0)])
     position.begin(0)
-    snapshot = commits.chosen({position.partition: OffsetAndMetadata(3, "a note")})
-    commits.acknowledged(snapshot, [position.partition], [position.partition])
+    snapshot = commits.snapshot_of({position.partition: OffsetAndMetadata(3, "a note")})
+    commits.note_stored(snapshot, [position.partition], [position.partition])
 
     assert (position.committed, position.committed_metadata) == (3, "")

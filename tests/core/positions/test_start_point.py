@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tailrace.core.metrics import Meter
 from tailrace.core.positions.partition_spec import PartitionSpec, partition_specs
-from tailrace.core.positions.seek import seeks
+from tailrace.core.positions.seek import seek_targets
 from tailrace.core.positions.start_point import EARLIEST, LATEST, StartFrom, StartPoint, shares_of
 from tailrace.errors import ConfigurationError
 from tailrace.protocol.list_offsets import ListedOffset
@@ -36,7 +36,7 @@ def answer(start: StartPoint, first: int, end: int, at_time: int = -1) -> int:
         (StartPoint(StartFrom.OFFSET, 50), 50),
         (StartPoint(StartFrom.OFFSET, 5), 10),
         (StartPoint(StartFrom.TIME, 1_000), 100),
-        (StartPoint(StartFrom.AGO, 500).fixed(1_500), 100),
+        (StartPoint(StartFrom.AGO, 500).with_timestamp(1_500), 100),
     ],
     ids=str,
 )
@@ -75,12 +75,12 @@ def test_seek_targets():
     """An offset, an end, or the position; each partition by itself or spread."""
     now = {ONE: 20, TWO: 3}
 
-    assert seeks(now, 7, "offset", spread=False) == {ONE: 7, TWO: 7}
-    assert seeks(now, -5, "current", spread=False) == {
+    assert seek_targets(now, 7, "offset", spread=False) == {ONE: 7, TWO: 7}
+    assert seek_targets(now, -5, "current", spread=False) == {
         ONE: StartPoint(StartFrom.OFFSET, 15),
         TWO: StartPoint(StartFrom.OFFSET, 0),
     }
-    assert seeks(now, 3, "earliest", spread=True) == {
+    assert seek_targets(now, 3, "earliest", spread=True) == {
         ONE: StartPoint(StartFrom.EARLIEST, shift=2),
         TWO: StartPoint(StartFrom.EARLIEST, shift=1),
     }
@@ -90,7 +90,7 @@ def test_seek_targets():
 def test_seek_offset_must_be_an_integer(offset):
     """The offset must fit into 63 bits."""
     with pytest.raises(ConfigurationError, match="must be an integer"):
-        seeks({ONE: 0}, offset, "offset", spread=False)
+        seek_targets({ONE: 0}, offset, "offset", spread=False)
 
 
 def test_partition_specs_in_all_forms():

@@ -21,8 +21,8 @@ from tailrace.core.processes.worker_plan import (
     assign_in_turn,
     check_count,
     check_transactional_id,
+    instance_id_template,
     is_outage,
-    member_name,
     workers_for,
 )
 from tailrace.error_codes import ErrorCode
@@ -32,35 +32,35 @@ from tailrace.records import Record, TopicPartition
 
 def test_pauses_grow_while_a_worker_dies_early():
     """Each death soon after the start doubles the pause, up to the limit."""
-    restarts = Restarts(Backoff(1.0, 5.0), well_after_s=60)
+    restarts = Restarts(Backoff(1.0, 5.0), stable_after_s=60)
     pauses = []
     for now in range(0, 50, 10):
-        restarts.started(now)
-        pauses.append(restarts.died(now + 1, 0.5))
+        restarts.note_start(now)
+        pauses.append(restarts.note_death(now + 1, 0.5))
 
     assert pauses == [1, 2, 4, 5, 5]
 
 
 def test_pause_after_a_long_run_is_the_first():
     """A death after a long run does not predict the next one."""
-    restarts = Restarts(Backoff(1.0, 5.0), well_after_s=60)
+    restarts = Restarts(Backoff(1.0, 5.0), stable_after_s=60)
     for now in (0, 10, 20):
-        restarts.started(now)
-        restarts.died(now + 1, 0.5)
-    restarts.started(30)
+        restarts.note_start(now)
+        restarts.note_death(now + 1, 0.5)
+    restarts.note_start(30)
 
-    assert (restarts.deaths(40), restarts.is_unwell(40)) == (3, True)
-    assert (restarts.deaths(90), restarts.is_unwell(90)) == (0, False)
-    assert restarts.died(90, 0.5) == 1
+    assert (restarts.deaths(40), restarts.is_failing(40)) == (3, True)
+    assert (restarts.deaths(90), restarts.is_failing(90)) == (0, False)
+    assert restarts.note_death(90, 0.5) == 1
 
 
 def test_a_single_early_death_is_not_unhealthy():
     """Only repeated early deaths are."""
     restarts = Restarts()
-    restarts.started(0)
-    restarts.died(1, 0)
+    restarts.note_start(0)
+    restarts.note_death(1, 0)
 
-    assert not restarts.is_unwell(1)
+    assert not restarts.is_failing(1)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_partitions_are_assigned_evenly(count, workers):
 
 def test_instance_ids_of_workers_differ():
     """A template is accepted if it does; the default is unique to the pool's life."""
-    assert member_name(None, 2, "7.1") == "{hostname}-7.1-{worker}"
-    assert member_name("a-{worker}", 2, "7.1") == "a-{worker}"
-    assert member_name("a", 1, "7.1") == "a"
+    assert instance_id_template(None, 2, "7.1") == "{hostname}-7.1-{worker}"
+    assert instance_id_template("a-{worker}", 2, "7.1") == "a-{worker}"
+    assert instance_id_template("a", 1, "7.1") == "a"
     with pytest.raises(ConfigurationError, match="the same in all 2 workers"):
-        member_name("a", 2, "7.1")
+        instance_id_template("a", 2, "7.1")
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.0, "2", True, None])

@@ -7,7 +7,7 @@ import pytest
 from tailrace.core.backoff import Backoff
 from tailrace.core.producer.accumulator import Appended, ProducerSettings, RecordAccumulator
 from tailrace.core.producer.events import ProducerId
-from tailrace.core.producer.pending_batch import Delivered, Failed, PendingBatch
+from tailrace.core.producer.pending_batch import DeliveredBatch, FailedBatch, PendingBatch
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import PublishError, PublishTooLargeError
 from tailrace.records import TopicPartition
@@ -31,12 +31,12 @@ class Bench:
         ]
 
     def take(self) -> list[PendingBatch]:
-        taken = self.accumulator.take(self.now, lambda _place: self.leader, lambda _leader: self.requests)
+        taken = self.accumulator.take_requests(self.now, lambda _place: self.leader, lambda _leader: self.requests)
         return [batch for _, batches in taken for batch in batches]
 
     def answer(self, batch: PendingBatch, code: int = 0, offset: int = 0, **more: object) -> list:
-        self.accumulator.request_ended(1)
-        return self.accumulator.answered(batch, code, offset, self.now, **more)
+        self.accumulator.end_request(1)
+        return self.accumulator.handle_answer(batch, code, offset, self.now, **more)
 
     def confirmed(self) -> Bench:
         """Return the bench after one acknowledged record, so that several batches may be in flight."""
@@ -87,7 +87,7 @@ def test_requests_in_flight_to_a_broker_are_limited():
     for place in places:
         bench.append(1, place=place)
 
-    requests = bench.accumulator.take(bench.now, lambda _place: 1, lambda _leader: 1)
+    requests = bench.accumulator.take_requests(bench.now, lambda _place: 1, lambda _leader: 1)
 
     assert [[batch.partition for batch in batches] for _, batches in requests] == [places]
     bench.append(2, place=places[0])
@@ -127,7 +127,7 @@ def test_an_outcome_names_offset_and_tickets():
     assert bench.accumulator.buffered_bytes == 20
     (batch,) = bench.take()
 
-    assert bench.answer(batch, offset=5) == [Delivered(batch, 5)]
+    assert bench.answer(batch, offset=5) == [DeliveredBatch(batch, 5)]
     assert batch.tickets == [1, 2]
     assert bench.accumulator.buffered_bytes == 0
     assert list(bench.accumulator.batches()) == []
@@ -218,7 +218,7 @@ def test_a_batch_that_is_too_large_is_halved_until_one_record_is_too_large():
         for batch in bench.take():
             is_bad = 2 in batch.tickets
             for outcome in bench.answer(batch, ErrorCode.MESSAGE_TOO_LARGE if is_bad else 0):
-                (failed if isinstance(outcome, Failed) else stored).append(outcome)
+                (failed if isinstance(outcome, FailedBatch) else stored).append(outcome)
 
     assert [one.batch.tickets for one in stored] == [[0, 1], [3]]
     assert [(one.batch.tickets, type(one.error)) for one in failed] == [([2], PublishTooLargeError)]
@@ -250,8 +250,8 @@ def test_unanswered_batches_are_settled_before_the_epoch_is_raised():
     bench.append(3, 4, 5)
     (second,) = bench.take()
     for batch in (first, second):
-        bench.accumulator.request_ended(1)
-        bench.accumulator.unanswered(batch, "lost", bench.now, was_sent=True)
+        bench.accumulator.end_request(1)
+        bench.accumulator.handle_no_answer(batch, "lost", bench.now, was_sent=True)
     bench.now += 30
     assert [one.batch for one in bench.accumulator.expire(bench.now)] == [first]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tailrace.core.backoff import Backoff
 from tailrace.core.producer.accumulator import ProducerSettings, RecordAccumulator
 from tailrace.core.producer.events import ProducerId
-from tailrace.core.producer.pending_batch import Delivered, Outcome, PendingBatch
+from tailrace.core.producer.pending_batch import DeliveredBatch, Outcome, PendingBatch
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import PublishError, PublishTooLargeError
 from tailrace.records import TopicPartition
@@ -89,7 +89,7 @@ class Simulation:
 
     def pump(self, *_: int) -> None:
         self.note(self.accumulator.expire(self.now))
-        for _, batches in self.accumulator.take(self.now, lambda _place: 1, lambda _leader: 5):
+        for _, batches in self.accumulator.take_requests(self.now, lambda _place: 1, lambda _leader: 5):
             frozen = [(one, one.producer.epoch, one.sequence, list(one.content.values)) for one in batches]
             self.requests.append(Request(frozen))
 
@@ -97,7 +97,7 @@ class Simulation:
         if self.requests:
             for batch, epoch, sequence, values in self.ended():
                 code, offset = self.logs[batch.partition].append(epoch, sequence, values)
-                self.note(self.accumulator.answered(batch, code, offset, self.now))
+                self.note(self.accumulator.handle_answer(batch, code, offset, self.now))
 
     def refuse(self, which: int, stores: int) -> None:
         """The leader answers with a retriable error, and may have stored the batches all the same."""
@@ -108,7 +108,7 @@ class Simulation:
                 if stores % 2:
                     refused, _ = self.logs[batch.partition].append(epoch, sequence, values)
                     code = refused or code
-                self.note(self.accumulator.answered(batch, code, -1, self.now))
+                self.note(self.accumulator.handle_answer(batch, code, -1, self.now))
 
     def lose(self, arrived: int, written: int) -> None:
         """The connection breaks; some requests had arrived."""
@@ -117,7 +117,7 @@ class Simulation:
                 if number < arrived % 6:
                     self.logs[batch.partition].append(epoch, sequence, values)
                 was_sent = bool(number < arrived % 6 or written % 2)
-                self.note(self.accumulator.unanswered(batch, "lost", self.now, was_sent=was_sent))
+                self.note(self.accumulator.handle_no_answer(batch, "lost", self.now, was_sent=was_sent))
 
     def forget(self, which: int, _: int) -> None:
         """The leader forgets the producer, as after a long time without records."""
@@ -132,14 +132,16 @@ class Simulation:
     # What is checked.
 
     def ended(self) -> list[tuple[PendingBatch, int, int, list[int]]]:
-        self.accumulator.request_ended(1)
+        self.accumulator.end_request(1)
         return self.requests.popleft().batches
 
     def note(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             for at, value in enumerate(outcome.batch.tickets):
                 assert value not in self.outcomes, "a record has one outcome"
-                self.outcomes[value] = outcome.base_offset + at if isinstance(outcome, Delivered) else outcome.error
+                self.outcomes[value] = (
+                    outcome.base_offset + at if isinstance(outcome, DeliveredBatch) else outcome.error
+                )
 
     def finish(self) -> None:
         self.accumulator.flush()

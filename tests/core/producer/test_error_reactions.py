@@ -14,11 +14,11 @@ from tailrace.core.producer.error_reactions import (
     worst_of,
 )
 from tailrace.core.producer.events import (
-    Fenced,
+    CoordinatorMoved,
     GenerationRefused,
-    Moved,
     MustAbort,
-    NoTransaction,
+    NoOpenTransaction,
+    ProducerFenced,
     TransactionFailed,
     TryAgain,
     Unanswered,
@@ -29,12 +29,12 @@ from tailrace.errors import CommitFailedError, FencedMemberError, PublishError, 
 EVENTS = {
     TransactionReaction.RETRY_SOON: TryAgain,
     TransactionReaction.RETRY: TryAgain,
-    TransactionReaction.LOOK_UP: Moved,
-    TransactionReaction.REJOINED: GenerationRefused,
+    TransactionReaction.LOOK_UP: CoordinatorMoved,
+    TransactionReaction.RESEND_OFFSETS: GenerationRefused,
     TransactionReaction.ABORT: MustAbort,
     TransactionReaction.ABORT_AND_RENEW: MustAbort,
-    TransactionReaction.LOOK_BACK: NoTransaction,
-    TransactionReaction.FENCED: Fenced,
+    TransactionReaction.END_IF_UNKNOWN: NoOpenTransaction,
+    TransactionReaction.FENCED: ProducerFenced,
     TransactionReaction.FAIL: TransactionFailed,
 }
 
@@ -78,7 +78,7 @@ CASES = [
         ),
         TransactionReaction.FAIL,
     ),
-    (ErrorCode.INVALID_TXN_STATE, (TransactionRequestKind.END,), TransactionReaction.LOOK_BACK),
+    (ErrorCode.INVALID_TXN_STATE, (TransactionRequestKind.END,), TransactionReaction.END_IF_UNKNOWN),
     (ErrorCode.INVALID_TXN_STATE, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT_AND_RENEW),
     # Partitions.
     (ErrorCode.OPERATION_NOT_ATTEMPTED, (TransactionRequestKind.ADD_PARTITIONS,), TransactionReaction.RETRY),
@@ -93,11 +93,11 @@ CASES = [
     (ErrorCode.INVALID_RECORD, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT),
     (ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT),
     # A group's offsets.
-    (ErrorCode.ILLEGAL_GENERATION, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.REJOINED),
+    (ErrorCode.ILLEGAL_GENERATION, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.RESEND_OFFSETS),
     (ErrorCode.UNKNOWN_MEMBER_ID, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
     (ErrorCode.FENCED_INSTANCE_ID, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
     (ErrorCode.REBALANCE_IN_PROGRESS, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
-    (ErrorCode.STALE_MEMBER_EPOCH, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.REJOINED),
+    (ErrorCode.STALE_MEMBER_EPOCH, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.RESEND_OFFSETS),
     (ErrorCode.FENCED_MEMBER_EPOCH, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
     (ErrorCode.OFFSET_METADATA_TOO_LARGE, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
     (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.RETRY),
@@ -135,7 +135,7 @@ def test_retriable_codes_are_retried(asked):
         TransactionReaction.ABORT_AND_RENEW,
         TransactionReaction.FENCED,
         TransactionReaction.FAIL,
-        TransactionReaction.LOOK_BACK,
+        TransactionReaction.END_IF_UNKNOWN,
     }
 
     assert [code for code in RETRIABLE if REACTIONS.reaction_to(code, asked) in gives_up] == []
@@ -156,7 +156,7 @@ def test_each_reaction_is_an_event(asked):
             assert event.needs_new_epoch is (reaction is TransactionReaction.ABORT_AND_RENEW)
         if isinstance(event, TryAgain):
             assert event.is_soon is (reaction is TransactionReaction.RETRY_SOON)
-        if isinstance(event, TryAgain | Moved | Fenced):
+        if isinstance(event, TryAgain | CoordinatorMoved | ProducerFenced):
             assert f"orders[0]: {asked}: " in event.reason
 
 
@@ -164,7 +164,7 @@ def test_each_reaction_is_an_event(asked):
 def test_each_event_has_a_transition_where_it_occurs(asked):
     """The table has a transition for each error code in each state in which its request is sent."""
     states = {
-        TransactionRequestKind.FIND: transactions.ASKING,
+        TransactionRequestKind.FIND: transactions.REQUESTING,
         TransactionRequestKind.INIT: (transactions.ProducerState.UNINITIALIZED,),
         TransactionRequestKind.ADD_PARTITIONS: transactions.OPEN,
         TransactionRequestKind.PRODUCE: transactions.OPEN,
@@ -185,7 +185,7 @@ def test_a_member_of_an_old_generation_gets_a_typed_error():
     replaced = error_of(ErrorCode.FENCED_INSTANCE_ID, TransactionRequestKind.COMMIT_OFFSETS)
 
     assert type(left_behind) is CommitFailedError
-    assert "aborted: the group has gone on without this member (ILLEGAL_GENERATION, code 22)" in str(left_behind)
+    assert "aborted: the group has rebalanced without this member (ILLEGAL_GENERATION, code 22)" in str(left_behind)
     assert type(replaced) is FencedMemberError
     assert "(FENCED_INSTANCE_ID, code 82)" in str(replaced)
 
@@ -199,7 +199,7 @@ def test_a_refusal_names_its_consequences():
     assert type(over) is PublishError
     assert str(aborted) == "orders[0]: Produce was refused (MESSAGE_TOO_LARGE, code 10) - the transaction was aborted"
     assert str(over).startswith("the transaction: InitProducerId was refused (TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
-    assert str(over).endswith("- this producer cannot go on")
+    assert str(over).endswith("- this producer cannot continue")
 
 
 def test_the_gravest_event_decides():
@@ -207,11 +207,11 @@ def test_the_gravest_event_decides():
     error = PublishError("no")
     in_order = (
         TryAgain("1"),
-        Moved("2"),
+        CoordinatorMoved("2"),
         Unanswered("3"),
         GenerationRefused(error),
         MustAbort(error),
-        Fenced("6"),
+        ProducerFenced("6"),
         TransactionFailed(error),
     )
 

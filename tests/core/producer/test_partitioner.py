@@ -67,10 +67,10 @@ def test_records_without_a_key_stick_together_for_a_batch():
 
     first = {chooser.choose("t", None, all_of_them) for _ in range(9)}
     other = {chooser.choose("u", None, all_of_them) for _ in range(9)}
-    chooser.move_on("t")
+    chooser.change_partition("t")
     second = {chooser.choose("t", None, all_of_them) for _ in range(9)}
     kept = {chooser.choose("u", None, all_of_them) for _ in range(9)}
-    chooser.move_on()
+    chooser.change_partition()
 
     assert (first, other, second, kept) == ({0}, {1}, {2}, {1})
     assert chooser.choose("u", None, all_of_them) == 3
@@ -82,7 +82,7 @@ def test_records_without_a_key_go_where_a_leader_is():
     chosen = Counter()
     for _ in range(20):
         chosen[chooser.choose("t", None, partitions(4, without_leader=(1, 2)))] += 1
-        chooser.move_on()
+        chooser.change_partition()
 
     assert chosen.keys() == {0, 3}
     assert chooser.choose("u", None, partitions(2, without_leader=(0, 1))) in {0, 1}

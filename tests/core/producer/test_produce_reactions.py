@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of
-from tailrace.core.producer.events import Fenced, MustAbort, TransactionFailed
+from tailrace.core.producer.events import MustAbort, ProducerFenced, TransactionFailed
 from tailrace.core.producer.produce_reactions import ProduceReaction, publish_error, reaction_to
 from tailrace.error_codes import RETRIABLE, ErrorCode
 from tailrace.errors import PublishError, PublishTooLargeError
@@ -54,7 +54,7 @@ def test_retriable_codes_are_retried():
 @pytest.mark.parametrize("code", [code for code in (*ErrorCode, 999) if reaction_to(code) not in HEALING])
 def test_other_error_codes_end_the_transaction(code):
     """In a transaction each code that forbids sending the batch again has an event."""
-    assert isinstance(event_of(code, TransactionRequestKind.PRODUCE), MustAbort | Fenced | TransactionFailed)
+    assert isinstance(event_of(code, TransactionRequestKind.PRODUCE), MustAbort | ProducerFenced | TransactionFailed)
 
 
 def test_a_refusal_names_the_topic_and_the_reason():

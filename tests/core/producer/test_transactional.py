@@ -12,23 +12,24 @@ from tailrace.core.producer.events import (
     AbortTransaction,
     AddPartitions,
     BeginTransaction,
+    CallCanceled,
+    CallTimedOut,
     CommitTransaction,
+    CompletePendingWork,
+    CoordinatorMoved,
     DeliverRecords,
     DiscardRecords,
-    Ended,
-    Fenced,
     GenerationRefused,
     GroupOffsets,
-    Interrupted,
-    LookUpAgain,
-    Moved,
+    LookUpCoordinator,
     MustAbort,
-    NoTransaction,
+    NoOpenTransaction,
     OffsetsAdded,
     OffsetsStored,
     PartitionsAdded,
+    ProducerFenced,
     ProducerId,
-    ProducerIdGiven,
+    ProducerIdReceived,
     RecordsDelivered,
     RecordsDiscarded,
     ReportError,
@@ -37,14 +38,13 @@ from tailrace.core.producer.events import (
     SendEnd,
     SendInit,
     SendOffsets,
-    Settle,
-    TimeOver,
+    TransactionEnded,
     TransactionEvent,
     TransactionFailed,
     TryAgain,
     Unanswered,
 )
-from tailrace.core.producer.states import ASKING, OVER, ProducerState
+from tailrace.core.producer.states import OVER, REQUESTING, ProducerState
 from tailrace.core.producer.transactional import TABLE, TransactionMachine
 from tailrace.errors import CommitFailedError, ProducerFencedError, PublishError
 from tailrace.protocol.committed_offsets import CommitOffset
@@ -54,40 +54,43 @@ from tests.support.simulation.transactional_member import FIRST, NOW, SECOND, me
 WHO = ProducerId(7, 3)
 OFFSETS = GroupOffsets("g", Identity("m", 5, "i"), (CommitOffset("in", 0, 42),))
 REFUSED = PublishError("refused")
+ABORT_UNANSWERED = (
+    "the abort was not acknowledged in time - call abort() again, or begin(), to complete it; last error: silence"
+)
 DELIVERED = RecordsDelivered(needs_new_epoch=False)
 DISCARDED = RecordsDiscarded(needs_new_epoch=False)
 
 EVENTS: dict[type[TransactionEvent], TransactionEvent] = {
     type(one): one
     for one in (
-        Settle(60.0),
+        CompletePendingWork(60.0),
         BeginTransaction(),
         AddPartitions((FIRST,), 60.0),
         CommitTransaction(OFFSETS, 60.0),
         AbortTransaction(60.0),
-        ProducerIdGiven(WHO),
+        ProducerIdReceived(WHO),
         PartitionsAdded(),
         DELIVERED,
         DISCARDED,
         OffsetsAdded(),
         OffsetsStored(),
-        Ended(),
+        TransactionEnded(),
         TryAgain("not now"),
-        Moved("elsewhere"),
+        CoordinatorMoved("elsewhere"),
         Unanswered("silence"),
         MustAbort(REFUSED),
         GenerationRefused(REFUSED),
-        NoTransaction(REFUSED),
-        Fenced("fenced"),
+        NoOpenTransaction(REFUSED),
+        ProducerFenced("fenced"),
         TransactionFailed(REFUSED),
-        TimeOver(),
-        Interrupted(),
+        CallTimedOut(),
+        CallCanceled(),
     )
 }
 
 WAY: list[tuple[ProducerState, tuple[TransactionEvent, ...]]] = [
-    (ProducerState.UNINITIALIZED, (Settle(60.0),)),
-    (ProducerState.READY, (ProducerIdGiven(WHO),)),
+    (ProducerState.UNINITIALIZED, (CompletePendingWork(60.0),)),
+    (ProducerState.READY, (ProducerIdReceived(WHO),)),
     (ProducerState.IN_TRANSACTION, (BeginTransaction(), AddPartitions((FIRST,), 60.0), PartitionsAdded())),
     (ProducerState.COMMITTING, (CommitTransaction(OFFSETS, 60.0),)),
 ]
@@ -106,7 +109,7 @@ def member_in(state: ProducerState) -> TransactionMachine:
             one.receive(MustAbort(REFUSED), NOW)
             break
     if state in OVER:
-        one.receive(EVENTS[Fenced if state is ProducerState.FENCED else TransactionFailed], NOW)
+        one.receive(EVENTS[ProducerFenced if state is ProducerState.FENCED else TransactionFailed], NOW)
     assert one.state is state
     list(one.effects())
     return one
@@ -168,8 +171,8 @@ def test_every_state_is_reached_and_left():
 def test_a_transaction_from_begin_to_end():
     """Partitions are added, records delivered, offsets added and stored, then the commit is sent; one by one."""
     one = member()
-    assert effects_after(one, Settle(30.0)) == [SendInit(ProducerId(), 20.0)]
-    assert effects_after(one, ProducerIdGiven(WHO), BeginTransaction()) == []
+    assert effects_after(one, CompletePendingWork(30.0)) == [SendInit(ProducerId(), 20.0)]
+    assert effects_after(one, ProducerIdReceived(WHO), BeginTransaction()) == []
 
     assert effects_after(one, AddPartitions((FIRST, SECOND), 60.0)) == [SendAddPartitions(WHO, (FIRST, SECOND), 20.0)]
     assert effects_after(one, PartitionsAdded()) == []
@@ -177,7 +180,7 @@ def test_a_transaction_from_begin_to_end():
     assert effects_after(one, DELIVERED) == [SendAddOffsets(WHO, "g", 20.0)]
     assert effects_after(one, OffsetsAdded()) == [SendOffsets(WHO, OFFSETS, 20.0)]
     assert effects_after(one, OffsetsStored()) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
-    assert effects_after(one, Ended()) == []
+    assert effects_after(one, TransactionEnded()) == []
     assert (one.state, one.next_deadline(), one.error, one.aborted_by) == (ProducerState.READY, None, None, None)
 
 
@@ -208,7 +211,7 @@ def test_offsets_alone_are_a_transaction():
     one = member_in(ProducerState.READY)
     effects_after(one, BeginTransaction(), CommitTransaction(OFFSETS, 60.0))
 
-    effects = effects_after(one, DELIVERED, OffsetsAdded(), OffsetsStored(), Ended())
+    effects = effects_after(one, DELIVERED, OffsetsAdded(), OffsetsStored(), TransactionEnded())
 
     assert [type(effect) for effect in effects] == [SendAddOffsets, SendOffsets, SendEnd]
     assert one.state is ProducerState.READY
@@ -218,7 +221,7 @@ def test_offsets_alone_are_a_transaction():
 
 
 @pytest.mark.parametrize(
-    "trouble", [TryAgain("busy"), Moved("elsewhere"), Unanswered("silence")], ids=lambda t: t.reason
+    "trouble", [TryAgain("busy"), CoordinatorMoved("elsewhere"), Unanswered("silence")], ids=lambda t: t.reason
 )
 def test_a_failed_request_is_sent_again_unchanged(trouble):
     """A failed request is sent again after a growing pause (KIP-580), to the coordinator that is looked up again."""
@@ -229,7 +232,7 @@ def test_a_failed_request_is_sent_again_unchanged(trouble):
     now, pauses = NOW, []
     for _ in range(6):
         effects = effects_after(one, trouble, now=now)
-        assert effects == ([] if isinstance(trouble, TryAgain) else [LookUpAgain(question, trouble.reason)])
+        assert effects == ([] if isinstance(trouble, TryAgain) else [LookUpCoordinator(question, trouble.reason)])
         pauses.append(one.next_deadline() - now)
         one.handle_timer(now)
         assert list(one.effects()) == []
@@ -260,9 +263,9 @@ def test_the_end_of_the_previous_transaction_is_awaited_briefly():
 @pytest.mark.parametrize(
     "ending",
     [
-        (CommitTransaction(None, 60.0), DELIVERED, Ended()),
-        (AbortTransaction(60.0), DISCARDED, Ended()),
-        (MustAbort(REFUSED), DISCARDED, Ended()),
+        (CommitTransaction(None, 60.0), DELIVERED, TransactionEnded()),
+        (AbortTransaction(60.0), DISCARDED, TransactionEnded()),
+        (MustAbort(REFUSED), DISCARDED, TransactionEnded()),
     ],
     ids=["commit", "abort", "refused"],
 )
@@ -276,19 +279,19 @@ def test_after_a_request_without_an_answer_the_epoch_is_new(ending):
     effects_after(one, *ending)
 
     assert one.state is ProducerState.UNINITIALIZED
-    assert effects_after(one, Settle(60.0)) == [SendInit(WHO, 20.0)]
-    effects_after(one, ProducerIdGiven(ProducerId(7, 4)), BeginTransaction())
+    assert effects_after(one, CompletePendingWork(60.0)) == [SendInit(WHO, 20.0)]
+    effects_after(one, ProducerIdReceived(ProducerId(7, 4)), BeginTransaction())
     assert effects_after(one, AddPartitions((FIRST,), 60.0)) == [SendAddPartitions(ProducerId(7, 4), (FIRST,), 20.0)]
-    effects_after(one, PartitionsAdded(), CommitTransaction(None, 60.0), DELIVERED, Ended())
+    effects_after(one, PartitionsAdded(), CommitTransaction(None, 60.0), DELIVERED, TransactionEnded())
     assert one.state is ProducerState.READY
 
 
 @pytest.mark.parametrize(
     "ending",
     [
-        (CommitTransaction(None, 60.0), RecordsDelivered(needs_new_epoch=True), Ended()),
-        (AbortTransaction(60.0), RecordsDiscarded(needs_new_epoch=True), Ended()),
-        (MustAbort(REFUSED, needs_new_epoch=True), DISCARDED, Ended()),
+        (CommitTransaction(None, 60.0), RecordsDelivered(needs_new_epoch=True), TransactionEnded()),
+        (AbortTransaction(60.0), RecordsDiscarded(needs_new_epoch=True), TransactionEnded()),
+        (MustAbort(REFUSED, needs_new_epoch=True), DISCARDED, TransactionEnded()),
     ],
     ids=["late batch", "gap", "lost by the broker"],
 )
@@ -299,7 +302,7 @@ def test_a_broken_sequence_continues_in_a_new_epoch(ending):
     effects_after(one, *ending)
 
     assert one.state is ProducerState.UNINITIALIZED
-    assert effects_after(one, Settle(60.0)) == [SendInit(WHO, 20.0)]
+    assert effects_after(one, CompletePendingWork(60.0)) == [SendInit(WHO, 20.0)]
 
 
 @pytest.mark.parametrize("state", [ProducerState.IN_TRANSACTION, ProducerState.COMMITTING])
@@ -311,7 +314,7 @@ def test_a_transaction_that_cannot_be_committed_is_aborted(state):
     assert effects_after(one, MustAbort(error)) == [DiscardRecords(2.5)]
     assert (one.state, one.aborted_by) == (ProducerState.ABORTING, error)
     assert effects_after(one, DISCARDED) == [SendEnd(WHO, is_commit=False, timeout_s=5.0)]
-    assert effects_after(one, Ended()) == [ReportError(error)]
+    assert effects_after(one, TransactionEnded()) == [ReportError(error)]
     assert one.state is ProducerState.READY
     one.receive(BeginTransaction(), NOW)
     assert one.aborted_by is None
@@ -326,7 +329,7 @@ def test_the_abort_of_a_transaction_that_the_coordinator_never_knew_succeeds():
         DiscardRecords(2.5),
         SendEnd(WHO, is_commit=False, timeout_s=5.0),
     ]
-    assert effects_after(one, NoTransaction(PublishError("no such transaction"))) == [ReportError(REFUSED)]
+    assert effects_after(one, NoOpenTransaction(PublishError("no such transaction"))) == [ReportError(REFUSED)]
     assert one.state is ProducerState.READY
 
 
@@ -335,7 +338,7 @@ def test_an_acknowledged_transaction_that_the_coordinator_lost_ends_the_producer
     one = aborting()
     error = PublishError("no such transaction")
 
-    assert effects_after(one, NoTransaction(error)) == [ReportError(error)]
+    assert effects_after(one, NoOpenTransaction(error)) == [ReportError(error)]
     assert one.state is ProducerState.FAILED
 
 
@@ -349,12 +352,12 @@ def test_a_refused_abort_takes_a_new_epoch_or_fails_the_producer():
     assert forbidden.state is ProducerState.FAILED
 
 
-@pytest.mark.parametrize("state", ASKING)
+@pytest.mark.parametrize("state", REQUESTING)
 def test_a_fenced_producer_stops(state):
     """A fenced producer sends nothing more, reports the error once, and keeps it."""
     one = member_in(state)
 
-    (effect,) = effects_after(one, Fenced("EndTxn: PRODUCER_FENCED"))
+    (effect,) = effects_after(one, ProducerFenced("EndTxn: PRODUCER_FENCED"))
 
     assert isinstance(effect, ReportError)
     assert effect.error is one.error
@@ -368,7 +371,7 @@ def test_a_transaction_timeout_is_distinguished_from_a_second_producer():
     """If the broker fences after a transaction timeout, the message names the timeout, not a second process."""
     one = member_in(ProducerState.IN_TRANSACTION)
 
-    effects_after(one, Fenced("fenced"), now=NOW + 61.0)
+    effects_after(one, ProducerFenced("fenced"), now=NOW + 61.0)
 
     assert "took 61.0 s" in str(one.error)
     assert "raise transaction_timeout_ms" in str(one.error)
@@ -410,7 +413,7 @@ def test_offsets_of_partitions_that_are_no_longer_owned_abort():
     """A commit without owned partitions aborts, since their next owner handles the records again."""
     one = storing()
 
-    assert effects_after(one, GenerationRefused(REFUSED, None), DISCARDED, Ended()) == [
+    assert effects_after(one, GenerationRefused(REFUSED, None), DISCARDED, TransactionEnded()) == [
         DiscardRecords(2.5),
         SendEnd(WHO, is_commit=False, timeout_s=5.0),
         ReportError(REFUSED),
@@ -425,7 +428,7 @@ def test_offsets_refused_until_the_timeout_abort_the_transaction():
     one.handle_timer(NOW + 60.0)
 
     assert one.state is ProducerState.ABORTING
-    assert "not through in time; last: refused" in str(one.aborted_by)
+    assert "last error: refused" in str(one.aborted_by)
 
 
 # ---- time ------------------------------------------------------------------------------------------------------
@@ -440,9 +443,9 @@ def test_a_commit_that_takes_too_long_is_aborted():
     one.handle_timer(NOW + 60.0)
 
     assert list(one.effects()) == [DiscardRecords(2.5)]
-    (end, effect) = effects_after(one, DISCARDED, Ended(), now=NOW + 60.1)
+    (end, effect) = effects_after(one, DISCARDED, TransactionEnded(), now=NOW + 60.1)
     assert end == SendEnd(WHO, is_commit=False, timeout_s=pytest.approx(4.9))
-    assert "not through in time; last: too few replicas" in str(effect.error)
+    assert "last error: too few replicas" in str(effect.error)
 
 
 def test_no_request_lasts_longer_than_its_call():
@@ -469,20 +472,22 @@ def in_doubt() -> TransactionMachine:
 
 def test_a_commit_in_doubt_cannot_be_aborted():
     """Sent and not answered, it may have succeeded: it cannot be aborted, and every next call repeats it."""
-    for event in (CommitTransaction(None, 60.0), Settle(60.0)):
+    for event in (CommitTransaction(None, 60.0), CompletePendingWork(60.0)):
         one = in_doubt()
         assert one.is_in_doubt
         assert not one.allows(AbortTransaction)
         assert not one.allows(BeginTransaction)
 
         assert effects_after(one, event, now=NOW + 70.0) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
-        assert effects_after(one, Ended(), now=NOW + 70.0) == []
+        assert effects_after(one, TransactionEnded(), now=NOW + 70.0) == []
         assert not one.is_in_doubt
         assert one.state is ProducerState.UNINITIALIZED
 
 
 @pytest.mark.parametrize(
-    "event", [Fenced("fenced"), TransactionFailed(REFUSED), NoTransaction(REFUSED)], ids=lambda e: type(e).__name__
+    "event",
+    [ProducerFenced("fenced"), TransactionFailed(REFUSED), NoOpenTransaction(REFUSED)],
+    ids=lambda e: type(e).__name__,
 )
 def test_an_error_with_a_commit_in_doubt_says_that_it_may_have_succeeded(event):
     """If a producer ends with a commit in doubt, its error says that the commit may have succeeded."""
@@ -498,27 +503,31 @@ def test_an_abort_that_takes_too_long_is_left_to_the_next_call():
     asked_for, forced = member_in(ProducerState.IN_TRANSACTION), aborting()
     effects_after(asked_for, AbortTransaction(5.0), DISCARDED)
 
-    for one, words in ((asked_for, "the abort was not acknowledged in time; last: silence"), (forced, "refused")):
+    for one, words in ((asked_for, ABORT_UNANSWERED), (forced, "refused")):
         effects_after(one, Unanswered("silence"), now=NOW + 4.99)
         one.handle_timer(NOW + 5.0)
         (effect,) = one.effects()
 
         assert str(effect.error) == words
         assert one.state is ProducerState.ABORTING
-        assert effects_after(one, Settle(60.0), now=NOW + 9.0) == [SendEnd(WHO, is_commit=False, timeout_s=20.0)]
-        assert effects_after(one, Ended()) == []
+        assert effects_after(one, CompletePendingWork(60.0), now=NOW + 9.0) == [
+            SendEnd(WHO, is_commit=False, timeout_s=20.0)
+        ]
+        assert effects_after(one, TransactionEnded()) == []
 
 
 def test_a_refused_producer_id_raises():
     """The start ends in time, and another attempt may follow."""
     one = member()
-    effects_after(one, Settle(1.0), TryAgain("loading"))
+    effects_after(one, CompletePendingWork(1.0), TryAgain("loading"))
     one.handle_timer(NOW + 1.0)
 
     (effect,) = one.effects()
 
-    assert str(effect.error) == "the brokers gave no producer id in time; last: loading"
-    assert effects_after(one, Settle(1.0), now=NOW + 2.0) == [SendInit(ProducerId(), 1.0)]
+    assert str(effect.error) == (
+        "the brokers gave no producer id in time - check that they are reachable; last error: loading"
+    )
+    assert effects_after(one, CompletePendingWork(1.0), now=NOW + 2.0) == [SendInit(ProducerId(), 1.0)]
 
 
 # ---- canceled calls --------------------------------------------------------------------------------------------
@@ -527,12 +536,12 @@ def test_a_refused_producer_id_raises():
 def test_partitions_whose_request_was_canceled_are_added_by_the_commit():
     """The request may have taken effect, so the next epoch is new."""
     one = member_in(ProducerState.IN_TRANSACTION)
-    effects_after(one, AddPartitions((SECOND,), 60.0), Interrupted())
+    effects_after(one, AddPartitions((SECOND,), 60.0), CallCanceled())
 
     assert one.state is ProducerState.IN_TRANSACTION
     assert effects_after(one, CommitTransaction(None, 60.0)) == [SendAddPartitions(WHO, (SECOND,), 20.0)]
     assert effects_after(one, PartitionsAdded()) == [DeliverRecords(20.0)]
-    effects_after(one, DELIVERED, Ended())
+    effects_after(one, DELIVERED, TransactionEnded())
     assert one.state is ProducerState.UNINITIALIZED
 
 
@@ -542,18 +551,18 @@ def test_a_commit_that_was_canceled_before_end_txn_is_an_abort(done):
     one = member_in(ProducerState.COMMITTING)
     effects_after(one, *done)
 
-    assert effects_after(one, Interrupted()) == []
+    assert effects_after(one, CallCanceled()) == []
     assert one.state is ProducerState.ABORTING
     assert "its commit was canceled" in str(one.aborted_by)
-    assert effects_after(one, Settle(60.0)) == [DiscardRecords(10.0)]
+    assert effects_after(one, CompletePendingWork(60.0)) == [DiscardRecords(10.0)]
     assert effects_after(one, DISCARDED) == [SendEnd(WHO, is_commit=False, timeout_s=20.0)]
-    assert effects_after(one, Ended()) == []
+    assert effects_after(one, TransactionEnded()) == []
 
 
 def test_a_commit_that_was_canceled_after_end_txn_is_in_doubt():
     """A commit cannot be undone after EndTxn was sent."""
     one = member_in(ProducerState.COMMITTING)
-    effects_after(one, DELIVERED, OffsetsAdded(), OffsetsStored(), Interrupted())
+    effects_after(one, DELIVERED, OffsetsAdded(), OffsetsStored(), CallCanceled())
 
     assert one.is_in_doubt
-    assert effects_after(one, Settle(60.0)) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
+    assert effects_after(one, CompletePendingWork(60.0)) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]

@@ -7,8 +7,8 @@ import pytest
 from tailrace.core.backoff import Backoff
 from tailrace.core.producer.accumulator import ProducerSettings
 from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of
-from tailrace.core.producer.events import Fenced, MustAbort, ProducerId, TransactionFailed
-from tailrace.core.producer.pending_batch import Delivered, PendingBatch
+from tailrace.core.producer.events import MustAbort, ProducerFenced, ProducerId, TransactionFailed
+from tailrace.core.producer.pending_batch import DeliveredBatch, PendingBatch
 from tailrace.core.producer.produce_reactions import ProduceReaction, reaction_to
 from tailrace.core.producer.transactional_accumulator import TransactionAccumulator
 from tailrace.error_codes import ErrorCode
@@ -27,7 +27,7 @@ class Bench:
         self.records = TransactionAccumulator(limits, lambda: ListedBatch(2), lambda: 0.5)
         self.records.adopt(ProducerId(7, 3))
         self.records.begin()
-        self.records.added(added)
+        self.records.add_partitions(added)
         self.now = 100.0
 
     def append(self, *values: int, place: TopicPartition = PLACE) -> None:
@@ -35,12 +35,12 @@ class Bench:
             self.records.append(place, None, value, (), None, value, self.now, self.now + 60)
 
     def take(self) -> list[PendingBatch]:
-        taken = self.records.take(self.now, lambda _place: 1, lambda _leader: 5)
+        taken = self.records.take_requests(self.now, lambda _place: 1, lambda _leader: 5)
         return [batch for _, batches in taken for batch in batches]
 
     def answer(self, batch: PendingBatch, code: int = 0, offset: int = 0, detail: str = "") -> list:
-        self.records.request_ended(1)
-        return self.records.answered(batch, code, offset, self.now, detail)
+        self.records.end_request(1)
+        return self.records.handle_answer(batch, code, offset, self.now, detail)
 
 
 def test_batches_wait_until_their_partition_is_added():
@@ -52,7 +52,7 @@ def test_batches_wait_until_their_partition_is_added():
     assert bench.records.new_partitions == (OTHER,)
     assert [batch.partition for batch in bench.take()] == [PLACE]
     assert bench.take() == []
-    bench.records.added([OTHER])
+    bench.records.add_partitions([OTHER])
     assert [batch.partition for batch in bench.take()] == [OTHER]
     assert bench.records.new_partitions == ()
 
@@ -68,7 +68,7 @@ def test_partitions_are_added_to_each_transaction():
     bench.records.begin()
     bench.append(2)
     assert bench.records.new_partitions == (PLACE,)
-    bench.records.added([PLACE])
+    bench.records.add_partitions([PLACE])
     (batch,) = bench.take()
     assert (batch.producer, batch.sequence) == (ProducerId(7, 3), 1)
 
@@ -101,7 +101,7 @@ def test_a_batch_that_cannot_be_stored_ends_the_transaction(code):
 
     assert bench.answer(batch, code) == []
 
-    assert isinstance(bench.records.failure, MustAbort | Fenced | TransactionFailed)
+    assert isinstance(bench.records.failure, MustAbort | ProducerFenced | TransactionFailed)
     assert type(bench.records.failure) is type(event_of(code, TransactionRequestKind.PRODUCE))
     bench.now += 30
     assert bench.take() == []
@@ -138,7 +138,7 @@ def test_a_gap_ends_the_transaction_only_if_nothing_before_it_is_unsettled():
     assert bench.records.failure is None
     bench.now += 1
     assert bench.take() == [first]
-    assert bench.answer(first, offset=1) == [Delivered(first, 1)]
+    assert bench.answer(first, offset=1) == [DeliveredBatch(first, 1)]
     assert bench.take() == [second]
     bench.answer(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
     assert isinstance(bench.records.failure, MustAbort)
@@ -153,9 +153,9 @@ def test_the_worst_failure_counts():
     first, second = bench.take()
 
     bench.answer(first, ErrorCode.MESSAGE_TOO_LARGE)
-    bench.records.answered(second, ErrorCode.INVALID_PRODUCER_EPOCH, -1, bench.now)
+    bench.records.handle_answer(second, ErrorCode.INVALID_PRODUCER_EPOCH, -1, bench.now)
 
-    assert isinstance(bench.records.failure, Fenced)
+    assert isinstance(bench.records.failure, ProducerFenced)
 
 
 def test_an_error_that_no_retry_resolves_ends_the_producer():
@@ -182,7 +182,7 @@ def test_a_record_that_takes_too_long_ends_the_transaction():
 
     failure = bench.records.failure
     assert isinstance(failure, MustAbort)
-    assert "not through in time; last: t[0]: NOT_ENOUGH_REPLICAS" in str(failure.error)
+    assert "last error: t[0]: NOT_ENOUGH_REPLICAS" in str(failure.error)
     assert bench.take() == []
     assert bench.records.next_deadline(bench.now) is None
 
@@ -221,8 +221,8 @@ def test_after_a_batch_without_an_answer_the_epoch_is_new(was_sent):
     bench = Bench(PLACE)
     bench.append(1)
     (batch,) = bench.take()
-    bench.records.request_ended(1)
-    bench.records.unanswered(batch, "lost", bench.now, was_sent=was_sent)
+    bench.records.end_request(1)
+    bench.records.handle_no_answer(batch, "lost", bench.now, was_sent=was_sent)
     bench.now += 1
     (again,) = bench.take()
     bench.answer(again)
@@ -231,7 +231,7 @@ def test_after_a_batch_without_an_answer_the_epoch_is_new(was_sent):
     bench.records.adopt(ProducerId(7, 4))
     assert not bench.records.needs_new_epoch
     bench.records.begin()
-    bench.records.added([PLACE])
+    bench.records.add_partitions([PLACE])
     bench.append(2)
     (batch,) = bench.take()
     assert (batch.producer, batch.sequence) == (ProducerId(7, 4), 0)

@@ -17,31 +17,31 @@ from tailrace.core.producer.events import (
     AbortTransaction,
     AddPartitions,
     BeginTransaction,
+    CallCanceled,
     CommitTransaction,
+    CompletePendingWork,
+    CoordinatorMoved,
+    CoordinatorRequest,
     DeliverRecords,
     DiscardRecords,
     Effect,
     GroupOffsets,
-    Interrupted,
-    LookUpAgain,
-    Moved,
+    LookUpCoordinator,
     MustAbort,
     PartitionsAdded,
     ProducerId,
-    ProducerIdGiven,
-    Question,
+    ProducerIdReceived,
     RecordsDelivered,
     RecordsDiscarded,
     ReportError,
     SendAddPartitions,
     SendEnd,
     SendInit,
-    Settle,
     TransactionEvent,
     TryAgain,
     Unanswered,
 )
-from tailrace.core.producer.pending_batch import Delivered, Outcome, PendingBatch
+from tailrace.core.producer.pending_batch import DeliveredBatch, Outcome, PendingBatch
 from tailrace.core.producer.states import ProducerState
 from tailrace.core.producer.transactional_accumulator import TransactionAccumulator
 from tailrace.error_codes import ErrorCode
@@ -134,7 +134,7 @@ class Life:
     def settle(self) -> None:
         """Complete unfinished work, in as many calls as it takes."""
         while self.machine.state is not ProducerState.READY:
-            self.learn(self.call(Settle(60.0)))
+            self.learn(self.call(CompletePendingWork(60.0)))
             if self.machine.is_over:
                 # A late request for a partition that was added after the end, for example.
                 assert self.machine.state is ProducerState.FENCED, self.machine.error
@@ -173,10 +173,10 @@ class Life:
             for effect in self.machine.effects():
                 if isinstance(effect, ReportError):
                     reported = effect.error
-                elif not isinstance(effect, LookUpAgain):
+                elif not isinstance(effect, LookUpCoordinator):
                     outcome = self.perform(effect)
                     if outcome is None:
-                        self.machine.receive(Interrupted(), self.now)
+                        self.machine.receive(CallCanceled(), self.now)
                         return InterruptedError()
                     self.machine.receive(outcome, self.now)
             at = self.machine.next_deadline()
@@ -194,8 +194,8 @@ class Life:
                 return RecordsDiscarded(self.records.needs_new_epoch)
         outcome = self.ask(effect)
         if isinstance(effect, SendAddPartitions) and isinstance(outcome, PartitionsAdded):
-            self.records.added(effect.partitions)
-        elif isinstance(outcome, ProducerIdGiven):
+            self.records.add_partitions(effect.partitions)
+        elif isinstance(outcome, ProducerIdReceived):
             self.records.adopt(outcome.producer)
         return outcome
 
@@ -215,13 +215,13 @@ class Life:
         self.note(self.records.fail_all(error))
         while self.requests:
             request = self.requests.popleft()
-            self.records.request_ended(1)
+            self.records.end_request(1)
             if self.is_calm or self.pick((True, False)):
                 self.arrive(request, is_heard=True)
             else:
                 self.late.append(lambda request=request: self.arrive(request))
                 for one in request:
-                    self.note(self.records.unanswered(one.batch, "given up", self.now, was_sent=True))
+                    self.note(self.records.handle_no_answer(one.batch, "given up", self.now, was_sent=True))
         assert self.records.is_empty
 
     # network: records
@@ -229,7 +229,7 @@ class Life:
     def exchange(self) -> bool:
         """Send what may be sent, and let one request be answered or lost; False if the call is canceled meanwhile."""
         self.note(self.records.expire(self.now))
-        for _, batches in self.records.take(self.now, lambda _place: 1, lambda _leader: 5):
+        for _, batches in self.records.take_requests(self.now, lambda _place: 1, lambda _leader: 5):
             self.requests.append([Frozen(one, one.producer, one.sequence, [*one.content.values]) for one in batches])
         self.most_in_flight = max(self.most_in_flight, len(self.requests))
         self.let_late_arrive()
@@ -246,7 +246,7 @@ class Life:
                 self.break_connection()
             case _:
                 request = self.requests.popleft()
-                self.records.request_ended(1)
+                self.records.end_request(1)
                 self.produce(request, fate)
         return True
 
@@ -264,32 +264,32 @@ class Life:
             case _:
                 code = ErrorCode.MESSAGE_TOO_LARGE
         for one in request:
-            self.note(self.records.answered(one.batch, code, -1, self.now))
+            self.note(self.records.handle_answer(one.batch, code, -1, self.now))
 
     def break_connection(self) -> None:
         """Lose all requests in flight; the first of them may have arrived, and the others may arrive late."""
         arrived = self.pick(range(len(self.requests) + 1))
         for number in range(len(self.requests)):
             request = self.requests.popleft()
-            self.records.request_ended(1)
+            self.records.end_request(1)
             if number < arrived:
                 self.arrive(request)
             elif self.pick((True, False)):
                 self.late.append(lambda request=request: self.arrive(request))
             for one in request:
-                self.note(self.records.unanswered(one.batch, "lost", self.now, was_sent=True))
+                self.note(self.records.handle_no_answer(one.batch, "lost", self.now, was_sent=True))
 
     def arrive(self, request: list[Frozen], *, is_heard: bool = False) -> None:
         for batch, producer, sequence, values in request:
             code, offset = self.brokers.produce(producer, batch.partition, sequence, values)
             if is_heard:
-                self.note(self.records.answered(batch, code, offset, self.now))
+                self.note(self.records.handle_answer(batch, code, offset, self.now))
 
     def note(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             for at, name in enumerate(outcome.batch.tickets):
                 assert name not in self.outcomes, "a record has one outcome"
-                self.outcomes[name] = outcome.base_offset + at if isinstance(outcome, Delivered) else None
+                self.outcomes[name] = outcome.base_offset + at if isinstance(outcome, DeliveredBatch) else None
 
     # network: coordinators
 
@@ -298,7 +298,7 @@ class Life:
             self.late.pop(self.pick(range(len(self.late))))()
             self.has_been_late = True
 
-    def ask(self, question: Question) -> TransactionEvent | None:
+    def ask(self, question: CoordinatorRequest) -> TransactionEvent | None:
         """Return the outcome of a request; None if the call is canceled."""
         fate = "fine" if self.is_calm else self.pick(self.FATES)
         # The first request cannot be late: the coordinator cannot distinguish it from that of another process.
@@ -309,7 +309,7 @@ class Life:
         self.let_late_arrive()
         match fate:
             case "moved":
-                return Moved("elsewhere")
+                return CoordinatorMoved("elsewhere")
             case "refused" if not isinstance(question, SendInit | SendEnd):
                 return MustAbort(PublishError("no"))
             case "busy" | "refused":

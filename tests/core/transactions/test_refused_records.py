@@ -15,32 +15,32 @@ TOO_LARGE, STILL = PublishTooLargeError("too large"), PublishTooLargeError("stil
 def test_refused_outputs_and_refused_dead_letters_are_kept_apart():
     """Refused outputs and refused dead letters of a record are kept apart."""
     refusals = RefusedRecords()
-    refusals.blame(HERE, 3, TOO_LARGE, is_letter=True)
-    refusals.blame(HERE, 3, STILL, is_letter=True)
-    refusals.blame(THERE, 3, TOO_LARGE, is_letter=False)
+    refusals.note_refusal(HERE, 3, TOO_LARGE, is_dead_letter=True)
+    refusals.note_refusal(HERE, 3, STILL, is_dead_letter=True)
+    refusals.note_refusal(THERE, 3, TOO_LARGE, is_dead_letter=False)
 
-    assert [refusals.of_output(at, 3) for at in (HERE, THERE)] == [None, TOO_LARGE]
-    assert [list(refusals.of_letters(at, 3)) for at in (HERE, THERE)] == [[TOO_LARGE, STILL], []]
-    assert refusals.of_output(HERE, 4) is None
-    assert list(refusals.of_letters(HERE, 4)) == []
+    assert [refusals.result_error(at, 3) for at in (HERE, THERE)] == [None, TOO_LARGE]
+    assert [list(refusals.dead_letter_errors(at, 3)) for at in (HERE, THERE)] == [[TOO_LARGE, STILL], []]
+    assert refusals.result_error(HERE, 4) is None
+    assert list(refusals.dead_letter_errors(HERE, 4)) == []
 
 
 @pytest.mark.parametrize(
     ("end", "left"),
     [
-        (lambda refusals: refusals.committed({HERE: 3, THERE: 9}), 1),
-        (lambda refusals: refusals.committed({HERE: 4}), 1),
-        (lambda refusals: refusals.committed({HERE: 4, THERE: 4}), 0),
+        (lambda refusals: refusals.forget_committed({HERE: 3, THERE: 9}), 1),
+        (lambda refusals: refusals.forget_committed({HERE: 4}), 1),
+        (lambda refusals: refusals.forget_committed({HERE: 4, THERE: 4}), 0),
         (lambda refusals: refusals.forget(THERE), 1),
-        (lambda refusals: refusals.lift(HERE, 3), 1),
-        (lambda refusals: refusals.lift(HERE, 4), 2),
+        (lambda refusals: refusals.forget_record(HERE, 3), 1),
+        (lambda refusals: refusals.forget_record(HERE, 4), 2),
     ],
 )
 def test_an_entry_is_removed_with_its_own_record(end, left):
     """An entry is removed with its own record, not when others are committed."""
     refusals = RefusedRecords()
     for partition in (HERE, THERE):
-        refusals.blame(partition, 3, TOO_LARGE, is_letter=False)
+        refusals.note_refusal(partition, 3, TOO_LARGE, is_dead_letter=False)
     end(refusals)
 
     assert len(refusals) == left

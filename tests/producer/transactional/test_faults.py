@@ -170,7 +170,7 @@ async def test_the_abort_of_an_unknown_transaction_succeeds(ledger, proxy, group
         producer._max_wait_s = 1.0
         with (
             proxy.drop_request(AddPartitionsToTxnRequest, times=None),
-            pytest.raises(PublishError, match="not through in time"),
+            pytest.raises(PublishError, match="not completed in time"),
         ):
             await publish(producer, topic, b"1", group, 1)
         producer._max_wait_s = 20.0
@@ -280,7 +280,7 @@ async def test_calls_to_a_frozen_broker_end_at_their_timeouts(ledger, proxy):
             await producer.begin()
             await producer.send(topic, b"x")
             proxy.black_hole()
-            with pytest.raises(PublishError, match="not through in time"):
+            with pytest.raises(PublishError, match="not completed in time"):
                 await producer.commit()
             with pytest.raises(PublishError, match="abort was not acknowledged"):
                 await producer.begin()

@@ -242,7 +242,7 @@ async def test_a_member_of_an_old_generation_cannot_commit_in_a_transaction(ledg
         await publish(producer, out, b"1", offsets_of(source, 1), Identity(member.member_id, generation))
         # Joining again begins a new generation.
         await member.join(source, "another")
-        with pytest.raises(CommitFailedError, match="the group has gone on without this member"):
+        with pytest.raises(CommitFailedError, match="the group has rebalanced without this member"):
             await publish(producer, out, b"2", offsets_of(source, 2), Identity(member.member_id, generation))
         with pytest.raises(CommitFailedError, match="UNKNOWN_MEMBER_ID"):
             await publish(producer, out, b"3", offsets_of(source, 3), Identity("nobody", generation + 1))

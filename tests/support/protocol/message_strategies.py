@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from tailrace.protocol.encoding import primitives
 from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.encoding.layout import Array, ByTopic, Shape, Single, Slot, Structure, Wrapped, layout
+from tailrace.protocol.encoding.layout import (
+    Array,
+    ByTopic,
+    OneElementArray,
+    OneFieldStructure,
+    Shape,
+    Slot,
+    Structure,
+    layout,
+)
 
 Strategy = st.SearchStrategy[Any]
 
@@ -37,12 +46,12 @@ PLAIN: dict[int, Strategy] = {
 
 def requests(api: Api[Any], version: int) -> Strategy:
     """Return a strategy for all requests that this version can carry."""
-    return messages(api.message, version)
+    return messages(api.request_type, version)
 
 
 def responses(api: Api[Any], version: int) -> Strategy:
     """Return a strategy for all responses that this version can carry."""
-    return messages(api.answer, version)
+    return messages(api.response_type, version)
 
 
 @cache
@@ -61,7 +70,9 @@ def fields(structure: Structure) -> dict[str, Strategy]:
     """Return strategies for all fields; those in an array of one element are fields of the message."""
     found: dict[str, Strategy] = {}
     for slot in structure.slots:
-        found |= fields(slot.shape.element) if isinstance(slot.shape, Single) else {slot.attribute: of_slot(slot)}
+        found |= (
+            fields(slot.shape.element) if isinstance(slot.shape, OneElementArray) else {slot.attribute: of_slot(slot)}
+        )
     return found
 
 
@@ -80,7 +91,7 @@ def of_shape(shape: Shape) -> Strategy:
             return by_topic(shape)
         case Structure():
             return structs(shape)
-        case Wrapped(slot):
+        case OneFieldStructure(slot):
             return of_slot(slot)
         case _:
             return PLAIN[id(shape)]

@@ -371,7 +371,7 @@ def transaction(line: Line) -> None:
     for sequence in (0, 7):
         writer = BatchWriter(1_000)
         writer.append(b"key", b"value", (("header", None),), 1_000)
-        line.ask(ProduceRequest(name, -1, 10_000, (RecordsToProduce(OUT, 0, writer.written(*who, sequence)),)))
+        line.ask(ProduceRequest(name, -1, 10_000, (RecordsToProduce(OUT, 0, writer.encode(*who, sequence)),)))
     line.ask(AddOffsetsToTxnRequest(name, *who, name))
     done = (CommitOffset(TOPIC, 0, 5, 0, "m"),)
     line.ask(TxnOffsetCommitRequest(name, name, *who, done))

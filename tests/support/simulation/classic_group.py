@@ -14,11 +14,11 @@ from tailrace.core.group.assignors.strategies import are_cooperative, strategies
 from tailrace.core.group.classic.member import ClassicMember
 from tailrace.core.group.effects import (
     Effect,
-    EmitGroupEvent,
     FailMembership,
     FindPartitions,
     ForgetCoordinator,
     Release,
+    ReportGroupError,
     SendHeartbeat,
     SendJoin,
     SendLeave,
@@ -340,7 +340,7 @@ class World:
                     if isinstance(effect, Release) and effect.is_lost:
                         consumer.consuming.clear()
                     self.on_work(consumer)
-                case ForgetCoordinator() | FailMembership() | EmitGroupEvent():
+                case ForgetCoordinator() | FailMembership() | ReportGroupError():
                     pass
                 case _:
                     self.joins += isinstance(effect, SendJoin)

@@ -86,7 +86,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
     )
 }
 
-REJOINING = [ClassicState.WAITING, ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING]
+REJOINING = [ClassicState.WAITING, ClassicState.JOINING, ClassicState.LEADING, ClassicState.SYNCING]
 
 
 def member(*strategies: str | UserAssignor, **changes) -> ClassicMember:

@@ -13,18 +13,18 @@ from enum import Enum
 
 from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of, worst_of
 from tailrace.core.producer.events import (
-    Ended,
+    CoordinatorRequest,
     OffsetsAdded,
     OffsetsStored,
     PartitionsAdded,
     ProducerId,
-    ProducerIdGiven,
-    Question,
+    ProducerIdReceived,
     SendAddOffsets,
     SendAddPartitions,
     SendEnd,
     SendInit,
     SendOffsets,
+    TransactionEnded,
     TransactionEvent,
 )
 from tailrace.error_codes import ErrorCode
@@ -115,12 +115,12 @@ class Brokers:
         self.partitions.clear()
         self.stage = Stage.OVER
 
-    def answer(self, question: Question) -> TransactionEvent:
+    def answer(self, question: CoordinatorRequest) -> TransactionEvent:
         """Handle a request and return its outcome."""
         match question:
             case SendInit(producer=producer):
                 code = self._initialize(producer)
-                return event_of(code, TransactionRequestKind.INIT) or ProducerIdGiven(ProducerId(7, self.epoch))
+                return event_of(code, TransactionRequestKind.INIT) or ProducerIdReceived(ProducerId(7, self.epoch))
             case SendAddPartitions(partitions=partitions):
                 code = self._add(question.producer)
                 if code == OK:
@@ -137,7 +137,8 @@ class Brokers:
                 )
             case SendEnd(is_commit=is_commit):
                 return (
-                    event_of(self._end(question.producer, is_commit=is_commit), TransactionRequestKind.END) or Ended()
+                    event_of(self._end(question.producer, is_commit=is_commit), TransactionRequestKind.END)
+                    or TransactionEnded()
                 )
 
     def produce(

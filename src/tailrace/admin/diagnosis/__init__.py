@@ -1,1 +1,1 @@
-"""Collection of the facts that ``tailrace doctor`` judges. No request changes the cluster."""
+"""Collection of facts for ``tailrace doctor``. The requests do not change the cluster."""

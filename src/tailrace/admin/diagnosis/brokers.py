@@ -1,4 +1,4 @@
-"""Facts about brokers and controllers, each asked within a bound, all at once."""
+"""Facts about brokers and controllers, which are requested concurrently and with time limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import (
     METADATA_LOG,
-    NOT_ASKED_FOR,
+    OPERATIONS_NOT_REQUESTED,
     BrokerMetadata,
     DescribeClusterRequest,
     DescribeClusterResponse,
@@ -27,26 +27,27 @@ from tailrace.protocol.metadata import (
     MetadataRequest,
 )
 
-__all__ = ["ReachedCluster", "reach_bootstrap", "reach_brokers", "without_advice"]
+__all__ = ["ReachedCluster", "reach_bootstrap", "reach_brokers", "reason_and_advice"]
 
-_AT_ONCE = 32
-"""Number of brokers asked at the same time."""
+_MAX_CONCURRENT = 32
+"""Maximum number of brokers to which connections are opened at the same time."""
 _CLOCK_READINGS = 3
+"""Number of readings of the controller's clock, of which the most precise one is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReachedCluster:
-    """Facts about the brokers, and the brokers that answer."""
+    """Facts about the brokers and controllers."""
 
     facts: ClusterFacts
     node_ids: frozenset[int]
-    """Brokers that answered."""
-    operations: int = NOT_ASKED_FOR
-    """Authorized operations on the cluster."""
+    """Node ids of the brokers that answered."""
+    operations: int = OPERATIONS_NOT_REQUESTED
+    """Authorized operations on the cluster, as a bit field."""
 
 
 async def reach_bootstrap(config: ConsumerConfig, timeout_s: float) -> list[BrokerFacts]:
-    """Connect to each address of ``bootstrap_servers``, at most ``timeout_s`` each, all at once."""
+    """Connect to all addresses of ``bootstrap_servers``, each within ``timeout_s``, and return the results."""
     nodes = [
         BrokerMetadata(-1 - number, *split_address(entry)) for number, entry in enumerate(config.bootstrap_servers)
     ]
@@ -56,19 +57,19 @@ async def reach_bootstrap(config: ConsumerConfig, timeout_s: float) -> list[Brok
 async def reach_brokers(
     cluster: Cluster, bootstrap: Sequence[BrokerFacts], timeout_s: float, now_ms: Callable[[], float]
 ) -> ReachedCluster:
-    """Connect to each broker of the metadata at its advertised address, and ask for controllers and clock.
+    """Connect to each broker at its advertised address, and request facts about the controllers and their clock.
 
     Args:
         cluster: a connected cluster.
-        bootstrap: facts about the addresses of ``bootstrap_servers``.
-        timeout_s: limit of each request, in seconds.
+        bootstrap: facts about the addresses of ``bootstrap_servers``, which are part of the result.
+        timeout_s: maximum time of each request, in seconds.
         now_ms: returns this host's time, in milliseconds since 1970.
     """
     nodes = sorted(cluster.topology.brokers)
     brokers = await _reach_all([cluster.broker(node_id) for node_id in nodes], timeout_s)
     reached = sorted((one for one in brokers if not one.failure), key=lambda one: one.round_trip_ms)
     facts = ClusterFacts(bootstrap, brokers)
-    operations = NOT_ASKED_FOR
+    operations = OPERATIONS_NOT_REQUESTED
     if reached:
         nearest = cluster.broker(reached[0].node_id)
         described = await _describe_cluster(nearest, timeout_s)
@@ -82,10 +83,10 @@ async def reach_brokers(
 
 async def _reach_all(brokers: Sequence[Broker], timeout_s: float, *, closes: bool = False) -> list[BrokerFacts]:
     found: dict[int, BrokerFacts] = {}
-    limit = anyio.CapacityLimiter(_AT_ONCE)
+    limiter = anyio.CapacityLimiter(_MAX_CONCURRENT)
 
     async def reach(broker: Broker) -> None:
-        async with limit:
+        async with limiter:
             try:
                 found[broker.id] = await _reach(broker, timeout_s)
             finally:
@@ -109,27 +110,31 @@ async def _reach(broker: Broker, timeout_s: float) -> BrokerFacts:
     except TimeoutError:
         return replace(facts, failure=f"no answer within {timeout_s:.0f} s")
     except TailraceError as error:
-        reason, hint = without_advice(error, broker.address)
+        reason, advice = reason_and_advice(error, broker.address)
+        # Advice about connections is left out, because the findings contain their own.
         is_other = isinstance(error, AuthenticationError | UnsupportedVersionError | ConfigurationError)
-        return replace(facts, failure=reason, hint=hint if is_other else "")
-    offered = connection.offered
+        return replace(facts, failure=reason, hint=advice if is_other else "")
+    versions = connection.broker_versions
     return replace(
         facts,
         round_trip_ms=(loop.time() - began) * 1000,
-        supported=offered.supported,
-        finalized=offered.finalized,
-        has_consumer_protocol=ConsumerGroupHeartbeatRequest.api in offered,
+        supported=versions.supported,
+        finalized=versions.finalized,
+        has_consumer_protocol=ConsumerGroupHeartbeatRequest.api in versions,
     )
 
 
-def without_advice(error: TailraceError, address: str = "") -> tuple[str, str]:
-    """Split the message of an error into reason and advice; the reason does not repeat the address at its start."""
+def reason_and_advice(error: TailraceError, address: str = "") -> tuple[str, str]:
+    """Split the message of an error into the reason and the advice after " - ".
+
+    With ``address``, the reason begins with the address exactly once.
+    """
     reason, _, advice = str(error).partition(" - ")
     return (reason if not address else f"{address}: {reason.removeprefix(f'{address}: ')}"), advice
 
 
 async def _describe_cluster(broker: Broker, timeout_s: float) -> DescribeClusterResponse | None:
-    """Return the cluster's description; None if the broker does not support it, or refuses."""
+    """Return the description of the cluster; None if the broker does not support the request, or refuses it."""
     request: Request[DescribeClusterResponse] = DescribeClusterRequest(
         include_cluster_authorized_operations=True, include_fenced_brokers=True
     )
@@ -143,8 +148,9 @@ async def _describe_cluster(broker: Broker, timeout_s: float) -> DescribeCluster
 async def _with_quorum(
     facts: ClusterFacts, broker: Broker, timeout_s: float, now_ms: Callable[[], float]
 ) -> ClusterFacts:
+    """Return ``facts`` with the controllers and the clock of their leader, or with the reason why they are unknown."""
     loop = asyncio.get_running_loop()
-    best: ClockReading | None = None
+    most_precise: ClockReading | None = None
     quorum: DescribedQuorum | None = None
     for _ in range(_CLOCK_READINGS):
         began, sent_ms = loop.time(), now_ms()
@@ -153,7 +159,7 @@ async def _with_quorum(
         except UnsupportedVersionError:
             return replace(facts, no_quorum="the brokers do not support DescribeQuorum (Kafka 3.3, without ZooKeeper)")
         except TailraceError as error:
-            return replace(facts, no_quorum=without_advice(error)[0], is_quorum_silent=True)
+            return replace(facts, no_quorum=reason_and_advice(error)[0], is_quorum_silent=True)
         half_ms = (loop.time() - began) * 500
         quorum = next(iter(answer.partitions), None)
         code = answer.error_code or (0 if quorum is None else quorum.error_code)
@@ -161,15 +167,16 @@ async def _with_quorum(
             return replace(facts, no_quorum="not authorized to Describe the cluster")
         if code or quorum is None:
             return replace(facts, no_quorum=f"DescribeQuorum failed ({name_of(code)})", is_quorum_silent=True)
-        theirs_ms = _leader_time_ms(quorum)
-        if theirs_ms is not None and (best is None or half_ms < best.error_ms):
-            # The controller's time has a resolution of a millisecond.
-            best = ClockReading(quorum.leader_id, theirs_ms - (sent_ms + half_ms), half_ms + 1)
-    return replace(facts, voters=_voters(quorum), clock=best, no_quorum="" if best else "the controller tells no time")
+        leader_ms = _leader_time_ms(quorum)
+        if leader_ms is not None and (most_precise is None or half_ms < most_precise.error_ms):
+            # The controller returns its time in whole milliseconds, which adds one millisecond to the error.
+            most_precise = ClockReading(quorum.leader_id, leader_ms - (sent_ms + half_ms), half_ms + 1)
+    no_quorum = "" if most_precise else "the controller does not return its time"
+    return replace(facts, voters=_voters(quorum), clock=most_precise, no_quorum=no_quorum)
 
 
 def _leader_time_ms(quorum: DescribedQuorum) -> int | None:
-    """Return the time of the leader's response."""
+    """Return the leader's time at its response, in milliseconds since 1970; None if the response has no times."""
     leaders: Iterable[int] = (
         one.last_fetch_timestamp
         for one in quorum.voters

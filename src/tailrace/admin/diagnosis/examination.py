@@ -1,4 +1,4 @@
-"""Examination of a cluster and of the topics and groups of an app, in bounded time and without a write."""
+"""Examination of a cluster, and of the topics and groups of an app, with a time limit and without changes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
-from tailrace.admin.diagnosis.brokers import ReachedCluster, reach_bootstrap, reach_brokers, without_advice
+from tailrace.admin.diagnosis.brokers import ReachedCluster, reach_bootstrap, reach_brokers, reason_and_advice
 from tailrace.admin.diagnosis.groups import GroupLook, group_facts, log_sizes, look_at_group
-from tailrace.admin.diagnosis.topics import all_topics, named_topics, with_settings
+from tailrace.admin.diagnosis.topics import all_topics, named_topics, topics_with_settings
 from tailrace.config import ConsumerConfig
 from tailrace.core.diagnosis.brokers import ClusterFacts, broker_findings
 from tailrace.core.diagnosis.findings import Finding, Level
@@ -22,7 +22,7 @@ from tailrace.core.diagnosis.wording import CommandLines
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import TailraceError
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.metadata import NOT_ASKED_FOR
+from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 
 __all__ = ["examine"]
 
@@ -30,34 +30,40 @@ ResultT = TypeVar("ResultT")
 Report: TypeAlias = Callable[[Iterable[Finding]], None]
 
 _REACH_S = 5.0
-"""Maximum time to connect to a broker and to get a first answer."""
+"""Maximum time to connect to a broker and to get a first response."""
 _REQUEST_S = 10.0
+"""Maximum time of other requests."""
 _OFFSETS_TOPIC = "__consumer_offsets"
 
 
-class _Attempts:
-    """Requests within a bound, of which a failure is a finding; and the report of all findings."""
+class _Checks:
+    """Report of the findings, and requests with a time limit whose failures are findings.
+
+    Args:
+        report: called with findings.
+        request_s: maximum time of a request, in seconds.
+    """
 
     def __init__(self, report: Report, request_s: float) -> None:
         self.report, self.request_s = report, request_s
 
     async def result(self, what: str, attempt: Coroutine[Any, Any, ResultT]) -> ResultT | None:
-        """Return the result of ``attempt``; None, with a finding, if it failed."""
+        """Return the result of ``attempt``; if it failed, report that ``what`` was not checked and return None."""
         try:
             async with asyncio.timeout(self.request_s):
                 return await attempt
         except TimeoutError:
             self.skip(what, f"no answer within {self.request_s:.0f} s")
         except TailraceError as error:
-            self.skip(what, without_advice(error)[0])
+            self.skip(what, reason_and_advice(error)[0])
         return None
 
     def skip(self, what: str, reason: str) -> None:
-        """Report that something was not checked."""
+        """Report that ``what`` was not checked."""
         self.report([Finding("not-checked", Level.SKIPPED, what, f"not checked: {reason}")])
 
 
-async def examine(  # noqa: PLR0913 - the inputs of one call
+async def examine(  # noqa: PLR0913 - all settings of an examination
     config: ConsumerConfig,
     needs_of: Callable[[Collection[str]], ClusterNeeds],
     commands: CommandLines,
@@ -71,53 +77,53 @@ async def examine(  # noqa: PLR0913 - the inputs of one call
 
     Args:
         config: options of the connections.
-        needs_of: called with the names of all topics; returns what to check.
-        commands: commands of the findings.
+        needs_of: called with the names of all topics; returns the topics and groups to check.
+        commands: command lines that the findings recommend.
         report: called with the findings of each section.
         now_ms: returns this host's time, in milliseconds since 1970.
-        timeout_s: limit of the examination in seconds, without the pause between two looks at groups.
-        interval_s: time between two looks at the groups.
+        timeout_s: maximum time of the examination in seconds, without ``interval_s``.
+        interval_s: time after which the state of groups is read again, in seconds, to see if they make progress.
     """
-    attempts = _Attempts(report, min(timeout_s, _REQUEST_S))
+    checks = _Checks(report, min(timeout_s, _REQUEST_S))
     try:
         async with asyncio.timeout(timeout_s + interval_s):
-            await _examine(config, needs_of, commands, attempts, now_ms, interval_s)
+            await _examine(config, needs_of, commands, checks, now_ms, interval_s)
     except TimeoutError:
-        attempts.skip("remaining checks", f"not finished within {timeout_s:.0f} s: set a greater --timeout")
+        checks.skip("remaining checks", f"not finished within {timeout_s:.0f} s: set a greater --timeout")
 
 
-async def _examine(  # noqa: PLR0913, PLR0917 - those of examine
+async def _examine(  # noqa: PLR0913, PLR0917 - the parameters of examine
     config: ConsumerConfig,
     needs_of: Callable[[Collection[str]], ClusterNeeds],
     commands: CommandLines,
-    attempts: _Attempts,
+    checks: _Checks,
     now_ms: Callable[[], float],
     interval_s: float,
 ) -> None:
-    bound_s = min(attempts.request_s, _REACH_S)
+    bound_s = min(checks.request_s, _REACH_S)
     bootstrap = await reach_bootstrap(config, bound_s)
     if all(one.failure for one in bootstrap):
-        attempts.report(broker_findings(ClusterFacts(bootstrap), commands))
+        checks.report(broker_findings(ClusterFacts(bootstrap), commands))
         return
     with closing(Cluster(config)) as cluster:
-        await attempts.result("cluster", cluster.bootstrap())
+        await checks.result("cluster", cluster.bootstrap())
         if not cluster.topology.brokers:
             return
-        names: Mapping[str, TopicFacts] = await attempts.result("topics", all_topics(cluster)) or {}
+        names: Mapping[str, TopicFacts] = await checks.result("topics", all_topics(cluster)) or {}
         needs = needs_of(names)
         reached = await reach_brokers(cluster, bootstrap, bound_s, now_ms)
         wants_kip848 = any(one.group_protocol == "consumer" for one in needs.groups)
-        attempts.report(broker_findings(reached.facts, commands, needs_consumer_protocol=wants_kip848))
+        checks.report(broker_findings(reached.facts, commands, needs_consumer_protocol=wants_kip848))
         if reached.node_ids:
-            await _Contents(attempts, commands, cluster, reached, names, needs, now_ms).examine(interval_s)
+            await _TopicsAndGroups(checks, commands, cluster, reached, names, needs, now_ms).examine(interval_s)
 
 
-class _Contents:
-    """Examination of topics and groups."""
+class _TopicsAndGroups:
+    """Examination of topics and groups, after that of the brokers."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - results of the sections before
+    def __init__(  # noqa: PLR0913, PLR0917 - results of earlier sections
         self,
-        attempts: _Attempts,
+        checks: _Checks,
         commands: CommandLines,
         cluster: Cluster,
         reached: ReachedCluster,
@@ -125,7 +131,7 @@ class _Contents:
         needs: ClusterNeeds,
         now_ms: Callable[[], float],
     ) -> None:
-        self._attempts, self._commands, self._now_ms = attempts, commands, now_ms
+        self._checks, self._commands, self._now_ms = checks, commands, now_ms
         self._cluster, self._names, self._needs = cluster, names, needs
         self._node_ids, self._operations = reached.node_ids, reached.operations
         self._brokers = len(reached.facts.brokers) + len(reached.facts.fenced)
@@ -144,7 +150,7 @@ class _Contents:
         interval_ms = (loop.time() - looked_at) * 1000
         for need in self._needs.groups:
             facts = await self._facts(looks[need.group_id], later.get(need.group_id), topics, interval_ms)
-            self._attempts.report(group_findings(facts, need, self._commands))
+            self._checks.report(group_findings(facts, need, self._commands))
 
     async def _topics(self, group_topics: Collection[str]) -> Mapping[str, TopicFacts]:
         wanted = {*self._needs.topics, *group_topics}
@@ -152,12 +158,14 @@ class _Contents:
         if is_whole_cluster:
             found = dict(self._names)
         else:
-            found = await self._attempts.result("topics", named_topics(self._cluster, wanted)) or {}
-        with_all = await self._attempts.result("topic settings", with_settings(self._cluster, list(found.values())))
+            found = await self._checks.result("topics", named_topics(self._cluster, wanted)) or {}
+        with_all = await self._checks.result(
+            "topic settings", topics_with_settings(self._cluster, list(found.values()))
+        )
         checked = {one.name: one for one in with_all or found.values()}
         checked |= await self._with_dead_letters(checked)
         others = [one for name, one in self._names.items() if name not in checked]
-        may_create = None if self._operations == NOT_ASKED_FOR else "Create" in allowed(self._operations)
+        may_create = None if self._operations == OPERATIONS_NOT_REQUESTED else "Create" in allowed(self._operations)
         facts = TopicsFacts(
             list(checked.values()),
             [one for one in others if one.leaderless or one.under_replicated],
@@ -165,7 +173,7 @@ class _Contents:
             self._brokers,
             may_create,
         )
-        self._attempts.report(topic_findings(facts, self._needs.topics, self._commands))
+        self._checks.report(topic_findings(facts, self._needs.topics, self._commands))
         return checked
 
     async def _with_dead_letters(self, topics: Mapping[str, TopicFacts]) -> dict[str, TopicFacts]:
@@ -176,8 +184,8 @@ class _Contents:
         }
         if not counts:
             return {}
-        sizes = await self._attempts.result(
-            "dead letters", log_sizes(self._cluster, counts, self._node_ids, self._attempts.request_s)
+        sizes = await self._checks.result(
+            "dead letters", log_sizes(self._cluster, counts, self._node_ids, self._checks.request_s)
         )
         return {name: replace(topics[name], records=size) for name, size in (sizes or {}).items()}
 
@@ -190,21 +198,21 @@ class _Contents:
         return {one.group_id: await self._look(one) for one in groups}
 
     async def _look(self, need: GroupNeeds) -> GroupLook:
-        bound_s = self._attempts.request_s
+        bound_s = self._checks.request_s
         try:
             async with asyncio.timeout(bound_s):
                 return await look_at_group(self._cluster, need.group_id, need.topics, self._node_ids, bound_s)
         except TimeoutError:
             failure = f"no answer within {bound_s:.0f} s"
         except TailraceError as error:
-            failure = without_advice(error)[0]
+            failure = reason_and_advice(error)[0]
         return GroupLook(GroupFacts(need.group_id, failure=failure))
 
     async def _has_no_groups(self) -> bool:
-        """Return True if no group was ever used: a request for its coordinator would create the offsets topic."""
+        """Return True if no group has ever been used, so that the lookup of a coordinator would create a topic."""
         if _OFFSETS_TOPIC in self._names:
             return False
-        found = await self._attempts.result("groups", named_topics(self._cluster, [_OFFSETS_TOPIC]))
+        found = await self._checks.result("groups", named_topics(self._cluster, [_OFFSETS_TOPIC]))
         return found is not None and found[_OFFSETS_TOPIC].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     async def _facts(
@@ -218,5 +226,5 @@ class _Contents:
             interval_ms=interval_ms,
             now_ms=int(self._now_ms() + self._ahead_ms),
             node_ids=self._node_ids,
-            timeout_s=self._attempts.request_s,
+            timeout_s=self._checks.request_s,
         )

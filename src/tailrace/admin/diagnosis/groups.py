@@ -1,4 +1,8 @@
-"""Facts about groups, from one look or two; a leader or coordinator that does not answer leaves gaps, no failure."""
+"""Facts about groups.
+
+The state of a group is read once or, to see whether its offsets change, twice; a ``GroupLook`` contains the state at
+one time. If a leader or coordinator does not answer, the facts that it would return are missing, and nothing is raised.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,24 @@ from difflib import get_close_matches
 import anyio
 
 from tailrace.admin.descriptions import GroupDescription
-from tailrace.admin.diagnosis.brokers import without_advice
-from tailrace.admin.diagnosis.topics import settings_of
+from tailrace.admin.diagnosis.brokers import reason_and_advice
+from tailrace.admin.diagnosis.topics import broker_settings
 from tailrace.admin.groups import describe_group, list_groups
 from tailrace.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets
 from tailrace.admin.requests import ask_coordinator
-from tailrace.admin.topics import watched
+from tailrace.admin.topics import watched_topics
 from tailrace.core.diagnosis.groups import OLD, VERY_OLD, Commit, GroupFacts, MemberFacts, PartitionFacts
 from tailrace.core.diagnosis.topics import TopicFacts
 from tailrace.errors import GroupAuthorizationFailedError, NotAConsumerGroupError, TailraceError, UnknownGroupError
 from tailrace.net.cluster import Cluster
 from tailrace.protocol.group_descriptions import DescribeGroupsRequest
 from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
-from tailrace.protocol.metadata import NOT_ASKED_FOR
+from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 from tailrace.records import TopicPartition
 
 __all__ = ["GroupLook", "group_facts", "log_sizes", "look_at_group"]
 
-_KEPT = "offsets.retention.minutes"
+_OFFSETS_RETENTION = "offsets.retention.minutes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +39,16 @@ class GroupLook:
 
     facts: GroupFacts
     group: GroupDescription | None = None
+    """Description of the group; None if the group does not exist or could not be described."""
     committed: Mapping[TopicPartition, GroupOffset] = field(default_factory=dict)
     begins: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """First offsets of the logs whose leaders answered."""
     ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """End offsets of the logs whose leaders answered."""
     partitions: Collection[TopicPartition] = ()
+    """Partitions of the topics that the group reads or has committed offsets for."""
     has_coordinator: bool = True
-    """False in a cluster without any group: a request for a coordinator would create the topic of all groups."""
+    """False if no group has ever been used. A lookup of a coordinator would then create ``__consumer_offsets``."""
 
     @property
     def topics(self) -> frozenset[str]:
@@ -49,11 +57,11 @@ class GroupLook:
 
     @property
     def may_stall(self) -> bool:
-        """True if a member owns a partition with records to read."""
+        """True if a member owns a partition that has records to read, so that a second look can show progress."""
         if self.group is None:
             return False
         return any(
-            self.ends.get(one, 0) > (done.offset if (done := self.committed.get(one)) else self.begins.get(one, 0))
+            self.ends.get(one, 0) > (found.offset if (found := self.committed.get(one)) else self.begins.get(one, 0))
             for one in self.group.owners
         )
 
@@ -61,14 +69,14 @@ class GroupLook:
 async def look_at_group(
     cluster: Cluster, group_id: str, topics: Collection[str], node_ids: Collection[int], timeout_s: float
 ) -> GroupLook:
-    """Return the state of a group now.
+    """Return the current state of a group.
 
     Args:
         cluster: a connected cluster.
         group_id: group.
-        topics: further topics that the group's members read.
-        node_ids: brokers that answer.
-        timeout_s: limit of each request, in seconds.
+        topics: further topics to include, because the app's handlers read them.
+        node_ids: node ids of the brokers that answer; the others get no requests.
+        timeout_s: maximum time of each request, in seconds.
     """
     facts = GroupFacts(group_id)
     try:
@@ -79,13 +87,13 @@ async def look_at_group(
     except GroupAuthorizationFailedError:
         return GroupLook(replace(facts, is_forbidden=True))
     except NotAConsumerGroupError as error:
-        return GroupLook(replace(facts, failure=without_advice(error)[0]))
+        return GroupLook(replace(facts, failure=reason_and_advice(error)[0]))
     except TailraceError as error:
-        return GroupLook(replace(facts, failure=without_advice(error)[0]))
+        return GroupLook(replace(facts, failure=reason_and_advice(error)[0]))
     read = {one.topic for one in (*committed, *group.owners)} | {t for one in group.members for t in one.topics}
-    with watched(cluster, read | set(topics)):
+    with watched_topics(cluster, read | set(topics)):
         await cluster.refresh()
-        counts = cluster.topology.partitions_of(read | set(topics))
+        counts = cluster.topology.partition_counts(read | set(topics))
         partitions = [TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
         begins = await _offsets(cluster, dict.fromkeys(partitions, EARLIEST), node_ids, timeout_s)
         ends = await _offsets(cluster, dict.fromkeys(partitions, LATEST), node_ids, timeout_s)
@@ -97,7 +105,7 @@ async def look_at_group(
         assignor=group.assignor,
         coordinator_id=group.coordinator_id,
         members=[MemberFacts(one.member_id, str(one), one.topics, len(one.partitions)) for one in group.members],
-        patterns=any(one.pattern for one in group.members),
+        has_pattern=any(one.pattern for one in group.members),
     )
     return GroupLook(facts, group, committed, begins, ends, sorted({*partitions, *committed}))
 
@@ -105,9 +113,9 @@ async def look_at_group(
 async def log_sizes(
     cluster: Cluster, topics: Mapping[str, int], node_ids: Collection[int], timeout_s: float
 ) -> dict[str, int]:
-    """Return the number of offsets in the logs of ``topics``, given with their numbers of partitions."""
+    """Return the number of offsets in the log of each topic; ``topics`` has the number of partitions by name."""
     wanted = [TopicPartition(name, number) for name, count in topics.items() for number in range(count)]
-    with watched(cluster, topics):
+    with watched_topics(cluster, topics):
         await cluster.refresh()
         begins = await _offsets(cluster, dict.fromkeys(wanted, EARLIEST), node_ids, timeout_s)
         ends = await _offsets(cluster, dict.fromkeys(wanted, LATEST), node_ids, timeout_s)
@@ -120,7 +128,7 @@ async def log_sizes(
 async def _offsets(
     cluster: Cluster, wanted: Mapping[TopicPartition, int], node_ids: Collection[int], timeout_s: float
 ) -> dict[TopicPartition, int]:
-    """Return the offset at a timestamp of each partition whose leader answers."""
+    """Return the offsets at the timestamps ``wanted``, for the partitions whose leaders answer."""
     found: dict[TopicPartition, int] = {}
     isolation_level = int(cluster.config.isolation_level == "read_committed")
     by_leader: dict[int, list[ListOffsetsPartition]] = {}
@@ -143,7 +151,7 @@ async def _offsets(
     return found
 
 
-async def group_facts(  # noqa: PLR0913 - what was learned before
+async def group_facts(  # noqa: PLR0913 - results of earlier steps
     cluster: Cluster,
     first: GroupLook,
     second: GroupLook | None,
@@ -154,46 +162,48 @@ async def group_facts(  # noqa: PLR0913 - what was learned before
     node_ids: Collection[int],
     timeout_s: float,
 ) -> GroupFacts:
-    """Return the facts about a group from one look or two.
+    """Return the facts about a group.
 
     Args:
         cluster: a connected cluster.
-        first: first look.
-        second: second look; None without one.
+        first: state of the group.
+        second: state of the group after ``interval_ms``; None if it was not read again.
         topics: topics with their settings.
-        interval_ms: time between the looks.
+        interval_ms: time between the two states, in milliseconds.
         now_ms: time of the brokers, in milliseconds since 1970.
-        node_ids: brokers that answer.
-        timeout_s: limit of each request, in seconds.
+        node_ids: node ids of the brokers that answer; the others get no requests.
+        timeout_s: maximum time of each request, in seconds.
     """
     facts = first.facts
     if not first.has_coordinator:
         return facts
     if facts.is_missing:
         operations = await _operations(cluster, facts.group_id, timeout_s)
-        return replace(facts, similar=await _similar(cluster, facts.group_id, timeout_s), operations=operations)
+        return replace(
+            facts, similar=await _similar_group_id(cluster, facts.group_id, timeout_s), operations=operations
+        )
     if facts.failure or facts.is_forbidden or first.group is None:
         return facts
     last = first if second is None or second.group is None else second
     assert last.group is not None
     ages = await _ages(cluster, last, topics, now_ms, node_ids, timeout_s)
     problems: dict[str, str] = {}
-    kept = None
+    retention_ms = None
     try:
-        values = await settings_of(cluster, first.group.coordinator_id, (_KEPT,), timeout_s)
-        kept = int(values[_KEPT]) * 60_000
+        values = await broker_settings(cluster, first.group.coordinator_id, (_OFFSETS_RETENTION,), timeout_s)
+        retention_ms = int(values[_OFFSETS_RETENTION]) * 60_000
     except (TailraceError, KeyError) as error:
-        problems[_KEPT] = without_advice(error)[0] if isinstance(error, TailraceError) else "unknown"
-    unread = sum(one not in last.ends for one in last.partitions)
-    if unread:
-        problems["lag"] = f"the leaders of {unread:,} partitions did not answer"
+        problems[_OFFSETS_RETENTION] = reason_and_advice(error)[0] if isinstance(error, TailraceError) else "unknown"
+    without_end = sum(one not in last.ends for one in last.partitions)
+    if without_end:
+        problems["lag"] = f"the leaders of {without_end:,} partitions did not answer"
     return replace(
         facts,
         operations=await _operations(cluster, facts.group_id, timeout_s),
         later_state="" if second is None else last.group.state,
         partitions=[_partition(one, first, last, ages, topics) for one in last.partitions],
         interval_ms=0.0 if second is None else interval_ms,
-        offsets_retention_ms=kept,
+        offsets_retention_ms=retention_ms,
         problems=problems,
     )
 
@@ -231,7 +241,7 @@ def _commit(committed: GroupOffset | None) -> Commit | None:
     return None if committed is None else Commit(committed.offset, committed.metadata)
 
 
-async def _ages(  # noqa: PLR0913, PLR0917 - what was learned before
+async def _ages(  # noqa: PLR0913, PLR0917 - results of earlier steps
     cluster: Cluster,
     look: GroupLook,
     topics: Mapping[str, TopicFacts],
@@ -239,7 +249,10 @@ async def _ages(  # noqa: PLR0913, PLR0917 - what was learned before
     node_ids: Collection[int],
     timeout_s: float,
 ) -> dict[TopicPartition, float]:
-    """Return ``OLD`` or ``VERY_OLD`` for each partition whose oldest unread record is at least that old."""
+    """Return the age of the oldest unread record of partitions, as a fraction of the topic's ``retention.ms``.
+
+    The age is ``VERY_OLD`` or ``OLD``; partitions with younger records are missing.
+    """
     unread = {
         one: committed.offset
         for one, committed in look.committed.items()
@@ -248,18 +261,18 @@ async def _ages(  # noqa: PLR0913, PLR0917 - what was learned before
         if topic.settings and topic.is_deleted_by_age and topic.number("retention.ms") > 0
     }
     ages: dict[TopicPartition, float] = {}
-    with watched(cluster, {one.topic for one in unread}):
+    with watched_topics(cluster, {one.topic for one in unread}):
         await cluster.refresh()
         for share in (OLD, VERY_OLD):
             times = {one: now_ms - int(topics[one.topic].number("retention.ms") * share) for one in unread}
             found = await _offsets(cluster, {one: max(at, 0) for one, at in times.items()}, node_ids, timeout_s)
-            # -1: no record is younger.
+            # The offset is -1 if all records are older.
             ages |= {one: share for one, offset in found.items() if offset < 0 or offset > unread[one]}
     return ages
 
 
 async def _operations(cluster: Cluster, group_id: str, timeout_s: float) -> int:
-    """Return the authorized operations on the group; those of a group that does not exist are known, too."""
+    """Return the authorized operations on the group, which may not exist; OPERATIONS_NOT_REQUESTED if unknown."""
     try:
         answer = await ask_coordinator(
             cluster,
@@ -267,14 +280,14 @@ async def _operations(cluster: Cluster, group_id: str, timeout_s: float) -> int:
             DescribeGroupsRequest((group_id,), include_authorized_operations=True),
             lambda answer: [one.error_code for one in answer.groups],
             timeout_s=timeout_s,
-            what=f"asking for the permissions on group {group_id!r}",
+            what=f"reading the permissions on group {group_id!r}",
         )
     except TailraceError:
-        return NOT_ASKED_FOR
-    return next((one.authorized_operations for one in answer.groups), NOT_ASKED_FOR)
+        return OPERATIONS_NOT_REQUESTED
+    return next((one.authorized_operations for one in answer.groups), OPERATIONS_NOT_REQUESTED)
 
 
-async def _similar(cluster: Cluster, group_id: str, timeout_s: float) -> str:
+async def _similar_group_id(cluster: Cluster, group_id: str, timeout_s: float) -> str:
     try:
         listed = await list_groups(cluster, timeout_s=timeout_s)
     except TailraceError:

@@ -1,4 +1,4 @@
-"""Facts about this process."""
+"""Facts about the software of this process."""
 
 from __future__ import annotations
 

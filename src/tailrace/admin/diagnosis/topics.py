@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from tailrace.admin.diagnosis.brokers import without_advice
+from tailrace.admin.diagnosis.brokers import reason_and_advice
 from tailrace.core.diagnosis.topics import SETTINGS, TopicFacts
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import TailraceError, broker_error
@@ -13,20 +13,21 @@ from tailrace.net.cluster import Cluster
 from tailrace.protocol.configs import ConfigsToDescribe, DescribeConfigsRequest
 from tailrace.protocol.metadata import MetadataRequest, MetadataTopic
 
-__all__ = ["BROKER", "all_topics", "named_topics", "settings_of", "with_settings"]
+__all__ = ["BROKER", "all_topics", "broker_settings", "named_topics", "topics_with_settings"]
 
 TOPIC, BROKER = 2, 4
 """Types of resources in DescribeConfigs."""
 
-_AT_ONCE = 500
-"""Number of topics in one request for settings, so that a response stays below about 1 MB."""
+_MAX_TOPICS = 500
+"""Maximum number of topics in a request for settings, so that the response has at most about 1 MB."""
 
 
 async def all_topics(cluster: Cluster) -> dict[str, TopicFacts]:
     """Return all topics that the principal may describe, by name.
 
     Raises:
-        BrokerError, BrokerConnectionError: no broker answers.
+        BrokerError: a broker returned an error.
+        BrokerConnectionError: no broker answered.
     """
     answer = await cluster.send_to_any(MetadataRequest(None))
     if answer.error_code:
@@ -35,10 +36,11 @@ async def all_topics(cluster: Cluster) -> dict[str, TopicFacts]:
 
 
 async def named_topics(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicFacts]:
-    """Return topics with their authorized operations; a missing topic has an error code.
+    """Return the topics ``names`` with their authorized operations; a topic that does not exist has an error code.
 
     Raises:
-        BrokerError, BrokerConnectionError: no broker answers.
+        BrokerError: a broker returned an error.
+        BrokerConnectionError: no broker answered.
     """
     wanted = tuple(MetadataTopic(name) for name in sorted(names))
     if not wanted:
@@ -54,17 +56,17 @@ async def named_topics(cluster: Cluster, names: Iterable[str]) -> dict[str, Topi
     }
 
 
-async def with_settings(cluster: Cluster, topics: Collection[TopicFacts]) -> list[TopicFacts]:
-    """Return ``topics`` with their settings, or with the reason why these are unknown."""
-    readable = [one.name for one in topics if one.partitions]
+async def topics_with_settings(cluster: Cluster, topics: Collection[TopicFacts]) -> list[TopicFacts]:
+    """Return ``topics``, each with its settings, or with the reason why its settings are unknown."""
+    existing = [one.name for one in topics if one.partitions]
     settings: dict[str, Mapping[str, str]] = {}
     reasons: dict[str, str] = {}
-    for start in range(0, len(readable), _AT_ONCE):
-        names = readable[start : start + _AT_ONCE]
+    for start in range(0, len(existing), _MAX_TOPICS):
+        names = existing[start : start + _MAX_TOPICS]
         try:
             await _add_settings(cluster, names, settings, reasons)
         except TailraceError as error:
-            reasons.update(dict.fromkeys(names, without_advice(error)[0]))
+            reasons.update(dict.fromkeys(names, reason_and_advice(error)[0]))
     return [replace(one, settings=settings.get(one.name, {}), no_settings=reasons.get(one.name, "")) for one in topics]
 
 
@@ -81,12 +83,14 @@ async def _add_settings(
             settings[one.resource_name] = {entry.name: entry.value for entry in one.configs if entry.value is not None}
 
 
-async def settings_of(cluster: Cluster, node_id: int, names: tuple[str, ...], timeout_s: float) -> Mapping[str, str]:
-    """Return settings of a broker.
+async def broker_settings(
+    cluster: Cluster, node_id: int, names: tuple[str, ...], timeout_s: float
+) -> Mapping[str, str]:
+    """Return the values of the settings ``names`` of a broker.
 
     Raises:
-        BrokerError: not authorized to DescribeConfigs on the cluster.
-        BrokerConnectionError: the broker does not answer.
+        BrokerError: the principal is not authorized to DescribeConfigs on the cluster.
+        BrokerConnectionError: the broker did not answer.
     """
     request = DescribeConfigsRequest((ConfigsToDescribe(BROKER, str(node_id), names),))
     (answer,) = (await cluster.broker(node_id).send(request, timeout_s=timeout_s)).results

@@ -1,1 +1,1 @@
-"""Handler signatures, dependencies, codecs: read once, when an app starts."""
+"""Signatures of handlers, their dependencies, and codecs; all are prepared once, when an app starts."""

@@ -1,4 +1,7 @@
-"""Binding of a call's arguments: one reader for each parameter, called in order."""
+"""Binding of the arguments of a call: each parameter has a reader, and the readers are called in order.
+
+A unit is the record, or the list of records of a batch, with which a handler is called.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ from tailrace.app.declare.parameters import Parameter
 __all__ = ["NOTHING_OPENED", "Arguments", "Bind", "Binding", "DependencyKey", "Opened", "Reader", "binding"]
 
 DependencyKey: TypeAlias = tuple[int | str, ...]
+"""Identity and scope of a provider."""
 Opened: TypeAlias = Mapping[DependencyKey, object]
-"""Values of open providers, by ``Dependency.key``."""
+"""Values of opened dependencies, by ``Dependency.key``."""
 NOTHING_OPENED: Opened = types.MappingProxyType({})
 
 Reader: TypeAlias = Callable[[Any, Opened], object]
-"""Returns one argument for a record, or a batch, and open providers."""
+"""Returns the argument of one parameter; called with a unit and the opened dependencies."""
 Arguments: TypeAlias = tuple[list[object], dict[str, object]]
 """Positional and keyword arguments of a call."""
 Bind: TypeAlias = Callable[[Any, Opened], Arguments]
+"""Returns the arguments of a call; called with a unit and the opened dependencies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +35,7 @@ class Binding:
     Attributes:
         positional: Readers of positional parameters, in order.
         by_keyword: Names and readers of keyword-only parameters.
-        bind: Calls all readers.
+        bind: Calls all readers and returns their results.
     """
 
     positional: tuple[Reader, ...]
@@ -39,13 +44,13 @@ class Binding:
 
 
 def binding(parameters: Sequence[Parameter], readers: Sequence[Reader]) -> Binding:
-    """Return the binding of parameters and their readers."""
-    both = list(zip(parameters, readers, strict=True))
-    positional = tuple(reader for parameter, reader in both if not parameter.by_keyword)
-    by_keyword = tuple((parameter.name, reader) for parameter, reader in both if parameter.by_keyword)
+    """Return the binding of parameters to the readers at the same indexes."""
+    pairs = list(zip(parameters, readers, strict=True))
+    positional = tuple(reader for parameter, reader in pairs if not parameter.by_keyword)
+    by_keyword = tuple((parameter.name, reader) for parameter, reader in pairs if parameter.by_keyword)
 
-    def bind(subject: object, opened: Opened) -> Arguments:
-        args = [read(subject, opened) for read in positional]
-        return args, {name: read(subject, opened) for name, read in by_keyword}
+    def bind(unit: object, opened: Opened) -> Arguments:
+        args = [read(unit, opened) for read in positional]
+        return args, {name: read(unit, opened) for name, read in by_keyword}
 
     return Binding(positional, by_keyword, bind)

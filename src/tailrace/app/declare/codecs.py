@@ -1,7 +1,7 @@
-"""JSON codec, the default of an app.
+"""JSON codec, which is the default codec of an app, and decoders for keys and headers.
 
-A codec creates one decoder per type, at startup, and refuses unsupported types then. Decoding never waits; fetches that
-it needs, such as of schemas, are awaited before.
+A codec creates a decoder for each type when the app starts, and raises an error for unsupported types then. Decoders
+are plain functions. If a decoder needs data that must be fetched, such as a schema, the app awaits the fetch first.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from tailrace.app.declare.annotations import described, metadata, parts, split_n
 
 __all__ = [
     "JsonCodec",
-    "check",
-    "is_of_pydantic",
+    "check_type",
+    "needs_pydantic",
     "text_decoder",
     "topic_reader",
 ]
 
 
 def topic_reader(codec: object, *, is_key: bool) -> TopicReader | None:
-    """Return the reader of a codec that fetches before it decodes; None for other codecs."""
+    """Return a ``TopicReader`` of keys or values for a ``FetchingCodec``; None for other codecs."""
     if isinstance(codec, TopicReadingCodec):
         return codec.reader(is_key=is_key)
-    return _OfAnyTopic(codec) if isinstance(codec, FetchingCodec) else None
+    return _TopicIgnoringReader(codec) if isinstance(codec, FetchingCodec) else None
 
 
-class _OfAnyTopic:
-    """Reader of a fetching codec that needs no topic."""
+class _TopicIgnoringReader:
+    """``TopicReader`` of a codec whose decoding does not depend on the topic."""
 
     def __init__(self, codec: FetchingCodec) -> None:
         self._codec = codec
@@ -49,27 +49,28 @@ class _OfAnyTopic:
 
 
 class JsonCodec:
-    """Codec for JSON, by msgspec, and by pydantic for pydantic's types.
+    """Codec for JSON, which uses pydantic for types that contain pydantic models, and msgspec for all other types.
 
-    ``bytes`` are passed unchanged and ``str`` is UTF-8, in both directions. Within other types, unions included, both
-    are JSON.
+    A value of the type ``bytes`` is read and published unchanged, and a value of the type ``str`` as UTF-8. Inside
+    other types, both are JSON strings, ``bytes`` in base64. In a union with a type other than None, ``str`` is a JSON
+    string, and ``bytes`` are not supported.
     """
 
     def decoder(self, annotation: Any, /) -> Decode:  # noqa: ANN401
         """Return a decoder of a type.
 
         Raises:
-            TypeError: Neither msgspec nor pydantic supports the type, or decodes it to something else.
+            TypeError: The type is not supported.
         """
         bare, _ = split_none(annotation)
         if bare is bytes:
-            return _as_it_is
+            return _pass_through
         if bare is str:
             return bytes.decode
-        if is_of_pydantic(annotation):
+        if needs_pydantic(annotation):
             return _pydantic_decoder(annotation)
         kind = Any if bare is object else annotation
-        check(kind)
+        check_type(kind)
         return msgspec.json.Decoder(kind).decode
 
     def encode(self, value: Any, /) -> bytes:  # noqa: ANN401
@@ -85,20 +86,23 @@ class JsonCodec:
         if isinstance(value, bytearray | memoryview):
             return bytes(value)
         if hasattr(type(value), "__pydantic_serializer__"):
-            return _pydantic_encoded(value)
+            return _encode_with_pydantic(value)
         return _JSON.encode(value)
 
 
 def text_decoder(annotation: Any) -> Decode:  # noqa: ANN401
-    """Return the decoder of a key or header: from text for numbers, dates, UUIDs and enums, else from JSON.
+    """Return a decoder of keys or headers.
+
+    ``bytes`` and ``str`` are decoded as in ``JsonCodec``; numbers, booleans, enums, dates, times, durations and UUIDs
+    from text; all other types from JSON.
 
     Raises:
         TypeError: The type is not supported.
     """
     bare, _ = split_none(annotation)
-    if bare is bytes or bare is str or is_of_pydantic(bare):
+    if bare is bytes or bare is str or needs_pydantic(bare):
         return JsonCodec().decoder(bare)
-    check(bare)
+    check_type(bare)
     if not _has_text(msgspec.inspect.type_info(bare)):
         return JsonCodec().decoder(bare)
 
@@ -108,13 +112,13 @@ def text_decoder(annotation: Any) -> Decode:  # noqa: ANN401
     return from_text
 
 
-def _as_it_is(data: bytes) -> bytes:
+def _pass_through(data: bytes) -> bytes:
     return data
 
 
 # ---- types of msgspec --------------------------------------------------------------------------------------------
 
-_TEXTS = (
+_TEXT_TYPES = (
     msgspec.inspect.IntType
     | msgspec.inspect.FloatType
     | msgspec.inspect.BoolType
@@ -128,11 +132,12 @@ _TEXTS = (
     | msgspec.inspect.UUIDType
     | msgspec.inspect.DecimalType
 )
-_RAW = msgspec.inspect.BytesType | msgspec.inspect.ByteArrayType | msgspec.inspect.MemoryViewType
+"""Types that keys and headers contain as text."""
+_BYTES_TYPES = msgspec.inspect.BytesType | msgspec.inspect.ByteArrayType | msgspec.inspect.MemoryViewType
 
 
-def check(annotation: Any) -> None:  # noqa: ANN401
-    """Check a type for faults that msgspec reports with the first record only, or not at all.
+def check_type(annotation: Any) -> None:  # noqa: ANN401
+    """Check a type for faults that msgspec reports only when it decodes a value, or not at all.
 
     Raises:
         TypeError: The type is not supported.
@@ -140,49 +145,49 @@ def check(annotation: Any) -> None:  # noqa: ANN401
     for one in (extra for part in parts(annotation) for extra in metadata(part)):
         if not isinstance(one, msgspec.Meta):
             raise TypeError(
-                f"{one!r} is not a marker - Annotated supports Key, Header('name'), Depends(provider) and msgspec.Meta"
+                f"{one!r} is not supported in Annotated - use Key, Header('name'), Depends(provider) or msgspec.Meta"
             )
     info = msgspec.inspect.type_info(annotation)
     alternatives = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
-    if any(isinstance(one, _RAW) for one in alternatives):
-        raise TypeError("bytes as they are go by `bytes` or `bytes | None` alone")
-    for part in _within(info):
+    if any(isinstance(one, _BYTES_TYPES) for one in alternatives):
+        raise TypeError("undecoded bytes have the type `bytes` or `bytes | None` - use one of these types")
+    for part in _types_in(info):
         if isinstance(part, msgspec.inspect.CustomType):
-            raise TypeError(f"there is no JSON for {described(part.cls)}{_instead_of(part.cls)}")
+            raise TypeError(f"{described(part.cls)} cannot be decoded - {_advice_for(part.cls)}")
 
 
-def _instead_of(kind: type) -> str:
-    if is_of_pydantic(kind):
-        return " - a type that contains pydantic models must be a pydantic model, too"
-    return " - is it a dataclass, a msgspec.Struct, a pydantic model? What is not in the record comes by Depends"
+def _advice_for(kind: type) -> str:
+    if needs_pydantic(kind):
+        return "a type that contains pydantic models must be a pydantic model, too"
+    return "use a dataclass, msgspec.Struct or pydantic model, or mark the parameter with Depends(provider)"
 
 
-def _within(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
-    """Yield a type and the types of its parts, each once."""
-    waiting: list[object] = [info]
+def _types_in(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
+    """Yield a type and all types of its fields, items and members, each once."""
+    pending: list[object] = [info]
     seen: set[int] = set()
-    while waiting:
-        one = waiting.pop()
+    while pending:
+        one = pending.pop()
         if isinstance(one, tuple):
-            waiting += one
+            pending += one
         elif isinstance(one, msgspec.inspect.Type | msgspec.inspect.Field) and id(one) not in seen:
             seen.add(id(one))
             if isinstance(one, msgspec.inspect.Type):
                 yield one
-            waiting += [getattr(one, name) for name in one.__struct_fields__]
+            pending += [getattr(one, name) for name in one.__struct_fields__]
 
 
 def _has_text(info: msgspec.inspect.Type) -> bool:
     if isinstance(info, msgspec.inspect.UnionType):
         return all(map(_has_text, info.types))
-    return isinstance(info, _TEXTS)
+    return isinstance(info, _TEXT_TYPES)
 
 
 # ---- pydantic ------------------------------------------------------------------------------------------------------
 
 
-def is_of_pydantic(annotation: object) -> bool:
-    """Return True if a type contains pydantic models, or metadata of pydantic."""
+def needs_pydantic(annotation: object) -> bool:
+    """Return True if a type contains a pydantic model or metadata of pydantic, so that pydantic must decode it."""
     return any(
         hasattr(part, "__pydantic_validator__")
         if isinstance(part, type)
@@ -197,20 +202,22 @@ def _pydantic_decoder(annotation: Any) -> Decode:  # noqa: ANN401
     return TypeAdapter(annotation).validate_json
 
 
-def _pydantic_encoded(value: Any) -> bytes:  # noqa: ANN401
+def _encode_with_pydantic(value: Any) -> bytes:  # noqa: ANN401
     if hasattr(value, "model_dump_json"):
         text: str = value.model_dump_json()
         return text.encode()
-    from pydantic_core import to_json  # noqa: PLC0415 - a pydantic dataclass
+    from pydantic_core import to_json  # noqa: PLC0415 - optional; a pydantic dataclass implies it
 
     return to_json(value)
 
 
-def _part_for_json(value: Any) -> object:  # noqa: ANN401
-    """Return a JSON form of a value that msgspec does not know."""
+def _to_json_type(value: Any) -> object:  # noqa: ANN401
+    """Convert a pydantic model inside a value to JSON types; msgspec calls this for types that it does not support."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    raise TypeError(f"there is no JSON for {described(type(value))}")
+    raise TypeError(
+        f"{described(type(value))} cannot be encoded as JSON - use a dataclass, msgspec.Struct, pydantic model or bytes"
+    )
 
 
-_JSON = msgspec.json.Encoder(enc_hook=_part_for_json)
+_JSON = msgspec.json.Encoder(enc_hook=_to_json_type)

@@ -1,7 +1,7 @@
-"""Providers of handlers: their dependencies, and their opening and closing.
+"""Planning, opening and closing of the dependencies of handlers.
 
-The order is planned at startup. A provider is opened once per scope, even if several parameters need it, and closed
-after the providers that depend on it.
+A dependency is opened by calling its provider, once per scope even if several parameters need it, and closed after the
+dependencies that need it. The order is planned when the app starts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tailrace.app.codec_protocols import AnyCodec, FetchingCodec, TopicReader
 from tailrace.app.declare.annotations import split_none
 from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, DependencyKey, Opened, Reader, binding
 from tailrace.app.declare.codecs import topic_reader
-from tailrace.app.declare.parameter_readers import part_reader
+from tailrace.app.declare.parameter_readers import create_key_or_header_reader
 from tailrace.app.declare.parameters import (
     DefaultSource,
     DependencySource,
@@ -37,19 +37,20 @@ from tailrace.errors import ConfigurationError, ConsumerStateError
 __all__ = ["Dependency", "DependencyPlan", "Overrides", "open_dependencies", "open_into"]
 
 Overrides: TypeAlias = Mapping[Provider, Provider]
-"""Replacements of providers, by provider; compared by identity."""
+"""Replacement for each overridden provider; providers are compared by identity."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dependency:
-    """Provider that is ready to be opened.
+    """Dependency whose provider was inspected, so that the dependency can be opened.
 
     Attributes:
-        key: Key of its value; the same for every handler that names the provider in this scope.
-        name: Name of the provider in errors.
+        key: Key of the value in ``Opened``; equal for all parameters that name the same provider and scope.
+        name: Name of the provider in errors; of its replacement if it is overridden.
         declared: Provider that ``Depends`` names, even if it is overridden.
-        closes: True for a generator.
-        open: Opens the provider on a stack, for a record (None in the scope of the app) and with the open providers.
+        closes: True if the provider is a generator, which runs the code after its ``yield`` when the stack closes.
+        open: Async function that opens the dependency and returns its value; called with the stack that will close the
+            dependency, the unit (None in the scope of the app) and the dependencies that are open already.
     """
 
     key: DependencyKey
@@ -61,16 +62,17 @@ class Dependency:
 
 
 class DependencyPlan:
-    """Providers that a handler needs, directly and indirectly, in the order in which they are opened.
+    """Dependencies that a handler needs, directly and indirectly, in the order in which they are opened.
 
     Args:
         where: Name of the handler in errors.
         overrides: Replacements of providers.
         is_batch: True for a handler of batches.
-        codec: Codec that may decode keys.
+        codec: Codec that decodes keys if its ``keys`` is True; None to decode keys as text.
 
     Attributes:
-        fetching: Reader of the codec, if it may fetch something before a key is decoded.
+        prefetch_reader: Reader whose ``fetch`` may have to be awaited before a key is decoded; None if no parameter
+            needs a key that the codec decodes.
     """
 
     def __init__(
@@ -78,152 +80,167 @@ class DependencyPlan:
     ) -> None:
         self._where, self._is_batch = where, is_batch
         has_keys = isinstance(codec, FetchingCodec) and codec.keys
-        self._of_keys = topic_reader(codec, is_key=True) if has_keys else None
-        self.fetching: TopicReader | None = None
-        self._overrides = {_identity(provider): instead for provider, instead in overrides.items()}
-        self._found: dict[DependencyKey, Dependency] = {}
-        self._path: dict[DependencyKey, str] = {}
-        """Providers whose parameters are being resolved, outermost first."""
+        self._key_reader = topic_reader(codec, is_key=True) if has_keys else None
+        self.prefetch_reader: TopicReader | None = None
+        self._overrides = {_identity(provider): replacement for provider, replacement in overrides.items()}
+        self._planned: dict[DependencyKey, Dependency] = {}
+        self._in_progress: dict[DependencyKey, str] = {}
+        """Names of providers whose parameters are being inspected, outermost first."""
 
-    def of_scope(self, scope: Scope) -> tuple[Dependency, ...]:
-        """Return the providers of a scope, each after those that it needs."""
-        return tuple(one for one in self._found.values() if one.scope == scope)
+    def dependencies(self, scope: Scope) -> tuple[Dependency, ...]:
+        """Return the dependencies with ``scope``, each after those that it needs."""
+        return tuple(one for one in self._planned.values() if one.scope == scope)
 
     def reader(self, parameter: Parameter, where: str, scope: Scope = "record") -> Reader:
-        """Return the reader of a parameter of a function that is called in ``scope``.
+        """Return the reader of a parameter, and plan the dependencies that the parameter needs.
+
+        Args:
+            parameter: Parameter of a handler or provider.
+            where: Name of the function in errors.
+            scope: Scope in which the function is called.
 
         Raises:
             ConfigurationError: The parameter needs something that the scope does not have, or its provider is invalid.
         """
-        source, of = parameter.source, f"{where}: parameter {parameter.name!r}"
+        source, label = parameter.source, f"{where}: parameter {parameter.name!r}"
         match source:
             case DefaultSource(value):
-                return lambda _subject, _opened: value
+                return lambda _unit, _opened: value
             case DependencySource(depends):
-                return _of_opened(self._dependency(depends, of, where, scope))
+                return _dependency_reader(self._dependency(depends, label, where, scope))
             case ValueSource():
-                raise ConfigurationError(f"{of} is a value, which providers do not get")
+                raise ConfigurationError(f"{label} takes the value, which only handlers receive")
             case _ if scope == "app":
                 raise ConfigurationError(
-                    f"{of} needs a record, which a provider with scope='app' does not have"
-                    " - use scope='record', or take it in the handler"
+                    f"{label} needs a record, which a provider with scope='app' does not receive"
+                    " - use scope='record', or move the parameter to the handler"
                 )
             case _ if self._is_batch:
                 raise ConfigurationError(
-                    f"{of} needs a single record, and a batch has many - take `list[Record]` first"
+                    f"{label} needs a single record, but a batch handler receives many - add a parameter for the batch,"
+                    " annotated with `list[Record]`, and read the keys and headers of its records"
                 )
             case RecordSource():
                 return lambda record, _opened: record
-            case KeySource() if self._of_keys is not None and split_none(source.annotation)[0] is not bytes:
-                self.fetching = self._of_keys
-                return _of_record(part_reader(source, where, parameter.name, self._of_keys))
+            case KeySource() if self._key_reader is not None and split_none(source.annotation)[0] is not bytes:
+                self.prefetch_reader = self._key_reader
+                return _ignoring_opened(create_key_or_header_reader(source, where, parameter.name, self._key_reader))
             case KeySource() | HeaderSource():
-                return _of_record(part_reader(source, where, parameter.name))
+                return _ignoring_opened(create_key_or_header_reader(source, where, parameter.name))
 
-    def _dependency(self, depends: Depends, of: str, user: str, user_scope: Scope) -> Dependency:
+    def _dependency(self, depends: Depends, label: str, dependent: str, dependent_scope: Scope) -> Dependency:
+        """Return the planned dependency for a parameter of the function ``dependent``."""
         declared, scope = depends.provider, depends.scope
         if not callable(declared):
             raise ConfigurationError(
-                f"{of}: {declared!r} is not a provider - write Depends(provider), with the function and not its result"
+                f"{label}: {declared!r} is not callable - write Depends(provider) with the function, not its result"
             )
         if scope not in ("record", "app"):
-            raise ConfigurationError(f"{of}: scope must be 'record' or 'app', not {scope!r}")
-        if user_scope == "app" and scope != "app":
+            raise ConfigurationError(f"{label}: scope must be 'record' or 'app', not {scope!r}")
+        if dependent_scope == "app" and scope != "app":
             raise ConfigurationError(
-                f"{of}: {name_of(declared)} has scope='record', and {user}, which needs it, has scope='app'"
+                f"{label}: {name_of(declared)} has scope='record', but {dependent}, which needs it, has scope='app'"
                 " - use the same scope for both"
             )
         key = (*_identity(declared), scope)
-        if key in self._path:
-            circle = [*self._path.values(), self._path[key]]
-            raise ConfigurationError(f"{of}: providers need each other in a circle: {' -> '.join(circle)}")
-        if key not in self._found:
-            self._path[key] = name_of(declared)
-            self._found[key] = self._planned(declared, scope, key)
-            del self._path[key]
-        return self._found[key]
+        if key in self._in_progress:
+            cycle = " -> ".join([*self._in_progress.values(), self._in_progress[key]])
+            raise ConfigurationError(
+                f"{label}: providers depend on each other in a cycle: {cycle} - remove one Depends"
+            )
+        if key not in self._planned:
+            self._in_progress[key] = name_of(declared)
+            self._planned[key] = self._plan(declared, scope, key)
+            del self._in_progress[key]
+        return self._planned[key]
 
-    def _planned(self, declared: Callable[..., object], scope: Scope, key: DependencyKey) -> Dependency:
+    def _plan(self, declared: Callable[..., object], scope: Scope, key: DependencyKey) -> Dependency:
         provider = self._overrides.get(_identity(declared), declared)
         name = name_of(provider)
         where = f"{self._where}: provider {name}"
         if not callable(provider):
-            raise ConfigurationError(f"{where} overrides {name_of(declared)} and is not callable - pass a provider")
+            raise ConfigurationError(
+                f"{where} overrides {name_of(declared)} and is not callable - pass a function, generator or class"
+            )
         parameters = read_signature(provider, where, is_provider=True)
         bind = binding(parameters, [self.reader(one, where, scope) for one in parameters]).bind
         kind = kind_of(provider, where)
         closes = kind in {FunctionKind.GENERATOR, FunctionKind.ASYNC_GENERATOR}
-        return Dependency(key, name, declared, scope, closes, _opening(provider, kind, bind, where))
+        return Dependency(key, name, declared, scope, closes, _opener(provider, kind, bind, where))
 
 
 @asynccontextmanager
 async def open_dependencies(
-    dependencies: Iterable[Dependency], subject: object = None, opened: Opened = NOTHING_OPENED
+    dependencies: Iterable[Dependency], unit: object = None, opened: Opened = NOTHING_OPENED
 ) -> AsyncIterator[Opened]:
-    """Open providers, each once, and close them in reverse order, even if one fails to open.
+    """Open dependencies that are not open, and close them in reverse order, also if opening one of them fails.
 
-    As with nested ``with`` blocks, a generator may catch the error of the body.
+    As in nested ``with`` blocks, a generator may suppress an error of the body.
 
     Args:
-        dependencies: Providers, each after those that it needs.
-        subject: Record or batch; None in the scope of the app.
-        opened: Providers that are open already.
+        dependencies: Dependencies, each after those that it needs.
+        unit: Record or batch; None in the scope of the app.
+        opened: Dependencies that are open already.
     """
     async with AsyncExitStack() as stack:
-        yield await open_into(stack, dependencies, subject, opened)
+        yield await open_into(stack, dependencies, unit, opened)
 
 
-async def open_into(
-    stack: AsyncExitStack, dependencies: Iterable[Dependency], subject: object, opened: Opened
-) -> Opened:
-    """Open providers on a stack; return all that are open."""
-    everything = dict(opened)
+async def open_into(stack: AsyncExitStack, dependencies: Iterable[Dependency], unit: object, opened: Opened) -> Opened:
+    """Open dependencies that are not in ``opened``; return ``opened`` together with them.
+
+    The stack closes them.
+    """
+    all_opened = dict(opened)
     for one in dependencies:
-        if one.key not in everything:
-            everything[one.key] = await one.open(stack, subject, everything)
-    return everything
+        if one.key not in all_opened:
+            all_opened[one.key] = await one.open(stack, unit, all_opened)
+    return all_opened
 
 
-def _opening(
+def _opener(
     provider: Callable[..., Any], kind: FunctionKind, bind: Bind, where: str
 ) -> Callable[[AsyncExitStack, Any, Opened], Any]:
-    """Return a function that opens a provider of this kind."""
+    """Return the attribute ``open`` of a dependency."""
     manager: Callable[..., Any] = provider
     if kind is FunctionKind.GENERATOR:
         manager = contextmanager(provider)
     elif kind is FunctionKind.ASYNC_GENERATOR:
         manager = asynccontextmanager(provider)
 
-    async def opened_by(stack: AsyncExitStack, subject: object, opened: Opened) -> object:
-        args, kwargs = bind(subject, opened)
-        given = manager(*args, **kwargs)
+    async def open_dependency(stack: AsyncExitStack, unit: object, opened: Opened) -> object:
+        args, kwargs = bind(unit, opened)
+        value = manager(*args, **kwargs)
         if kind is FunctionKind.GENERATOR:
-            given = stack.enter_context(given)
+            value = stack.enter_context(value)
         elif kind is FunctionKind.ASYNC_GENERATOR:
-            given = await stack.enter_async_context(given)
-        return await awaited(given, where)
+            value = await stack.enter_async_context(value)
+        return await awaited(value, where)
 
-    return opened_by
-
-
-def _of_record(read: Callable[[Any], object]) -> Reader:
-    return lambda record, _opened: read(record)
+    return open_dependency
 
 
-def _of_opened(dependency: Dependency) -> Reader:
+def _ignoring_opened(read: Callable[[Any], object]) -> Reader:
+    """Return a reader that calls ``read`` with the unit only."""
+    return lambda unit, _opened: read(unit)
+
+
+def _dependency_reader(dependency: Dependency) -> Reader:
     key = dependency.key
 
-    def read(_subject: object, opened: Opened) -> object:
+    def read(_unit: object, opened: Opened) -> object:
         try:
             return opened[key]
         except KeyError:
-            raise ConsumerStateError(f"{dependency.name} is not open - open the app's dependencies first") from None
+            raise ConsumerStateError(
+                f"{dependency.name} is not open - open the dependencies with scope='app' first"
+            ) from None
 
     return read
 
 
 def _identity(provider: object) -> tuple[int, ...]:
-    """Return the identity of a function, or of a bound method."""
+    """Return a key that identifies a provider; equal for two accesses to the same bound method."""
     if isinstance(provider, types.MethodType):
         return id(provider.__self__), id(provider.__func__)
     return (id(provider),)

@@ -1,6 +1,6 @@
 """Readers of a record's value, key and headers for the parameters of a handler.
 
-Readers are created at startup, to keep the work for each record small.
+Readers are created when the app starts, so that each record costs little.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from tailrace.app.declare.parameters import HeaderSource, KeySource
 from tailrace.errors import ConfigurationError, DecodeError
 from tailrace.records import Record
 
-__all__ = ["ValueReader", "part_reader", "place_of", "value_reader"]
+__all__ = ["ValueReader", "create_key_or_header_reader", "create_value_reader", "place_of"]
 
 _EMPTY = inspect.Parameter.empty
-_MOST_OF_A_PAYLOAD = 80
+_MAX_REASON_CHARS = 80
 _T = TypeVar("_T")
 _DecodeOfTopic: TypeAlias = Callable[[str, bytes], object]
+"""Decodes bytes of a record of the given topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,14 @@ class ValueReader:
     """Reader of the value of a record for the parameter of a handler.
 
     Attributes:
-        decode: Decodes the bytes, or None for a null value; may raise any exception. None if the codec needs the record
-            or its topic.
-        is_bytes: True if bytes are passed unchanged.
+        decode: Function that returns the argument for a value, which is None in a tombstone. It may raise any
+            exception. The attribute is None if the codec needs the record or its topic.
+        is_bytes: True if the handler takes the bytes of the value unchanged.
         is_nullable: True if null values are accepted.
         read: Returns the argument for a record. Raises DecodeError, or the OSError of a codec.
         error: Returns the DecodeError for an exception of ``decode``.
-        fetching: Reader of the codec, if it may fetch something before ``read``.
+        prefetch_reader: Reader of the codec, whose ``fetch`` must be awaited before ``read`` if ``lacks`` returns True;
+            None if the codec never fetches.
     """
 
     decode: Decode | None
@@ -44,15 +46,20 @@ class ValueReader:
     is_nullable: bool
     read: Callable[[Record], object]
     error: Callable[[Record, Exception], DecodeError]
-    fetching: TopicReader | None = None
+    prefetch_reader: TopicReader | None = None
 
 
-def value_reader(
+def create_value_reader(
     annotation: object, codec: AnyCodec, where: str, name: str, *, checks_topic: bool = True
 ) -> ValueReader:
-    """Return the reader of values of type ``annotation``, for the parameter ``name`` of the handler ``where``.
+    """Return a reader of values for a parameter.
 
-    With ``checks_topic=False``, the codec decodes without regard to the topic.
+    Args:
+        annotation: Type of the parameter.
+        codec: Codec that decodes the values.
+        where: Name of the handler in errors.
+        name: Name of the parameter in errors.
+        checks_topic: False to decode independently of the topic of a record, and without fetching anything.
 
     Raises:
         ConfigurationError: The codec does not support the type.
@@ -61,26 +68,26 @@ def value_reader(
 
     def failure(record: Record, error: Exception) -> DecodeError:
         if record.value is None:
-            what = f"the value is null, and {name!r} is no `{described(annotation)} | None`"
-            return DecodeError(f"{place_of(record)}: {where}: {what} - annotate it so to be given null values")
-        what = f"the value is no {described(annotation)}"
-        return DecodeError(f"{place_of(record)}: {where}: {what}: {_reason(error)}")
+            advice = f"annotate {name!r} with `{described(annotation)} | None` to accept null values"
+            return DecodeError(f"{place_of(record)}: {where}: the value is null - {advice}")
+        reason = f"the value cannot be decoded as {described(annotation)}: {_reason(error)}"
+        return DecodeError(f"{place_of(record)}: {where}: {reason}")
 
-    fetching = topic_reader(codec, is_key=False) if bare is not bytes and checks_topic else None
-    if fetching is not None:
-        decode_of_topic = _made(fetching.decoder, annotation, where, name)
-        read = _by_topic(decode_of_topic, failure, is_nullable=is_nullable)
-        return ValueReader(None, False, is_nullable, read, failure, fetching)
+    prefetch_reader = topic_reader(codec, is_key=False) if bare is not bytes and checks_topic else None
+    if prefetch_reader is not None:
+        decode_of_topic = _create_decoder(prefetch_reader.decoder, annotation, where, name)
+        read = _topic_value_reader(decode_of_topic, failure, is_nullable=is_nullable)
+        return ValueReader(None, False, is_nullable, read, failure, prefetch_reader)
     if bare is bytes:
-        decode: Decode = _as_it_is if is_nullable else _not_null
+        decode: Decode = _pass_through if is_nullable else _check_not_null
     elif isinstance(codec, Codec):
-        decode = _made(codec.decoder, annotation, where, name)
+        decode = _create_decoder(codec.decoder, annotation, where, name)
         if is_nullable:
-            decode = _letting_null_through(decode)
+            decode = _accept_null(decode)
         elif type(codec) is not JsonCodec:
-            decode = _refusing_null(decode)  # JsonCodec refuses null itself
+            decode = _reject_null(decode)  # Decoders of JsonCodec raise for null without this wrapper.
     else:
-        read = _by_record(codec, annotation, failure, is_nullable=is_nullable)
+        read = _record_value_reader(codec, annotation, failure, is_nullable=is_nullable)
         return ValueReader(None, is_bytes=False, is_nullable=is_nullable, read=read, error=failure)
 
     def read_value(record: Record) -> object:
@@ -92,20 +99,26 @@ def value_reader(
     return ValueReader(decode, bare is bytes, is_nullable, read_value, failure)
 
 
-def part_reader(
+def create_key_or_header_reader(
     source: KeySource | HeaderSource, where: str, name: str, reader: TopicReader | None = None
 ) -> Callable[[Record], object]:
-    """Return the reader of a key or header for the parameter ``name``; it raises DecodeError.
+    """Return a function that reads the argument for a parameter from a record's key or header; it raises DecodeError.
 
-    ``reader`` decodes the bytes; without a reader, they are decoded as text.
+    Args:
+        source: Key or header.
+        where: Name of the function in errors.
+        name: Name of the parameter in errors.
+        reader: Creates the decoder; None to use ``text_decoder``.
 
     Raises:
         ConfigurationError: The type is not supported.
     """
     annotation = source.annotation
-    decode = _made(_text_of_any_topic if reader is None else reader.decoder, annotation, where, name)
+    decode = _create_decoder(
+        _topic_ignoring_text_decoder if reader is None else reader.decoder, annotation, where, name
+    )
     has_default, is_nullable = source.default is not _EMPTY, split_none(annotation)[1]
-    instead = source.default if has_default else None
+    default = source.default if has_default else None
     is_required = not has_default and not is_nullable
     find: Callable[[Record], bytes | None] = _key
     part = "key"
@@ -117,14 +130,14 @@ def part_reader(
         if data is None:
             if is_required:
                 raise DecodeError(
-                    f"{place_of(record)}: {where}: there is no {part} for {name!r} - annotate it"
-                    f" `{described(annotation)} | None`, or give it a default"
+                    f"{place_of(record)}: {where}: the record has no {part} for {name!r} - annotate the parameter"
+                    f" with `{described(annotation)} | None`, or give it a default"
                 )
-            return instead
+            return default
         try:
             return decode(record.topic, data)
         except Exception as error:
-            reason = f"the {part} is no {described(annotation)}: {_reason(error)}"
+            reason = f"the {part} cannot be decoded as {described(annotation)}: {_reason(error)}"
             raise DecodeError(f"{place_of(record)}: {where}: {reason}") from error
 
     return read
@@ -135,34 +148,34 @@ def place_of(record: Record) -> str:
     return f"{record.topic_partition} at offset {record.offset}"
 
 
-# ---- the value -----------------------------------------------------------------------------------------------------
+# ---- values -----------------------------------------------------------------------------------------------------
 
 
-def _as_it_is(data: bytes | None) -> bytes | None:
+def _pass_through(data: bytes | None) -> bytes | None:
     return data
 
 
-def _letting_null_through(decode: Decode) -> Decode:
+def _accept_null(decode: Decode) -> Decode:
     def decode_or_none(data: bytes | None) -> object:
         return None if data is None else decode(data)
 
     return decode_or_none
 
 
-def _not_null(data: bytes | None) -> bytes:
+def _check_not_null(data: bytes | None) -> bytes:
     if data is None:
         raise TypeError("the value is null")
     return data
 
 
-def _refusing_null(decode: Decode) -> Decode:
+def _reject_null(decode: Decode) -> Decode:
     def decode_not_null(data: bytes | None) -> object:
-        return decode(_not_null(data))
+        return decode(_check_not_null(data))
 
     return decode_not_null
 
 
-def _by_record(
+def _record_value_reader(
     codec: RecordCodec,
     annotation: object,
     failure: Callable[[Record, Exception], DecodeError],
@@ -187,7 +200,7 @@ def _by_record(
     return read
 
 
-def _by_topic(
+def _topic_value_reader(
     decode: _DecodeOfTopic, failure: Callable[[Record, Exception], DecodeError], *, is_nullable: bool
 ) -> Callable[[Record], object]:
     def read(record: Record) -> object:
@@ -204,19 +217,19 @@ def _by_topic(
     return read
 
 
-def _made(make: Callable[[Any], _T], annotation: object, where: str, name: str) -> _T:
+def _create_decoder(create: Callable[[Any], _T], annotation: object, where: str, name: str) -> _T:
     try:
-        return make(annotation)
+        return create(annotation)
     except Exception as error:
         raise ConfigurationError(
-            f"{where}: parameter {name!r} cannot be a {described(annotation)}: {_text(error)}"
+            f"{where}: parameter {name!r} cannot have the type {described(annotation)}: {_text(error)}"
         ) from error
 
 
 # ---- keys and headers ----------------------------------------------------------------------------------------------
 
 
-def _text_of_any_topic(annotation: Any) -> _DecodeOfTopic:  # noqa: ANN401 - any type
+def _topic_ignoring_text_decoder(annotation: Any) -> _DecodeOfTopic:  # noqa: ANN401 - any type
     decode = text_decoder(annotation)
     return lambda _topic, data: decode(data)
 
@@ -240,22 +253,22 @@ def _last_header(wanted: str) -> Callable[[Record], bytes | None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of a decoder's error, cut so that it reveals little of the payload."""
+    """Return the message of a decoder's error, shortened because it may contain parts of the payload."""
     errors = getattr(error, "errors", None)
     if type(error).__module__.startswith("pydantic_core") and callable(errors):
         first, *others = errors(include_input=False, include_url=False, include_context=False)
         where = ".".join(map(str, first["loc"]))
         more = f" (and {len(others)} more)" if others else ""
-        return _cut(f"{where}: {first['msg']}" if where else first["msg"]) + more
+        return _shorten(f"{where}: {first['msg']}" if where else first["msg"]) + more
     text = _text(error)
-    # msgspec's path contains field names of the type, and nothing of the payload.
+    # The path in msgspec's message contains field names of the type, but no parts of the payload.
     head, at, path = text.rpartition(" - at `$")
-    return f"{_cut(head)}{at}{_cut(path)}" if at else _cut(text)
+    return f"{_shorten(head)}{at}{_shorten(path)}" if at else _shorten(text)
 
 
 def _text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_OF_A_PAYLOAD else f"{text[: _MOST_OF_A_PAYLOAD - 1]}…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_REASON_CHARS else f"{text[: _MAX_REASON_CHARS - 1]}…"

@@ -1,4 +1,4 @@
-"""Markers in the annotations of handler parameters, and sources of the parameters' arguments.
+"""Markers in the annotations of parameters, and sources of the arguments of parameters.
 
 ``declare.signature`` derives the source of each parameter from its annotation; ``declare.parameter_readers`` and
 ``declare.dependencies`` read the argument from the source.
@@ -27,15 +27,17 @@ __all__ = [
 ]
 
 Provider: TypeAlias = Callable[..., object]
-"""Function, generator (sync or async) or class that returns a dependency, which may be any object."""
+"""Function, generator or class, sync or async, whose result is the value of a dependency."""
 Scope: TypeAlias = Literal["record", "app"]
+"""Duration for which a dependency stays open: one call of a handler, or from start to stop of the app."""
 
 
 class Key:
     """Marker of the parameter for the record's key: ``customer: Annotated[str, Key]``.
 
-    ``bytes`` are passed unchanged, ``str`` is UTF-8, numbers, dates and the like are parsed from text, the rest is
-    JSON. A record without a key needs ``| None`` or a default.
+    The key is passed unchanged to a parameter of type ``bytes``. ``str``, numbers, booleans, enums, dates, times and
+    UUIDs are read from text in UTF-8, and other types from JSON; a codec with ``keys=True`` decodes all types but
+    ``bytes``. If records may have no key, add ``| None`` to the type, or a default.
     """
 
     __slots__ = ()
@@ -45,8 +47,8 @@ class Key:
 class Header:
     """Marker of the parameter for a header: ``trace: Annotated[str | None, Header("trace-id")]``.
 
-    Types are those of ``Key``. Of several headers with the name, the last one counts. A null header counts as absent:
-    it needs ``| None`` or a default.
+    Headers are read from text or JSON, as described for ``Key``. If a record has several headers of this name, the last
+    one is used. If the header may be missing or null, add ``| None`` to the type, or a default.
     """
 
     name: str
@@ -57,10 +59,10 @@ class Depends:
     """Marker of the parameter for a dependency: ``bank: Annotated[Bank, Depends(open_bank, scope="app")]``.
 
     Attributes:
-        provider: Function, async function, generator, async generator or class that returns the argument. The code
-            after the ``yield`` of a generator closes the dependency. A sync provider runs on the event loop and must
-            not block.
-        scope: ``"record"`` opens the dependency for each call of the handler, ``"app"`` once at start.
+        provider: Function, async function, generator, async generator or class. Its result, or the value that it
+            yields, is the argument. The code after the ``yield`` of a generator closes the dependency. A sync provider
+            runs in the event loop and must not block.
+        scope: ``"record"`` opens the dependency for each call of the handler, ``"app"`` once when the app starts.
     """
 
     provider: Provider
@@ -68,12 +70,12 @@ class Depends:
 
 
 # ---- sources of arguments ---------------------------------------------------------------------------------
-# A ``default`` is ``inspect.Parameter.empty`` if the parameter has none.
+# The attribute ``default`` is ``inspect.Parameter.empty`` if the parameter has no default.
 
 
 @dataclass(frozen=True, slots=True)
 class ValueSource:
-    """Source of a parameter without a marker: the decoded value of the record, or the list of a batch."""
+    """Source of a parameter without a marker: the decoded value of the record, or the values of a batch."""
 
     annotation: object
 
@@ -109,7 +111,10 @@ class DependencySource:
 
 @dataclass(frozen=True, slots=True)
 class DefaultSource:
-    """Source of a parameter that keeps its default, which is passed only if a later positional one gets an argument."""
+    """Source of a parameter that keeps its default.
+
+    The default is passed explicitly only if a later positional parameter needs an argument.
+    """
 
     value: object
 

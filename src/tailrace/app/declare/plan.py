@@ -1,6 +1,6 @@
-"""Plan of an app: its handlers by group, with their signatures read and their options resolved.
+"""Plan of an app: its handlers by group, with signatures read and options resolved.
 
-An app makes its plan when it starts. Declarations that contradict each other or cannot be run raise an error here.
+An app makes its plan when it starts. Invalid or contradictory declarations raise an error at that time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def dependencies(self) -> Iterable[Dependency]:
-        """Dependencies with ``scope="app"``; one that several handlers need occurs several times."""
+        """Dependencies with ``scope="app"``; a dependency of several handlers occurs several times."""
         return (
             dependency
             for bound_handlers in self.by_group.values()
@@ -57,9 +57,9 @@ def make_plan(handlers: Handlers, group_id: str | None, defaults: ResolvedOption
 
     Args:
         handlers: Declared handlers and hooks.
-        group_id: Group of handlers without one of their own.
+        group_id: Group of handlers that have no ``group_id``; None if each handler must have one.
         defaults: Options of the app.
-        overrides: Replacements of providers that ``Depends`` names.
+        overrides: Replacements of the providers that ``Depends`` names.
 
     Raises:
         ConfigurationError: A signature is invalid, a handler has no group, options contradict each other, a topic
@@ -69,8 +69,10 @@ def make_plan(handlers: Handlers, group_id: str | None, defaults: ResolvedOption
     for handler in handlers.declared:
         group = handler.group_id or group_id
         if group is None:
-            raise ConfigurationError(f"{handler.name} has no group - write App(group_id='billing')")
-        resolved = defaults.of(handler)
+            raise ConfigurationError(
+                f"{handler.name} has no group_id - set it for the app, such as App(group_id='billing')"
+            )
+        resolved = defaults.for_handler(handler)
         check_retry_topics(
             resolved.retry,
             order_by=handler.order_by,
@@ -80,6 +82,6 @@ def make_plan(handlers: Handlers, group_id: str | None, defaults: ResolvedOption
         prepared = prepare(handler.function, resolved.codec, overrides=overrides, is_batch=handler.batch is not None)
         by_group.setdefault(group, []).append(BoundHandler(handler, prepared, resolved))
     for group, bound_handlers in by_group.items():
-        # Raises if handlers conflict; the runtime of the group creates its own routes.
+        # Called for its errors only: it raises if handlers conflict.
         Routes(group, [(bound.handler, bound.resolved) for bound in bound_handlers])
     return Plan(by_group, tuple(handlers.start_hooks), tuple(handlers.stop_hooks))

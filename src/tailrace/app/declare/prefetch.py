@@ -1,7 +1,4 @@
-"""Fetches that codecs need before they decode records, such as of schemas.
-
-A record that needs no fetch does not wait.
-"""
+"""Fetches of data that a codec needs before it decodes a record, such as the schema of the record."""
 
 from __future__ import annotations
 
@@ -14,69 +11,69 @@ from tailrace.app.codec_protocols import TopicReader
 from tailrace.app.declare.arguments import Opened
 from tailrace.records import Record
 
-__all__ = ["Prefetch", "ahead_of", "ahead_of_each"]
+__all__ = ["Prefetch", "batch_prefetch", "record_prefetch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Fetch before a record, or a batch, is decoded.
+    """Fetch before a unit, which is a record or the list of records of a batch, is decoded.
 
     Attributes:
-        lacks: Returns True if a fetch is needed.
-        fetch: Runs the fetch; raises its error.
+        lacks: Returns True if ``fetch`` must be awaited before the unit can be decoded.
+        fetch: Fetches the data; raises the codec's error.
     """
 
     lacks: Callable[[Any], bool]
     fetch: Callable[[Any], Awaitable[None]]
 
     def then(self, call: Callable[[Any], Awaitable[object]]) -> Callable[[Any], Awaitable[object]]:
-        """Return ``call`` preceded by the fetch."""
+        """Return a function that fetches if necessary, and then awaits ``call``."""
 
-        async def call_after_fetch(subject: object) -> object:
-            if self.lacks(subject):
-                await self.fetch(subject)
-            return await call(subject)
+        async def call_after_fetch(unit: object) -> object:
+            if self.lacks(unit):
+                await self.fetch(unit)
+            return await call(unit)
 
         return call_after_fetch
 
     @asynccontextmanager
     async def before(
-        self, subject: object, opened: AbstractAsyncContextManager[Opened, bool | None]
+        self, unit: object, dependencies: AbstractAsyncContextManager[Opened, bool | None]
     ) -> AsyncIterator[Opened]:
-        """Fetch, then enter ``opened``."""
-        if self.lacks(subject):
-            await self.fetch(subject)
-        async with opened as everything:
-            yield everything
+        """Fetch if necessary, and then enter ``dependencies``."""
+        if self.lacks(unit):
+            await self.fetch(unit)
+        async with dependencies as opened:
+            yield opened
 
 
-def ahead_of(of_value: TopicReader | None, of_key: TopicReader | None) -> Prefetch | None:
-    """Return the fetch for a record's value, key or both; None if no fetch is ever needed."""
-    if of_value is None and of_key is None:
+def record_prefetch(value_reader: TopicReader | None, key_reader: TopicReader | None) -> Prefetch | None:
+    """Return the prefetch for records whose value, key or both are decoded by these readers; None without a reader."""
+    if value_reader is None and key_reader is None:
         return None
 
     def lacks(record: Record) -> bool:
-        if of_value is not None and record.value is not None and of_value.lacks(record.topic, record.value):
+        if value_reader is not None and record.value is not None and value_reader.lacks(record.topic, record.value):
             return True
-        return of_key is not None and record.key is not None and of_key.lacks(record.topic, record.key)
+        return key_reader is not None and record.key is not None and key_reader.lacks(record.topic, record.key)
 
     async def fetch(record: Record) -> None:
-        for reader, data in ((of_value, record.value), (of_key, record.key)):
+        for reader, data in ((value_reader, record.value), (key_reader, record.key)):
             if reader is not None and data is not None and reader.lacks(record.topic, data):
                 await reader.fetch(record.topic, data)
 
     return Prefetch(lacks, fetch)
 
 
-def ahead_of_each(ahead: Prefetch) -> Prefetch:
-    """Return the fetch for a batch."""
+def batch_prefetch(one_record: Prefetch) -> Prefetch:
+    """Return the prefetch for batches, which fetches for each of their records in order."""
 
     def any_lacks(records: Sequence[Record]) -> bool:
-        return any(map(ahead.lacks, records))
+        return any(map(one_record.lacks, records))
 
     async def fetch_all(records: Sequence[Record]) -> None:
         for record in records:
-            if ahead.lacks(record):
-                await ahead.fetch(record)
+            if one_record.lacks(record):
+                await one_record.fetch(record)
 
     return Prefetch(any_lacks, fetch_all)

@@ -1,4 +1,7 @@
-"""Handlers of records and of batches with their signatures read, ready to be called with a unit of work."""
+"""Handlers whose signatures were read, so that they can be called with a unit.
+
+A unit is a record, or the list of records of a batch.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.declare.annotations import described, parts
 from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, binding
 from tailrace.app.declare.dependencies import Dependency, DependencyPlan, Overrides, open_dependencies, open_into
-from tailrace.app.declare.parameter_readers import ValueReader, value_reader
+from tailrace.app.declare.parameter_readers import ValueReader, create_value_reader
 from tailrace.app.declare.parameters import Parameter, RecordSource, ValueSource
-from tailrace.app.declare.prefetch import Prefetch, ahead_of, ahead_of_each
+from tailrace.app.declare.prefetch import Prefetch, batch_prefetch, record_prefetch
 from tailrace.app.declare.signature import read_signature
 from tailrace.app.declare.tables import TABLES, table_reader
 from tailrace.app.function_kinds import FunctionKind, handler_kind, name_of
@@ -27,16 +30,18 @@ __all__ = ["Call", "PreparedHandler", "ValueCall", "prepare"]
 
 NO_OVERRIDES: Overrides = types.MappingProxyType({})
 
-Direct: TypeAlias = Callable[[Any], Awaitable[object]]
+DirectCall: TypeAlias = Callable[[Any], Awaitable[object]]
+"""Calls an async handler with a unit."""
 
 
 class ValueCall(NamedTuple):
-    """Call of a handler that takes the value of a record alone: ``function(decode(record.value))``.
+    """Call of an async handler whose only parameter is the value of a record: ``function(decode(record.value))``.
 
     Attributes:
         function: the handler.
-        decode: decodes the bytes, or None for a null value; may raise any exception. None if the handler is given
-            bytes; a null value must not be passed then.
+        decode: function that returns the argument for a value, which is None in a tombstone. It may raise any
+            exception. The attribute is None if the handler takes undecoded bytes; ``direct_call`` must then be used
+            for tombstones.
     """
 
     function: Callable[..., Awaitable[object]]
@@ -44,36 +49,39 @@ class ValueCall(NamedTuple):
 
 
 class Call(Protocol):
-    """Calls an async handler for a record, or for a batch, with what is open in the scope of the app."""
+    """Calls an async handler with a unit and the dependencies that are open in the scope of the app."""
 
     def __call__(self, unit: Any, opened: Opened = ..., /) -> Awaitable[object]: ...  # noqa: ANN401
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedHandler:
-    """Handler whose signature was read; its unit of work is a record, or the list of records of a batch.
+    """Handler whose signature was read.
 
-    An async one is called by ``await call(unit, opened)``, a plain one in a thread::
+    An async handler is called by ``await call(unit, opened)``, a plain function in a thread::
 
-        async with prepared.opened_for(unit, opened) as everything:
-            args, kwargs = prepared.bind(unit, everything)
+        async with prepared.opened_for(unit, opened) as all_opened:
+            args, kwargs = prepared.bind(unit, all_opened)
             await to_thread(prepared.function, *args, **kwargs)
 
     Attributes:
         name: name of the handler in errors.
-        function: the handler as it was given.
+        function: function that was passed to ``prepare``.
         is_async: True if the result of ``function`` is awaited.
-        sees_values_only: True if the handler is given decoded values, and nothing else of its records.
-        decode_one: decodes the value of a single record. Raises DecodeError.
-        bind: returns the arguments for a unit and what is open. Raises DecodeError.
-        call: calls an async handler. Raises DecodeError and what the handler and its providers raise. A generator that
-            catches the handler's error and does not raise it again has dealt with it, as in contextlib.
-        direct: ``call`` for handlers that take the value, the record or the batch alone, without a coroutine of its
-            own; None for all others.
-        value_call: parts of ``direct``, for compiled code; None unless the handler takes the value of a record alone.
-        app_dependencies: dependencies to open once, at start, each after those that it needs.
-        record_dependencies: dependencies that ``opened_for`` opens for each unit.
-        ahead: what ``call`` and ``opened_for`` fetch first, where the codec has to; ``direct`` is None then.
+        sees_values_only: True if the value, or the list of values, is the only parameter, and its decoding does not
+            depend on the rest of the record.
+        decode_one: returns the decoded value of a record of the unit, or the record itself if the handler takes records
+            or a table. Raises DecodeError.
+        bind: returns the arguments for a unit and the opened dependencies. Raises DecodeError.
+        call: calls an async handler; raises ConsumerStateError if the handler is not async. Raises DecodeError and the
+            errors of the handler and its providers. As in contextlib, a generator provider can suppress the handler's
+            error by catching it.
+        direct_call: faster ``call`` for an async handler whose only parameter is the value, the record or the batch;
+            None for other handlers and if ``prefetch`` is set.
+        value_call: parts of ``direct_call``, for compiled code; None unless the only parameter is a record's value.
+        app_dependencies: dependencies to open once, when the app starts, each after those that it needs.
+        record_dependencies: dependencies that ``call`` and ``opened_for`` open for each unit.
+        prefetch: fetch that ``call`` and ``opened_for`` await first; None if the codec needs none.
     """
 
     name: str
@@ -83,30 +91,30 @@ class PreparedHandler:
     decode_one: Callable[[Record], object]
     bind: Bind
     call: Call
-    direct: Direct | None
+    direct_call: DirectCall | None
     value_call: ValueCall | None
     app_dependencies: tuple[Dependency, ...]
     record_dependencies: tuple[Dependency, ...]
-    ahead: Prefetch | None
+    prefetch: Prefetch | None
 
     def opened_for(
         self, unit: object, opened: Opened = NOTHING_OPENED
     ) -> AbstractAsyncContextManager[Opened, bool | None]:
-        """Open what ``bind`` needs for a unit, for as long as the ``async with`` lasts."""
+        """Return a context manager that opens the dependencies of a unit, and yields them together with ``opened``."""
         dependencies = open_dependencies(self.record_dependencies, unit, opened)
-        return dependencies if self.ahead is None else self.ahead.before(unit, dependencies)
+        return dependencies if self.prefetch is None else self.prefetch.before(unit, dependencies)
 
 
-class _Values(NamedTuple):
-    """Readers of the parameter that takes the value of a record, or the values of a batch.
+class _UnitReader(NamedTuple):
+    """Reader of the parameter for the value of a record, or for the values, records or table of a batch.
 
     Attributes:
         read: returns the argument for a unit. Raises DecodeError.
-        of_one: reader of a single value; None where records are given as they are.
+        value_reader: reader of the value of one record; None if the parameter takes records or a table.
     """
 
     read: Callable[[Any], object]
-    of_one: ValueReader | None
+    value_reader: ValueReader | None
 
 
 def prepare(
@@ -115,70 +123,69 @@ def prepare(
     """Read the signature of a handler.
 
     Args:
-        function: ``async def`` or plain; a function, a method, a partial or a callable object.
-        codec: decodes the values.
-        overrides: providers to call instead of those that ``Depends`` names.
-        is_batch: True if the handler takes batches, as a list or table.
+        function: function, method, partial or callable object, async or not.
+        codec: decodes the values, and the keys if its ``keys`` is True.
+        overrides: replacements of providers that ``Depends`` names.
+        is_batch: True if the handler receives a batch, as a list or table.
 
     Raises:
-        ConfigurationError: the signature asks for what a record, or a batch, does not have; it names the handler and
-            what to write instead.
+        ConfigurationError: a parameter has no source for its argument, or has an unsupported type.
     """
     is_async, where = handler_kind(function) is FunctionKind.COROUTINE, f"handler {name_of(function)}"
     check_codec(codec, where)
     plan = DependencyPlan(where, overrides, is_batch=is_batch, codec=None if is_batch else codec)
-    values: _Values | None = None
+    unit_reader: _UnitReader | None = None
     readers: list[Reader] = []
     parameters = read_signature(function, where)
     for one in parameters:
         if isinstance(one.source, ValueSource):
-            values = (_values_of_batch if is_batch else _value_of_record)(one, one.source.annotation, codec, where)
-            readers.append(_of_unit(values.read))
+            unit_reader = (_batch_reader if is_batch else _record_reader)(one, one.source.annotation, codec, where)
+            readers.append(_ignoring_opened(unit_reader.read))
         else:
             readers.append(plan.reader(one, where))
-    if is_batch and values is None:
-        raise ConfigurationError(f"{where} takes no batch - give it a parameter for it, such as `values: list[bytes]`")
+    if is_batch and unit_reader is None:
+        raise ConfigurationError(f"{where} has no parameter for the batch - add one, such as `values: list[bytes]`")
     if not parameters:
-        raise ConfigurationError(f"{where} takes nothing - give it a parameter for the value, such as `value: bytes`")
+        raise ConfigurationError(f"{where} has no parameter for the record - add one, such as `value: bytes`")
     bound = binding(parameters, readers)
-    of_one = values.of_one if values is not None else None
-    ahead = ahead_of(of_one.fetching if of_one is not None else None, plan.fetching)
-    if is_batch and ahead is not None:
-        ahead = ahead_of_each(ahead)
-    is_alone = len(bound.positional) == 1 and not bound.by_keyword and ahead is None
-    direct: Direct | None = None
-    if is_async and is_alone:
+    value_reader = unit_reader.value_reader if unit_reader is not None else None
+    prefetch = record_prefetch(value_reader.prefetch_reader if value_reader is not None else None, plan.prefetch_reader)
+    if is_batch and prefetch is not None:
+        prefetch = batch_prefetch(prefetch)
+    can_call_directly = len(bound.positional) == 1 and not bound.by_keyword and prefetch is None
+    direct_call: DirectCall | None = None
+    if is_async and can_call_directly:
         if isinstance(parameters[0].source, RecordSource):
-            direct = function
-        elif values is not None:
-            direct = _direct(function, values, is_batch=is_batch)
+            direct_call = function
+        elif unit_reader is not None:
+            direct_call = _direct_call(function, unit_reader, is_batch=is_batch)
     return PreparedHandler(
         name=name_of(function),
         function=function,
         is_async=is_async,
-        sees_values_only=is_alone and of_one is not None and of_one.decode is not None,
-        decode_one=_itself if of_one is None else of_one.read,
+        sees_values_only=can_call_directly and value_reader is not None and value_reader.decode is not None,
+        decode_one=_return_record if value_reader is None else value_reader.read,
         bind=bound.bind,
-        call=_call(function, bound, plan.of_scope("record"), ahead) if is_async else _not_async(where),
-        direct=direct,
-        value_call=None if direct is None or is_batch else _value_call(function, of_one),
-        app_dependencies=plan.of_scope("app"),
-        record_dependencies=plan.of_scope("record"),
-        ahead=ahead,
+        call=_call(function, bound, plan.dependencies("record"), prefetch) if is_async else _refuse_call(where),
+        direct_call=direct_call,
+        value_call=None if direct_call is None or is_batch else _value_call(function, value_reader),
+        app_dependencies=plan.dependencies("app"),
+        record_dependencies=plan.dependencies("record"),
+        prefetch=prefetch,
     )
 
 
-# ---- the call --------------------------------------------------------------------------------------------------------
+# ---- calls -----------------------------------------------------------------------------------------------------------
 
 
 def _call(
-    function: Callable[..., Any], bound: Binding, record_dependencies: Sequence[Dependency], ahead: Prefetch | None
+    function: Callable[..., Any], bound: Binding, record_dependencies: Sequence[Dependency], prefetch: Prefetch | None
 ) -> Call:
-    """Return the call of an async function, with a frame and a stack only if there is something to put into them."""
+    """Return the call of an async function, without the steps that this function does not need."""
     call = _call_without_prefetch(function, bound, record_dependencies)
-    if ahead is None:
+    if prefetch is None:
         return call
-    lacks, fetch = ahead.lacks, ahead.fetch
+    lacks, fetch = prefetch.lacks, prefetch.fetch
 
     async def call_after_fetch(unit: object, opened: Opened = NOTHING_OPENED, /) -> object:
         if lacks(unit):
@@ -193,41 +200,41 @@ def _call_without_prefetch(
 ) -> Call:
     bind = bound.bind
 
-    async def call_within(unit: object, opened: Opened = NOTHING_OPENED, /) -> object:
+    async def call_with_dependencies(unit: object, opened: Opened = NOTHING_OPENED, /) -> object:
         async with AsyncExitStack() as stack:
             args, kwargs = bind(unit, await open_into(stack, record_dependencies, unit, opened))
             return await function(*args, **kwargs)
 
-    async def call_by_name(unit: object, opened: Opened = NOTHING_OPENED, /) -> object:
+    async def call_with_keywords(unit: object, opened: Opened = NOTHING_OPENED, /) -> object:
         args, kwargs = bind(unit, opened)
         return await function(*args, **kwargs)
 
-    # Returns the function's own coroutine: one less for each record.
+    # Not async: returning the function's own coroutine saves a coroutine for each record.
     def call(unit: object, opened: Opened = NOTHING_OPENED, /) -> Awaitable[object]:
         called: Awaitable[object] = function(*[read(unit, opened) for read in bound.positional])
         return called
 
     if record_dependencies:
-        return call_within
-    return call_by_name if bound.by_keyword else call
+        return call_with_dependencies
+    return call_with_keywords if bound.by_keyword else call
 
 
-def _direct(function: Callable[..., Any], values: _Values, *, is_batch: bool) -> Direct:
-    read, of_one = values.read, values.of_one
-    if is_batch or of_one is None or of_one.decode is None:
+def _direct_call(function: Callable[..., Any], unit_reader: _UnitReader, *, is_batch: bool) -> DirectCall:
+    read, value_reader = unit_reader.read, unit_reader.value_reader
+    if is_batch or value_reader is None or value_reader.decode is None:
         return lambda unit: function(read(unit))
-    decode, decode_error = of_one.decode, of_one.error
+    decode, decode_error = value_reader.decode, value_reader.error
 
-    def direct_bytes(record: Record) -> Awaitable[object]:
+    def call_with_bytes(record: Record) -> Awaitable[object]:
         value = record.value
         called: Awaitable[object] = function(read(record) if value is None else value)
         return called
 
-    if of_one.is_bytes:
-        return direct_bytes
+    if value_reader.is_bytes:
+        return call_with_bytes
 
-    def direct(record: Record) -> Awaitable[object]:
-        # As ``read``, with one frame less for each record.
+    def call_with_value(record: Record) -> Awaitable[object]:
+        # Does the same as ``read``, but saves a stack frame for each record.
         try:
             value = decode(record.value)
         except Exception as error:
@@ -235,74 +242,74 @@ def _direct(function: Callable[..., Any], values: _Values, *, is_batch: bool) ->
         called: Awaitable[object] = function(value)
         return called
 
-    return direct
+    return call_with_value
 
 
-def _value_call(function: Callable[..., Any], of_one: ValueReader | None) -> ValueCall | None:
-    if of_one is None or of_one.decode is None:
+def _value_call(function: Callable[..., Any], value_reader: ValueReader | None) -> ValueCall | None:
+    if value_reader is None or value_reader.decode is None:
         return None
-    return ValueCall(function, None if of_one.is_bytes else of_one.decode)
+    return ValueCall(function, None if value_reader.is_bytes else value_reader.decode)
 
 
-def _not_async(where: str) -> Call:
-    """Return a call that refuses to run a plain function, which would block the event loop."""
+def _refuse_call(where: str) -> Call:
+    """Return a call that raises, because a plain function would block the event loop."""
 
     async def refuse(_unit: object, _opened: Opened = NOTHING_OPENED, /) -> NoReturn:
-        raise ConsumerStateError(f"{where} is a plain function - bind() its arguments and call it in a thread")
+        raise ConsumerStateError(f"{where} is a plain function - call it in a thread with the arguments of bind()")
 
     return refuse
 
 
-# ---- values ----------------------------------------------------------------------------------------------------------
+# ---- readers ---------------------------------------------------------------------------------------------------------
 
 
-def _value_of_record(parameter: Parameter, annotation: object, codec: AnyCodec, where: str) -> _Values:
+def _record_reader(parameter: Parameter, annotation: object, codec: AnyCodec, where: str) -> _UnitReader:
     if any(part is Record for part in parts(annotation)):
         raise ConfigurationError(
-            f"{where}: parameter {parameter.name!r}: `Record` stands alone, for it is never null - many of them, as"
-            " `list[Record]`, are for a batch handler"
+            f"{where}: parameter {parameter.name!r}: a record is never null, and only a batch handler receives several"
+            " - annotate the parameter with `Record`, or declare the handler with batch=Batch()"
         )
-    value = value_reader(annotation, codec, where, parameter.name)
-    return _Values(value.read, value)
+    value_reader = create_value_reader(annotation, codec, where, parameter.name)
+    return _UnitReader(value_reader.read, value_reader)
 
 
-def _values_of_batch(parameter: Parameter, annotation: object, codec: AnyCodec, where: str) -> _Values:
-    of = f"{where}: parameter {parameter.name!r}"
-    if (read_table := table_reader(annotation, of)) is not None:
-        return _Values(read_table, None)
+def _batch_reader(parameter: Parameter, annotation: object, codec: AnyCodec, where: str) -> _UnitReader:
+    label = f"{where}: parameter {parameter.name!r}"
+    if (read_table := table_reader(annotation, label)) is not None:
+        return _UnitReader(read_table, None)
     if typing.get_origin(annotation) is not list:
         raise ConfigurationError(
-            f"{of} is {described(annotation)}, and a batch is a list - write `list[bytes]`, `list[Order]` or such,"
-            f" or `list[Record]`, or for a table {TABLES}"
+            f"{label} has the type {described(annotation)}, but a batch is a list or a table - annotate the parameter"
+            f" with a list of values such as `list[bytes]`, with `list[Record]`, or with {TABLES}"
         )
     (item,) = typing.get_args(annotation)
     if item is Record:
-        # The list is the handler's own, which may change it.
-        return _Values(list, None)
+        # A copy, because the handler may change the list.
+        return _UnitReader(list, None)
     if any(part is Record for part in parts(item)):
-        raise ConfigurationError(f"{of}: a record stands alone, for it is never null - write `list[Record]`")
-    value = value_reader(item, codec, where, parameter.name)
-    return _Values(_decoder_of_batch(value), value)
+        raise ConfigurationError(f"{label}: a record is never null - annotate the parameter with `list[Record]`")
+    value_reader = create_value_reader(item, codec, where, parameter.name)
+    return _UnitReader(_batch_decoder(value_reader), value_reader)
 
 
-def _decoder_of_batch(value: ValueReader) -> Callable[[list[Record]], list[object]]:
-    """Return a decoder of all values or none; its DecodeError names the index of the record that does not decode."""
-    decode, read = value.decode, value.read
+def _batch_decoder(value_reader: ValueReader) -> Callable[[list[Record]], list[object]]:
+    """Return a decoder of all values of a batch; its DecodeError contains the index of the record that failed."""
+    decode, read = value_reader.decode, value_reader.read
 
-    def take_values(records: list[Record]) -> list[object]:
+    def return_bytes(records: list[Record]) -> list[object]:
         values: list[object] = [record.value for record in records]
         # The search for null is slow; it is needed only if a value is null or empty.
-        if not value.is_nullable and not all(values) and None in values:
+        if not value_reader.is_nullable and not all(values) and None in values:
             index = values.index(None)
             error = TypeError("the value is null")
-            raise DecodeError(f"index {index} of the batch: {value.error(records[index], error)}") from error
+            raise DecodeError(f"index {index} of the batch: {value_reader.error(records[index], error)}") from error
         return values
 
     def decode_records(records: list[Record]) -> list[object]:
         values: list[object] = []
         try:
             for record in records:
-                values.append(read(record))  # noqa: PERF401 - its length is the index of the one that fails
+                values.append(read(record))  # noqa: PERF401 - len(values) is needed on error
         except DecodeError as error:
             raise DecodeError(f"index {len(values)} of the batch: {error}") from error.__cause__
         return values
@@ -315,17 +322,18 @@ def _decoder_of_batch(value: ValueReader) -> Callable[[list[Record]], list[objec
                 values.append(decode(record.value))  # noqa: PERF401
         except Exception as error:
             index = len(values)
-            raise DecodeError(f"index {index} of the batch: {value.error(records[index], error)}") from error
+            raise DecodeError(f"index {index} of the batch: {value_reader.error(records[index], error)}") from error
         return values
 
-    if value.is_bytes:
-        return take_values
+    if value_reader.is_bytes:
+        return return_bytes
     return decode_records if decode is None else decode_values
 
 
-def _of_unit(read: Callable[[Any], object]) -> Reader:
+def _ignoring_opened(read: Callable[[Any], object]) -> Reader:
+    """Return a reader that calls ``read`` with the unit only."""
     return lambda unit, _opened: read(unit)
 
 
-def _itself(record: Record) -> Record:
+def _return_record(record: Record) -> Record:
     return record

@@ -1,6 +1,6 @@
 """Batches of records as tables: ``pyarrow.RecordBatch``, ``polars.DataFrame`` and ``pandas.DataFrame``.
 
-The annotation of a handler is the class itself, so its package is loaded; polars and pandas are never imported here.
+The module that declares a handler imports the package of the table, so that this module never imports polars or pandas.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def table_reader(annotation: object, where: str) -> _TableReader | None:
     convert = _converter(annotation)
     if convert is not None:
         try:
-            convert(())  # what a conversion imports, it imports at start
+            convert(())  # Raises now if pyarrow is not installed, and imports modules before the first record.
         except ConfigurationError as error:
             raise ConfigurationError(f"{where}: {error}") from error
     return convert

@@ -1,1 +1,1 @@
-"""Execution of handlers: executors of records and batches, calls of handlers, and recovery from failures."""
+"""Execution of handlers: executors for records and batches, calls of handlers, and recovery from failures."""

@@ -1,4 +1,4 @@
-"""Executor of batches: each due batch runs in its own task."""
+"""Executor for batches: each due batch runs in its own task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
 from tailrace.app.dispatch.work import RunningBatch
 from tailrace.core.dispatch.batching import Batch, BatchAssembler, HandlerBatch
@@ -14,20 +14,21 @@ from tailrace.records import Record, TopicPartition
 
 __all__ = ["BatchExecutor"]
 
-Attempt: TypeAlias = Callable[[list[Record]], Awaitable[Failed]]
+Attempt: TypeAlias = Callable[[list[Record]], Awaitable[FailuresByIndex]]
+"""Calls the handler for a batch; returns the failed records."""
 
 
 class BatchExecutor(Executor[RunningBatch]):
-    """Executor of the batches of one handler.
+    """Executor for the batches of one handler.
 
     Args:
         attempt: calls the handler for a batch; returns the failed records.
         recover: finishes a batch with failed records.
         options: order and limits.
-        limits: maximum size and age of a batch, at which the batch is due.
+        limits: maximum size and age of a batch; the batch is due when it reaches one of them.
     """
 
-    is_of_batches = True
+    handles_batches = True
 
     def __init__(self, attempt: Attempt, recover: Recover, options: ExecutorOptions, limits: Batch) -> None:
         self._attempt = attempt
@@ -40,34 +41,34 @@ class BatchExecutor(Executor[RunningBatch]):
         )
         super().__init__(self._batching, recover, options)
         self._last_started: RunningBatch | None = None
-        """Batch that was started last, until its handler suspends or ends."""
+        """Batch that was started last; None once its handler has suspended or ended."""
         self._timer: asyncio.TimerHandle | None = None
 
     def room_of(self, partition: TopicPartition) -> int:
-        """Return how many records of a partition may be added now."""
-        # Records decoded before the started batch runs would have left the processor's cache when their turn comes.
+        """Return how many records of a partition may be added now; 0 until the batch started last suspends or ends."""
+        # Records that are decoded long before their handler runs have left the processor's cache by then.
         return 0 if self._last_started is not None else super().room_of(partition)
 
     @property
-    def gathers(self) -> bool:
+    def is_gathering(self) -> bool:
         """True while records wait for more records of their batch."""
         return self._batching.waiting > 0
 
     def hurry(self) -> None:
-        """Start incomplete batches, because no more records are delivered until all delivered records are finished."""
+        """Start incomplete batches, because no more records are delivered before all delivered records are finished."""
         self._batching.hurry()
         self._start_due()
 
     @property
-    def at_work(self) -> int:
-        """Number of records that run, wait for their next attempt, or are about to start."""
-        at_work = sum(max(1, len(work.records)) for work in self._workers)
-        return at_work if self._timer is None else at_work + self._batching.waiting
+    def started_or_due(self) -> int:
+        """Number of records that run, wait for their next attempt, or start when their batch is due."""
+        started = sum(max(1, len(work.records)) for work in self._workers)
+        return started if self._timer is None else started + self._batching.waiting
 
-    def keep(self, work: RunningBatch, records: Sequence[Record]) -> None:
+    def keep_only(self, work: RunningBatch, records: Sequence[Record]) -> None:
         """Finish all records of a batch except ``records``."""
-        ours = {lease.partition for lease in work.leases}
-        self._batching.shrink(work.queued, [record for record in records if record.topic_partition in ours])
+        kept_partitions = {lease.partition for lease in work.leases}
+        self._batching.shrink(work.queued, [record for record in records if record.topic_partition in kept_partitions])
         self._start_due()
         self._on_progress()
 
@@ -87,7 +88,7 @@ class BatchExecutor(Executor[RunningBatch]):
         self._last_started = self._workers.start(lambda context: RunningBatch(context, batch), self._run_batch)
 
     def _set_timer(self, due_at: float | None) -> None:
-        """Set the timer to ``due_at`` unless it is set to an earlier time; None stops the timer."""
+        """Make the timer fire at ``due_at`` or earlier; stop the timer if ``due_at`` is None."""
         if self._timer is not None:
             if due_at is not None and self._timer.when() <= due_at:
                 return
@@ -101,28 +102,28 @@ class BatchExecutor(Executor[RunningBatch]):
         self._start_due()
         self._on_progress()
 
-    # ---- batches under way ---------------------------------------------------------------------------------------
+    # ---- running batches -----------------------------------------------------------------------------------------
 
     async def _run_batch(self, work: RunningBatch) -> None:
-        # Partitions of the batch may have been halted after the task was created and before it ran.
-        self._leave_halted(work)
+        # Partitions of the batch may have been halted after this task was created and before it started to run.
+        self._leave_halted_partitions(work)
         if work.records and (failed := await self.attempt(work)):
             await self._recover(self, work, failed)
         self._batching.finish(work.queued)
-        # The next batch is read in the next iteration of the event loop; ``_ended`` is called one iteration later.
-        self._read_on(work)
+        # More records are read in the next iteration of the event loop. ``_ended`` would be one iteration later.
+        self._allow_more_records(work)
 
-    async def _call(self, work: RunningBatch) -> Failed:
+    async def _call(self, work: RunningBatch) -> FailuresByIndex:
         work.since = self._loop.time()
-        # If the event loop iterates before the handler has ended, the handler is suspended.
-        self._loop.call_soon(self._read_on, work)
+        # If the event loop calls this before the handler has ended, the handler has suspended.
+        self._loop.call_soon(self._allow_more_records, work)
         try:
             return await self._attempt(work.records)
         finally:
             work.since = None
 
-    def _read_on(self, work: RunningBatch) -> None:
-        """Allow more records, because the handler of the batch that was started last is suspended or has ended."""
+    def _allow_more_records(self, work: RunningBatch) -> None:
+        """Allow more records if ``work`` was started last, because its handler has suspended or ended."""
         if self._last_started is work:
             self._last_started = None
             self._on_progress()

@@ -1,4 +1,4 @@
-"""Failed records of a batch: records that cannot be decoded, records that the handler names, or all records."""
+"""Failures of a batch: of records that cannot be decoded, of records that the handler names, or of all records."""
 
 from __future__ import annotations
 
@@ -9,74 +9,80 @@ from tailrace.app.declare.prepared_handler import PreparedHandler
 from tailrace.errors import DecodeError, HandlerFailedError, PartialFailureError
 from tailrace.records import Record
 
-__all__ = ["BatchCall", "Failed", "failures_of", "naming_failures", "raising_if_all_fail"]
+__all__ = ["BatchCall", "FailuresByIndex", "call_batch", "raising_if_all_fail", "returning_failures"]
 
-Failed: TypeAlias = Mapping[int, Exception]
-"""Indices of the records that failed, each with its error."""
+FailuresByIndex: TypeAlias = Mapping[int, Exception]
+"""Errors of the failed records, by the index of the record in its batch."""
 BatchCall: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""Calls a handler for a batch; returns the failed records, or raises the error with which all of them failed."""
+"""Calls a handler for a batch; returns the failures, or raises an error with which all records of the batch fail."""
 
 
 class _AllFailedError(Exception):
-    """Raised if all records of a batch failed, each with its own error."""
+    """All records of a batch failed, each with its own error."""
 
-    def __init__(self, failed: Failed) -> None:
+    def __init__(self, failed: FailuresByIndex) -> None:
         self.failed = failed
 
 
-async def failures_of(call: BatchCall, records: list[Record]) -> Failed:
-    """Call a handler for a batch, and return the failed records."""
+async def call_batch(call: BatchCall, records: list[Record]) -> FailuresByIndex:
+    """Call a handler for a batch and return the failures; if the call raises, all records have failed."""
     try:
         return await call(records) or {}
     except _AllFailedError as error:
         return error.failed
-    except Exception as error:  # noqa: BLE001 - a handler may raise any
+    except Exception as error:  # noqa: BLE001 - a handler may raise any exception
         return dict.fromkeys(range(len(records)), error)
 
 
-def naming_failures(call: BatchCall, prepared: PreparedHandler, where: str) -> BatchCall:
-    """Return a ``call`` that returns the failed records.
+def returning_failures(call: BatchCall, prepared: PreparedHandler, where: str) -> BatchCall:
+    """Return a call that returns failures of single records instead of raising an error.
 
-    These are the records that a PartialFailureError names, and the records that cannot be decoded.
+    A record fails alone if a PartialFailureError names it, or if it cannot be decoded. In the second case, the handler
+    is called again for the other records. Any other error is raised.
+
+    Args:
+        call: calls the handler for a batch.
+        prepared: decodes single records.
+        where: name of the handler in errors.
     """
 
-    async def named(records: list[Record]) -> Failed:
+    async def call_returning_failures(records: list[Record]) -> FailuresByIndex:
         try:
             await call(records)
         except PartialFailureError as error:
-            return _named(error, len(records), where)
+            return _failures_named_by(error, len(records), where)
         except DecodeError:
-            failed = _undecodable(prepared, records)
+            failed = _decode_failures(prepared, records)
             if not failed:
-                # The handler itself decoded something else and raised the DecodeError.
+                # All records can be decoded, so the handler itself raised the DecodeError.
                 raise
-            good = [index for index in range(len(records)) if index not in failed]
-            if good:
-                of_good = await failures_of(named, [records[index] for index in good])
-                failed.update((good[index], one) for index, one in of_good.items())
+            decodable = [index for index in range(len(records)) if index not in failed]
+            if decodable:
+                later_failures = await call_batch(call_returning_failures, [records[index] for index in decodable])
+                failed.update((decodable[index], error) for index, error in later_failures.items())
             return failed
         return {}
 
-    return named
+    return call_returning_failures
 
 
 def raising_if_all_fail(call: BatchCall) -> BatchCall:
-    """Return a ``call`` that raises if all records failed.
+    """Return a call that raises if all records fail.
 
-    The transaction discards the messages of a call that raises. If only some records failed, the published messages
-    belong to the other records and are kept.
+    The transaction then discards the messages of the call. If only some records fail, it keeps the messages, which
+    belong to the other records.
     """
 
-    async def raising(records: list[Record]) -> Failed:
-        failed = await failures_of(call, records)
+    async def call_raising_if_all_fail(records: list[Record]) -> FailuresByIndex:
+        failed = await call_batch(call, records)
         if len(failed) == len(records):
             raise _AllFailedError(failed)
         return failed
 
-    return raising
+    return call_raising_if_all_fail
 
 
-def _undecodable(prepared: PreparedHandler, records: Iterable[Record]) -> dict[int, Exception]:
+def _decode_failures(prepared: PreparedHandler, records: Iterable[Record]) -> dict[int, Exception]:
     failed: dict[int, Exception] = {}
     for index, record in enumerate(records):
         try:
@@ -86,32 +92,34 @@ def _undecodable(prepared: PreparedHandler, records: Iterable[Record]) -> dict[i
     return failed
 
 
-def _named(error: PartialFailureError, count: int, where: str) -> Failed:
-    """Return the failures named in a PartialFailureError.
+def _failures_named_by(error: PartialFailureError, count: int, where: str) -> FailuresByIndex:
+    """Return the failures that a PartialFailureError names.
+
+    A record that is named without an exception fails with the cause of the PartialFailureError, or with that error.
 
     Raises:
-        HandlerFailedError: the error names no record, or an index or exception in it is invalid.
+        HandlerFailedError: ``error`` names no record, or contains an invalid index or exception.
     """
     wrong = "" if error.failed else "no index"
-    instead = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    default = error.__cause__ if isinstance(error.__cause__, Exception) else error
     failed: dict[int, Exception] = {}
-    for index, one in _entries(error):
+    for index, failure in _unchecked_entries(error):
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
             wrong = f"index {index!r}"
-        elif one is None:
-            failed[index] = instead
-        elif isinstance(one, Exception):
-            failed[index] = one
+        elif failure is None:
+            failed[index] = default
+        elif isinstance(failure, Exception):
+            failed[index] = failure
         else:
-            wrong = f"{one!r}, which is not an exception, at index {index}"
+            wrong = f"{failure!r}, which is not an exception, at index {index}"
     if wrong:
         raise HandlerFailedError(
-            f"{where} raised PartialFailureError with {wrong}, for a batch of {count} records - name those that failed,"
-            f" from 0 to {count - 1}, each with its exception; until then all of them count as failed"
+            f"{where} raised PartialFailureError with {wrong}, for a batch of {count} records, so the whole batch has"
+            f" failed - pass the index of each failed record, from 0 to {count - 1}, with its exception"
         ) from error
     return failed
 
 
-def _entries(error: PartialFailureError) -> Iterable[tuple[object, object]]:
-    """Return the entries of the handler's mapping, typed as unchecked objects."""
+def _unchecked_entries(error: PartialFailureError) -> Iterable[tuple[object, object]]:
+    """Return the entries of the handler's mapping, whose declared types the handler may have ignored."""
     return error.failed.items()

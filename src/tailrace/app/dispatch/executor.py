@@ -1,6 +1,7 @@
-"""Base of the executors of records and batches.
+"""Base class of the executors for records and for batches.
 
-``core.dispatch`` decides which work may start. If a handler changes or cancels its task, no other work is affected.
+``core.dispatch`` decides which work may start. If a handler cancels its own task or changes the context variables of
+its task, other work is not affected.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.task_results import self_cancellation_failure
 from tailrace.app.dispatch.work import Work
 from tailrace.app.dispatch.workers import Workers
@@ -25,8 +26,8 @@ __all__ = ["Executor", "ExecutorOptions", "Recover"]
 
 WorkT = TypeVar("WorkT", bound=Work)
 
-Recover: TypeAlias = Callable[[Any, Any, Failed], Awaitable[None]]
-"""Finishes failed work; called with the executor, the work and its failures. An error that it raises ends the app."""
+Recover: TypeAlias = Callable[[Any, Any, FailuresByIndex], Awaitable[None]]
+"""Retries or gives up failed work; called with the executor, the work and its failures. An error of it ends the app."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +37,10 @@ class ExecutorOptions:
     Attributes:
         order_by: order in which records are handled.
         concurrency: maximum number of records, or batches, that run at once.
-        window: maximum number of records that wait in the executor to run or for another attempt.
+        window: maximum number of records that wait in the executor, to start or for another attempt.
         on_progress: called when work is finished or there is room for more records.
-        on_full: called with a record and the number of records waiting with it, if these hold up their partition.
+        on_full: called when so many records wait for a record that no more records of its partition are added. The
+            arguments are that record, and the number of records that wait in its lane or partition.
     """
 
     order_by: OrderBy
@@ -49,19 +51,22 @@ class ExecutorOptions:
 
 
 class Executor(ABC, Generic[WorkT]):
-    """Executor of the records or batches of one handler.
+    """Executor for the records or batches of one handler.
+
+    Work is a record or batch that has started and is not finished.
 
     Args:
         queue: holds the waiting records, and decides which work starts next.
-        recover: finishes failed work.
+        recover: retries or gives up failed work.
+        options: order and limits.
 
     Attributes:
         is_held: True between ``hold`` and ``release``.
-        is_of_batches: True if each call is for a batch.
+        handles_batches: True if the handler is called with batches.
         meter: durations and outcomes of the handler's calls.
     """
 
-    is_of_batches: ClassVar[bool] = False
+    handles_batches: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -71,7 +76,7 @@ class Executor(ABC, Generic[WorkT]):
     ) -> None:
         self._queue, self._recover, self._on_progress = queue, recover, options.on_progress
         self._progress: dict[TopicPartition, Progress] = {}
-        """Progress of the assignment epoch in which records of each partition were last added."""
+        """Progress of each partition's latest assignment epoch."""
         self._loop = asyncio.get_running_loop()
         self._workers: Workers[WorkT] = Workers(options.concurrency, self._ended)
         self.is_held = self._are_starts_held = False
@@ -85,7 +90,7 @@ class Executor(ABC, Generic[WorkT]):
         return 0 if self.is_held else self._queue.room_of(partition)
 
     def add(self, lease: Lease) -> None:
-        """Add the next records of a partition; they start when their turn comes."""
+        """Add the next records of a partition, and start the work that may start now."""
         self._progress[lease.partition] = lease.progress
         self._queue.add(lease, self._loop.time())
         self._start_due()
@@ -100,34 +105,34 @@ class Executor(ABC, Generic[WorkT]):
                 lease.abandon_left()
             for queued in parked:
                 progress.abandon(queued.record.offset)
-            self._leave_waiting(partition)
+            self._leave_paused_work(partition)
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition; its running records are not committed, and its failed records are not retried."""
+        """Forget a partition; its started records are not committed, and its failed records are not retried."""
         self._mark_suspended()
         self._queue.drop(partition)
         if (progress := self._progress.pop(partition, None)) is not None:
             progress.halt()
-            self._leave_waiting(partition)
+            self._leave_paused_work(partition)
 
     # ---- starts --------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Start no more work until ``release``; running work continues."""
-        # A handler may call this. Its worker is marked as suspended, and so checks ``is_held`` before its next record.
+        """Start no more work until ``release``; started work continues."""
+        # A handler may call this. Its worker then counts as suspended, so it checks ``is_held`` before its next record.
         self._mark_suspended()
         self.is_held = True
         self._update_starts()
         self._on_progress()
 
     def release(self) -> None:
-        """Start records again."""
+        """End ``hold``."""
         self.is_held = False
         self._update_starts()
         self._on_progress()
 
     def hold_starts(self) -> None:
-        """Start no work until ``allow_starts``, not even after ``release``; a transaction is about to be committed."""
+        """Start no work until ``allow_starts``, even after ``release``; called before a transaction is committed."""
         self._mark_suspended()
         self._are_starts_held = True
         self._update_starts()
@@ -139,32 +144,30 @@ class Executor(ABC, Generic[WorkT]):
             self._update_starts()
 
     @property
-    def gathers(self) -> bool:
-        """True while records wait for more records of their batch."""
+    def is_gathering(self) -> bool:
+        """True while an incomplete batch waits for more records."""
         return False
 
     def hurry(self) -> None:
-        """Start incomplete batches, because no more records are delivered until all delivered records are finished."""
+        """Start incomplete batches, because no more records are delivered before all delivered records are finished."""
 
     def _update_starts(self) -> None:
-        """Update ``_may_start``, and start work.
-
-        ``_may_start`` is a plain attribute instead of a property, because it is read for each suspended record.
-        """
+        """Update ``_may_start``, and start the work that may start now."""
+        # ``_may_start`` is an attribute instead of a property, because it is read for each suspended record.
         workers = self._workers
         self._may_start = not (self.is_held or self._are_starts_held or workers.is_ending or workers.first_error.done())
         self._start_due()
 
-    # ---- life ----------------------------------------------------------------------------------------------------
+    # ---- run and state -------------------------------------------------------------------------------------------
 
     async def run(self, cleaning_up_s: float) -> None:
-        """Run until canceled; after that, cancel running handlers and give them ``cleaning_up_s`` to clean up.
+        """Start work until canceled; then cancel the running handlers and wait ``cleaning_up_s`` seconds for them.
 
         Raises:
-            HandlerFailedError: a record failed, and ``on_failure="stop"`` is set.
+            Exception: an error ends the app, such as HandlerFailedError with ``on_failure="stop"``.
         """
         try:
-            # If SystemExit ends the event loop, all tasks are canceled, but this future must keep its error.
+            # SystemExit in a handler makes asyncio cancel all tasks. The shield keeps the error in this future.
             await asyncio.shield(self._workers.first_error)
         finally:
             self._mark_suspended()
@@ -174,8 +177,8 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     @abstractmethod
-    def at_work(self) -> int:
-        """Number of records that are running, waiting for their next attempt, or about to start."""
+    def started_or_due(self) -> int:
+        """Number of records that run, wait for their next attempt, or are about to start."""
 
     @property
     def waiting(self) -> int:
@@ -183,19 +186,19 @@ class Executor(ABC, Generic[WorkT]):
         return self._queue.waiting
 
     @property
-    def holds_back(self) -> bool:
-        """True if records wait for ``release``."""
+    def has_held_records(self) -> bool:
+        """True if records wait until ``release`` is called."""
         return self.is_held and self._queue.waiting > 0
 
     @property
     def longest_s(self) -> float:
-        """Seconds for which the longest running call has run; pauses between attempts do not count."""
+        """Seconds since the start of the oldest running call; 0 if no call runs."""
         since = [work.since for work in self._workers if work.since is not None]
         return self._loop.time() - min(since) if since else 0.0
 
     @property
     def started(self) -> list[Record]:
-        """Unfinished records that were taken out of their leases, apart from those that wait for an earlier record."""
+        """Records that run, wait for their next attempt, or were taken from their lease to run next."""
         return [record for work in self._workers for record in work.records]
 
     @property
@@ -204,20 +207,20 @@ class Executor(ABC, Generic[WorkT]):
         return sum(len(work.records) for work in self._workers)
 
     @property
-    def runs(self) -> bool:
-        """True if a handler runs, or waits for its next attempt."""
+    def is_running(self) -> bool:
+        """True if a record runs or waits for its next attempt."""
         return any(work.records for work in self._workers)
 
     @property
-    def runs_ours(self) -> bool:
-        """True if ``runs`` is true for work with a partition that was not dropped after the work had started."""
+    def runs_current_records(self) -> bool:
+        """True if a record runs or waits for its next attempt, and its partition was not dropped after its start."""
         running = [work.leases for work in self._workers if work.records]
-        # Work without a lease was never suspended, so that its partition cannot have been dropped.
+        # Work without a lease has not suspended, so its partition cannot have been dropped since its start.
         return any(not leases or any(lease.is_current for lease in leases) for leases in running)
 
     @property
-    def under_way(self) -> list[Record]:
-        """Unfinished started records; for a batch, only the first of its unfinished records."""
+    def first_unfinished(self) -> list[Record]:
+        """Unfinished records that have started; of each batch, only the first unfinished record."""
         return [work.records[0] for work in self._workers if work.records]
 
     def runs_in(self, task: asyncio.Task[Any]) -> bool:
@@ -227,66 +230,72 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     def has_failed(self) -> bool:
-        """True if failed work ends the app. That work is not finished, and no other work starts."""
+        """True if an error ends the app. The failed work stays unfinished, and no other work starts."""
         return self._workers.first_error.done()
 
     @property
     def failure(self) -> BaseException | None:
-        """Error that ends the app."""
+        """Error that ends the app, or None."""
         return self._workers.first_error.exception() if self._workers.first_error.done() else None
 
     # ---- failed work ---------------------------------------------------------------------------------------------
 
-    async def attempt(self, work: WorkT) -> Failed:
-        """Call the handler; return the failed records.
+    async def attempt(self, work: WorkT) -> FailuresByIndex:
+        """Call the handler; return the failures.
 
-        A CancelledError counts as a failure of the handler. While the executor ends, this method raises CancelledError
-        instead, and the records neither fail nor are finished.
+        A CancelledError that the handler raises counts as a failure. This method raises CancelledError, and the records
+        stay unfinished, if a record fails while the executor ends, or if the task was abandoned.
         """
         began_at, count = self._loop.time(), len(work.records)
         try:
             failed = await self._call(work)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a handler may raise any
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a handler may raise any exception
             failed = dict.fromkeys(range(len(work.records)), self._failure(error))
-        self.meter.note_call(count, self._loop.time() - began_at, failed=len(failed), is_batch=self.is_of_batches)
+        self.meter.note_call(count, self._loop.time() - began_at, failed=len(failed), is_batch=self.handles_batches)
         if self._workers.has_abandoned or (failed and self._workers.is_ending):
             raise asyncio.CancelledError
         return failed
 
     def _failure(self, error: Exception | asyncio.CancelledError) -> Exception:
-        """Return the failure for an error that a handler raised; raise CancelledError while the executor ends."""
+        """Return an error of the handler as a failure; raise CancelledError instead while the executor ends."""
         if self._workers.is_ending:
             raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError from error
         return error if isinstance(error, Exception) else self_cancellation_failure()
 
     async def pause_all(self, work: WorkT, seconds: float) -> bool:
-        """Wait before the next attempt; return False if no record is left to retry here."""
+        """Wait before the next attempt; return False if the partitions of all records were halted or dropped."""
         self._mark_suspended()
-        self._leave_halted(work)
+        self._leave_halted_partitions(work)
         if work.records:
             await self._wait(work, None, seconds)
         return bool(work.records)
 
     async def pause(self, record: Record, seconds: float) -> bool:
-        """Wait before a failed record is sent again; return False if its partition has another owner afterwards."""
+        """Wait before a failed record is sent again; return False if its partition was halted or dropped."""
         self._mark_suspended()
         work, partition = self._work_of(record), record.topic_partition
         if work is None:
             return False
         if _lease_of(work, partition).progress.is_halted:
-            self._leave(work, partition)
+            self._leave_partition(work, partition)
             return False
         await self._wait(work, partition, seconds)
         return self.is_ours(record)
 
     def is_ours(self, record: Record) -> bool:
-        """Return True if the partition of a started record was not dropped after the record had started."""
+        """Return False if the partition of a started record was dropped, or the record was left to another owner."""
         work, partition = self._work_of(record), record.topic_partition
-        # Work without a lease was never suspended, so that its partition cannot have been dropped.
+        # Work without a lease has not suspended, so its partition cannot have been dropped since its start.
         return work is not None and (not work.leases or _lease_of(work, partition).is_current)
 
     async def _wait(self, work: WorkT, partition: TopicPartition | None, seconds: float) -> None:
-        """Wait, and let other work run in place of this work meanwhile."""
+        """Wait for ``seconds``, or until ``partition`` is halted or dropped; let other work run meanwhile.
+
+        Args:
+            work: work that waits.
+            partition: partition that the work waits for; None to wait until all its partitions are halted or dropped.
+            seconds: longest time to wait.
+        """
         ended = self._loop.create_future()
         self._queue.failed(work.queued)
         self._workers.max_tasks += not work.waits
@@ -306,38 +315,38 @@ class Executor(ABC, Generic[WorkT]):
 
     def _work_of(self, record: Record) -> WorkT | None:
         """Return the work that contains an unfinished record; None if the record was left to another owner."""
-        ours = self._workers.work_of(asyncio.current_task())
-        works = self._workers if ours is None else [ours]
-        return next((work for work in works if any(one is record for one in work.records)), None)
+        current = self._workers.work_of(asyncio.current_task())
+        works = self._workers if current is None else [current]
+        return next((work for work in works if any(unfinished is record for unfinished in work.records)), None)
 
-    def _leave_halted(self, work: WorkT) -> None:
+    def _leave_halted_partitions(self, work: WorkT) -> None:
         for partition in {lease.partition for lease in work.leases if lease.progress.is_halted}:
-            self._leave(work, partition)
+            self._leave_partition(work, partition)
 
-    def _leave_waiting(self, partition: TopicPartition) -> None:
+    def _leave_paused_work(self, partition: TopicPartition) -> None:
         for work in self._workers:
             if work.waits and any(lease.partition == partition and lease.progress.is_halted for lease in work.leases):
-                self._leave(work, partition)
+                self._leave_partition(work, partition)
 
-    def _leave(self, work: WorkT, partition: TopicPartition) -> None:
-        """Leave the unfinished records of a partition to the next owner, and end their waits."""
+    def _leave_partition(self, work: WorkT, partition: TopicPartition) -> None:
+        """Leave the unfinished records of a partition to its next owner, and end their waits."""
         self._remove(work, partition)
-        for wait, of in work.waits.items():
-            if not wait.done() and (of == partition or not work.records):
+        for wait, waiting_partition in work.waits.items():
+            if not wait.done() and (waiting_partition == partition or not work.records):
                 wait.set_result(None)
 
-    # ---- records or batches --------------------------------------------------------------------------------------
+    # ---- for subclasses ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _start_due(self) -> None:
-        """Start the work whose turn has come, if work may start."""
+        """Start the work that may start now."""
 
     @abstractmethod
-    async def _call(self, work: WorkT) -> Failed:
-        """Call the handler; return the failed records, or raise if all of them failed."""
+    async def _call(self, work: WorkT) -> FailuresByIndex:
+        """Call the handler; return the failures, or raise an error with which all records fail."""
 
     @abstractmethod
-    def keep(self, work: WorkT, records: Sequence[Record]) -> None:
+    def keep_only(self, work: WorkT, records: Sequence[Record]) -> None:
         """Finish all records of failed work except ``records``."""
 
     @abstractmethod
@@ -345,10 +354,10 @@ class Executor(ABC, Generic[WorkT]):
         """Remove the records of a partition from ``work`` without finishing them."""
 
     def _mark_suspended(self) -> None:
-        """Mark the running record as suspended; called before any other change of state."""
+        """Mark the running record as suspended; called before other changes of state. Batches need no mark."""
 
     def _ended(self, _work: WorkT) -> None:
-        """Start other work after the end of a task."""
+        """Start other work after a task has ended."""
         self._update_starts()
         self._on_progress()
 

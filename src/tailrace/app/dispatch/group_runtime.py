@@ -1,7 +1,7 @@
 """Runtime of one consumer group of an app: its source, and an executor for each handler.
 
-A record goes to the first handler that matches it. ``app.dispatch.executor`` keeps the order of records,
-``app.failures.policy`` decides about failed records, and ``app.failures.delayed_records`` delays records of retry
+A record goes to the first handler whose ``when=`` matches it. ``app.dispatch.executor`` keeps the order of records,
+``app.failures.policy`` decides about failed records, and ``app.failures.delayed_records`` delays the records of retry
 topics.
 """
 
@@ -53,11 +53,11 @@ class GroupRuntime:
         opened: values of app-scoped dependencies.
         publisher: publisher of results and dead letters.
         observer: receives events.
-        connect: returns the source of records.
+        connect: returns the source of the group's records.
 
     Attributes:
         source: source of records.
-        unmatched: number of records skipped because no handler accepts them.
+        unmatched: number of records skipped because no handler matches them.
         left_behind: names of handlers that were canceled by the stop and still run.
     """
 
@@ -72,7 +72,7 @@ class GroupRuntime:
         connect: Connect,
     ) -> None:
         self.group_id = group_id
-        self._ready, self._opened, self._publisher, self._observer = handlers, opened, publisher, observer
+        self._bound_handlers, self._opened, self._publisher, self._observer = handlers, opened, publisher, observer
         self._routes = Routes(group_id, [(one.handler, one.resolved) for one in handlers])
         self.source = connect(self._routes)
         self._transactions = self.source.transactions
@@ -80,11 +80,11 @@ class GroupRuntime:
             self._routes.retries,
             deliver=self._dispatch,
             room_of=self._room_in_executors,
-            on_empty=self._read_on,
+            on_empty=self._resume_reading,
             wall_clock=self.source.wall_clock,
         )
         self._runtimes: list[HandlerRuntime] = []
-        self._of_topic: dict[str, list[HandlerRuntime]] = {}
+        self._runtimes_by_topic: dict[str, list[HandlerRuntime]] = {}
         self._progress = AutoResetEvent()
         self._next_read_paused_at: dict[TopicPartition, float] = {}
         """Earliest time of the next PartitionReadPaused event of each partition."""
@@ -93,7 +93,7 @@ class GroupRuntime:
         self.left_behind: list[str] = []
 
     async def start(self) -> None:
-        """Start the source and build the executors; records are read as soon as ``run`` is called.
+        """Start the source and build the executors; ``run`` reads the records.
 
         Raises:
             TailraceError: see ``Consumer.start``.
@@ -111,17 +111,17 @@ class GroupRuntime:
             observer=self._observer,
             instrumentations=instrumentations,
             group_id=self.group_id,
-            # Looked up for each record; a set is faster, and suffices if all topics are known by name.
-            origins=self._routes if self._routes.patterns else self._routes.own,
+            # A set is faster for the look-up of each record, but it does not contain topics that match a pattern.
+            own_topics=self._routes if self._routes.patterns else self._routes.own_topics,
             delay_of=self._retry_topic_records.delay_of,
             window=window,
-            on_progress=self._progressed,
+            on_progress=self._on_progress,
             on_full=self._emit_read_paused,
         )
-        self._runtimes = [handler_runtime(one, context) for one in self._ready]
+        self._runtimes = [handler_runtime(bound, context) for bound in self._bound_handlers]
 
     async def run(self, cleaning_up_s: float) -> None:
-        """Handle records until canceled; after that, cancel handlers and give them ``cleaning_up_s`` to clean up.
+        """Handle records until canceled; then cancel the running handlers and wait ``cleaning_up_s`` seconds for them.
 
         Raises:
             HandlerFailedError: a record failed for good, and ``on_failure="stop"`` is set.
@@ -134,14 +134,14 @@ class GroupRuntime:
             tasks.start_soon(self._retry_topic_records.run)
 
     async def finish(self, timeout_s: float) -> None:
-        """Start no more records, and wait at most ``timeout_s`` for running records."""
+        """Start no more records, and wait at most ``timeout_s`` seconds for started records to finish."""
         until = asyncio.get_running_loop().time() + timeout_s
         # room_of() returns 0 from now on, so that records of newly assigned partitions do not start either.
         self._is_ending = True
         self.source.halt()
         if self._transactions is not None:
-            await self._transactions.settled(until)
-        while self.runs and asyncio.get_running_loop().time() < until:
+            await self._transactions.wait_until_settled(until)
+        while self.is_running and asyncio.get_running_loop().time() < until:
             await self._progress.wait(until)
 
     def handler_in(self, task: asyncio.Task[Any]) -> str | None:
@@ -150,16 +150,17 @@ class GroupRuntime:
 
     @property
     def failure(self) -> BaseException | None:
-        """Error of a handler that ends the app."""
+        """Error of a handler that ends the app, or None."""
         return next(filter(None, (one.executor.failure for one in self._runtimes)), None)
 
     @property
     def is_settled(self) -> bool:
-        """True if all unfinished records have failed for good, or wait for records that have failed for good."""
+        """True if each unfinished record has failed for good, or waits for a record that has failed for good."""
         if self._transactions is not None and not self._transactions.are_settled:
             return False
         return not self._retry_topic_records and all(
-            one.executor.at_work == one.recovery.waiting and not one.executor.has_failed for one in self._runtimes
+            one.executor.started_or_due == one.recovery.waiting and not one.executor.has_failed
+            for one in self._runtimes
         )
 
     def executors_of(self, function: Callable[..., object]) -> list[Executor[Any]]:
@@ -168,23 +169,23 @@ class GroupRuntime:
 
     @property
     def slowest(self) -> tuple[float, str]:
-        """Seconds for which the longest running call has run, and the name of its handler."""
+        """Seconds since the start of the oldest running call, and the name of its handler; 0 and "" if no call runs."""
         return max(((one.executor.longest_s, one.handler.name) for one in self._runtimes), default=(0.0, ""))
 
     @property
     def overdue(self) -> Sequence[str]:
         """Names of handlers that still run after their ``timeout_ms``."""
-        return [one.handler.name for one in self._runtimes if one.overdue.count]
+        return [one.handler.name for one in self._runtimes if one.overdue_calls.count]
 
     @property
     def waiting(self) -> int:
-        """Number of records that failed for good and block their lane, because no topic takes them."""
-        aside = 0 if self._transactions is None else self._transactions.waiting
-        return aside + sum(one.recovery.waiting for one in self._runtimes)
+        """Number of records that failed for good and block their lane, because they could not be written to a topic."""
+        deferred = 0 if self._transactions is None else self._transactions.waiting
+        return deferred + sum(one.recovery.waiting for one in self._runtimes)
 
     @property
     def stalled_s(self) -> float:
-        """Seconds for which no transaction was committed although there are records; 0 below a limit."""
+        """Seconds without a commit of a transaction although records wait for one; 0 below a limit."""
         return 0.0 if self._transactions is None else self._transactions.stalled_s
 
     def handler_statistics(self) -> list[HandlerStatistics]:
@@ -198,50 +199,50 @@ class GroupRuntime:
         )
 
     def consumer_statistics(self) -> ConsumerStatistics | None:
-        """Return the statistics of the group's consumer; None with a substitute for Kafka."""
+        """Return the statistics of the group's consumer; None if a substitute for Kafka is used."""
         return self.source.statistics([record for one in self._runtimes for record in one.executor.started])
 
     @property
-    def runs(self) -> bool:
-        """True if a handler runs, or a failed record waits for its next attempt."""
-        return any(one.executor.runs for one in self._runtimes)
+    def is_running(self) -> bool:
+        """True if a record runs or waits for its next attempt."""
+        return any(one.executor.is_running for one in self._runtimes)
 
     @property
-    def runs_ours(self) -> bool:
-        """True if ``runs`` is true for a record whose partition was not dropped after the record had started."""
-        return any(one.executor.runs_ours for one in self._runtimes)
+    def runs_current_records(self) -> bool:
+        """True if a record runs or waits for its next attempt, and its partition was not dropped after its start."""
+        return any(one.executor.runs_current_records for one in self._runtimes)
 
     @property
     def unstarted(self) -> int:
-        """Number of records taken and not started; all records held from retry topics count as one."""
+        """Number of records that were read and have not started; all records of retry topics together count as one."""
         return bool(self._retry_topic_records) + sum(one.executor.waiting for one in self._runtimes)
 
     def hold_starts(self) -> None:
-        """Start no more records until ``allow_starts``; running records continue."""
+        """Start no more records until ``allow_starts``; started records continue."""
         for one in self._runtimes:
             one.executor.hold_starts()
 
     def allow_starts(self) -> None:
-        """Start records again."""
+        """End ``hold_starts``."""
         for one in self._runtimes:
             one.executor.allow_starts()
 
     @property
-    def is_held_back(self) -> bool:
-        """True if no handler runs and records wait for a paused handler."""
-        return not self.runs and any(one.executor.holds_back for one in self._runtimes)
+    def waits_for_paused_handler(self) -> bool:
+        """True if no record runs and records wait for a paused handler."""
+        return not self.is_running and any(one.executor.has_held_records for one in self._runtimes)
 
     @property
-    def gathers(self) -> bool:
-        """True while records wait for more records of their batch."""
-        return any(one.executor.gathers for one in self._runtimes)
+    def is_gathering(self) -> bool:
+        """True while an incomplete batch waits for more records."""
+        return any(one.executor.is_gathering for one in self._runtimes)
 
     def hurry(self) -> None:
-        """Start incomplete batches, because no more records are delivered until all delivered records are finished."""
+        """Start incomplete batches, because no more records are delivered before all delivered records are finished."""
         for one in self._runtimes:
             one.executor.hurry()
 
-    # ---- sink of the reader ------------------------------------------------------------------------------------
+    # ---- called by the reader ----------------------------------------------------------------------------------
 
     def halt(self, partition: TopicPartition) -> None:
         """Start no more records of a partition, and leave records that have not started to the next owner."""
@@ -261,7 +262,7 @@ class GroupRuntime:
         try:
             await handler_runtime.executor.run(cleaning_up_s)
         finally:
-            for record in handler_runtime.executor.under_way:
+            for record in handler_runtime.executor.first_unfinished:
                 name, partition = handler_runtime.handler.name, record.topic_partition
                 self.left_behind.append(name)
                 self._observer.emit(HandlerAbandoned(name, partition, record.offset, cleaning_up_s))
@@ -276,7 +277,7 @@ class GroupRuntime:
             else:
                 self._dispatch(lease)
             if count >= FEW_RECORDS:
-                # The handler runs first. If it does not suspend, there is room for the next slice afterwards.
+                # Let the handlers run before more records are read. Handlers that do not suspend make room for them.
                 count = 0
                 await asyncio.sleep(0)
 
@@ -293,14 +294,14 @@ class GroupRuntime:
             runtimes[0].executor.add(lease)
             return
         shares: dict[int, list[Record]] = {}
-        is_own = lease.partition.topic in self._routes
+        is_own_topic = lease.partition.topic in self._routes
         for record in lease.left:
-            seen, order = record, list(range(len(runtimes)))
-            if is_own:
-                seen, failed = first_read(record), handler_of(record)
+            original, order = record, list(range(len(runtimes)))
+            if is_own_topic:
+                original, failed_in = first_read(record), handler_of(record)
                 # The handler in which the record failed comes first.
-                order.sort(key=lambda n: runtimes[n].handler.name != failed)
-            matching = (n for n in order if matches(runtimes[n].handler, seen))
+                order.sort(key=lambda n: runtimes[n].handler.name != failed_in)
+            matching = (n for n in order if matches(runtimes[n].handler, original))
             # A record that matches no handler goes to a handler with unmatched="fail", whose call rejects the record.
             rejecting = (n for n in order if runtimes[n].handler.unmatched == "fail")
             chosen = next(matching, next(rejecting, None))
@@ -313,19 +314,21 @@ class GroupRuntime:
             runtimes[number].executor.add(share)
 
     def _runtimes_of(self, topic: str) -> list[HandlerRuntime]:
-        found = self._of_topic.get(topic)
+        found = self._runtimes_by_topic.get(topic)
         if found is None:
-            found = self._of_topic[topic] = [self._runtimes[number] for number in self._routes.receivers(topic)]
+            found = self._runtimes_by_topic[topic] = [
+                self._runtimes[number] for number in self._routes.receivers(topic)
+            ]
             if (pair := self._routes.overlapping_handlers(topic)) is not None:
                 self._observer.emit(HandlersOverlap(self.group_id, topic, (pair[0].name, pair[1].name)))
         return found
 
-    def _progressed(self) -> None:
+    def _on_progress(self) -> None:
         self._progress.set()
         self.source.progressed()
         self._retry_topic_records.room_changed()
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         self.source.progressed()
 
     def _emit_read_paused(self, handler: Handler, record: Record, waiting: int) -> None:

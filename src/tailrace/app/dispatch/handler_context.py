@@ -1,4 +1,4 @@
-"""Parts of a consumer group that its handlers share."""
+"""Context of a handler: the parts of its consumer group that all handlers of the group use."""
 
 from __future__ import annotations
 
@@ -32,13 +32,16 @@ class HandlerContext:
     instrumentations: Sequence[Instrumentation]
     """Hooks that surround the calls of handlers, the outermost first."""
     group_id: str
-    origins: Container[str]
-    """The group's own topics, whose records are passed to handlers as they were in their origin topic."""
+    own_topics: Container[str]
+    """Retry and replay topics of the group. Handlers receive their records as they were when they were first read."""
     delay_of: Callable[[str], int | None]
     """Returns the delay of a retry topic in milliseconds; None for other topics."""
     window: int
-    """Maximum number of records that may wait in one executor."""
+    """Maximum number of records that wait in one executor."""
     on_progress: Callable[[], None]
-    """Called when a record is finished, or there is room for more records."""
+    """Called when a record is finished or there is room for more records."""
     on_full: Callable[[Handler, Record, int], None]
-    """Called with the handler, the record that fills a lane or a partition, and the number of records waiting there."""
+    """Called when so many records wait for a record that no more records of its partition are read.
+
+    The arguments are the handler, that record, and the number of records that wait in its lane or partition.
+    """

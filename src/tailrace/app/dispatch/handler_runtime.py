@@ -13,7 +13,7 @@ from tailrace.app.dispatch.executor import Executor, ExecutorOptions
 from tailrace.app.dispatch.handler_context import HandlerContext
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.recovery import Recovery
-from tailrace.app.dispatch.timeouts import Overdue
+from tailrace.app.dispatch.timeouts import OverdueCalls
 from tailrace.app.failures.policy import FailurePolicy
 from tailrace.app.handlers import Handler
 from tailrace.app.health.handler_events import HandlerEvents
@@ -29,7 +29,7 @@ class HandlerRuntime:
     handler: Handler
     executor: Executor[Any]
     recovery: Recovery
-    overdue: Overdue
+    overdue_calls: OverdueCalls
     events: HandlerEvents
 
     def statistics(self, group_id: str) -> HandlerStatistics:
@@ -40,7 +40,7 @@ class HandlerRuntime:
             handler=self.handler.name,
             concurrency=self.handler.concurrency,
             records=meter.records,
-            batches=meter.batches if executor.is_of_batches else None,
+            batches=meter.batches if executor.handles_batches else None,
             calls=meter.durations,
             in_flight=executor.in_flight,
             waiting=executor.waiting,
@@ -53,21 +53,21 @@ class HandlerRuntime:
         )
 
 
-def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRuntime:
-    """Build the runtime of a handler."""
-    handler = ready.handler
+def handler_runtime(bound: BoundHandler, context: HandlerContext) -> HandlerRuntime:
+    """Build the runtime of a handler; in transactions, a handler without ``timeout_ms`` gets a default."""
+    handler = bound.handler
     limits = handler.batch
     if context.transactions is not None and handler.timeout_ms is None:
-        share_ms = context.transactions.work_share_ms(0 if limits is None else limits.max_wait_ms)
-        handler = replace(handler, timeout_ms=share_ms)
-        ready = replace(ready, handler=handler)
+        timeout_ms = context.transactions.default_timeout_ms(0 if limits is None else limits.max_wait_ms)
+        handler = replace(handler, timeout_ms=timeout_ms)
+        bound = replace(bound, handler=handler)
     events = HandlerEvents()
     observer = context.observer.with_hooks(events)
-    overdue = Overdue(handler.name, observer)
-    call = handler_call(ready, context, overdue)
+    overdue_calls = OverdueCalls(handler.name, observer)
+    call = handler_call(bound, context, overdue_calls)
     policy = FailurePolicy(
         handler,
-        ready.resolved,
+        bound.resolved,
         dead_letter_publisher=context.dead_letter_publisher,
         observer=observer,
         transactions=context.transactions,
@@ -86,4 +86,4 @@ def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRunt
         executor = RecordExecutor(call, recovery.recover, options, is_shared=handler.when is not None)
     else:
         executor = BatchExecutor(call.handle, recovery.recover, options, limits)
-    return HandlerRuntime(handler, executor, recovery, overdue, events)
+    return HandlerRuntime(handler, executor, recovery, overdue_calls, events)

@@ -1,8 +1,8 @@
-"""Executor of records: workers that take one record after the other from the lanes.
+"""Executor for records: workers that take one record after the other from the lanes.
 
-A worker runs records without a pause until a handler suspends. Only then is another worker woken and the state of the
-suspended record kept, so that a handler that never suspends costs no task, no timer and no set entry per record. With
-one event loop, at most one worker runs at any moment. That worker is ``_running`` until its handler suspends.
+A worker runs records one after the other until a handler suspends. Only then is another worker woken and the state of
+the suspended record kept, so a handler that never suspends costs no task, no timer and no set entry per record. All
+workers share one event loop, so at most one worker runs at any moment: ``_running``, until its handler suspends.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Iterator, Sequence
 from itertools import islice
 from operator import length_hint
 
-from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.call import HandlerCall, UnitCall
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
 from tailrace.app.dispatch.work import Worker
-from tailrace.app.publish.results import traces_are_carried
+from tailrace.app.publish.results import is_opentelemetry_imported
 from tailrace.compiled import handler_run
 from tailrace.core.delivery.slice_size import is_too_long
 from tailrace.core.dispatch.lanes import Lanes
@@ -24,16 +24,16 @@ from tailrace.records import Record, TopicPartition
 
 __all__ = ["RecordExecutor"]
 
-_RECORDS_A_LOOK = 32
-"""Maximum number of records that run between two readings of the clock; the first intervals are shorter."""
+_MAX_RECORDS_PER_CLOCK_READING = 32
+"""Maximum number of records that run between two readings of the clock; a run begins with one record and doubles."""
 
 
 class RecordExecutor(Executor[Worker]):
-    """Executor of the records of one handler.
+    """Executor for the records of one handler.
 
     Args:
         call: calls the handler; raises if the record fails.
-        recover: finishes a failed record.
+        recover: retries or gives up a failed record.
         options: order and limits.
         is_shared: True if other handlers receive records of the same partitions.
     """
@@ -41,7 +41,7 @@ class RecordExecutor(Executor[Worker]):
     def __init__(
         self, call: HandlerCall, recover: Recover, options: ExecutorOptions, *, is_shared: bool = False
     ) -> None:
-        self._handle, self._finish, self._value_call = call
+        self._handle, self._publish_result, self._value_call = call
         self._lanes = Lanes(
             options.order_by,
             options.window,
@@ -54,24 +54,24 @@ class RecordExecutor(Executor[Worker]):
         self._is_iteration_awaited = False
 
     @property
-    def at_work(self) -> int:
+    def started_or_due(self) -> int:
         """Number of records that run, wait for their next attempt, or are about to start."""
         return len(self._workers.tasks) - len(self._idle)
 
     @property
     def started(self) -> list[Record]:
-        """Unfinished records that were taken out of their leases, apart from those that wait for an earlier record."""
+        """Records that run, wait for their next attempt, or were taken from their lease to run next."""
         return [*super().started, *self._lanes.ready]
 
-    def keep(self, _work: Worker, _records: Sequence[Record]) -> None:
-        """Do nothing, because the worker finishes its record after recovery."""
+    def keep_only(self, _work: Worker, _records: Sequence[Record]) -> None:
+        """Do nothing, because the worker finishes its only record after the recovery."""
 
     def _start_due(self) -> None:
         if self._running is None and self._lanes.waiting and self._may_start:
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """Wake a worker; when that worker's handler suspends, ``_on_loop_iteration`` wakes another worker."""
+        """Wake or start one worker; when its handler suspends, ``_on_loop_iteration`` wakes the next worker."""
         if self._idle:
             wakeup = self._idle.pop().wakeup
             if wakeup is not None and not wakeup.done():
@@ -79,17 +79,17 @@ class RecordExecutor(Executor[Worker]):
         elif len(self._workers.tasks) < self._workers.max_tasks:
             self._workers.start(Worker, self._run_worker)
 
-    async def _call(self, work: Worker) -> Failed:
+    async def _call(self, work: Worker) -> FailuresByIndex:
         assert work.record is not None
         if (returned := await self._handle(work.record)) is not None:
-            await self._finish(work.record, returned)
+            await self._publish_result(work.record, returned)
         return {}
 
     def _remove(self, work: Worker, _partition: TopicPartition) -> None:
         assert work.record is not None
         for lease in work.leases:
             lease.progress.abandon(work.record.offset)
-        work.is_left = True
+        work.has_left_record = True
 
     def _ended(self, work: Worker) -> None:
         if self._running is work:
@@ -109,13 +109,13 @@ class RecordExecutor(Executor[Worker]):
             await worker.wakeup
 
     async def _run_records(self, worker: Worker) -> None:
-        handle, finish, workers = self._handle, self._finish, self._workers
+        handle, publish_result, workers = self._handle, self._publish_result, self._workers
         began_at = self._loop.time()
         while (record := self._take(worker)) is not None:
             try:
                 if (returned := await handle(record)) is not None:
-                    await finish(record, returned)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
+                    await publish_result(record, returned)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a handler may raise any exception
                 await self._recover_record(worker, error)
             if not self._finish_started(worker) and not worker.has_changed_context:
                 await self._run_free(worker, began_at)
@@ -126,7 +126,7 @@ class RecordExecutor(Executor[Worker]):
             if worker.has_yielded:
                 worker.has_yielded, began_at = False, self._loop.time()
                 if len(workers.tasks) > workers.max_tasks:
-                    # Another worker was started while the record waited for an attempt, and continues in its place.
+                    # While the record waited for its next attempt, another worker was started, which continues instead.
                     break
             elif is_too_long(self._loop.time() - began_at):
                 self._yield()
@@ -136,26 +136,26 @@ class RecordExecutor(Executor[Worker]):
         self._on_progress()
 
     async def _run_free(self, worker: Worker, began_at: float) -> None:
-        """Run records that need no ``take``, until a handler suspends or this turn of the event loop is too long."""
+        """Run the records of ``Lanes.free`` until a handler suspends or has blocked the event loop for too long."""
         free, count = self._lanes.free, 1
-        worker.unmeasured.go_on(free)
+        worker.unmeasured.count_records(free)
         while length_hint(free) and self._may_start and not is_too_long(self._loop.time() - began_at):
             try:
                 if (returned := await self._run_next(worker, free, count)) is not None:
                     assert worker.record is not None
-                    await self._finish(worker.record, returned)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
+                    await self._publish_result(worker.record, returned)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a handler may raise any exception
                 await self._recover_record(worker, error)
             if worker.queued is not None or worker.has_changed_context:
                 self._finish_started(worker)
                 return
-            count = min(2 * count, _RECORDS_A_LOOK)
+            count = min(2 * count, _MAX_RECORDS_PER_CLOCK_READING)
 
     def _run_next(self, worker: Worker, free: Iterator[Record], count: int) -> Awaitable[object]:
-        """Return an awaitable that handles up to ``count`` records, as ``tailrace._native.HandlerRun`` does."""
+        """Return an awaitable that runs up to ``count`` records like ``_run``, compiled if possible."""
         if handler_run is None:
             return _run(worker, free, count, self._handle)
-        call = None if self._value_call is None or traces_are_carried() else self._value_call
+        call = None if self._value_call is None or is_opentelemetry_imported() else self._value_call
         return handler_run(worker, free, count, self._handle, call and call.function, call and call.decode)
 
     async def _recover_record(self, worker: Worker, error: Exception | asyncio.CancelledError) -> None:
@@ -169,14 +169,14 @@ class RecordExecutor(Executor[Worker]):
         self.meter.note_run(*worker.unmeasured.end(self._loop.time()), failed=failed)
 
     def _take(self, worker: Worker) -> Record | None:
-        """Make ``worker`` the running worker, and return its next record, or None."""
+        """Make ``worker`` the running worker; return its next record, or None if no record may run now."""
         if self._running is not None:
             self._mark_suspended(worker)
         self._running = worker
         queued = self._lanes.take() if self._may_start else None
         if queued is None:
             return None
-        worker.record, worker.is_left = queued.record, False
+        worker.record, worker.has_left_record = queued.record, False
         now = self._loop.time()
         worker.unmeasured.begin(now)
         if queued.is_started:
@@ -187,23 +187,23 @@ class RecordExecutor(Executor[Worker]):
         return queued.record
 
     def _yield(self) -> None:
-        """Note that the running worker yields to the event loop and has no record."""
+        """Note that the running worker has no record and yields to the event loop."""
         self._running = None
         self._lanes.release_last()
 
     def _on_loop_iteration(self) -> None:
-        """Wake another worker, because the event loop iterates and so the handler is suspended or has ended."""
+        """Wake another worker: since the event loop calls this, the running handler has suspended or ended."""
         self._is_iteration_awaited = False
         self._mark_suspended()
         if self._lanes.waiting and self._may_start:
             self._wake_one()
         else:
-            # The suspended record may take long, and progress would be reported only when it is finished.
+            # Report progress now, because the suspended record may take long to finish.
             self._on_progress()
 
-    def _mark_suspended(self, but: Worker | None = None) -> None:
+    def _mark_suspended(self, except_worker: Worker | None = None) -> None:
         running, self._running = self._running, None
-        if running is None or running is but or running.record is None or running.queued is not None:
+        if running is None or running is except_worker or running.record is None or running.queued is not None:
             return
         running.queued = self._lanes.work_of(running.record)
         running.since = now = self._loop.time()
@@ -211,7 +211,7 @@ class RecordExecutor(Executor[Worker]):
         self._lanes.suspended(running.queued)
 
     def _finish_started(self, worker: Worker) -> bool:
-        """Finish a record that was suspended or parked; return False if it was neither."""
+        """Finish the worker's record if it was suspended or parked; return False if it was neither."""
         queued = worker.queued
         if queued is None:
             return False
@@ -227,13 +227,17 @@ class RecordExecutor(Executor[Worker]):
         return True
 
 
-async def _run(worker: Worker, records: Iterator[Record], most: int, handle: UnitCall) -> object:
-    """Do what ``tailrace._native.HandlerRun`` does."""
+async def _run(worker: Worker, records: Iterator[Record], count: int, handle: UnitCall) -> object:
+    """Handle up to ``count`` records, and return the result of the last record.
+
+    A record that suspends, returns a result or changes the context is the last one. ``tailrace._native.HandlerRun`` is
+    the compiled version of this function.
+    """
     context, initial_context = worker.context, worker.initial_context
-    for record in islice(records, most):
+    for record in islice(records, count):
         worker.record = record
         returned = await handle(record)
-        # ``has_changed_context`` without its call, which costs more than the comparison.
+        # This is ``has_changed_context`` without the cost of the property.
         if returned is not None or worker.queued is not None or context != initial_context:
             return returned
     return None

@@ -1,7 +1,7 @@
 """Recovery of failed work: attempts, pauses and dead letters, until each failed record is finished.
 
 ``app.failures.policy`` decides about each record. The records of a batch that are retried stay together in their order,
-as one smaller batch. The pause of this batch is the shortest pause of its records.
+as one smaller batch, which waits for the shortest pause of its records.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.failures.policy import ACTION_TEXTS, FailurePolicy, RetryingLane, error_text, is_given_up, is_outage
 from tailrace.app.publish.ordered_gather import gather_in_order
 from tailrace.app.stack_frames import where_raised, with_short_tracebacks
@@ -39,19 +39,19 @@ WorkT_contra = TypeVar("WorkT_contra", bound=FailedWork, contravariant=True)
 class RetryingExecutor(RetryingLane, Protocol[WorkT_contra]):
     """Interface through which ``Recovery`` uses an executor."""
 
-    async def attempt(self, work: WorkT_contra) -> Failed:
-        """Call the handler again; return the failed records."""
+    async def attempt(self, work: WorkT_contra) -> FailuresByIndex:
+        """Call the handler again; return the failures."""
 
-    def keep(self, work: WorkT_contra, records: Sequence[Record]) -> None:
+    def keep_only(self, work: WorkT_contra, records: Sequence[Record]) -> None:
         """Finish all records of ``work`` except ``records``."""
 
     async def pause_all(self, work: WorkT_contra, seconds: float) -> bool:
-        """Wait before the next attempt; return False if no record is left to retry here."""
+        """Wait before the next attempt; return False if the partitions of all records were halted or dropped."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
-    """Failed record with the decision about it."""
+class _FailedRecord:
+    """Failed record, with the decision about it."""
 
     record: Record
     error: Exception
@@ -59,8 +59,9 @@ class _Case:
     decision: RetryDecision
 
     @property
-    def is_kept(self) -> bool:
-        return self.decision.step in {FailureAction.RETRY, FailureAction.PAUSE}
+    def is_retried(self) -> bool:
+        """True if the handler is called again for the record."""
+        return self.decision.action in {FailureAction.RETRY, FailureAction.PAUSE}
 
 
 class Recovery:
@@ -69,11 +70,12 @@ class Recovery:
     Args:
         name: name of the handler.
         policy: decides about each record, and gives up records that are not retried.
-        is_batch: True for a batch handler; its events contain numbers of records.
-        chance: returns a number in [0, 1), for the jitter.
+        observer: receives events.
+        is_batch: True for a batch handler, whose events contain numbers of records.
+        chance: returns a random number in [0, 1), for the jitter.
 
     Attributes:
-        retries: number of records for which the handler was called again.
+        retries: number of records for which the handler was called again, counted once for each call.
     """
 
     def __init__(
@@ -87,89 +89,105 @@ class Recovery:
     ) -> None:
         self._name, self._policy, self._observer = name, policy, observer
         self._is_batch, self._chance = is_batch, chance
-        self._failed: Callable[..., Event] = BatchFailed if is_batch else HandlerFailed
-        self._gave_up: Callable[..., Event] = BatchFailedPermanently if is_batch else HandlerFailedPermanently
-        self._parked = self.retries = 0
+        self._failure_event: Callable[..., Event] = BatchFailed if is_batch else HandlerFailed
+        self._final_event: Callable[..., Event] = BatchFailedPermanently if is_batch else HandlerFailedPermanently
+        self._paused = self.retries = 0
 
     @property
     def waiting(self) -> int:
-        """Number of records that failed for good, and are retried or sent to their topic again at intervals."""
-        return self._parked + self._policy.waiting
+        """Number of records that failed for good and that are retried, or sent to a topic again, at intervals."""
+        return self._paused + self._policy.waiting
 
-    async def recover(self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, failed: Failed) -> None:
-        """Retry or give up failed records until all records of ``work`` are finished or left to another owner.
+    async def recover(
+        self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, failed: FailuresByIndex
+    ) -> None:
+        """Retry or give up the failed records until all records of ``work`` are finished or left to another owner.
 
         Raises:
             HandlerFailedError: a record failed for good, and ``on_failure="stop"`` is set.
-            DeadLetterError: a dead-letter or retry topic refuses a record, and ``on_failure="stop"`` is set.
+            DeadLetterError: a dead-letter or retry topic refused a record, and ``on_failure="stop"`` is set.
             ProducerFencedError: another producer has the same transactional id.
         """
-        failure_counts, before, has_given_up = self._policy.failure_counts(), failed[min(failed)], False
+        failure_counts, first_error = self._policy.failure_counts(), failed[min(failed)]
+        has_reported_final = False
         while failed:
-            cases = self._cases(work.records, failure_counts, failed)
+            failed_records = self._decide(work.records, failure_counts, failed)
+            # Records that are retried after their final failure (on_failure="pause") are reported as final only once.
             final = [
-                case for case in cases if is_given_up(case.decision, case.error) and not (case.is_kept and has_given_up)
+                one
+                for one in failed_records
+                if is_given_up(one.decision, one.error) and not (one.is_retried and has_reported_final)
             ]
-            self._emit_failure(len(work.records), cases, final)
-            has_given_up = has_given_up or bool(final)
-            # The successful records of a batch are finished here, independent of the failed records.
-            executor.keep(work, [case.record for case in cases])
-            await self._give_up(executor, [case for case in cases if not case.is_kept])
-            kept = [case for case in cases if case.is_kept]
-            executor.keep(work, [case.record for case in kept])
-            if not kept or not await self._wait(executor, work, kept):
+            self._emit_failure(len(work.records), failed_records, final)
+            has_reported_final = has_reported_final or bool(final)
+            # Finish the successful records of a batch before the failed records are given up, which may take long.
+            executor.keep_only(work, [one.record for one in failed_records])
+            await self._give_up(executor, [one for one in failed_records if not one.is_retried])
+            retried = [one for one in failed_records if one.is_retried]
+            executor.keep_only(work, [one.record for one in retried])
+            if not retried or not await self._wait(executor, work, retried):
                 return
             self.retries += len(work.records)
             failed = await executor.attempt(work)
             for error in failed.values():
-                _detach(error, before)
+                _remove_context(error, first_error)
 
-    def _cases(self, records: Sequence[Record], failure_counts: FailureCounts, failed: Failed) -> list[_Case]:
-        chance, cases = self._chance(), []
-        for at in sorted(failed):
-            record, error = records[at], failed[at]
-            failure_count = failure_counts.failed(record.topic_partition, record.offset, is_outage=is_outage(error))
-            cases.append(_Case(record, error, failure_count, self._policy.decide(record, failure_count, error, chance)))
-        return cases
+    def _decide(
+        self, records: Sequence[Record], failure_counts: FailureCounts, failed: FailuresByIndex
+    ) -> list[_FailedRecord]:
+        """Count the failures, and return the failed records with the decisions about them."""
+        chance, failed_records = self._chance(), []
+        for index in sorted(failed):
+            record, error = records[index], failed[index]
+            failure_count = failure_counts.count_failure(
+                record.topic_partition, record.offset, is_outage=is_outage(error)
+            )
+            decision = self._policy.decide(record, failure_count, error, chance)
+            failed_records.append(_FailedRecord(record, error, failure_count, decision))
+        return failed_records
 
-    async def _give_up(self, executor: RetryingLane, cases: Sequence[_Case]) -> None:
-        # If a partition was lost, its new owner handles the record, and sends the dead letter.
-        ours = [case for case in cases if executor.is_ours(case.record)]
-        if ours:
+    async def _give_up(self, executor: RetryingLane, failed_records: Sequence[_FailedRecord]) -> None:
+        # If a partition was lost, its new owner handles the record again and gives it up.
+        owned = [one for one in failed_records if executor.is_ours(one.record)]
+        if owned:
             await gather_in_order(
                 [
-                    self._policy.give_up(executor, case.record, case.failure_count.failures, case.error, case.decision)
-                    for case in ours
+                    self._policy.give_up(executor, one.record, one.failure_count.failures, one.error, one.decision)
+                    for one in owned
                 ]
             )
 
-    async def _wait(self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, kept: Sequence[_Case]) -> bool:
-        parked = sum(case.decision.step is FailureAction.PAUSE for case in kept)
-        self._parked += parked
+    async def _wait(
+        self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, retried: Sequence[_FailedRecord]
+    ) -> bool:
+        paused = sum(one.decision.action is FailureAction.PAUSE for one in retried)
+        self._paused += paused
         try:
-            pause_s = min(case.decision.pause_s for case in kept)
-            waiting = [(case.record, case.decision) for case in kept]
+            pause_s = min(one.decision.pause_s for one in retried)
+            waiting = [(one.record, one.decision) for one in retried]
             return await self._policy.wait(waiting, lambda: executor.pause_all(work, pause_s))
         finally:
-            self._parked -= parked
+            self._paused -= paused
 
-    def _emit_failure(self, count: int, cases: Sequence[_Case], final: Sequence[_Case]) -> None:
-        first = (final or cases)[0]
+    def _emit_failure(
+        self, count: int, failed_records: Sequence[_FailedRecord], final: Sequence[_FailedRecord]
+    ) -> None:
+        first = (final or failed_records)[0]
         options: dict[str, Any] = {"logged_exception": with_short_tracebacks(first.error)} if final else {}
         counts: tuple[int, ...] = ()
-        then = ACTION_TEXTS[first.decision.step]
+        action = ACTION_TEXTS[first.decision.action]
         if self._is_batch:
-            counts, steps = (len(cases), count), Counter(case.decision.step for case in cases)
-            then = ", ".join(f"{number} {ACTION_TEXTS[step]}" for step, number in steps.items())
+            counts, steps = (len(failed_records), count), Counter(one.decision.action for one in failed_records)
+            action = ", ".join(f"{number} {ACTION_TEXTS[step]}" for step, number in steps.items())
         self._observer.emit(
-            (self._gave_up if final else self._failed)(
+            (self._final_event if final else self._failure_event)(
                 self._name,
                 first.record.topic_partition,
                 first.record.offset,
                 *counts,
-                max(case.failure_count.all for case in cases),
+                max(one.failure_count.total for one in failed_records),
                 error_text(first.error),
-                then,
+                action,
                 where_raised(first.error),
                 first.error,
                 **options,
@@ -177,12 +195,12 @@ class Recovery:
         )
 
 
-def _detach(error: Exception, before: Exception) -> None:
-    """Remove the first failure from the ``__context__`` of a later failure.
+def _remove_context(error: Exception, first_error: Exception) -> None:
+    """Remove the first failure from the ``__context__`` of a later failure, which is not a consequence of the first.
 
-    Python sets it, because recovery may run in the ``except`` block of the first failure.
+    Python sets the context, because a recovery may run in the ``except`` block of the first failure.
     """
-    one: BaseException = error
-    while one.__context__ is not None and one.__context__ is not before:
-        one = one.__context__
-    one.__context__ = None
+    last: BaseException = error
+    while last.__context__ is not None and last.__context__ is not first_error:
+        last = last.__context__
+    last.__context__ = None

@@ -1,4 +1,4 @@
-"""Results of tasks that run handlers: errors, self-cancellation, and stopping several tasks."""
+"""End of tasks that run user code: their errors, tasks that cancel themselves, and the stop of several tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["self_cancellation_failure", "stop_all", "task_error"]
 def task_error(task: asyncio.Task[Any]) -> Exception | None:
     """Return the error that ended a task, or None.
 
-    A BaseException such as SystemExit becomes a HandlerFailedError; asyncio itself re-raises SystemExit.
+    A BaseException such as SystemExit becomes a HandlerFailedError. asyncio itself raises SystemExit again.
     """
     error = None if task.cancelled() else task.exception()
     if error is None or isinstance(error, Exception):
@@ -28,18 +28,20 @@ def task_error(task: asyncio.Task[Any]) -> Exception | None:
 
 
 def self_cancellation_failure() -> HandlerFailedError:
-    """Clear the cancellation with which a handler canceled its own task; return it as a failure of the handler."""
+    """Return the failure of a handler that raised CancelledError, and clear the cancellation requests of its task."""
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()
-    return HandlerFailedError("the handler raised CancelledError without being canceled")
+    return HandlerFailedError(
+        "the handler raised CancelledError without being canceled - let it return or raise another exception"
+    )
 
 
 async def stop_all(tasks: Collection[asyncio.Task[Any]], within_s: float) -> bool:
-    """Cancel tasks, wait at most ``within_s`` for them, and abandon tasks that still run; return True if none does.
+    """Cancel tasks, wait at most ``within_s`` seconds, and abandon tasks that still run; return True if all ended.
 
-    The wait is shielded from the canceled scope that stops the tasks, so that everything the tasks depend on stays open
-    until they have cleaned up.
+    The wait is shielded from the cancellation of the calling task, so that resources of the tasks stay open until the
+    tasks have cleaned up.
     """
     for task in tasks:
         task.cancel()

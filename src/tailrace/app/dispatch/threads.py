@@ -1,8 +1,8 @@
 """Threads of plain handlers.
 
-A thread cannot be ended from outside. A thread whose handler does not return is abandoned and ends with the process,
-because these threads are daemons. The interpreter would wait at its end for threads of asyncio and anyio. Only the
-event loop tracks which threads are free.
+A thread cannot be stopped from outside. These threads are daemons, so a thread whose handler does not return can be
+abandoned and ends with the process; the interpreter would wait for the threads of asyncio and anyio. The list of free
+threads is changed in the event loop only.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = ["Threads", "in_a_thread"]
 ResultT = TypeVar("ResultT")
 
 _MAX_IDLE_S = 10.0
+"""Seconds without a call after which a thread ends."""
 
 # Each thread has its own queue. With several readers, CPython's SimpleQueue waits forever if the timeout of a reader
 # expires while another reader takes the item that it was about to take.
@@ -43,13 +44,16 @@ class _Call(NamedTuple):
 def in_a_thread(
     prepared: PreparedHandler, opened: Opened, timeout_s: float | None
 ) -> Callable[[Any], Awaitable[object]]:
-    """Return the call of a plain handler; if the handler returns an awaitable, it is awaited within ``timeout_s``."""
+    """Return a call that runs a plain handler in a thread, and awaits the result if the handler returns an awaitable.
+
+    The awaitable is canceled when ``timeout_s`` seconds have passed since the start of the call.
+    """
     threads = Threads()
 
-    async def call(subject: Any) -> object:  # noqa: ANN401 - a record or a batch
+    async def call(unit: Any) -> object:  # noqa: ANN401 - a record or a batch
         ends_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        async with prepared.opened_for(subject, opened) as everything:
-            args, kwargs = prepared.bind(subject, everything)
+        async with prepared.opened_for(unit, opened) as all_opened:
+            args, kwargs = prepared.bind(unit, all_opened)
             returned = await threads.call(functools.partial(prepared.function, *args, **kwargs))
             if returned is None:
                 return None
@@ -60,19 +64,16 @@ def in_a_thread(
 
 
 class Threads:
-    """Calls each function in a free thread or a new thread; threads that are idle for long end.
-
-    The caller limits the number of concurrent calls.
-    """
+    """Pool of threads without a limit; the caller limits the number of concurrent calls."""
 
     def __init__(self) -> None:
         self._free: list[_CallQueue] = []
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Call a function in the current context and wait for it; the function may use ``anyio.from_thread``.
+        """Call a function in a free or new thread with the current context; it may use ``anyio.from_thread``.
 
-        A canceled call ends only when the function has returned, so that the function's dependencies stay open until
-        then. A call that is canceled a second time abandons the thread.
+        If the call is canceled, it still waits until the function has returned, because dependencies of the function
+        must stay open until then. A second cancellation abandons the thread.
         """
         loop = asyncio.get_running_loop()
         returned: asyncio.Future[ResultT] = loop.create_future()
@@ -91,7 +92,7 @@ class Threads:
                 returned.cancel()
             raise
 
-    # ---- in the loop -------------------------------------------------------------------------------------------
+    # ---- in the event loop -------------------------------------------------------------------------------------
 
     def _return(
         self, calls: _CallQueue, returned: asyncio.Future[Any], result: object, error: BaseException | None
@@ -137,7 +138,7 @@ def _outcome(call: _Call) -> tuple[object, BaseException | None]:
 
 
 def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> bool:
-    """Schedule a call in the loop; return False if the loop is closed."""
+    """Schedule a call in the event loop; return False if the loop is closed."""
     try:
         loop.call_soon_threadsafe(function, *args)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""``timeout_ms``: deadline of one call of a handler."""
+"""Deadline of each call of a handler with ``timeout_ms``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tailrace.observe.events import HandlerOverdue
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record
 
-__all__ = ["Overdue", "with_deadline"]
+__all__ = ["OverdueCalls", "with_deadline"]
 
 WorkT = TypeVar("WorkT", bound=Record | list[Record])
 
@@ -19,11 +19,11 @@ _GRACE_S = 1.0
 """Seconds that a canceled handler has to clean up before its call counts as overdue."""
 
 
-class Overdue:
-    """Calls of one handler that still run after ``timeout_ms``.
+class OverdueCalls:
+    """Counter of one handler's overdue calls, which still run after ``timeout_ms`` and the time to clean up.
 
     Attributes:
-        count: number of calls that still run.
+        count: number of overdue calls.
     """
 
     def __init__(self, handler: str, observer: Observer) -> None:
@@ -31,7 +31,7 @@ class Overdue:
         self.count = 0
 
     def start(self, first: Record, timeout_s: float) -> None:
-        """Count a call as overdue, and emit an event."""
+        """Count a call as overdue, and emit HandlerOverdue for its first record."""
         self.count += 1
         self._observer.emit(HandlerOverdue(self._handler, first.topic_partition, first.offset, timeout_s))
 
@@ -43,8 +43,9 @@ class Overdue:
 class _Deadline:
     """Variant of ``asyncio.timeout`` for handlers that may swallow their cancellation or run in a thread."""
 
-    def __init__(self, seconds: float, overdue: Overdue, first: Record, *, may_cancel: bool) -> None:
-        self._seconds, self._overdue, self._first, self._may_cancel = seconds, overdue, first, may_cancel
+    def __init__(self, seconds: float, overdue_calls: OverdueCalls, first: Record, *, may_cancel: bool) -> None:
+        self._seconds, self._overdue_calls = seconds, overdue_calls
+        self._first, self._may_cancel = first, may_cancel
         self._has_expired = self._is_overdue = False
 
     async def __aenter__(self) -> None:
@@ -57,7 +58,7 @@ class _Deadline:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         self._timer.cancel()
         if self._is_overdue:
-            self._overdue.end()
+            self._overdue_calls.end()
         took_s = self._loop.time() - self._began_at
         if not self._may_cancel:
             if error is None and took_s > self._seconds:
@@ -66,13 +67,13 @@ class _Deadline:
                     " cannot be canceled"
                 )
         elif self._has_expired:
-            is_ours = self._task.uncancel() <= self._cancelling
+            is_only_cancellation = self._task.uncancel() <= self._cancelling
             if kind is None:
                 raise TimeoutError(
                     f"the handler took {took_s:.1f} s, longer than timeout_ms={self._seconds * 1000:.0f}, and swallowed"
                     " its cancellation"
                 )
-            if is_ours and issubclass(kind, asyncio.CancelledError):
+            if is_only_cancellation and issubclass(kind, asyncio.CancelledError):
                 raise TimeoutError from error
 
     def _expire(self) -> None:
@@ -83,26 +84,31 @@ class _Deadline:
 
     def _report_overdue(self) -> None:
         self._is_overdue = True
-        self._overdue.start(self._first, self._seconds)
+        self._overdue_calls.start(self._first, self._seconds)
 
 
 def with_deadline(
-    call: Callable[[WorkT], Awaitable[object]], seconds: float, where: str, overdue: Overdue, *, is_async: bool
+    call: Callable[[WorkT], Awaitable[object]],
+    seconds: float,
+    where: str,
+    overdue_calls: OverdueCalls,
+    *,
+    is_async: bool,
 ) -> Callable[[WorkT], Awaitable[object]]:
-    """Return ``call`` with a deadline, after which it raises TimeoutError.
+    """Return a call that raises TimeoutError if ``call`` takes longer than ``seconds``.
 
-    An async handler is canceled at its deadline, and has failed even if it returns a result. A plain handler fails only
-    when it returns, because its thread cannot be stopped and no other attempt may run concurrently. ``overdue`` counts
-    calls that still run after the deadline.
+    An async handler is canceled at its deadline, and fails even if it returns a result after that. A plain handler
+    fails only when it returns, because its thread cannot be stopped, and the next attempt must not run concurrently.
+    ``overdue_calls`` counts calls that still run one second after the deadline.
     """
 
     async def within(work: WorkT) -> object:
-        async with _Deadline(seconds, overdue, _first(work), may_cancel=is_async):
+        async with _Deadline(seconds, overdue_calls, _first_record(work), may_cancel=is_async):
             returned = await call(work)
             return returned if returned is None else await settled(returned, where)
 
     return within
 
 
-def _first(work: Record | Sequence[Record]) -> Record:
+def _first_record(work: Record | Sequence[Record]) -> Record:
     return work if isinstance(work, Record) else work[0]

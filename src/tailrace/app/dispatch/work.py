@@ -1,4 +1,4 @@
-"""Started records and batches, and the tasks that run them."""
+"""Started records and batches, with the tasks that run them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ class Work(Protocol):
     """Record or batch that was started and is not finished, with its task.
 
     Attributes:
-        queued: record or batch, as it was taken from the queue.
-        publishing: marks messages of this task, which are refused once the task is abandoned.
-        since: event loop time at which the handler was called; None while it is not running.
-        waits: pauses before another attempt, each with the partition that waits, or None if all partitions wait.
+        queued: entry of the record or batch in the queue that it was taken from.
+        handler_task: identifies the task to publishers, which refuse its messages once the task is abandoned.
+        since: event loop time at which the running call began; None if no call runs.
+        waits: futures that end a pause before another attempt, each with the partition whose records wait; None instead
+            of the partition if all records of the work wait.
     """
 
     queued: Any
-    publishing: HandlerTask
+    handler_task: HandlerTask
     since: float | None
     waits: dict[asyncio.Future[None], TopicPartition | None]
 
     @property
     def records(self) -> list[Record]:
-        """Records that are neither finished nor left to another owner."""
+        """Records that are neither finished nor left to another owner of their partition."""
 
     @property
     def leases(self) -> list[Lease]:
@@ -45,21 +46,21 @@ class Worker:
 
     Attributes:
         context: context of the task.
-        initial_context: copy of ``context``, as each record must find it.
-        record: record that the task runs.
+        initial_context: copy of ``context`` at the start of the task.
+        record: record that the task runs; None while the task is idle.
         queued: entry of the record in the lanes; None unless the record was suspended or parked.
         wakeup: future that wakes the idle worker; None before the worker was first idle.
-        has_yielded: True if the last finished record was suspended, so that the event loop has iterated.
-        unmeasured: calls of the worker that the meter does not contain yet.
-        is_left: True if the record is left to another owner.
+        has_yielded: True if the last finished record had suspended, so the event loop has run other tasks meanwhile.
+        unmeasured: calls of the worker that are not in the meter yet.
+        has_left_record: True if the record is left to another owner of its partition.
     """
 
     __slots__ = (
         "context",
+        "handler_task",
+        "has_left_record",
         "has_yielded",
         "initial_context",
-        "is_left",
-        "publishing",
         "queued",
         "record",
         "since",
@@ -69,39 +70,39 @@ class Worker:
     )
 
     def __init__(self, context: Context) -> None:
-        self.publishing = HandlerTask(context)
+        self.handler_task = HandlerTask(context)
         self.context, self.initial_context = context, context.copy()
         self.record: Record | None = None
         self.queued: QueuedRecord | None = None
         self.since: float | None = None
         self.waits: dict[asyncio.Future[None], TopicPartition | None] = {}
         self.wakeup: asyncio.Future[None] | None = None
-        self.has_yielded = self.is_left = False
+        self.has_yielded = self.has_left_record = False
         self.unmeasured = UnmeasuredRun()
 
     @property
     def has_changed_context(self) -> bool:
-        """True if a handler has changed the context, so that the next record must start in a new task."""
+        """True if a handler has changed a context variable, so that the next record needs a new task."""
         return self.context != self.initial_context
 
     @property
     def records(self) -> list[Record]:
-        """Record that the task runs, as a list; empty without a record or after its partition was given up."""
-        return [] if self.record is None or self.is_left else [self.record]
+        """List of the record that the task runs; empty if it has none or has left it to another owner."""
+        return [] if self.record is None or self.has_left_record else [self.record]
 
     @property
     def leases(self) -> list[Lease]:
-        """Lease of the record, as a list; empty unless the record was suspended or parked."""
+        """List of the record's lease; empty unless the record was suspended or parked."""
         return [] if self.queued is None else [self.queued.lease]
 
 
 class RunningBatch:
     """Task that runs one batch."""
 
-    __slots__ = ("publishing", "queued", "since", "waits")
+    __slots__ = ("handler_task", "queued", "since", "waits")
 
     def __init__(self, context: Context, batch: HandlerBatch) -> None:
-        self.publishing, self.queued = HandlerTask(context), batch
+        self.handler_task, self.queued = HandlerTask(context), batch
         self.since: float | None = None
         self.waits: dict[asyncio.Future[None], TopicPartition | None] = {}
 

@@ -1,4 +1,4 @@
-"""Tasks of an executor."""
+"""Tasks of an executor, with the work that they run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ WorkT = TypeVar("WorkT", bound=Work)
 
 
 class Workers(Generic[WorkT]):
-    """Running tasks of one executor; each starts in a copy of the context in which this object was created.
+    """Running tasks of one executor; each task starts in a copy of the context in which this object was created.
 
     Args:
         max_tasks: maximum number of tasks.
         on_end: called with the work of each task that has ended.
 
     Attributes:
-        max_tasks: maximum number of tasks, enforced by the executor.
-        is_ending: True once the executor ends; from then on it starts no work and cancels its tasks.
-        has_abandoned: True if a task still ran when the time to clean up was over; its work is never finished.
+        max_tasks: maximum number of tasks, which the executor enforces.
+        is_ending: True once the executor ends; it starts no more work then.
+        has_abandoned: True if a task was abandoned, because it still ran when the time to clean up was over.
         tasks: running tasks, each with its work.
-        first_error: future that raises the error of the first task that failed.
+        first_error: future that gets the error of the first task that fails.
     """
 
     def __init__(self, max_tasks: int, on_end: Callable[[WorkT], None]) -> None:
@@ -42,11 +42,11 @@ class Workers(Generic[WorkT]):
         return iter(self.tasks.values())
 
     def work_of(self, task: asyncio.Task[Any] | None) -> WorkT | None:
-        """Return the work of ``task``, or None if ``task`` is no task of the executor. Thread-safe."""
+        """Return the work of ``task``; None if ``task`` does not belong to the executor. Thread-safe."""
         return self.tasks.get(task) if task is not None else None
 
     def start(self, make: Callable[[Context], WorkT], run: Callable[[WorkT], Coroutine[Any, Any, None]]) -> WorkT:
-        """Start a task that runs the work which ``make`` creates; the caller checks ``max_tasks``."""
+        """Create work with ``make``, start a task that runs it, and return it; the caller checks ``max_tasks``."""
         context = self._context.copy()
         work = make(context)
         task = self._loop.create_task(run(work), context=context)
@@ -55,11 +55,11 @@ class Workers(Generic[WorkT]):
         return work
 
     async def end(self, within_s: float) -> None:
-        """Cancel all tasks, wait at most ``within_s`` seconds for them, and abandon those that still run."""
+        """Cancel all tasks, wait at most ``within_s`` seconds for them, and abandon tasks that still run."""
         self.is_ending = True
         self.has_abandoned = not await stop_all(list(self.tasks), within_s)
         for work in self:
-            work.publishing.is_abandoned = True
+            work.handler_task.is_abandoned = True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         work, error = self.tasks.pop(task), task_error(task)

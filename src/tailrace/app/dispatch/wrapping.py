@@ -18,7 +18,7 @@ WorkT = TypeVar("WorkT")
 
 
 _calls: ContextVar[list[CoroutineType[Any, Any, object] | None] | None] = ContextVar("tailrace_calls", default=None)
-"""Coroutines of ``call(record)`` that the current call of a middleware created; None is appended at its end."""
+"""Coroutines that the current call of a middleware has created by ``call(record)``; a final None marks its end."""
 
 
 def wrapped_by(
@@ -30,9 +30,9 @@ def wrapped_by(
     Raises:
         ConfigurationError: a middleware does not return a function.
     """
-    for around in reversed(middleware):
-        where = f"middleware {name_of(around)}"
-        wrapped = _wrapped(around, _recording(call))
+    for wrap in reversed(middleware):
+        where = f"middleware {name_of(wrap)}"
+        wrapped = _wrapped(wrap, _recording(call))
         if not callable(wrapped):
             if inspect.iscoroutine(wrapped):
                 wrapped.close()
@@ -44,14 +44,14 @@ def wrapped_by(
     return call
 
 
-def _wrapped(around: Callable[..., Any], call: object) -> Any:  # noqa: ANN401 - the user's function may return anything
-    return around(call)
+def _wrapped(wrap: Callable[..., Any], call: object) -> Any:  # noqa: ANN401 - the user's function may return anything
+    return wrap(call)
 
 
 def _recording(call: Callable[[WorkT], Coroutine[Any, Any, object]]) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
     def recording(work: WorkT) -> Coroutine[Any, Any, object]:
         awaitable, calls = call(work), _calls.get()
-        # A task that a middleware keeps for later records still has the list of the first record in its context.
+        # A middleware may call from a long-lived task, whose context still holds the list of an earlier record.
         if calls is not None and None not in calls:
             calls.append(cast("CoroutineType[Any, Any, object]", awaitable))
         return awaitable
@@ -60,14 +60,17 @@ def _recording(call: Callable[[WorkT], Coroutine[Any, Any, object]]) -> Callable
 
 
 def _checked(call: Callable[[WorkT], Awaitable[object]], where: str) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
-    """Return a ``call`` that awaits awaitable results, and raises if it returns before its inner calls have ended."""
+    """Return a call of a wrapped function that raises if the function returns before its ``call(record)`` has ended.
 
-    async def called(work: WorkT) -> object:
+    If the function returns an awaitable, the call awaits it.
+    """
+
+    async def checked_call(work: WorkT) -> object:
         calls: list[CoroutineType[Any, Any, object] | None] = []
         token = _calls.set(calls)
         try:
             result: object = call(work)
-            # The cheaper check comes first.
+            # Comparing the type first is cheaper.
             if type(result) is not CoroutineType and not inspect.isawaitable(result):
                 _close(calls)
                 raise ConfigurationError(
@@ -77,15 +80,15 @@ def _checked(call: Callable[[WorkT], Awaitable[object]], where: str) -> Callable
             returned = await cast("Awaitable[object]", result)
             if returned is not None:
                 returned = await settled(returned, where)
-            for one in calls:
-                if one is not None and one.cr_frame is not None:
+            for inner in calls:
+                if inner is not None and inner.cr_frame is not None:
                     raise _unawaited(calls, where)
         finally:
             _calls.reset(token)
             calls.append(None)
         return returned
 
-    return called
+    return checked_call
 
 
 def _unawaited(calls: Iterable[CoroutineType[Any, Any, object] | None], where: str) -> ConfigurationError:
@@ -95,6 +98,6 @@ def _unawaited(calls: Iterable[CoroutineType[Any, Any, object] | None], where: s
 
 def _close(calls: Iterable[CoroutineType[Any, Any, object] | None]) -> None:
     """Close coroutines that have not started, so that no task runs them concurrently with the next attempt."""
-    for one in calls:
-        if one is not None and inspect.getcoroutinestate(one) == inspect.CORO_CREATED:
-            one.close()
+    for inner in calls:
+        if inner is not None and inspect.getcoroutinestate(inner) == inspect.CORO_CREATED:
+            inner.close()

@@ -1,4 +1,4 @@
-"""Publisher of one group's failed records to the group's retry topics and dead-letter topics."""
+"""Publisher of a group's failed records to the group's retry topics and dead-letter topics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tailrace.app.failures.dead_letters import (
     retry_record,
     without_tailrace_headers,
 )
-from tailrace.app.publish.encoding import replacing_trace
+from tailrace.app.publish.encoding import replace_trace
 from tailrace.app.publish.noted_trace import noted_trace
 from tailrace.app.topics.names import topic_name
 from tailrace.app.topics.retry_topics import retry_topic
@@ -33,9 +33,9 @@ class OutgoingFailure:
     """Failed record to send to a retry or dead-letter topic.
 
     Attributes:
-        topic: topic to send to.
-        versions: returns the message, followed by shorter versions to send if the topic refuses it as too large. Called
-            for each attempt to send, because the due time in a retry topic counts from the sending.
+        topic: topic to which the record is sent.
+        versions: returns the record to send, followed by shorter versions for a topic that refuses it as too large. It
+            is called again for each attempt to send, because the delay of a retry topic begins when the record is sent.
     """
 
     topic: str
@@ -43,7 +43,7 @@ class OutgoingFailure:
 
 
 class DeadLetterPublisher:
-    """Sends failed records of one group to their retry topic or dead-letter topic.
+    """Sends failed records of one group to their retry topics or dead-letter topics.
 
     Args:
         routes: routes of the group.
@@ -58,7 +58,10 @@ class DeadLetterPublisher:
     def for_retry_topic(
         self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int
     ) -> OutgoingFailure:
-        """Return ``record`` as a message for its retry topic, due ``delay_ms`` after it is sent."""
+        """Return a failed record to send to its retry topic, in which it is due ``delay_ms`` after it is sent.
+
+        ``failures`` is the number of failed attempts since the record was read.
+        """
         origin, record = self._with_trusted_headers(_in_trace_of(error, record))
         topic = retry_topic(origin, self._group_id, delay_ms)
         failure = self._failure(record, failures, error, handler)
@@ -67,7 +70,10 @@ class DeadLetterPublisher:
     def for_dead_letter_topic(
         self, record: Record, failures: int, error: Exception, handler: str, template: str
     ) -> OutgoingFailure:
-        """Return ``record`` as a message for its dead-letter topic."""
+        """Return a failed record to send to its dead-letter topic, whose name is built from ``template``.
+
+        ``failures`` is the number of failed attempts since the record was read.
+        """
         origin, record = self._with_trusted_headers(_in_trace_of(error, record))
         topic = topic_name(template, topic=origin, group=self._group_id)
         failure = self._failure(record, failures, error, handler)
@@ -78,12 +84,12 @@ class DeadLetterPublisher:
     async def send(
         self, outgoing: OutgoingFailure, earlier_errors: Sequence[PublishTooLargeError] = ()
     ) -> PublishError | None:
-        """Send the longest version that the topic accepts; return None when it is acknowledged, otherwise the error.
+        """Send the longest version that the topic accepts; return None if it was acknowledged, otherwise the error.
 
         Args:
             outgoing: failed record to send.
-            earlier_errors: errors of earlier calls, one for each version that was too large, longest first; these
-                versions are skipped.
+            earlier_errors: errors for versions that were too large in earlier calls, longest version first; these
+                versions are not sent again.
 
         Raises:
             ProducerFencedError: another producer has the same transactional id.
@@ -105,8 +111,8 @@ class DeadLetterPublisher:
     def _with_trusted_headers(self, record: Record) -> tuple[str, Record]:
         """Return the origin topic of a record, and the record without headers that may be forged.
 
-        Headers with the tailrace prefix are trusted only in the group's own topics. In other topics, any producer may
-        have written them, with a wrong number of deaths or with the offset of another record as the origin.
+        Headers with the tailrace prefix are trusted only in the retry and replay topics of the group. In other topics,
+        any producer may have written them, with a wrong number of deaths or the offset of another record.
         """
         if record.topic in self._routes:
             return self._routes.origin(record.topic), record
@@ -125,8 +131,8 @@ class DeadLetterPublisher:
 
 
 def _in_trace_of(error: Exception, record: Record) -> Record:
-    """Return the record with the trace of the attempt that raised ``error``, if the attempt was traced."""
+    """Return the record with the trace of the attempt that raised ``error``; without a trace, return it unchanged."""
     trace = noted_trace(error)
     if not trace:
         return record
-    return msgspec.structs.replace(record, headers=tuple(replacing_trace(record.headers, trace)))
+    return msgspec.structs.replace(record, headers=tuple(replace_trace(record.headers, trace)))

@@ -1,7 +1,7 @@
-"""Headers and contents of failed records in dead-letter topics, retry topics and replay topics.
+"""Headers of failed records in dead-letter topics, retry topics and replay topics.
 
-This module is pure. A failed record keeps its key, value and headers. Added headers with the reserved prefix
-``tailrace-`` describe the failure.
+A failed record keeps its key, value and headers. Added headers with the reserved prefix ``tailrace-`` describe the
+failure. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _MAX_NAME_BYTES = 512
 _MAX_MESSAGE_BYTES = 4_096
 _MAX_TRACEBACK_BYTES = 8_192
 _BRIEF_BYTES = 200
-"""Limit in bytes of the error type and message in a brief dead letter and in a retry topic."""
+"""Maximum size in bytes of the error type, and of the message, in a brief dead letter and in a retry topic."""
 
 _NUMBER = re.compile(rb"-?[0-9]{1,18}")
 
@@ -68,7 +68,7 @@ _NUMBER = re.compile(rb"-?[0-9]{1,18}")
 
 
 class Origin(NamedTuple):
-    """Position at which a record was first read, before any retry, dead letter or replay."""
+    """Position of a record in the topic that its handler reads, before any retry, dead letter or replay."""
 
     topic: str
     partition: int
@@ -86,7 +86,7 @@ class Failure:
 
     error: BaseException
     attempts: int
-    """Number of attempts, including the first one."""
+    """Number of failed attempts, also of those before the record was sent to a retry topic."""
     handler: str
     """Name of the handler."""
     group_id: str
@@ -95,7 +95,7 @@ class Failure:
 
 
 class ForwardedRecord(NamedTuple):
-    """Failed record to publish, with its added headers."""
+    """Failed record to publish; its headers include the added ones."""
 
     key: bytes | None
     value: bytes | None
@@ -104,25 +104,31 @@ class ForwardedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """Dead letter read from its topic; a field whose header is missing is empty, 0 or None (``deaths``: 1)."""
+    """Dead letter read from its topic.
+
+    If the header of a field is missing or invalid, the field is an empty string, 0 or None, or has the value that its
+    documentation names.
+    """
 
     record: Record = field(repr=False)
     """Record as stored in the dead-letter topic."""
     error_type: str
-    """Type of the error with its module, such as ``httpx.ConnectError``; a builtin type has no module."""
+    """Type of the error with its module, such as ``httpx.ConnectError``; of a builtin type, only the name."""
     reason: str
     """Message of the error."""
     traceback: str = field(repr=False)
     attempts: int
+    """Number of failed attempts, also of those before the record was sent to a retry topic."""
     handler: str
+    """Name of the handler."""
     group_id: str
     at_ms: int
     """Time of the failure in milliseconds since the epoch; the dead letter's timestamp if the header is missing."""
     origin: Origin | None
     deaths: int
-    """Number of times that the record became a dead letter, including this time."""
+    """Number of times that the record became a dead letter, including this time; 1 without a valid header."""
     replays: int
-    """Number of replays before this dead letter."""
+    """Number of times that the record was replayed before this failure."""
     headers: tuple[Header, ...] = field(repr=False)
     """Original headers of the record."""
 
@@ -138,10 +144,10 @@ class DeadLetter:
 
 
 def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> ForwardedRecord:
-    """Return the dead letter of a record, with the record's origin, which stays the same over retries and replays.
+    """Return the dead letter of a record.
 
-    The number of deaths is one more than in the record's headers. A brief dead letter has no traceback, and a shortened
-    error type and message.
+    The number of deaths is one more than in the record's headers. The origin is kept over retries and replays. A brief
+    dead letter has no traceback, and its error type and message are shortened.
     """
     known = _tailrace_headers(record.headers)
     added = _failure_headers(failure, _BRIEF_BYTES if is_brief else _MAX_MESSAGE_BYTES)
@@ -163,7 +169,7 @@ def retry_record(record: Record, failure: Failure, due_at_ms: int) -> ForwardedR
 
 
 def read_dead_letter(record: Record) -> DeadLetter | None:
-    """Parse a record of a dead-letter topic; return None if it has no error type or waits for a retry.
+    """Parse a record of a dead-letter topic; return None for a record of a retry topic, or without an error type.
 
     Headers with invalid numbers count as missing.
     """
@@ -190,7 +196,7 @@ def read_dead_letter(record: Record) -> DeadLetter | None:
 def replay_record(dead: DeadLetter) -> ForwardedRecord:
     """Return the original record of a dead letter, to publish to a replay topic.
 
-    Added headers contain its origin, its number of deaths, and its number of replays including this one.
+    Added headers contain the origin, the number of deaths, and the number of replays, including this replay.
     """
     added = {_DEATHS: _encoded(dead.deaths), _REPLAYS: _encoded(dead.replays + 1)}
     origin = origin_headers(dead.origin) if dead.origin is not None else ()
@@ -210,7 +216,7 @@ def due_at(record: Record) -> int | None:
 
 
 def attempts_before(record: Record) -> int:
-    """Return the number of attempts before a record was sent to its retry topic; 0 for records of other topics."""
+    """Return the number of failed attempts before a record was sent to a retry topic; 0 for records of other topics."""
     found = _tailrace_headers(record.headers)
     return max(_int_header(found, _ATTEMPTS), 0) if _DUE_AT in found else 0
 
@@ -222,7 +228,10 @@ def handler_of(record: Record) -> str:
 
 
 def first_read(record: Record) -> Record:
-    """Return a record with the topic, partition, offset and timestamp of its origin, and its present headers."""
+    """Return a record as it was first read: with the topic, partition, offset and timestamp of its origin.
+
+    The headers are not changed. The timestamp type is None unless the record is still at its origin.
+    """
     origin = origin_of(record)
     kind = record.timestamp_type if origin[:3] == tuple(record)[:3] else None
     return Record(*origin[:3], record.key, record.value, origin.timestamp, record.headers, kind)
@@ -296,9 +305,9 @@ def message_of(error: BaseException) -> str:
 
 
 def _truncated(text: str, max_bytes: int) -> bytes:
-    """Encode a text in UTF-8, and cut out its middle if it is longer than ``max_bytes``.
+    """Encode a text in UTF-8, and omit its middle if it is longer than ``max_bytes``.
 
-    Of a traceback, both the first and the last lines are needed.
+    The middle is omitted because both the first and the last lines of a traceback are needed.
     """
     whole = text.encode("utf-8", "backslashreplace")
     if len(whole) <= max_bytes:

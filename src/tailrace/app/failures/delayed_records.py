@@ -1,8 +1,7 @@
-"""Records of retry topics, delivered to their executor when they are due.
+"""Records of retry topics, which wait until they are due.
 
-One small slice of each partition is held at a time. The next slice is read only after all records of the previous one
-were delivered, so that most waiting records stay undecoded or on the broker. All partitions share one timer; no record
-has its own task or timer.
+At most 32 records of a partition wait here at a time. Further records are read only after these were delivered, so that
+most waiting records stay undecoded or on the broker. All partitions share one timer.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from tailrace.records import Record, TopicPartition
 
 __all__ = ["RetryTopicRecords"]
 
-_MAX_SLICE_RECORDS = 32
-"""Maximum number of records of a partition that are held."""
+_MAX_WAITING = 32
+"""Maximum number of waiting records of a partition."""
 
 
 class RetryTopicRecords:
-    """Records of retry topics that are held until they are due.
+    """Delivers records of retry topics when they are due.
 
-    An object is true while it holds records; ``topic in self`` is True for the retry topics of the group.
+    The object is true while records wait; ``topic in self`` is True for the retry topics of the group.
 
     Args:
         topics: retry topics of the group.
-        deliver: receives the records that are due, in order.
+        deliver: called with a lease of records that are due; the records of a partition are delivered in order.
         room_of: returns how many records of a partition ``deliver`` accepts now.
-        on_empty: called when more records of a partition may be read.
+        on_empty: called when all waiting records of a partition were delivered, so that more may be read.
         wall_clock: returns seconds since the epoch.
     """
 
@@ -62,16 +61,17 @@ class RetryTopicRecords:
         return None if found is None else found.delay_ms
 
     def limit(self, partition: TopicPartition, room: int) -> int:
-        """Return how many records of a partition may be read now, at most ``room``."""
+        """Return how many records of a partition may be read now, at most ``room``; ``room`` for other topics."""
         if partition.topic not in self._topics:
             return room
-        return 0 if partition in self._delayed else min(room, _MAX_SLICE_RECORDS)
+        return 0 if partition in self._delayed else min(room, _MAX_WAITING)
 
     def hold(self, lease: Lease) -> None:
-        """Hold the records of a lease until they are due; the caller has checked ``limit``."""
+        """Add the records of a lease, which wait until they are due; the caller must have checked ``limit``."""
         delay_ms, now_ms, now = self._topics[lease.partition.topic].delay_ms, self._wall_clock() * 1000, self._now
 
         def due(record: Record) -> float:
+            """Return the time on the loop's clock at which a record is due."""
             left_ms = wait_ms(due_at(record), written_at_ms=record.timestamp, delay_ms=delay_ms, now_ms=int(now_ms))
             return now + left_ms / 1000
 
@@ -79,16 +79,16 @@ class RetryTopicRecords:
         self._wakeup.set()
 
     def halt(self, partition: TopicPartition) -> None:
-        """Deliver no more records of a partition, and leave its undelivered records to the next owner."""
+        """Stop delivering records of a partition; its waiting records are left to the next owner."""
         if (lease := self._delayed.drop(partition)) is not None:
             lease.abandon_left()
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition and its undelivered records, because the partition has another owner now."""
+        """Forget the waiting records of a partition that has another owner now."""
         self._delayed.drop(partition)
 
     def room_changed(self) -> None:
-        """Make ``run`` deliver records that are due, because the executors may have room again."""
+        """Make ``run`` check again how many records ``deliver`` accepts."""
         if self._delayed:
             self._wakeup.set()
 
@@ -97,13 +97,13 @@ class RetryTopicRecords:
         while True:
             now = self._now
             is_empty = False
-            for partition in self._delayed.due(now):
+            for partition in self._delayed.due_partitions(now):
                 if (lease := self._delayed.take(partition, now, self._room_of(partition))) is not None:
                     self._deliver(lease)
                 is_empty = is_empty or partition not in self._delayed
             if is_empty:
                 self._on_empty()
-            # Records that are due but have no room wait for room_changed(), not for the timer.
+            # Records that are due, but that deliver() does not accept now, wait for room_changed(), not for the timer.
             await self._wakeup.wait(self._delayed.next_at(now))
 
     @property

@@ -1,9 +1,9 @@
-"""Failure policy of a handler: decides whether a failed record is retried, forwarded to a topic, or skipped.
+"""Failure policy of a handler: retries failed records, sends them to a retry or dead-letter topic, or skips them.
 
-``core.failures.retry`` makes the decision. A record is finished when its handler has succeeded, when a retry topic or
-dead-letter topic has acknowledged the record, or when ``on_failure="skip"`` skips it. Its offset is committed only
-after that, and no record is dropped in any other way. If a topic refuses a record, the record's lane waits, because an
-error would end every process of the group in turn.
+A failed record is finished when a retry succeeds, when a retry topic or dead-letter topic has acknowledged it, or when
+``on_failure="skip"`` skips it; only then may its offset be committed. If a topic refuses a record, the record's lane
+waits. An error would not help: it would end the process, then the process to which the partition is assigned next, and
+so on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import Handler
 from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.sources import Transactions
-from tailrace.core.failures.delayed_records import hop_of
+from tailrace.core.failures.delayed_records import retry_topic_index
 from tailrace.core.failures.failure_counts import FailureCount, FailureCounts
 from tailrace.core.failures.retry import FailureAction, RetryDecision, after_failure
 from tailrace.errors import (
@@ -36,9 +36,9 @@ from tailrace.records import Record
 __all__ = ["ACTION_TEXTS", "FailurePolicy", "RetryingLane", "error_text", "is_given_up", "is_outage"]
 
 _NOT_RETRYABLE = (Reject, DecodeError)
-"""Errors that would recur in every attempt."""
+"""Errors that would occur again in every attempt."""
 _OUTAGES = (SchemaRegistryError,)
-"""Errors of services on which handling depends; they do not count as failures of the record."""
+"""Errors of services that handling requires; they do not count as failures of the record."""
 
 ACTION_TEXTS = {
     FailureAction.RETRY: "retried",
@@ -48,26 +48,32 @@ ACTION_TEXTS = {
     FailureAction.STOP: "the app stops",
     FailureAction.SKIP: "skipped",
 }
-"""Consequence of each action for the record, for events."""
+"""Texts for events that tell what happens to a record, by action."""
 
 
 class RetryingLane(Protocol):
     """Lane in which a failed record waits."""
 
     async def pause(self, record: Record, seconds: float) -> bool:
-        """Wait ``seconds`` while other work runs; return False if another owner has the record's partition then."""
+        """Wait ``seconds`` while other lanes continue; return False if the partition has another owner afterwards."""
 
     def is_ours(self, record: Record) -> bool:
-        """Return True if the record's partition was not dropped after this task had started the record."""
+        """Return True if the record's partition has stayed assigned since the record was started."""
 
 
 class FailurePolicy:
-    """Decides about the failed records of one handler, and forwards or skips records that are not retried in place.
+    """Decides what happens to failed records of one handler, and executes all decisions but to retry in the lane.
+
+    With transactions, a record that must wait longer than the open transaction may last is set aside: it leaves the
+    transaction and is delivered again later.
 
     Args:
-        transactions: transactions in which the records are handled. A record that would keep the open transaction open
-            for too long is set aside: it leaves the transaction and is delivered again later. None without
-            transactions; records then wait in their lanes.
+        handler: handler whose records fail.
+        resolved: options of the handler.
+        dead_letter_publisher: publisher to retry and dead-letter topics.
+        observer: receives the events.
+        transactions: transactions in which records are handled; None without transactions, so that records wait in
+            their lanes.
         delay_of: returns the delay of a retry topic in milliseconds; None for other topics.
 
     Attributes:
@@ -95,15 +101,15 @@ class FailurePolicy:
         self.waiting = 0
 
     def failure_counts(self) -> FailureCounts:
-        """Return the failure counts of the transactions, which survive an abort; new counts without transactions."""
+        """Return the failure counts of the transactions, which aborts keep; without transactions, new counts."""
         return FailureCounts() if self._transactions is None else self._transactions.failure_counts
 
     def decide(self, record: Record, failure_count: FailureCount, error: Exception, chance: float) -> RetryDecision:
-        """Return the decision about a failed record.
+        """Decide what happens to a failed record.
 
         Args:
-            record: record as it was read.
-            failure_count: failures of the record, including ``error``.
+            record: record as it was read, in the handler's topic or in a retry or replay topic.
+            failure_count: counts of the record's failures, which include ``error``.
             error: last error of the record.
             chance: random number in [0, 1), for the jitter of the pause.
         """
@@ -115,7 +121,7 @@ class FailurePolicy:
             dead_letter=resolved.dead_letter is not None,
             on_failure=resolved.on_failure,
             chance=chance,
-            attempt_topic_index=hop_of(self._delay_of(record.topic), resolved.retry.topic_delays_ms),
+            attempt_topic_index=retry_topic_index(self._delay_of(record.topic), resolved.retry.topic_delays_ms),
             never=_NOT_RETRYABLE,
             outages=_OUTAGES,
         )
@@ -123,9 +129,9 @@ class FailurePolicy:
     async def wait(self, waiting: Sequence[tuple[Record, RetryDecision]], pause: Callable[[], Awaitable[bool]]) -> bool:
         """Await ``pause`` before records are retried together; return False if the caller must not retry them.
 
-        If the open transaction has no time to wait for all these records, or ``pause`` returns False, the records are
-        set aside, and each one is delivered again when its own pause is over. Without transactions, the result of
-        ``pause`` is returned.
+        Without transactions, return the result of ``pause``. With transactions, set all records aside if the open
+        transaction cannot wait for one of them, or if ``pause`` returns False; each record is then delivered again when
+        its own pause is over.
         """
         transactions = self._transactions
         if transactions is None:
@@ -133,34 +139,43 @@ class FailurePolicy:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         can_wait = all(
-            one.step is FailureAction.RETRY and transactions.has_time(one.pause_s, self._work_s) for _, one in waiting
+            one.action is FailureAction.RETRY and transactions.has_time(one.pause_s, self._work_s) for _, one in waiting
         )
         if can_wait and await pause():
             return True
         waited_s = loop.time() - began_at
         for record, decision in waiting:
             left_s = max(0.0, decision.pause_s - waited_s)
-            transactions.set_aside(record, left_s, is_given_up=decision.step is FailureAction.PAUSE)
+            transactions.set_aside(record, left_s, is_given_up=decision.action is FailureAction.PAUSE)
         return False
 
     async def give_up(
         self, lane: RetryingLane, record: Record, failures: int, error: Exception, decision: RetryDecision
     ) -> None:
-        """Send a record to its retry or dead-letter topic, skip the record, or stop the app, depending on ``decision``.
+        """Send a record to its retry or dead-letter topic, skip the record, or stop the app, as ``decision`` requires.
+
+        If the topic refuses the record, wait and send it again until the topic acknowledges it or its partition is no
+        longer assigned. With transactions, set the record aside instead. ``failures`` is the number of failed attempts
+        since the record was read.
 
         Raises:
-            HandlerFailedError: the decision is to stop the app.
-            DeadLetterError: the topic refused the record, and ``on_failure="stop"`` is set.
+            HandlerFailedError: the app must stop.
+            DeadLetterError: the topic refused the record, and the handler has ``on_failure="stop"``.
             ProducerFencedError: another producer has the same transactional id.
         """
         name, partition, offset = self._handler.name, record.topic_partition, record.offset
         transactions = self._transactions
-        if transactions is not None and decision.step is not FailureAction.STOP and not transactions.has_time(0.0, 0.0):
-            # The transaction will be aborted, which undoes this action. Give up the record when it is delivered again.
-            transactions.failure_counts.close(partition, offset, error)
+        if (
+            transactions is not None
+            and decision.action is not FailureAction.STOP
+            and not transactions.has_time(0.0, 0.0)
+        ):
+            # The transaction will be aborted, so this action would be undone. It is done when the record is delivered
+            # again.
+            transactions.failure_counts.set_final_error(partition, offset, error)
             transactions.set_aside(record, 0.0, is_given_up=False)
             return
-        match decision.step:
+        match decision.action:
             case FailureAction.RETRY_TOPIC:
                 assert decision.retry_topic is not None
                 delay_ms = self._resolved.retry.topic_delays_ms[decision.retry_topic]
@@ -190,9 +205,9 @@ class FailurePolicy:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     async def _send(self, lane: RetryingLane, record: Record, outgoing: OutgoingFailure, error: Exception) -> bool:
-        """Send a failed record until the topic acknowledges it; return False if the record is delivered again instead.
+        """Send a failed record until the topic acknowledges it; return False if the record will be delivered again.
 
-        Between the attempts the record waits in its lane; with transactions it is set aside after the first refusal.
+        After a refusal, the record waits in its lane before it is sent again; in a transaction, it is set aside.
         """
         while lane.is_ours(record):
             refused = await self._dead_letter_publisher.send(outgoing, self._refusals_of(record))
@@ -209,17 +224,17 @@ class FailurePolicy:
             self._observer.emit(
                 DeadLetterFailed(name, partition, offset, outgoing.topic, str(refused), advice, pause_s, refused)
             )
-            if not await self._wait_given_up(lane, record, pause_s):
+            if not await self._wait_after_refusal(lane, record, pause_s):
                 return False
         return False
 
     def _refusals_of(self, record: Record) -> Sequence[PublishTooLargeError]:
-        """Return the errors of the record's dead letters that were too large, from transactions that were aborted."""
+        """Return the errors for versions of the record that were too large, from aborted transactions."""
         if self._transactions is None:
             return ()
-        return self._transactions.refusals.of_letters(record.topic_partition, record.offset)
+        return self._transactions.refusals.dead_letter_errors(record.topic_partition, record.offset)
 
-    async def _wait_given_up(self, lane: RetryingLane, record: Record, seconds: float) -> bool:
+    async def _wait_after_refusal(self, lane: RetryingLane, record: Record, seconds: float) -> bool:
         if self._transactions is not None:
             self._transactions.set_aside(record, seconds, is_given_up=True)
             return False
@@ -231,12 +246,12 @@ class FailurePolicy:
 
 
 def is_given_up(decision: RetryDecision, error: Exception) -> bool:
-    """Return True if a record has no attempt left except the attempts of ``on_failure="pause"``."""
-    return decision.step not in {FailureAction.RETRY, FailureAction.RETRY_TOPIC} and not is_outage(error)
+    """Return True if the retries of a record are used up; ``on_failure="pause"`` may still retry it at intervals."""
+    return decision.action not in {FailureAction.RETRY, FailureAction.RETRY_TOPIC} and not is_outage(error)
 
 
 def is_outage(error: Exception) -> bool:
-    """Return True if ``error`` means that a service is unavailable, which is not a failure of the record."""
+    """Return True if ``error`` means that a service is unavailable, not that the record is at fault."""
     return isinstance(error, _OUTAGES)
 
 

@@ -6,4 +6,7 @@ __all__ = ["Reject"]
 
 
 class Reject(Exception):  # noqa: N818 - reads well in handlers: raise Reject("negative total")
-    """Rejects a record: the record fails without another attempt. Its dead letter contains the exception's message."""
+    """Raised by a handler to reject a record, which then fails without another attempt.
+
+    The dead letter of the record contains the exception's message.
+    """

@@ -1,1 +1,1 @@
-"""Health of an app: checks, HTTP endpoints, event loop watchdog."""
+"""Health of an app: checks, HTTP endpoints, and a watchdog for the event loop."""

@@ -1,8 +1,8 @@
-"""Health of an app as orchestrators need it: liveness and readiness.
+"""Health of an app: its liveness and readiness, derived from checks.
 
-This module is pure. A check is ``failed`` only if a restart can heal the app: after a fatal error, while the event loop
-is blocked, and if a handler does not return. An unreachable broker, a rebalance, a poisoned partition and lag outlast a
-restart, and a restart at such a time makes things worse. They make a check ``degraded`` at most.
+A check has the status ``failed`` only if a restart of the process can help: after a fatal error, while the event loop
+is blocked, and if a handler does not return. A restart does not help against unreachable brokers, a rebalance, records
+that fail for good, or lag, and would interrupt the group once more; the status is ``degraded`` at most in these cases.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORST_FIRST: tuple[Status, ...] = ("failed", "stopping", "starting", "degraded"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of one check; ``detail`` is the reason of the status."""
+    """Result of one check; ``detail`` explains the status."""
 
     name: str
     status: Status
@@ -29,7 +29,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """All checks, and the status of the worst one, in the order failed, stopping, starting, degraded, ok."""
+    """All checks, and the worst status among them: failed, stopping, starting, degraded or ok, from worst to best."""
 
     status: Status
     checks: tuple[Check, ...] = ()
@@ -42,7 +42,7 @@ class Health:
 
     @property
     def is_live(self) -> bool:
-        """False if only a restart can heal the app."""
+        """False if a restart of the process is necessary."""
         return self.status != "failed"
 
     @property
@@ -58,8 +58,9 @@ class Vitals:
     is_started: bool
     """True if ``start`` has finished: the cluster has answered and the topics exist."""
     was_assigned: bool
-    """True after the first assignment, even if it contains no partition."""
+    """True if each group has had its first assignment, which may contain no partition."""
     max_poll_interval_s: float
+    """Maximum time in seconds for which a handler may run."""
     is_ending: bool = False
     """True if the app is stopping or has stopped."""
     fatal_error: str = ""
@@ -67,23 +68,24 @@ class Vitals:
     loop_blocked_s: float = 0.0
     """Seconds for which the event loop has been blocked, from the watchdog; 0 if it is not blocked."""
     slowest_handler: str = ""
+    """Name of the handler whose current call has been running longest; empty if no handler runs."""
     slowest_handler_s: float = 0.0
-    """Seconds since the call of the handler that has been running longest."""
+    """Seconds for which this call has been running."""
     overdue_handlers: tuple[str, ...] = ()
     """Names of handlers that still run after their ``timeout_ms``."""
     broker_error: str = ""
     """Reason why the cluster is unreachable; empty while it is reachable."""
     is_rebalancing: bool = False
     waiting: int = 0
-    """Number of records that failed for good and hold up their lane, because they were written to no other topic."""
+    """Number of records that failed for good and block their lanes, because they were not written to another topic."""
     stalled_s: float = 0.0
-    """Seconds for which delivered records could not be committed in a transaction; 0 below the limit of StallWatch."""
+    """Seconds without a commit although delivered records wait for one; 0 below the limit of ``StallWatch``."""
 
 
 def examine(vitals: Vitals, *, require_broker: bool = True) -> Health:
     """Return the health of an app.
 
-    With ``require_broker=False``, an app is ready even before it has reached a broker and had its first assignment.
+    With ``require_broker=False``, an app is ready even before it has reached a broker and has had its first assignment.
     """
     return Health.of(
         (
@@ -113,7 +115,7 @@ def _handlers(vitals: Vitals) -> Check:
     if vitals.slowest_handler_s <= vitals.max_poll_interval_s:
         if vitals.overdue_handlers:
             names = ", ".join(vitals.overdue_handlers)
-            return Check("handlers", "degraded", f"{names} still running after timeout_ms")
+            return Check("handlers", "degraded", f"still running after timeout_ms: {names}")
         return Check("handlers", "ok")
     return Check(
         "handlers",
@@ -144,5 +146,5 @@ def _records(vitals: Vitals) -> Check:
         return Check("records", "degraded", f"no transaction could be committed for {vitals.stalled_s:.0f} s")
     if not vitals.waiting:
         return Check("records", "ok")
-    detail = f"{vitals.waiting} failed for good and are retried at intervals; later records of their lanes wait"
+    detail = f"records that failed for good, block their lanes and are retried at intervals: {vitals.waiting}"
     return Check("records", "degraded", detail)

@@ -1,4 +1,4 @@
-"""State of an app's groups and brokers, derived from the events of its consumers."""
+"""State of an app's groups and of the cluster, derived from the events of the app's consumers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ConsumerEvents:
     """Hook that tracks first assignments, rebalances and the reachability of the cluster.
 
     Attributes:
-        assigned: set when each group has had its first assignment, even an empty one.
+        assigned: ``asyncio.Event`` that is set when each group has had its first assignment, which may be empty.
     """
 
     def __init__(self, group_ids: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
-"""HTTP server for probes and metrics, in a thread of its own.
+"""HTTP server for probes and metrics, with a thread for each connection.
 
-Requests are answered by the app's event loop. A blocked loop does not answer; the thread then reports health and
-metrics itself, so that ``/livez`` tells why.
+Responses are computed in the event loop of the app. If the loop is blocked, the thread computes them, so that
+``/livez`` reports the blocked loop.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from tailrace.errors import ConfigurationError
 
 __all__ = ["EndpointServer", "Render", "Route"]
 
-_ANSWER_S = 2.0
-"""Maximum time to wait for the event loop."""
+_ANSWER_TIMEOUT_S = 2.0
+"""Maximum time to wait for the event loop, and for another connection to end."""
 
 Render: TypeAlias = Callable[[], HttpAnswer]
 """Returns the response; called in the thread of the request."""
 
 
 class Route(NamedTuple):
-    """Answers to the requests for one path."""
+    """Functions that answer the requests for one path."""
 
     collect: Callable[[str], Awaitable[Render]]
-    """Collects what a response needs; called in the event loop with the request's Accept header."""
+    """Collects the data for a response; called in the event loop with the request's Accept header."""
     without_loop: Callable[[str], HttpAnswer] | None = None
-    """Returns the response while the loop is blocked; called in the thread of the request.
+    """Returns the response while the loop is blocked; called in the thread with the request's Accept header.
 
-    It may raise RuntimeError if the state changes meanwhile.
+    It may raise RuntimeError if the loop changes the state at the same time.
     """
-    timeout_s: float = _ANSWER_S
-    """Maximum time to wait for ``collect``."""
+    timeout_s: float = _ANSWER_TIMEOUT_S
+    """Maximum time to wait for ``collect``, in seconds."""
 
 
-_IDLE_S = 5.0
+_IDLE_TIMEOUT_S = 5.0
 """Maximum time to wait for a request on an open connection."""
-_MOST_REQUESTS = 16
-"""Maximum number of requests that are answered at once; further ones get the status 503."""
-_UNANSWERED = HttpAnswer(503, b"the event loop of the app does not answer\n", "text/plain")
+_MAX_CONNECTIONS = 16
+"""Maximum number of connections that are served at the same time; further connections are closed after a wait."""
+_NO_ANSWER = HttpAnswer(503, b"the event loop of the app does not answer\n", "text/plain")
 
 _log = logging.getLogger("tailrace")
 
 
 class EndpointServer:
-    """HTTP server from ``__aenter__`` to ``__aexit__``.
+    """HTTP server that runs within ``async with``.
 
     Args:
-        endpoints: answers for health and lag.
+        endpoints: answers the requests for health and lag.
         port: TCP port; 0 for any free port.
-        host: address to listen at; by default all addresses.
-        routes: further paths.
+        host: address to listen on; empty for all addresses.
+        routes: answers to requests for further paths, by path.
 
     Attributes:
-        port: port at which the server listens.
+        port: port on which the server listens.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class EndpointServer:
         """Start the server.
 
         Raises:
-            ConfigurationError: the port is in use, or the address is not one of this machine.
+            ConfigurationError: the port is in use or invalid, or the address does not belong to this machine.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -113,25 +113,25 @@ class EndpointServer:
         collecting = collect()
         try:
             future = asyncio.run_coroutine_threadsafe(collecting, loop)
-        except RuntimeError:  # the loop is closed
+        except RuntimeError:  # The loop is closed.
             collecting.close()
-            return _UNANSWERED
+            return _NO_ANSWER
         try:
-            render = future.result(route.timeout_s if (route := self._routes.get(path)) else _ANSWER_S)
+            render = future.result(route.timeout_s if (route := self._routes.get(path)) else _ANSWER_TIMEOUT_S)
         except (TimeoutError, asyncio.CancelledError):
             future.cancel()
             return self._without_loop(path, accept)
         return render()
 
     def _without_loop(self, path: str, accept: str) -> HttpAnswer:
-        """Return health or metrics as far as another thread can tell while the loop is blocked."""
+        """Return the response to a request while the loop is blocked; called in the thread of the request."""
         route = self._routes.get(path)
         try:
             if path in {"/livez", "/readyz"}:
                 return self._endpoints.health(path)
-            return _UNANSWERED if route is None or route.without_loop is None else route.without_loop(accept)
-        except RuntimeError:  # the state was changed meanwhile, so the loop runs again
-            return _UNANSWERED
+            return _NO_ANSWER if route is None or route.without_loop is None else route.without_loop(accept)
+        except RuntimeError:  # The loop has changed the state at the same time, so it is no longer blocked.
+            return _NO_ANSWER
 
 
 class _Server(ThreadingHTTPServer):
@@ -142,11 +142,11 @@ class _Server(ThreadingHTTPServer):
         super().__init__(listening.getsockname()[:2], handler, bind_and_activate=False)
         self.socket.close()
         self.socket, self.server_address = listening, listening.getsockname()[:2]
-        self._slots = threading.BoundedSemaphore(_MOST_REQUESTS)
+        self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - of socketserver
-        """Answer the requests of a connection, unless there are too many connections."""
-        if not self._slots.acquire(timeout=_ANSWER_S):
+        """Serve a connection, or close it if too many other connections stay open."""
+        if not self._slots.acquire(timeout=_ANSWER_TIMEOUT_S):
             self.shutdown_request(request)
             return
         try:
@@ -155,19 +155,19 @@ class _Server(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401, ARG002 - of socketserver
-        """Log an error at the level of details: a client has closed its connection early."""
+        """Log an error, such as for a connection that the client has closed, at the level DEBUG."""
         _log.debug("a request for health or metrics failed", exc_info=True)
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
     server_version, sys_version = "tailrace", ""
-    timeout = _IDLE_S
+    timeout = _IDLE_TIMEOUT_S
     get_answer: Callable[[str, str, str], HttpAnswer]
 
     def _respond(self) -> None:
         try:
             answer = self.get_answer(self.path, self.command, self.headers.get("accept", ""))
-        except Exception:  # noqa: BLE001 - a collector of the user may raise anything
+        except Exception:  # noqa: BLE001 - collectors of users may raise any error
             _log.exception("a request for %s failed", self.path)
             answer = HttpAnswer(500, b"the request failed - see the log\n", "text/plain")
         self.send_response(answer.status)
@@ -183,7 +183,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _respond  # noqa: N815 - of http.server
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - of http.server
-        """Log requests at the level of details only."""
+        """Log a request at the level DEBUG."""
         _log.debug("http: %s", format % args)
 
 

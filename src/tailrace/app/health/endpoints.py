@@ -1,6 +1,6 @@
-"""ASGI app without dependencies that serves the health and lag of an app: ``/livez``, ``/readyz`` and ``/lag``.
+"""Endpoints ``/livez``, ``/readyz`` and ``/lag`` for the health and lag of an app, and an ASGI app that serves them.
 
-The ASGI app can be served on its own, for example by uvicorn, or mounted in an app of any framework.
+The ASGI app can be served on its own, for example by uvicorn, or mounted in an app of an ASGI framework.
 """
 
 from __future__ import annotations
@@ -43,16 +43,19 @@ class HttpAnswer(NamedTuple):
     body: bytes
     content_type: str = _JSON
     allowed: str | None = None
-    """Methods to name in the header Allow."""
+    """Value of the header Allow; None to omit the header."""
 
 
 class LagReport(msgspec.Struct, frozen=True):
-    """Lag of all partitions that an app, or the workers of a pool, are assigned, for autoscalers."""
+    """Lag of all partitions that are assigned to an app, or to the workers of a pool, for autoscalers.
+
+    Partitions whose lag is not known yet count as 0.
+    """
 
     lag: int
     """Sum of the lags of all partitions."""
     work_lag: int
-    """Sum of the work lags: the number of records that are not finished."""
+    """Sum of the work lags of all partitions; a work lag is the number of offsets that are not finished."""
     lag_seconds: float
     """Age of the oldest unfinished record; 0 if there is none or its timestamp is unknown."""
     partitions: int
@@ -63,7 +66,7 @@ GetLag: TypeAlias = Callable[[], Awaitable[LagReport]]
 
 
 def lag_report(apps: Iterable[AppStatistics]) -> LagReport:
-    """Return the lag of several apps together."""
+    """Return the common lag of several apps, such as the workers of a pool."""
     partitions = [partition for app in apps for consumer in app.consumers for partition in consumer.partitions]
     return LagReport(
         sum(one.lag or 0 for one in partitions),
@@ -74,11 +77,11 @@ def lag_report(apps: Iterable[AppStatistics]) -> LagReport:
 
 
 class HealthEndpoints:
-    """Answers to requests for health and lag, independent of a server.
+    """Answers requests for health and lag, independent of the HTTP server.
 
     Args:
         get_health: returns the current health.
-        get_lag: returns the current lag; None without ``/lag``.
+        get_lag: returns the current lag; None to omit ``/lag``.
     """
 
     def __init__(self, get_health: Callable[[], Health], get_lag: GetLag | None = None) -> None:
@@ -107,20 +110,20 @@ class HealthEndpoints:
 def health_app(get_health: Callable[[], Health], get_lag: GetLag | None = None) -> ASGIApp:
     """Return an ASGI app that reports health and lag as JSON.
 
-    ``/livez`` answers 200 if the app is live, and ``/readyz`` if it is ready; otherwise they answer 503. ``/lag``
-    answers with a ``LagReport``.
+    ``/livez`` returns the status 200 if the app is live, ``/readyz`` returns it if the app is ready; otherwise they
+    return 503. ``/lag`` returns a ``LagReport``.
 
-    The ASGI app raises ConfigurationError for a scope other than HTTP, lifespan and websocket.
+    The ASGI app raises ConfigurationError for scopes other than HTTP, lifespan and websocket.
 
     Args:
         get_health: returns the current health; must be fast, because it is called in the event loop for each request.
-        get_lag: returns the current lag; None without ``/lag``.
+        get_lag: returns the current lag; None to omit ``/lag``.
     """
     return _HealthApp(HealthEndpoints(get_health, get_lag))
 
 
 class _HealthApp:
-    """ASGI app; not a function, because Starlette's ``add_route`` would take a function as a request handler."""
+    """ASGI app; not a function, because ``add_route`` of Starlette would use a function as a request handler."""
 
     def __init__(self, endpoints: HealthEndpoints) -> None:
         self._endpoints = endpoints
@@ -142,7 +145,7 @@ class _HealthApp:
 
 
 async def serve_lifespan(receive: Receive, send: Send) -> None:
-    """Acknowledge startup and shutdown without doing anything."""
+    """Answer the ASGI server's lifespan events until shutdown, without doing anything else."""
     while True:
         event = (await receive())["type"]
         await send({"type": f"{event}.complete"})

@@ -1,8 +1,7 @@
-"""Detection of a blocked event loop while it is blocked, and of the line that blocks it.
+"""Detection of a blocked event loop, and of the line that blocks it, while the loop is blocked.
 
-The loop ticks regularly. A daemon thread checks the ticks, and reads the loop's stack only if a tick is overdue. A tick
-contains the time at which the next tick is due, so that a thread that runs late does not report a running loop as
-blocked. The thread emits the events, because a blocked loop cannot. All times are those of the loop's clock.
+The loop calls ``_tick`` at regular intervals. A thread checks whether the next tick is overdue, and reads the stack of
+the loop only then. The thread also emits the events, because a blocked loop cannot. Times are on the loop's clock.
 """
 
 from __future__ import annotations
@@ -30,25 +29,27 @@ _log = logging.getLogger("tailrace")
 
 
 class _Tick(NamedTuple):
-    """One iteration of the event loop."""
+    """Call of ``_tick`` by the event loop."""
 
-    due_at: float
-    """Time of the next tick."""
+    next_due_at: float
+    """Time at which the next tick is due."""
     thread_id: int
+    """Thread in which the loop runs."""
     depth: int
-    """Number of stack frames below the callbacks of the loop."""
+    """Number of stack frames of the loop itself, from which it calls callbacks."""
 
 
 class Watchdog:
     """Watches one event loop from ``start`` to ``stop``.
 
-    A block shorter than ``limit_s`` is never reported; a block of 1.5 times ``limit_s`` is always reported.
+    A block of the loop that is shorter than ``limit_s`` is never reported; a block of at least 1.5 times ``limit_s`` is
+    always reported.
 
     Args:
         loop: event loop to watch.
         limit_s: maximum time in seconds for which the loop may be blocked.
         running_handler: returns the name of the running handler, or None; called in the watchdog's thread.
-        on_event: called once while the loop is blocked, and at the end of the block; called in the watchdog's thread.
+        on_event: called once while the loop is blocked, and again when it runs again; called in the watchdog's thread.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Watchdog:
         self._blocked_since: float | None = None
         self._unblocked_at: float | None = None
         self._stopping = threading.Event()
-        self._next: asyncio.Handle | None = None
+        self._next_tick: asyncio.Handle | None = None
         self._thread: threading.Thread | None = None
         self._lag = DurationMeter()
 
@@ -81,7 +82,7 @@ class Watchdog:
 
     @property
     def lag(self) -> Durations:
-        """Delays of the loop's ticks."""
+        """Distribution of the delays with which the loop runs its ticks."""
         return self._lag.durations
 
     def start(self) -> None:
@@ -91,20 +92,20 @@ class Watchdog:
         stopping = self._stopping = threading.Event()
         self._blocked_since = self._unblocked_at = None
         self._last_tick = _Tick(self._loop.time() + self._pause_s, threading.get_ident(), 0)
-        self._next = self._loop.call_soon(self._tick, stopping)
+        self._next_tick = self._loop.call_soon(self._tick, stopping)
         # With a daemon thread, a program that does not stop the watchdog can exit.
         self._thread = threading.Thread(target=self._watch, args=(stopping,), name="tailrace watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait at most a second until it has ended.
+        """Stop watching, and wait at most a second until the thread has ended.
 
         Must be called in the loop.
         """
         self._stopping.set()
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
+        if self._next_tick is not None:
+            self._next_tick.cancel()
+            self._next_tick = None
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_TIMEOUT_S)
@@ -118,11 +119,11 @@ class Watchdog:
         while frame is not None:
             depth, frame = depth + 1, frame.f_back
         if self._last_tick is not None:
-            self._lag.note(max(0.0, now - self._last_tick.due_at))
+            self._lag.note(max(0.0, now - self._last_tick.next_due_at))
         self._last_tick = _Tick(now + self._pause_s, threading.get_ident(), depth)
         if self._blocked_since is not None and self._unblocked_at is None:
             self._unblocked_at = now
-        self._next = self._loop.call_later(self._pause_s, self._tick, stopping)
+        self._next_tick = self._loop.call_later(self._pause_s, self._tick, stopping)
 
     # ---- in the thread -----------------------------------------------------------------------------------------
 
@@ -142,17 +143,17 @@ class Watchdog:
             if self._unblocked_at is not None:
                 self._emit(LoopUnblocked(self._unblocked_at - self._blocked_since))
                 self._blocked_since = self._unblocked_at = None
-        elif last is not None and now - last.due_at >= self._limit_s:
+        elif last is not None and now - last.next_due_at >= self._limit_s:
             self._report(last, now)
 
     def _report(self, last: _Tick, now: float) -> None:
         stack = _stack(last)
         if not stack or self._last_tick is not last:
             return  # The loop is idle, or has ticked since the check.
-        self._unblocked_at, self._blocked_since = None, last.due_at
+        self._unblocked_at, self._blocked_since = None, last.next_due_at
         where = str(innermost_user_frame(stack) or stack[0])
         lines = (f"{frame.file}:{frame.line} in {frame.function}" for frame in reversed(stack[:_MAX_FRAMES]))
-        self._emit(LoopBlocked(now - last.due_at, self._running_handler_name(), where, tuple(lines)))
+        self._emit(LoopBlocked(now - last.next_due_at, self._running_handler_name(), where, tuple(lines)))
 
     def _running_handler_name(self) -> str | None:
         try:

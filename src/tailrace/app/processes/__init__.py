@@ -1,1 +1,1 @@
-"""Several processes: WorkerPool runs an app in each process, ProcessPoolConsumer reads one stream with all of them."""
+"""Several processes: WorkerPool runs an app in each process; ProcessPoolConsumer reads with several processes."""

@@ -1,7 +1,7 @@
 """Child process with a socket to its parent.
 
-A child ends when its socket closes, so that a killed parent leaves no children. Each child has its own session, so that
-Ctrl-C in the terminal reaches only the parent. The parent then stops its children in an orderly way.
+A child ends when its socket closes, so a killed parent leaves no children. Each child has its own session, so Ctrl-C in
+the terminal sends SIGINT to the parent only, which then stops its children.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Child:
         Args:
             module: name of the module, which reads ``spec`` by ``Parent.receive_spec``.
             spec: settings for the process.
-            environ: environment variables, in addition to those of this process.
+            environ: environment variables to add to those of this process.
 
         Raises:
             ConfigurationError: ``spec`` cannot be pickled, or the operating system is not supported.
-            OSError: the system cannot start a process, perhaps only for a while.
+            OSError: the system cannot start a process now.
         """
         if os.name != "posix":
             raise ConfigurationError(
@@ -105,7 +105,7 @@ class Child:
         return await self._process.wait()
 
     async def wait_or_kill(self, timeout_s: float) -> int:
-        """Wait until the child has ended, and kill it after ``timeout_s`` seconds; return as ``wait``."""
+        """Wait at most ``timeout_s`` seconds for the end of the child, then kill it; return its exit code."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._process.wait()
@@ -139,13 +139,12 @@ def pickled(value: object) -> bytes:
         return pickle.dumps(value, protocol=5)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"the options cannot be sent to another process: {error}"
-            " - pass plain values only, and create other objects in the app's module"
+            f"the options cannot be sent to another process: {error} - pass only values that can be pickled"
         ) from error
 
 
 def unpickled_error(error: bytes | None, text: str) -> TailraceError:
-    """Return the pickled ``error`` of a child; a TailraceError with ``text`` if there is none or unpickling fails."""
+    """Return the TailraceError that a child has pickled; if there is none, a new TailraceError with ``text``."""
     if error is None:
         return TailraceError(text)
     try:

@@ -1,7 +1,7 @@
 """Output of a worker in whole lines, each prefixed with the worker's name.
 
-The worker writes its output itself. If the output went through the parent and the parent were killed, every ``print``
-of a handler would fail.
+A worker adds the prefix itself. If the output went through the parent, each ``print`` of a handler would fail after the
+parent was killed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import sys
 __all__ = ["LabelledLines", "label_output"]
 
 _MAX_LINE_BYTES = 1 << 16
-"""Number of buffered bytes above which an incomplete line is written as a line."""
+"""Number of buffered bytes above which an incomplete line is written as a complete line."""
 
 
 class LabelledLines(io.RawIOBase):
-    """Writes whole lines to ``descriptor``, each prefixed with ``label``."""
+    """Stream that writes whole lines to the file descriptor ``descriptor``, each prefixed with ``label``."""
 
     def __init__(self, descriptor: int, label: str) -> None:
         self._descriptor, self._label = descriptor, label.encode()
-        self._rest = bytearray()
+        self._incomplete_line = bytearray()
 
     def fileno(self) -> int:
         """Return the file descriptor of the output."""
@@ -37,23 +37,23 @@ class LabelledLines(io.RawIOBase):
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
         """Buffer ``data``, and write its complete lines."""
-        self._rest += data
-        *lines, rest = bytes(self._rest).split(b"\n")
+        self._incomplete_line += data
+        *lines, rest = bytes(self._incomplete_line).split(b"\n")
         if len(rest) > _MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
-        self._rest = bytearray(rest)
-        self._put(lines)
+        self._incomplete_line = bytearray(rest)
+        self._write_lines(lines)
         return len(data)
 
     def close(self) -> None:
-        """Write the buffered bytes that did not end in a newline as a last line."""
-        if not self.closed and self._rest:
-            self._put([bytes(self._rest)])
-            self._rest.clear()
+        """Write the incomplete line, if there is one, and close the stream."""
+        if not self.closed and self._incomplete_line:
+            self._write_lines([bytes(self._incomplete_line)])
+            self._incomplete_line.clear()
         super().close()
 
-    def _put(self, lines: list[bytes]) -> None:
-        # One call for all lines, so that the output of other workers is not mixed in.
+    def _write_lines(self, lines: list[bytes]) -> None:
+        # All lines are written by one call, so that the output of other workers is not mixed in.
         out = memoryview(b"".join(b"%b%b\n" % (self._label, line) for line in lines))
         while out:
             out = out[os.write(self._descriptor, out) :]
@@ -64,7 +64,7 @@ def label_output(label: str) -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            continue  # Some service managers close the stream.
+            continue  # A service manager has closed the stream.
         labelled = LabelledLines(stream.fileno(), label)
         setattr(
             sys,

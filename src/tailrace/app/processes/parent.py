@@ -1,8 +1,8 @@
 """Child's end of the socket to its parent.
 
-This module runs in the child. A thread reads the socket, so that a child ends with its parent even if the child's event
-loop is blocked: when the parent stops the child, or ends, the thread reports ``StopMessage``, and later it kills the
-process if that has not ended in time.
+This module runs in the child. A thread reads the socket, so that the child ends even if its event loop is blocked. When
+the parent stops the child or ends, the thread reports ``StopMessage``, and later kills the child if the child has not
+ended in time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tailrace.errors import TailraceError
 __all__ = ["MARGIN_S", "Parent", "failure_message"]
 
 MARGIN_S = 5.0
-"""Seconds that a process may take to end, in addition to the ``stop_timeout_ms`` of its consumers."""
+"""Seconds that a process may take to end, in addition to ``stop_timeout_ms``."""
 
 
 class Parent:
@@ -47,10 +47,10 @@ class Parent:
         os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         self.stop_timeout_s = 20.0
-        """Seconds that this process may take to end, in addition to ``MARGIN_S``."""
+        """Seconds that this process may take to end, without ``MARGIN_S``."""
 
     def receive_spec(self) -> dict[str, Any]:
-        """Return the spec that the parent sends first, and set ``sys.path`` to the parent's."""
+        """Return the spec, which is the parent's first message, and set ``sys.path`` to that of the parent."""
         message = self._receive()
         assert isinstance(message, BeginMessage), message
         spec: dict[str, Any] = pickle.loads(message.spec)  # noqa: S301 - from our own parent, over our own socket
@@ -58,12 +58,15 @@ class Parent:
         return spec
 
     async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the socket as streams; used in place of ``listen`` by a child whose event loop runs no user code."""
+        """Return the socket as streams, in place of ``listen``; for a child whose event loop runs no user code."""
         self._socket.setblocking(False)
         return await asyncio.open_connection(sock=self._socket, limit=1 << 20)
 
     def listen(self, on_message: Callable[[ToChild], None]) -> None:
-        """Call ``on_message`` in a thread for each message; the last is ``StopMessage``, even if the parent dies."""
+        """Call ``on_message`` in a thread for each message; the last is ``StopMessage``, even if the parent has ended.
+
+        The thread kills this process if it still runs ``stop_timeout_s`` plus ``MARGIN_S`` seconds after that.
+        """
         threading.Thread(target=self._listen, args=(on_message,), name="tailrace parent", daemon=True).start()
 
     def send(self, message: FromChild) -> None:
@@ -71,14 +74,14 @@ class Parent:
         self._send(encode(message))
 
     def try_send(self, message: FromChild) -> None:
-        """Send a message unless the socket's buffer is full, because a suspended parent must not block its child."""
+        """Send a message unless the socket's buffer is full; a suspended parent must not block its child."""
         data = encode(message)
         try:
             sent = self._socket.send(data, socket.MSG_DONTWAIT)
         except OSError:
             return
         if sent < len(data):
-            # A partly sent message must be completed, or no later message could be decoded.
+            # A message that was sent in part must be completed, so that later messages can be decoded.
             self._send(data[sent:])
 
     def _send(self, data: bytes) -> None:
@@ -97,11 +100,11 @@ class Parent:
 
     def _receive(self) -> ToChild | None:
         """Return the next message; None if the parent has ended."""
-        header = self._exactly(HEADER)
-        body = None if header is None else self._exactly(length_of(header))
+        header = self._receive_bytes(HEADER)
+        body = None if header is None else self._receive_bytes(length_of(header))
         return None if body is None else decode_to_child(body)
 
-    def _exactly(self, size: int) -> bytes | None:
+    def _receive_bytes(self, size: int) -> bytes | None:
         parts = bytearray()
         while len(parts) < size:
             try:
@@ -115,7 +118,7 @@ class Parent:
 
 
 def failure_message(error: BaseException) -> FailedMessage:
-    """Return the message that reports an error to the parent: a TailraceError pickled, any other error as text."""
+    """Return the message that reports an error to the parent; only a TailraceError is pickled."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""ProcessPoolConsumer: one stream of records from topics that several processes read."""
+"""ProcessPoolConsumer: consumer that reads with several processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.app.processes.reader_pool import ReaderPlan, ReaderPool
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerOptions, check_names, resolve
 from tailrace.consumer.arguments import checked_subscription
-from tailrace.consumer.delivery.poll_timer import or_stop, within, within_timeout
+from tailrace.consumer.delivery.poll_timer import poll_or_stop, poll_within, poll_within_timeout
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.core.processes.merged_stream import MergedStream, PartitionLease
 from tailrace.core.processes.worker_plan import check_count
@@ -25,7 +25,7 @@ from tailrace.records import Record
 __all__ = ["ProcessPoolConsumer"]
 
 _UNSUPPORTED_CALLBACKS = ("post_rebalance_callback", "rebalance_listener")
-"""Options that are not supported, because the callback would be called in another process."""
+"""Options that are not supported, because their callbacks would be called in another process."""
 
 Layout = Literal["group", "assigned"]
 
@@ -34,17 +34,18 @@ class ProcessPoolConsumer:
     """Consumer that reads topics with several processes, and delivers one stream of records.
 
     The processes fetch, check, decompress and decode the records. Each process has its own event loop and connections.
-    Records of a partition are delivered in order. As with ``Consumer``, a record is finished when the next one is
-    requested, and only the offsets of delivered and finished records are committed.
+    Records of a partition are delivered in order. As with ``Consumer``, a record is finished when the next record is
+    requested, and only the offsets of finished records are committed.
 
     Args:
         topics: names of the topics to read.
-        workers: number of processes; at most one per partition is started.
+        workers: number of processes; at most one process per partition is started.
         partitions_per_worker: number of partitions per process; takes precedence over ``workers``.
-        layout: with ``"group"``, the default if ``group_id`` is set, each process is a member of the group, and a
-            restarted process gets its partitions back. With ``"assigned"``, the default without ``group_id``, this
-            process assigns the partitions evenly, joins no group, and commits offsets for ``group_id`` if it is set.
-        options: options of ``Consumer``; ``hooks`` receive events about the processes.
+        layout: ``"group"`` or ``"assigned"``. With ``"group"``, the default if ``group_id`` is set, each process is a
+            member of the group, and a restarted process gets its partitions back. With ``"assigned"``, the default
+            without ``group_id``, this process assigns the partitions evenly to the processes, which join no group, and
+            commits offsets for ``group_id`` if it is set.
+        options: options of ``Consumer``; ``hooks`` are called in this process, with events about the processes.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -58,9 +59,9 @@ class ProcessPoolConsumer:
         layout: Layout | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        given = cast("dict[str, Any]", options)
-        check_names(given)
-        config = resolve(given)
+        consumer_options = cast("dict[str, Any]", options)
+        check_names(consumer_options)
+        config = resolve(consumer_options)
         names, _ = checked_subscription(topics, None, config.group_protocol)
         check_count("workers", workers)
         check_count("partitions_per_worker", partitions_per_worker, or_none=True)
@@ -68,18 +69,19 @@ class ProcessPoolConsumer:
             raise ConfigurationError(f"layout must be 'group' or 'assigned', not {layout!r}")
         if layout == "group" and config.group_id is None:
             raise ConfigurationError("layout='group' needs a group_id - set it, or use layout='assigned'")
-        _check_options(given, ack=config.ack)
-        self._observer = Observer(cast("tuple[Hook, ...]", tuple(given.pop("hooks", ()))), client_id=config.client_id)
-        pickled(given)
+        _check_supported(consumer_options, ack=config.ack)
+        hooks = cast("tuple[Hook, ...]", tuple(consumer_options.pop("hooks", ())))
+        self._observer = Observer(hooks, client_id=config.client_id)
+        pickled(consumer_options)  # This raises if the options cannot be sent to the processes.
         self._plan = ReaderPlan(
             topics=tuple(sorted(names)),
-            options=given,
+            options=consumer_options,
             config=config,
             workers=workers,
             partitions_per_worker=partitions_per_worker,
             is_assigned=layout == "assigned" or config.group_id is None,
         )
-        self._intake = MergedStream(self._send_progress)
+        self._stream = MergedStream(self._send_progress)
         self._readers: ReaderPool | None = None
         self._supervisor: Supervisor | None = None
         self._wakeup: AutoResetEvent | None = None
@@ -89,21 +91,21 @@ class ProcessPoolConsumer:
         state = "stopped" if self._is_stopped else "new" if self._readers is None else "started"
         return f"<ProcessPoolConsumer {', '.join(self._plan.topics)} group={self._plan.config.group_id} {state}>"
 
-    # ---- life --------------------------------------------------------------------------------------------------
+    # ---- start and stop ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the processes, and wait until each of them reads records.
+        """Start the processes, and wait until each of them can read records or has died once.
 
         Raises:
-            ConsumerStateError: the consumer was started or stopped before.
+            ConsumerStateError: the consumer is started already, or was stopped.
             TailraceError: see ``Consumer.start``.
         """
         if self._is_stopped:
-            raise ConsumerStateError("this consumer was stopped - make a new one")
+            raise ConsumerStateError("this consumer was stopped - create a new consumer")
         if self._readers is not None:
             raise ConsumerStateError("this consumer is started already")
         self._wakeup = AutoResetEvent()
-        self._readers = ReaderPool(self._plan, self._intake, self._observer, self._wakeup.set)
+        self._readers = ReaderPool(self._plan, self._stream, self._observer, self._wakeup.set)
         self._supervisor = Supervisor(self._readers.run, f"tailrace readers of {', '.join(self._plan.topics)}")
         try:
             await self._supervisor.start()
@@ -112,9 +114,12 @@ class ProcessPoolConsumer:
             raise
 
     async def stop(self) -> None:
-        """Commit the finished records, and stop all processes; kill those that still run after ``stop_timeout_ms``."""
+        """Commit the finished records and stop all processes.
+
+        Processes that still run five seconds after ``stop_timeout_ms`` are killed.
+        """
         self._is_stopped = True
-        self._intake.close()
+        self._stream.close()
         if self._wakeup is not None:
             self._wakeup.set()
         if self._supervisor is not None and self._readers is not None:
@@ -136,9 +141,9 @@ class ProcessPoolConsumer:
         return self
 
     async def __anext__(self) -> Record:
-        for record in self._intake.polled.remaining:
+        for record in self._stream.polled.remaining:
             return record
-        return await or_stop(self._next_record, self._plan.config, lambda: self._is_stopped)
+        return await poll_or_stop(self._next_record, self._plan.config, lambda: self._is_stopped)
 
     @overload
     async def getone(self, *, timeout_ms: None = None) -> Record: ...
@@ -147,10 +152,11 @@ class ProcessPoolConsumer:
     async def getone(self, *, timeout_ms: int) -> Record | None: ...
 
     async def getone(self, *, timeout_ms: int | None = None) -> Record | None:
-        """Finish the previous record, and return the next one; None if no record arrives in time.
+        """Finish the previous record, and return the next record; None if no record arrives within ``timeout_ms``.
 
         Args:
-            timeout_ms: time to wait in milliseconds; by default ``consumer_timeout_ms``, or no limit.
+            timeout_ms: time to wait in milliseconds. By default, ``consumer_timeout_ms`` limits the wait and raises an
+                error; if that is None, too, there is no limit.
 
         Raises:
             ConsumerStateError: the consumer is not started, was stopped, or is read by two tasks at once.
@@ -158,22 +164,22 @@ class ProcessPoolConsumer:
             TailraceError: the readers failed.
         """
         _ = self._started
-        for record in self._intake.polled.remaining:
+        for record in self._stream.polled.remaining:
             return record
         if timeout_ms is None:
-            return await within_timeout(self._next_record, self._plan.config.consumer_timeout_ms)
-        return await within(self._next_record, timeout_ms)
+            return await poll_within_timeout(self._next_record, self._plan.config.consumer_timeout_ms)
+        return await poll_within(self._next_record, timeout_ms)
 
     async def getmany(self, *, max_records: int | None = None, timeout_ms: int | None = None) -> list[Record]:
         """Finish the previous batch, and return the queued records as soon as there is at least one.
 
         Args:
             max_records: maximum number of records to return; by default ``max_queued_records``.
-            timeout_ms: time to wait for the first record in milliseconds; by default ``consumer_timeout_ms``, or no
-                limit.
+            timeout_ms: time to wait for the first record in milliseconds. By default, ``consumer_timeout_ms`` limits
+                the wait and raises an error; if that is None, too, there is no limit.
 
         Returns:
-            The records, in order within each partition; an empty list if none arrives in time.
+            The records, in order within each partition; an empty list if none arrives within ``timeout_ms``.
 
         Raises:
             ConsumerStateError: the consumer is not started, was stopped, or is read by two tasks at once.
@@ -185,8 +191,8 @@ class ProcessPoolConsumer:
         check_count("max_records", count)
         read = partial(self._next_records, count)
         if timeout_ms is None:
-            return await within_timeout(read, self._plan.config.consumer_timeout_ms)
-        return await within(read, timeout_ms) or []
+            return await poll_within_timeout(read, self._plan.config.consumer_timeout_ms)
+        return await poll_within(read, timeout_ms) or []
 
     def ack(self, record: Record) -> bool:
         """Finish a record in flight and all earlier records of its partition, without requesting the next record.
@@ -198,7 +204,7 @@ class ProcessPoolConsumer:
             ConsumerStateError: the consumer is not started, or was stopped.
         """
         _ = self._started
-        return self._intake.acknowledge(record)
+        return self._stream.acknowledge(record)
 
     async def commit(self) -> None:
         """Finish all delivered records, including those in flight, and commit their offsets.
@@ -213,7 +219,7 @@ class ProcessPoolConsumer:
             raise ConsumerStateError("commit() needs a group_id - set it when creating the consumer")
         if readers.failure is not None:
             raise readers.failure
-        self._intake.finish()
+        self._stream.finish()
         await readers.commit(self._plan.config.default_api_timeout_ms / 1000)
 
     # ---- state -------------------------------------------------------------------------------------------------
@@ -226,16 +232,16 @@ class ProcessPoolConsumer:
 
     @property
     def queued_records(self) -> int:
-        """Number of received records not yet delivered.
+        """Number of records that this process has received and not delivered yet.
 
-        Together with the records in transit, these are at most about ``max_queued_records``.
+        ``max_queued_records`` limits these records together with the records that are being sent to this process.
         """
-        return self._intake.queued_records
+        return self._stream.queued_records
 
     def health(self) -> Health:
         """Return the health of the processes.
 
-        A process that keeps dying is degraded, or starting if it has never read records.
+        A process that keeps dying is degraded; if it was never ready, it is starting.
         """
         readers = self._readers
         if readers is not None and readers.failure is not None:
@@ -251,7 +257,7 @@ class ProcessPoolConsumer:
     @property
     def _started(self) -> ReaderPool:
         if self._is_stopped:
-            raise ConsumerStateError("this consumer was stopped - make a new one")
+            raise ConsumerStateError("this consumer was stopped - create a new consumer")
         if self._readers is None:
             raise ConsumerStateError(
                 "this consumer is not started - use `async with ProcessPoolConsumer(...)`, or await start() first"
@@ -260,13 +266,13 @@ class ProcessPoolConsumer:
 
     async def _next_record(self) -> Record:
         _ = self._started
-        self._intake.finish()
-        while not self._intake.polled.count_left and not self._intake.next_slice():
+        self._stream.finish()
+        while not self._stream.polled.count_left and not self._stream.next_slice():
             await self._wait_for_change()
-        return next(self._intake.polled.remaining)
+        return next(self._stream.polled.remaining)
 
     async def _next_records(self, count: int) -> list[Record]:
-        while not (taken := self._intake.take(count)):
+        while not (taken := self._stream.take(count)):
             await self._wait_for_change()
         return taken
 
@@ -291,14 +297,17 @@ class ProcessPoolConsumer:
             self._readers.send_progress(lease)
 
 
-def _check_options(given: dict[str, Any], *, ack: str) -> None:
+def _check_supported(options: dict[str, Any], *, ack: str) -> None:
     for name in _UNSUPPORTED_CALLBACKS:
-        if given.get(name) is not None:
-            raise ConfigurationError(f"{name} cannot be called, as other processes read - use Consumer")
-    for name in ("key_deserializer", "value_deserializer"):
-        if given.get(name) is not None:
+        if options.get(name) is not None:
             raise ConfigurationError(
-                f"{name} cannot be used with several processes, which exchange bytes - use Consumer"
+                f"{name} cannot be called, because other processes read the records - use Consumer"
+            )
+    for name in ("key_deserializer", "value_deserializer"):
+        if options.get(name) is not None:
+            raise ConfigurationError(
+                f"{name} cannot be used with several processes, which exchange bytes - decode in the loop, or use"
+                " Consumer"
             )
     if ack == "manual":
         raise ConfigurationError("ack='manual' is not supported with several processes - use Consumer, or App")

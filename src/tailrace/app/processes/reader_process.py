@@ -1,8 +1,8 @@
-"""Reader process of a ProcessPoolConsumer: fetches and decodes records, and sends slices of them to its parent.
+"""Reader process of a ProcessPoolConsumer: it fetches and decodes records, and sends slices of them to its parent.
 
 This module runs in the child. The parent reports which records are finished. In a group, the child commits their
-offsets, because only a member can. A record occupies the window from the time it is sent until it has left the parent's
-queue, so that reading stops while the parent delivers no records.
+offsets, because only a member may commit. The window is the maximum number of records that were sent and have not left
+the parent's queue, so reading stops while the parent delivers no records.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tailrace.core.processes.messages import (
     HEADER,
     CommitMessage,
     CommittedMessage,
-    DoneMessage,
     FailedMessage,
     FromChild,
-    GoneMessage,
-    HaltedMessage,
-    LeftMessage,
+    HaltRequest,
+    HaltResponse,
+    LeaseEndedMessage,
+    ProgressMessage,
     ReadyMessage,
     StopMessage,
     decode_to_child,
@@ -44,14 +44,14 @@ from tailrace.records import TopicPartition
 
 __all__ = ["main"]
 
-_PARTS = 4
-"""Number of slices in a window; with several, a slice can be read while another one is being sent."""
+_SLICES_PER_WINDOW = 4
+"""Number of slices in a window. With several slices, one can be read while another is sent."""
 
 
-class _Leases:
-    """Sink of the reader that tracks the records sent to the parent.
+class _SentRecords:
+    """Records that were sent to the parent. The consumer reports halted and dropped partitions to this object.
 
-    Messages refer to an assignment epoch of a partition by a number, which they call the lease.
+    Messages identify the assignment epoch of a partition by a number, the lease.
     """
 
     def __init__(self, window: int) -> None:
@@ -59,54 +59,55 @@ class _Leases:
         self.queued: list[FromChild] = []
         """Messages to send to the parent."""
         self.has_queued = asyncio.Event()
-        self._numbers: dict[TopicPartition, int] = {}
+        self._leases: dict[TopicPartition, int] = {}
         self._progress: dict[int, Progress] = {}
         self._outstanding: Counter[int] = Counter()
+        """Number of records of each lease that were sent and have not left the parent's queue."""
         self._halted: set[int] = set()
-        self._next_number = 0
+        self._last_lease = 0
 
     def room(self) -> int:
         """Return how many records may be sent now."""
-        return min(self.window - self._outstanding.total(), max(1, self.window // _PARTS))
+        return min(self.window - self._outstanding.total(), max(1, self.window // _SLICES_PER_WINDOW))
 
-    def sent(self, lease: Lease) -> int:
-        """Mark the records of ``lease`` as sent to the parent; return the number of their assignment epoch."""
-        number = self._numbers.get(lease.partition)
+    def mark_sent(self, lease: Lease) -> int:
+        """Mark the records of ``lease`` as sent to the parent; return the number of their lease for messages."""
+        number = self._leases.get(lease.partition)
         if number is None or self._progress[number] is not lease.progress:
-            # A new epoch has begun, and the parent drops the records of the previous epoch.
+            # A new epoch has begun, so the parent must drop the records of the previous epoch.
             self.drop(lease.partition)
-            self._next_number += 1
-            number = self._numbers[lease.partition] = self._next_number
+            self._last_lease += 1
+            number = self._leases[lease.partition] = self._last_lease
             self._progress[number] = lease.progress
         self._outstanding[number] += lease.count
         lease.send_away()
         return number
 
-    def done(self, message: DoneMessage) -> None:
-        """Finish the records that the parent has finished, and free the room of records that left its queue."""
+    def finish(self, message: ProgressMessage) -> None:
+        """Finish the records that the parent has finished, and make room for as many as have left its queue."""
         if (progress := self._progress.get(message.lease)) is not None:
             progress.finish_through(message.offset)
-            # ``message.released`` may include records that a previous process sent before it died.
+            # ``message.released`` may count records of the previous process, which has died.
             self._outstanding[message.lease] = max(0, self._outstanding[message.lease] - message.released)
 
-    def left(self, message: LeftMessage) -> None:
-        """Forget the records that the parent had not delivered when it halted the lease; they are delivered later."""
+    def drop_undelivered(self, message: HaltResponse) -> None:
+        """Count records that the parent has dropped from its queue as not delivered, so that they are read again."""
         if message.lease in self._halted:
             self._progress[message.lease].cut(message.offset)
 
     def halt(self, partition: TopicPartition) -> None:
-        """Ask the parent to deliver no more records of a partition; the parent answers with LeftMessage."""
-        if (number := self._numbers.get(partition)) is not None:
+        """Ask the parent to deliver no more records of a partition; the parent answers with HaltResponse."""
+        if (number := self._leases.get(partition)) is not None:
             self._halted.add(number)
-            self._queue(HaltedMessage(number))
+            self._queue(HaltRequest(number))
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition, and make the parent forget it."""
-        if (number := self._numbers.pop(partition, None)) is not None:
+        """Forget a partition, and tell the parent to do so."""
+        if (number := self._leases.pop(partition, None)) is not None:
             del self._progress[number]
             del self._outstanding[number]
             self._halted.discard(number)
-            self._queue(GoneMessage(number))
+            self._queue(LeaseEndedMessage(number))
 
     def _queue(self, message: FromChild) -> None:
         self.queued.append(message)
@@ -121,7 +122,7 @@ class _ReaderProcess:
         """Set at the first assignment by the group; never set if the parent assigns the partitions."""
 
     async def run(self) -> int:
-        """Read until the parent stops this process or ends, or until an error occurs; return the exit code."""
+        """Read until the parent stops this process or ends, or until an error, which is sent; return the exit code."""
         reader, self._writer = await self._parent.streams()
         try:
             await self._read(reader)
@@ -140,8 +141,8 @@ class _ReaderProcess:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen, reader, tasks)
             async with consumer:
-                self._leases = _Leases(self._spec["window"])
-                self._reader, _ = attach_sink(consumer, self._leases)
+                self._sent_records = _SentRecords(self._spec["window"])
+                self._reader, _ = attach_sink(consumer, self._sent_records)
                 await self._start_reading(consumer, options)
                 tasks.start_soon(self._run_sends)
                 await self._send_slices()
@@ -150,11 +151,11 @@ class _ReaderProcess:
         self, consumer: Consumer, _old: object, new: Mapping[TopicPartition, int | None]
     ) -> dict[TopicPartition, int]:
         self._has_assignment.set()
-        found = _ahead(self._spec["overrides"], new)
-        # A recreated topic is read from the group's committed offset, or from its first record.
+        overrides = _offsets_after_commit(self._spec["overrides"], new)
+        # A recreated topic is read from the group's committed offset or, without one, from offset 0.
         return {
             partition: new[partition] or 0 if self._is_recreated(consumer, partition) else offset
-            for partition, offset in found.items()
+            for partition, offset in overrides.items()
         }
 
     def _is_recreated(self, consumer: Consumer, partition: TopicPartition) -> bool:
@@ -163,49 +164,51 @@ class _ReaderProcess:
 
     async def _start_reading(self, consumer: Consumer, options: Mapping[str, Any]) -> None:
         assigned: Mapping[TopicPartition, int | None] | None = self._spec["partitions"]
-        begins = []
+        start_offsets = []
         if assigned is not None:
-            dealt: frozenset[TopicPartition] = self._spec["dealt"]
-            self._is_assigned = lambda one: one in assigned or (one not in dealt and self._is_my_turn(one))
-            if others := [one for one in consumer.assignment() if not self._is_assigned(one)]:
-                consumer.pause(*others)
+            assigned_at_start: frozenset[TopicPartition] = self._spec["assigned_at_start"]
+            self._is_assigned = lambda partition: (
+                partition in assigned or (partition not in assigned_at_start and self._reads_added_partition(partition))
+            )
+            if not_assigned := [one for one in consumer.assignment() if not self._is_assigned(one)]:
+                consumer.pause(*not_assigned)
             for partition in filter(self._is_assigned, consumer.assignment()):
                 # A partition that was added after the parent had assigned the partitions is read from offset 0.
                 if (offset := assigned.get(partition, 0)) is not None:
                     await consumer.seek(partition, 0 if self._is_recreated(consumer, partition) else offset)
-            begins = [(*partition, await consumer.position(partition)) for partition in assigned]
-        await self._send(ReadyMessage(resolve(options).stop_timeout_ms / 1000, begins, "ok"))
+            start_offsets = [(*partition, await consumer.position(partition)) for partition in assigned]
+        await self._send(ReadyMessage(resolve(options).stop_timeout_ms / 1000, start_offsets, "ok"))
 
-    def _is_my_turn(self, partition: TopicPartition) -> bool:
-        """Return True if this reader reads ``partition``, which was added later and is assigned round robin."""
-        number: int
-        readers: int
-        number, readers = self._spec["turn"]
-        return partition.partition % readers == number
+    def _reads_added_partition(self, partition: TopicPartition) -> bool:
+        """Return True if this reader reads ``partition``, which was added after the start; readers take turns."""
+        reader: int
+        reader_count: int
+        reader, reader_count = self._spec["round_robin"]
+        return partition.partition % reader_count == reader
 
     async def _send_slices(self) -> None:
-        leases, reader = self._leases, self._reader
+        sent_records, reader = self._sent_records, self._reader
 
         def room_of(partition: TopicPartition) -> int:
-            return leases.room() if self._is_assigned(partition) else 0
+            return sent_records.room() if self._is_assigned(partition) else 0
 
         while True:
             position, lease = await reader.next_slice(room_of)
             records = lease.records
-            # No await between taking the slice and writing it, because later messages about the lease must follow it.
-            number = leases.sent(lease)
+            # The slice must be written before any later message about its lease, so nothing is awaited in between.
+            number = sent_records.mark_sent(lease)
             self._write_queued()
             await self._send(slice_of(number, lease.partition, lease.end, records, position.topic_id))
 
     async def _run_sends(self) -> None:
         while True:
-            await self._leases.has_queued.wait()
+            await self._sent_records.has_queued.wait()
             self._write_queued()
             await self._writer.drain()
 
     def _write_queued(self) -> None:
-        self._leases.has_queued.clear()
-        queued, self._leases.queued = self._leases.queued, []
+        self._sent_records.has_queued.clear()
+        queued, self._sent_records.queued = self._sent_records.queued, []
         for message in queued:
             self._writer.write(encode(message))
 
@@ -218,7 +221,7 @@ class _ReaderProcess:
                 raise
 
     async def _listen(self, reader: asyncio.StreamReader, tasks: anyio.abc.TaskGroup) -> None:
-        """Process the messages of the parent; the end of the connection counts as ``StopMessage``."""
+        """Process the messages of the parent until ``StopMessage`` or the end of the connection."""
         while True:
             try:
                 size = length_of(await reader.readexactly(HEADER))
@@ -229,11 +232,11 @@ class _ReaderProcess:
                 case StopMessage():
                     tasks.cancel_scope.cancel()
                     return
-                case DoneMessage():
-                    self._leases.done(message)
+                case ProgressMessage():
+                    self._sent_records.finish(message)
                     self._reader.progressed()
-                case LeftMessage():
-                    self._leases.left(message)
+                case HaltResponse():
+                    self._sent_records.drop_undelivered(message)
                     self._reader.progressed()
                 case CommitMessage():
                     tasks.start_soon(self._commit, message.number)
@@ -242,23 +245,26 @@ class _ReaderProcess:
 
     async def _commit(self, number: int) -> None:
         error: bytes | None = None
-        # A restarted reader may have to commit offsets of its previous process. It needs an assignment for that.
+        # A restarted reader may have to commit offsets of its previous process, which needs an assignment.
         await self._has_assignment.wait()
         try:
             await self._consumer.commit()
-        except TailraceError as refused:
-            error = pickled(refused)
+        except TailraceError as failure:
+            error = pickled(failure)
         await self._send(CommittedMessage(number, error))
 
 
-def _ahead(overrides: dict[TopicPartition, int], new: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:
-    """Remove newly assigned partitions from ``overrides``; return their offsets that are after the committed offset.
+def _offsets_after_commit(
+    overrides: dict[TopicPartition, int], new: Mapping[TopicPartition, int | None]
+) -> dict[TopicPartition, int]:
+    """Remove assigned partitions from ``overrides``; return their overrides that are after the committed offset.
 
-    An override is the first unfinished offset of a partition when the previous process died.
+    Args:
+        overrides: first unfinished offset of each partition when the previous process died.
+        new: assigned partitions with their committed offsets.
     """
-    ours = overrides.keys() & new.keys()
-    found = {partition: overrides.pop(partition) for partition in ours}
-    return {partition: offset for partition, offset in found.items() if offset > (new[partition] or 0)}
+    removed = {partition: overrides.pop(partition) for partition in overrides.keys() & new.keys()}
+    return {partition: offset for partition, offset in removed.items() if offset > (new[partition] or 0)}
 
 
 def main() -> None:

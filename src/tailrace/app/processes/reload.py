@@ -11,12 +11,12 @@ from tailrace.app.processes.worker_pool import WorkerPool
 
 __all__ = ["run_reloading"]
 
-_STEP_MS = 50
-"""Milliseconds without a further change after which the workers are restarted."""
+_QUIET_MS = 50
+"""Milliseconds without another change after which the workers are restarted."""
 
 
 async def run_reloading(pool: WorkerPool, folder: Path) -> None:
-    """Run ``pool.run()``, and restart the workers when a Python file in ``folder`` changes.
+    """Run a pool until it ends, and restart the workers whenever a Python file in ``folder`` changes.
 
     Raises:
         TailraceError: the pool failed.
@@ -25,7 +25,7 @@ async def run_reloading(pool: WorkerPool, folder: Path) -> None:
     async with anyio.create_task_group() as tasks:
 
         async def restart_on_changes() -> None:
-            async for _ in awatch(folder, watch_filter=PythonFilter(), stop_event=ended, step=_STEP_MS):
+            async for _ in awatch(folder, watch_filter=PythonFilter(), stop_event=ended, step=_QUIET_MS):
                 pool.renew()
 
         tasks.start_soon(restart_on_changes)

@@ -1,8 +1,9 @@
 """Supervision of one child process, which is restarted when it dies and ended on request.
 
-The owner decides if a child that died is restarted, and ``core.processes.worker_plan`` after which pause. A child that
-has sent a status must keep sending messages. A child that falls silent is reported as failed after a few seconds, and
-is killed after the silence limit that its status messages contain. No child outlives its supervisor.
+The owner decides whether a child that has died is restarted; ``core.processes.worker_plan`` proposes the pause before
+the restart. A child that has sent a status must continue to send messages. If no message arrives for a few seconds, the
+child counts as failed; after the silence limit, which its status messages contain, it is killed. No child outlives its
+supervisor.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from tailrace.observe.statistics import AppStatistics
 
 __all__ = ["ProcessExit", "ProcessOwner", "SupervisedProcess"]
 
-_UNREAD_S = 1.0
-"""Seconds to wait for the remaining messages of a child that has ended."""
+_LAST_MESSAGES_S = 1.0
+"""Seconds to wait for the last messages of a child that has ended."""
 
 _CHECK_S = 1.0
-"""Interval in seconds at which a child is checked for messages, and at which a worker sends its status."""
+"""Seconds between two checks for messages of a child, and between two status messages of a worker."""
 _SILENT_CHECKS = 3
-"""Number of checks without a message after which a child counts as hanging.
+"""Number of checks without a message after which a child counts as failed.
 
-Checks are counted instead of seconds, because the supervisor itself may be suspended for a while.
+Checks are counted instead of seconds, because the supervisor's own process may be suspended for a while.
 """
 
 _STATUSES: dict[str, Status] = {one: one for one in get_args(Status)}
@@ -60,24 +61,24 @@ class ProcessExit:
         worker: index of the process.
         start: number of the start of the process.
         exit_code: exit code, or the negated number of the signal that killed the process.
+        error: error that the process reported, or None.
+        cause: reason why the process could not be started or was killed; empty if neither happened.
     """
 
     worker: int
     start: int
     exit_code: int
     error: TailraceError | None
-    """Error that the process reported, or None."""
     cause: str = ""
-    """Reason why the process could not be started, or was killed."""
 
     @property
     def reason(self) -> str:
-        """Reason of the end; empty if it is unknown."""
+        """Text of ``error``, or ``cause`` if there is no error."""
         return self.cause if self.error is None else str(self.error)
 
     def __str__(self) -> str:
-        how = f"killed by signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
-        return f"{how}: {self.reason}" if self.reason else how
+        outcome = f"killed by signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
+        return f"{outcome}: {self.reason}" if self.reason else outcome
 
 
 class ProcessOwner(Protocol):
@@ -90,9 +91,11 @@ class ProcessOwner(Protocol):
         """Receive a message of a process."""
 
     def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
-        """React to an exit that was not requested.
+        """Return the pause in seconds before the process is restarted; None to wait for ``renew`` or ``end``.
 
-        Return the pause before the restart in seconds, ``pause_s`` by default; None to wait for ``renew`` or ``end``.
+        Args:
+            death: exit that was not requested.
+            pause_s: proposed pause.
         """
 
 
@@ -103,12 +106,12 @@ class SupervisedProcess:
         worker: index of the process, from 0.
         child: running process, or None.
         start: number of the last start of the process.
-        settled: set when the process has reported that it has started, or has died for the first time.
-        ended: set when the process has ended and will not be started again.
-        ready: set when the process has first reported the status ok or degraded.
+        settled: set once the process has reported its start, or has died for the first time.
+        ended: set once the process has ended and is not started again.
+        ready: set once the process has reported the status ok or degraded.
         stop_timeout_s: seconds that the process may take to stop.
-        restarts: determines the pause before a restart.
-        deaths: number of times the process has ended without a request.
+        restarts: consecutive deaths of the process, and the pauses before its restarts.
+        deaths: number of exits that were not requested.
     """
 
     def __init__(
@@ -128,13 +131,13 @@ class SupervisedProcess:
         self._is_ending = False
         self._last_status: tuple[Status, str] = "starting", ""
         self._error: TailraceError | None = None
-        """Error that the current process has reported."""
+        """Error that the current process has reported, or None."""
         self._cause = ""
         self._silence_limit_s: float | None = None
-        """Seconds without a message after which the process is killed; None before its first status."""
+        """Seconds without a message after which the process is killed; None before its first status message."""
         self._silent_checks = 0
         self._requests: dict[int, asyncio.Future[AppStatistics]] = {}
-        """Requests for statistics that are not answered yet, by number."""
+        """Requests for statistics that were not answered yet, by number."""
         self._request_count = 0
 
     # ---- called by its owner -----------------------------------------------------------------------------------
@@ -145,7 +148,7 @@ class SupervisedProcess:
         self._stop_requested.set()
 
     def renew(self) -> None:
-        """Stop the process, and start it again; start it at once if it waits for a restart."""
+        """Stop the process and start it again; if it waits for a restart, start it at once."""
         self._stop_requested.set()
 
     async def statistics(self, timeout_s: float) -> AppStatistics | None:
@@ -174,21 +177,26 @@ class SupervisedProcess:
         if status == "degraded":
             status = unready
         if self._silent_checks >= _SILENT_CHECKS:
-            status, detail = "failed", f"its event loop has been blocked for {self._silent_checks * _CHECK_S:.0f} s"
-            return Check(name, status, f"{detail}; it is killed and restarted after {self._silence_limit_s:g} s")
-        if self.restarts.is_unwell(now):
-            words = f"has died {self.restarts.deaths(now)} times in a row"
-            return Check(name, unready, f"{words}; {detail}" if detail else words)
+            blocked_s = self._silent_checks * _CHECK_S
+            return Check(
+                name,
+                "failed",
+                f"the event loop has been blocked for {blocked_s:.0f} s; after {self._silence_limit_s:g} s, the process"
+                " is killed and restarted",
+            )
+        if self.restarts.is_failing(now):
+            deaths = f"the process has died {self.restarts.deaths(now)} times in a row"
+            return Check(name, unready, f"{deaths}; {detail}" if detail else deaths)
         return Check(name, status, detail)
 
-    # ---- life --------------------------------------------------------------------------------------------------
+    # ---- run ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep the process running until ``end`` is called.
 
         Raises:
-            ConfigurationError: the process cannot be started.
-            TailraceError: the owner raised it.
+            ConfigurationError: the settings cannot be sent to a process, or the operating system is not supported.
+            TailraceError: raised by the owner.
         """
         while not self._is_ending:
             self._stop_requested.clear()
@@ -197,9 +205,9 @@ class SupervisedProcess:
                 continue
             self.deaths += 1
             loop = asyncio.get_running_loop()
-            pause_s = self._owner.on_exit(death, self.restarts.died(loop.time(), random.random()))  # noqa: S311
-            then = "" if pause_s is None else f", restarted after {pause_s:.1f} s"
-            self._last_status = "degraded", f"{death}{then}"
+            pause_s = self._owner.on_exit(death, self.restarts.note_death(loop.time(), random.random()))  # noqa: S311
+            restart = "" if pause_s is None else f", restarted after {pause_s:.1f} s"
+            self._last_status = "degraded", f"{death}{restart}"
             self._observer.emit(WorkerExited(self.worker, death.exit_code, death.reason, pause_s))
             self.settled.set()
             with contextlib.suppress(TimeoutError):
@@ -208,7 +216,7 @@ class SupervisedProcess:
         self.ended.set()
 
     async def _run_once(self) -> ProcessExit | None:
-        """Start the process and wait until it ends; return its exit if that was not requested, else None."""
+        """Start the process and wait until it ends; return its exit, or None if the end was requested."""
         self.start, self._error, self._cause = self._next_start(), None, ""
         self._silence_limit_s, self._silent_checks = None, 0
         try:
@@ -216,11 +224,11 @@ class SupervisedProcess:
                 self._module, self._owner.spec(self.worker, self.start), {"TAILRACE_WORKER": str(self.worker)}
             )
         except OSError as error:
-            # The system is out of memory, processes or file descriptors, perhaps only for a while.
-            return ProcessExit(self.worker, self.start, os.EX_OSERR, None, f"its process could not be started: {error}")
+            # The system may be out of memory, processes or file descriptors for a while.
+            return ProcessExit(self.worker, self.start, os.EX_OSERR, None, f"the process could not be started: {error}")
         self.child = child
         self._last_status = "starting", ""
-        self.restarts.started(asyncio.get_running_loop().time())
+        self.restarts.note_start(asyncio.get_running_loop().time())
         self._observer.emit(WorkerStarted(self.worker, child.pid))
         try:
             exit_code = await self._run_until_exit(child)
@@ -230,7 +238,7 @@ class SupervisedProcess:
         if not self._stop_requested.is_set():
             return ProcessExit(self.worker, self.start, exit_code, self._error, self._cause)
         if exit_code:
-            cause = "killed, as it did not stop in time" if exit_code == -signal.SIGKILL else ""
+            cause = "killed, because it did not stop in time" if exit_code == -signal.SIGKILL else ""
             death = ProcessExit(self.worker, self.start, exit_code, self._error, cause)
             self._observer.emit(WorkerExited(self.worker, exit_code, death.reason, None if self._is_ending else 0.0))
         return None
@@ -241,8 +249,8 @@ class SupervisedProcess:
 
             async def notice_end() -> None:
                 await child.wait()
-                # Processes that the child has forked may keep the socket open.
-                reading.deadline = anyio.current_time() + _UNREAD_S
+                # Stop reading even if processes that the child has forked keep the socket open.
+                reading.deadline = anyio.current_time() + _LAST_MESSAGES_S
 
             async def end_on_request() -> None:
                 await self._stop_requested.wait()
@@ -254,13 +262,13 @@ class SupervisedProcess:
             tasks.start_soon(end_on_request)
             with reading:
                 while (message := await child.next_message()) is not None:
-                    self._take(message)
+                    self._process_message(message)
             exit_code = await child.wait_or_kill(self.stop_timeout_s + MARGIN_S)
             tasks.cancel_scope.cancel()
         return exit_code
 
     async def _run_checks(self, child: Child) -> None:
-        """Count the checks without a message, and kill the process after too many of them."""
+        """Count the checks without a message, and kill the process when they reach its silence limit."""
         while True:
             await asyncio.sleep(_CHECK_S)
             if self._silence_limit_s is None:
@@ -272,11 +280,11 @@ class SupervisedProcess:
                 and silent_s >= self._silence_limit_s
                 and not self._stop_requested.is_set()
             ):
-                self._cause = f"killed, as its event loop was blocked for {silent_s:.0f} s"
+                self._cause = f"killed, because its event loop was blocked for {silent_s:.0f} s"
                 child.kill()
                 return
 
-    def _take(self, message: FromChild) -> None:
+    def _process_message(self, message: FromChild) -> None:
         self._silent_checks = 0
         match message:
             case ReadyMessage(stop_timeout_s=stop_timeout_s, status=status):

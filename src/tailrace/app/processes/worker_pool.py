@@ -11,13 +11,13 @@ from typing import Any, Literal, Self, cast
 import anyio
 from typing_extensions import TypedDict, Unpack
 
+from tailrace.app.event_waits import wait_for_any
 from tailrace.app.health.checks import Check, Health
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
-from tailrace.app.loading import check_place
+from tailrace.app.loading import split_app_name
 from tailrace.app.processes.child import pickled
 from tailrace.app.processes.parent import MARGIN_S
 from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
-from tailrace.app.shutdown import first_of
 from tailrace.config import ConsumerOptions, check_names, resolve
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.core.processes.messages import FromChild
@@ -38,7 +38,7 @@ __all__ = ["WorkerPool", "WorkerSpec"]
 
 _MODULE = "tailrace.app.processes.worker_process"
 _FATAL = (ConfigurationError, HandlerFailedError, FencedMemberError)
-"""Errors after which a worker is not restarted: they would recur, or are meant to end the app."""
+"""Errors after which a worker is not restarted, because they would recur or are meant to end the app."""
 
 _pools = itertools.count(1)
 
@@ -46,12 +46,12 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class WorkerSpec(TypedDict):
-    """Arguments of the pool that a worker's process receives."""
+    """Settings that the pool sends to the process of a worker."""
 
     app: str
     workers: int
     pool: int
-    """Number of the pool within its process."""
+    """Number of the pool among the pools of its process."""
     log_level: LogLevel | None
     log_format: LogFormat
     options: ConsumerOptions
@@ -60,19 +60,20 @@ class WorkerSpec(TypedDict):
 class WorkerPool:
     """App in several processes: ``async with WorkerPool("shop:billing", workers=4): ...``, or ``run()``.
 
-    Each worker is a static member of the app's groups and keeps its group_instance_id, so that a worker that dies and
-    is restarted gets its partitions back before the group reassigns them. Pauses before restarts grow while a worker
-    keeps dying. A ConfigurationError or FencedMemberError of a worker, or a failure with ``on_failure="stop"``, ends
-    the pool. The workers end with the pool, even if the pool's process is killed.
+    Each worker is a static member of the app's groups and keeps its ``group_instance_id``. A worker that dies is
+    restarted and gets its partitions back before the group reassigns them. The pauses before restarts grow while a
+    worker keeps dying. A ConfigurationError or FencedMemberError of a worker ends the pool, and so does a failed record
+    with ``on_failure="stop"``. The workers end with the pool, even if the process of the pool is killed.
 
     Args:
         app: name of the App, such as ``"shop:billing"``.
         workers: number of processes.
-        log_level: level of the workers' log on stderr; None leaves logging to the app's module.
+        log_level: level of the workers' log on stderr; with None, the app's module configures logging.
         log_format: format of the workers' log: "console", with the number of the worker before each line, or "json",
             with the number in the field ``worker``.
-        stop_on_fatal_error: with False, an error that would end the pool makes the failed worker wait for ``renew``.
-        options: options of the app in each worker; ``hooks`` receive events about the workers, in this process.
+        stop_on_fatal_error: True to end the pool after such an error; False to make the failed worker wait for
+            ``renew``.
+        options: options of the app in each worker; ``hooks`` are called in this process, with events about the workers.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -88,13 +89,14 @@ class WorkerPool:
         stop_on_fatal_error: bool = True,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        check_place(app)
+        split_app_name(app)
         check_count("workers", workers)
-        options_given = cast("dict[str, Any]", options)
-        check_names(options_given)
-        resolve(options_given if "group_id" in options_given else {**options_given, "group_id": "the app's"})
-        self._observer = Observer(cast("tuple[Hook, ...]", tuple(options_given.pop("hooks", ()))))
-        pickled(options_given)
+        app_options = cast("dict[str, Any]", options)
+        check_names(app_options)
+        # The options are checked as if the app sets a group_id, which only the workers know.
+        resolve(app_options if "group_id" in app_options else {**app_options, "group_id": "the app's"})
+        self._observer = Observer(cast("tuple[Hook, ...]", tuple(app_options.pop("hooks", ()))))
+        pickled(app_options)  # This raises if the options cannot be sent to the workers.
         self._spec: WorkerSpec = {
             "app": app,
             "workers": workers,
@@ -105,7 +107,7 @@ class WorkerPool:
         }
         self._stop_on_fatal_error, self._options = stop_on_fatal_error, options
         self._had_assignment: set[int] = set()
-        """Workers that died after they had an assignment."""
+        """Indices of the workers that died after they had been ready."""
         starts = itertools.count().__next__
         self._processes = [
             SupervisedProcess(worker, _MODULE, self, self._observer, starts) for worker in range(workers)
@@ -125,7 +127,7 @@ class WorkerPool:
     def health(self) -> Health:
         """Return the health of the workers.
 
-        A worker that keeps dying is degraded, or starting if it was never ready.
+        A worker that keeps dying is degraded; if it was never ready, it is starting.
         """
         if self._failure is not None:
             return Health.of([Check("pool", "failed", str(self._failure))])
@@ -139,8 +141,8 @@ class WorkerPool:
         """Return the statistics of each worker.
 
         Args:
-            timeout_ms: Maximum time in milliseconds to wait for the workers. A worker that does not answer, because it
-                starts or its event loop is blocked, has no statistics.
+            timeout_ms: Maximum time in milliseconds to wait for the workers. The statistics of a worker are None if it
+                does not answer, because it starts or its event loop is blocked.
         """
         found = await asyncio.gather(*(one.statistics(timeout_ms / 1000) for one in self._processes))
         return PoolStatistics(
@@ -154,23 +156,23 @@ class WorkerPool:
 
     @property
     def endpoints(self) -> HealthEndpoints:
-        """Answers of ``health_app``, for other servers."""
+        """Answers of ``health_app``, for servers without ASGI."""
         return HealthEndpoints(self.health, self._get_lag)
 
     async def _get_lag(self) -> LagReport:
         return lag_report(filter(None, (await self.statistics()).workers.values()))
 
-    # ---- life --------------------------------------------------------------------------------------------------
+    # ---- start and stop ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the workers, and wait until each of them has started its app, or has died and waits for its restart.
+        """Start the workers, and wait until each of them has started its app or has died once.
 
         Raises:
             ConfigurationError: the app cannot run in a worker.
-            ConsumerStateError: the pool was started before.
+            ConsumerStateError: ``start`` was called before.
         """
         if self._supervisor is not None:
-            raise ConsumerStateError("this pool is started already")
+            raise ConsumerStateError("this pool was started before - create a new pool")
         self._supervisor = Supervisor(self._run_processes, f"tailrace pool of {self._spec['app']}")
         await self._supervisor.start()
 
@@ -178,7 +180,7 @@ class WorkerPool:
         """Stop all workers; kill workers that still run five seconds after ``stop_timeout_ms``.
 
         Raises:
-            TailraceError: the pool failed before.
+            TailraceError: the pool has failed.
         """
         if self._supervisor is None:
             return
@@ -197,20 +199,20 @@ class WorkerPool:
         if self._supervisor is None:
             raise ConsumerStateError("this pool is not started - use `async with pool`, or await start() first")
         for one in self._processes:
-            await first_of(one.ready, self._supervisor.stopping)
+            await wait_for_any(one.ready, self._supervisor.stopping)
         if self._failure is not None:
             raise self._failure
         if not all(one.ready.is_set() for one in self._processes):
-            raise ConsumerStateError("this pool has ended before its workers were ready - make a new one")
+            raise ConsumerStateError("this pool has ended before its workers were ready - create a new pool")
 
     def renew(self) -> None:
-        """Restart all workers, so that they import their modules again."""
+        """Restart all workers, so that they import the app's modules again."""
         self._had_assignment.clear()
         for one in self._processes:
             one.renew()
 
     async def run(self) -> None:
-        """Run the workers until SIGTERM, SIGINT, or an error that ends the pool; a second signal kills them.
+        """Run the workers until SIGTERM, SIGINT, or an error that ends the pool; a second signal kills the workers.
 
         Raises:
             TailraceError: the pool failed.
@@ -232,20 +234,23 @@ class WorkerPool:
     ) -> None:
         await self.stop()
 
-    # ---- owner of the processes --------------------------------------------------------------------------------
+    # ---- called by the processes -------------------------------------------------------------------------------
 
     def spec(self, worker: int, start: int) -> WorkerSpec:  # noqa: ARG002 - part of the interface
-        """Return the settings of a worker; a worker that had an assignment does not reset its offsets again."""
+        """Return the settings of a worker; a worker that was ready does not reset its offsets again."""
         if worker not in self._had_assignment:
             return self._spec
         again: ConsumerOptions = {**self._options, "reset_offset_on_start": False}
         return {**self._spec, "options": again}
 
     def on_message(self, start: int, message: FromChild) -> None:
-        """Do nothing, because the supervised process has already processed the message."""
+        """Do nothing; the supervised process has already processed the message."""
 
     def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
-        """Let a dead worker be restarted; if its error would recur or is meant to end the app, stop the pool."""
+        """Return the pause before a dead worker is restarted; None after a fatal error, which also ends the pool.
+
+        With ``stop_on_fatal_error=False``, the pool continues, and the worker waits for ``renew``.
+        """
         if self._processes[death.worker].ready.is_set():
             self._had_assignment.add(death.worker)
         if not isinstance(death.error, _FATAL):
@@ -276,7 +281,7 @@ class WorkerPool:
 
     async def _ready_when_settled(self, supervisor: Supervisor) -> None:
         for one in self._processes:
-            await first_of(one.settled, supervisor.stopping)
+            await wait_for_any(one.settled, supervisor.stopping)
         if not supervisor.stopping.is_set():
             supervisor.ready.set()
 

@@ -1,6 +1,6 @@
-"""Worker process of a WorkerPool: runs the App until the pool stops it.
+"""Worker process of a WorkerPool: it runs the App until the pool stops the process.
 
-This module runs in the child. Signals are handled by the App itself.
+This module runs in the child. The App itself handles signals.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import anyio
 
 from tailrace.app.app import App
+from tailrace.app.event_waits import wait_for_any
 from tailrace.app.health.checks import Health
 from tailrace.app.loading import load_app
 from tailrace.app.processes.labelled_output import label_output
 from tailrace.app.processes.parent import Parent, failure_message
-from tailrace.app.shutdown import first_of
 from tailrace.app.substitution import settings_of
 from tailrace.config import resolve
 from tailrace.core.processes.messages import (
@@ -32,14 +32,14 @@ from tailrace.core.processes.messages import (
     StopMessage,
     ToChild,
 )
-from tailrace.core.processes.worker_plan import check_transactional_id, member_name
+from tailrace.core.processes.worker_plan import check_transactional_id, instance_id_template
 from tailrace.errors import ConfigurationError, ConsumerStateError, TailraceError
 from tailrace.observe.log_format import configure_logging
 
 __all__ = ["main"]
 
 _STATUS_INTERVAL_S = 1.0
-"""Interval of status messages, which also show that the event loop is not blocked."""
+"""Seconds between status messages, which also show that the event loop is not blocked."""
 
 
 class _WorkerProcess:
@@ -52,12 +52,12 @@ class _WorkerProcess:
         self._silence_limit_s = 45.0
 
     def run(self) -> int:
-        self._parent.listen(self._take)
+        self._parent.listen(self._process_message)
         try:
             app = self._load()
             app.configure(**self._spec["options"])
             self._set_instance_id(app)
-            asyncio.run(self._work(app))
+            asyncio.run(self._run_app(app))
         except Exception as error:  # noqa: BLE001 - sent to the pool
             message = failure_message(error)
             self._parent.send(message)
@@ -70,28 +70,28 @@ class _WorkerProcess:
         try:
             return load_app(self._spec["app"])
         except (ImportError, SyntaxError) as error:
-            # The next start would read the same files.
+            # ConfigurationError is fatal for the pool; a restart would import the same files.
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"
             raise ConfigurationError(f"{self._spec['app']} cannot be imported: {reason}") from error
 
     def _set_instance_id(self, app: App) -> None:
-        """Give the worker its own group_instance_id, so that it gets its partitions back after a restart."""
+        """Give the worker its own ``group_instance_id``, so that it gets its partitions back after a restart."""
         options = app._options  # noqa: SLF001 - same package
-        given = options.get("group_instance_id", os.environ.get("TAILRACE_GROUP_INSTANCE_ID"))
+        instance_id = options.get("group_instance_id", os.environ.get("TAILRACE_GROUP_INSTANCE_ID"))
         if (transactions := settings_of(app).transactions) is not None:
             check_transactional_id(transactions.transactional_id, self._spec["workers"])
         pool_id = f"{os.getppid()}.{self._spec['pool']}"
-        app.configure(group_instance_id=member_name(given, self._spec["workers"], pool_id))
-        if given is None and "leave_on_stop" not in options and "TAILRACE_LEAVE_ON_STOP" not in os.environ:
-            # The instance id is unique to this pool, so no later member will use it.
+        app.configure(group_instance_id=instance_id_template(instance_id, self._spec["workers"], pool_id))
+        if instance_id is None and "leave_on_stop" not in options and "TAILRACE_LEAVE_ON_STOP" not in os.environ:
+            # The instance id contains the id of this pool, so no later member will use it.
             app.configure(leave_on_stop=True)
         config = resolve(options)
         self._parent.stop_timeout_s = config.stop_timeout_ms / 1000
-        # After a session timeout without heartbeats, the group has reassigned the worker's partitions anyway.
+        # After a session timeout without heartbeats, the group has reassigned the partitions of this worker anyway.
         self._silence_limit_s = config.session_timeout_ms / 1000
 
-    async def _work(self, app: App) -> None:
+    async def _run_app(self, app: App) -> None:
         self._loop, self._app = asyncio.get_running_loop(), app
         if self._is_stop_requested.is_set():
             return
@@ -101,7 +101,7 @@ class _WorkerProcess:
             try:
                 await app.run()
             except ConsumerStateError:
-                # A stop that is requested while the app starts is not an error.
+                # If the stop was requested while the app started, this error is the expected end.
                 if not self._is_stop_requested.is_set():
                     raise
             tasks.cancel_scope.cancel()
@@ -111,23 +111,23 @@ class _WorkerProcess:
         try:
             await app.stop()
         except TailraceError:
-            return  # run() raises it as well
+            return  # ``run`` raises the same error.
 
     async def _report_status(self, app: App) -> None:
         supervisor = app._supervisor  # noqa: SLF001 - same package
         if supervisor is None:
             return
-        await first_of(supervisor.ready, supervisor.stopping)
+        await wait_for_any(supervisor.ready, supervisor.stopping)
         self._parent.send(ReadyMessage(self._parent.stop_timeout_s))
         try:
             await app.wait_ready()
         except TailraceError:
-            return  # run() raises it as well
+            return  # ``run`` raises the same error.
         while True:
             self._parent.try_send(StatusMessage(*_summary(app.health()), self._silence_limit_s))
             await asyncio.sleep(_STATUS_INTERVAL_S)
 
-    def _take(self, message: ToChild) -> None:
+    def _process_message(self, message: ToChild) -> None:
         """Process a message of the pool; called in the thread that listens to the socket."""
         if isinstance(message, StopMessage):
             self._is_stop_requested.set()
@@ -137,7 +137,7 @@ class _WorkerProcess:
 
     def _call_in_loop(self, call: Callable[..., None], *arguments: object) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
+            with contextlib.suppress(RuntimeError):  # The loop may be closed.
                 self._loop.call_soon_threadsafe(call, *arguments)
 
     def _send_statistics(self, number: int) -> None:
@@ -146,7 +146,7 @@ class _WorkerProcess:
 
 
 def _summary(health: Health) -> tuple[str, str]:
-    """Return the overall status, and the details of the checks that have it; no details if the status is ok."""
+    """Return the overall status, and the details of the checks with that status; no details for the status ok."""
     reasons = [f"{one.name}: {one.detail}" for one in health.checks if one.status == health.status and one.detail]
     return health.status, "" if health.status == "ok" else "; ".join(reasons)
 
@@ -156,7 +156,7 @@ def main() -> None:
     parent = Parent(int(sys.argv[1]))
     spec = parent.receive_spec()
     worker, log_format = os.environ["TAILRACE_WORKER"], spec["log_format"]
-    # A label would make a line of JSON invalid. Without one, lines are still written as a whole.
+    # JSON lines get an empty label, because a prefix would make them invalid; the lines are still written as a whole.
     label_output("" if log_format == "json" else f"worker {worker} | ")
     if spec["log_level"] is not None:
         configure_logging(spec["log_level"], log_format, worker=int(worker))

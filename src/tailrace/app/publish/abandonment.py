@@ -1,6 +1,7 @@
-"""Abandoned handlers: they still ran when the app had canceled them and stopped, and may not publish any more.
+"""Check that prevents abandoned handlers from publishing.
 
-A context variable identifies the handler, also in tasks and threads that the handler has started.
+A handler is abandoned if it still runs after the app has canceled it and stopped. A context variable identifies the
+handler, also in tasks and threads that the handler has started.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ class HandlerTask:
     """Task that runs a handler.
 
     Args:
-        context: context of the task.
+        context: context in which the task runs; its context variable is set to this object.
 
     Attributes:
-        is_abandoned: True if the app has stopped without waiting for the end of the task.
+        is_abandoned: True if the app has stopped while the task was still running.
     """
 
     __slots__ = ("is_abandoned",)
@@ -33,7 +34,7 @@ _task: ContextVar[HandlerTask | None] = ContextVar("tailrace_handler_task", defa
 
 
 def check_not_abandoned(topic: str) -> None:
-    """Check that the calling handler, if any, may publish to ``topic``.
+    """Check that the caller may publish to ``topic``; only an abandoned handler may not.
 
     Raises:
         PublishError: the handler was abandoned; its record is delivered again.
@@ -41,6 +42,6 @@ def check_not_abandoned(topic: str) -> None:
     task = _task.get()
     if task is not None and task.is_abandoned:
         raise PublishError(
-            f"{topic}: the app has stopped without this handler, which ran on after its cancellation; its record is"
-            " delivered again, and its message would be published twice - make the handler end when it is canceled"
+            f"{topic}: the app has stopped, but this handler still runs after its cancellation; its record is delivered"
+            " again, so that its message would be published twice - make the handler end when it is canceled"
         )

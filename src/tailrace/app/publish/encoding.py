@@ -1,7 +1,7 @@
-"""Encoding of handlers' results as records to publish; nothing is published here.
+"""Encoding of the results of handlers as records; the records are published elsewhere.
 
-A list or a plain tuple contains several results, None is no result, and any other result that is not a Message becomes
-the value of one.
+A list or plain tuple contains several results. None is no result. A result that is not a ``Message`` is the value of a
+``Message``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tailrace.errors import PublishError, SchemaRegistryError
 __all__ = [
     "Headers",
     "OutgoingRecord",
+    "encode_messages",
     "messages_in",
-    "outgoing",
-    "replacing_trace",
+    "replace_trace",
     "results_in",
     "trace_in",
     "with_trace",
@@ -44,7 +44,7 @@ class OutgoingRecord:
 
 
 def results_in(returned: object) -> Sequence[object]:
-    """Return the items of a list or plain tuple; any other object, a named tuple included, is a single result."""
+    """Return the items of a list or plain tuple; return any other object, also a named tuple, as a single result."""
     if isinstance(returned, list) or type(returned) is tuple:
         return cast("Sequence[object]", returned)
     return (returned,)
@@ -55,7 +55,7 @@ def messages_in(returned: object, *, publish_values: bool) -> list[Message]:
 
     Args:
         returned: result of a handler, or of one record of a batch.
-        publish_values: True to make messages of results that are no Message; False to leave them out.
+        publish_values: True to include results that are not a ``Message``; False to ignore them.
     """
     return [
         one if isinstance(one, Message) else Message(one)
@@ -64,26 +64,30 @@ def messages_in(returned: object, *, publish_values: bool) -> list[Message]:
     ]
 
 
-async def outgoing(messages: Iterable[Message], topic: str | None, codec: AnyCodec, where: str) -> list[OutgoingRecord]:
-    """Return the encoded messages; if one cannot be encoded, none is returned.
+async def encode_messages(
+    messages: Iterable[Message], topic: str | None, codec: AnyCodec, where: str
+) -> list[OutgoingRecord]:
+    """Encode messages as records.
 
     Args:
         messages: messages to publish.
-        topic: topic of messages without one; None if each message must have a topic.
-        codec: encodes values, and keys if its ``keys`` is set.
-        where: name of the handler in errors.
+        topic: topic of messages whose ``topic`` is None; None if each message must have a topic.
+        codec: encodes values; a codec with ``encode_for`` also encodes keys if its ``keys`` is True.
+        where: name of the handler or method in errors.
 
     Raises:
         PublishError: a message cannot be encoded, or has no topic or an invalid one.
-        SchemaRegistryError: a schema is not known yet, and the request for it failed.
+        SchemaRegistryError: a schema could not be fetched.
     """
     encoded: list[OutgoingRecord] = []
-    # For each record, hasattr is cheaper than isinstance with a Protocol.
+    # hasattr, because isinstance with a Protocol would be slow for each record.
     by_topic = cast("TopicCodec", codec) if hasattr(codec, "encode_for") else None
     for message in messages:
         to: object = message.topic or topic
         if to is None:
-            raise PublishError(f"{where}: a Message has no topic - set its topic=, or publish= of the handler")
+            raise PublishError(
+                f"{where}: a Message has no topic - set topic= of the Message, or publish= of the handler"
+            )
         if not isinstance(to, str):
             raise PublishError(f"{where}: topic must be a string such as 'orders', not {to!r}")
         if fault := topic_name_fault(to):
@@ -112,14 +116,14 @@ def trace_in(headers: Headers) -> Headers:
 
 
 def with_trace(headers: Headers, trace: Headers) -> Headers:
-    """Return ``headers`` followed by ``trace``; only ``headers`` if they have a trace header already."""
+    """Return ``headers`` followed by ``trace``; return ``headers`` unchanged if they contain a trace already."""
     if not trace or any(name in _TRACE_HEADERS for name, _ in headers):
         return headers
     return [*headers, *trace]
 
 
-def replacing_trace(headers: Headers, trace: Headers) -> Headers:
-    """Return ``headers`` with their trace headers replaced by ``trace``; baggage is kept unless ``trace`` has some."""
+def replace_trace(headers: Headers, trace: Headers) -> Headers:
+    """Return ``headers`` with ``trace`` in place of their trace; their baggage is kept unless ``trace`` has baggage."""
     replaced = {"traceparent", "tracestate", *(name for name, _ in trace)}
     return [*(one for one in headers if one[0] not in replaced), *trace]
 

@@ -1,4 +1,4 @@
-"""Result of a handler with a key, headers, a partition or a topic."""
+"""``Message``, a result of a handler with a key, headers, a partition or a topic."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ __all__ = ["Message"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Record to publish, returned by a handler alone or in a list.
+    """Record to publish; a handler returns one ``Message`` or a list of them.
 
     Attributes:
-        value: any object that the codec encodes, a list included; None publishes a tombstone.
-        key: bytes or str (as UTF-8), or any object if the codec encodes keys; selects the partition unless
-            ``partition`` is given.
-        headers: names and values; str is encoded as UTF-8. Headers of the record's trace are added, unless these
-            headers contain a trace.
-        partition: partition; None to choose it by the key.
-        topic: topic; None for the handler's ``publish=``, required without one.
+        value: any object that the codec can encode, also a list; None publishes a tombstone.
+        key: bytes, or str that is encoded as UTF-8, or any object if the codec encodes keys. The key selects the
+            partition unless ``partition`` is set.
+        headers: names and values; a str value is encoded as UTF-8. The trace of the handled record is added, unless
+            these headers contain a trace.
+        partition: number of the partition; None to select the partition by the key.
+        topic: topic to publish to; None for the topic in the handler's ``publish=``. Required if the handler has no
+            ``publish=``.
     """
 
     value: object

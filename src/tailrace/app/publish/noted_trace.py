@@ -1,6 +1,7 @@
-"""Trace of a failed attempt, noted on its exception, for the retry or dead-letter topic to which its record goes.
+"""Trace headers of a failed attempt, stored on the attempt's exception.
 
-The attempt's span has ended when the record is published, and several attempts may run at the same time.
+They are added to the record when it is published to a retry or dead-letter topic. At that time, the span of the attempt
+has ended, and other attempts may run.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ _ATTRIBUTE = "__tailrace_trace__"
 
 
 def note_trace(error: BaseException, trace: Headers) -> None:
-    """Note the trace headers of the attempt that raised ``error``."""
+    """Store the trace headers of the attempt that raised ``error``."""
     error.__dict__[_ATTRIBUTE] = trace
 
 
 def noted_trace(error: BaseException) -> Headers:
-    """Return the trace headers that were noted last on ``error``; empty if there are none."""
+    """Return the trace headers that were last stored on ``error``; empty if there are none."""
     noted: Headers = error.__dict__.get(_ATTRIBUTE, ())
     return noted

@@ -1,4 +1,4 @@
-"""Concurrent run of coroutines that are started in order, such as those that publish the results of a batch."""
+"""Concurrent execution of coroutines that are started in order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["gather_in_order"]
 
 
 async def gather_in_order(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines concurrently, started in order; if one fails, cancel the others.
+    """Start coroutines in order and run them concurrently; if one fails, cancel the others.
 
     Raises:
-        Exception: the first error.
+        Exception: the error of the coroutine that failed first.
     """
     if len(coroutines) == 1:
         await coroutines[0]

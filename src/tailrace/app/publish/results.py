@@ -1,7 +1,7 @@
-"""Publishing of results and messages of handlers, with the trace of their record.
+"""Publishing of the results and messages of handlers, with the trace of the handled record.
 
-A context variable holds the trace, also in tasks and threads that a handler has started. Handling a record without a
-trace costs nothing extra.
+A trace is a list of headers. A context variable contains the trace, also in tasks and threads that a handler has
+started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.options import Handle
 from tailrace.app.publish.abandonment import check_not_abandoned
-from tailrace.app.publish.encoding import Headers, OutgoingRecord, messages_in, outgoing, trace_in, with_trace
+from tailrace.app.publish.encoding import Headers, OutgoingRecord, encode_messages, messages_in, trace_in, with_trace
 from tailrace.app.publish.ordered_gather import gather_in_order
 from tailrace.awaitables import settled
 from tailrace.observe.telemetry_guard import TelemetryGuard
@@ -26,24 +26,25 @@ from tailrace.records import Record
 __all__ = [
     "ResultPublisher",
     "batch_span",
-    "carrying",
-    "noting_span",
+    "is_opentelemetry_imported",
     "publish_one",
     "result_trace",
-    "traces_are_carried",
+    "with_record_trace",
+    "with_span_as_trace",
 ]
 
-TakenT = TypeVar("TakenT")
+UnitT = TypeVar("UnitT")
+"""Record, or list of the records of a batch."""
 
 _OPENTELEMETRY = "opentelemetry.trace"
-_injecting = TelemetryGuard("passing a trace on")
+_injection_guard = TelemetryGuard("passing a trace on")
 _trace: ContextVar[Headers] = ContextVar("tailrace_trace", default=())
 
 
-def carrying(call: Handle, traced: Handle) -> Handle:
-    """Return a handler that calls ``traced`` within the trace of the record.
+def with_record_trace(call: Handle, traced: Handle) -> Handle:
+    """Return a handler that calls ``traced`` with the context variable set to the trace of the record.
 
-    It calls ``call`` instead if the record has no trace and OpenTelemetry is not imported.
+    If the record has no trace and OpenTelemetry is not imported, it calls ``call`` instead.
     """
 
     async def within_trace(record: Record, trace: Headers) -> object:
@@ -55,59 +56,63 @@ def carrying(call: Handle, traced: Handle) -> Handle:
 
     modules = sys.modules  # OpenTelemetry may be imported later.
 
-    def carry(record: Record) -> Awaitable[object]:
+    def handle(record: Record) -> Awaitable[object]:
         if not record.headers and _OPENTELEMETRY not in modules:
             return call(record)
         trace = trace_in(record.headers)
         return within_trace(record, trace) if trace or _OPENTELEMETRY in modules else call(record)
 
-    return carry
+    return handle
 
 
-def traces_are_carried() -> bool:
-    """Return True if ``carrying`` also does something for records without headers, because of OpenTelemetry."""
+def is_opentelemetry_imported() -> bool:
+    """Return True if OpenTelemetry is imported, so that records without headers need ``with_record_trace``, too."""
     return _OPENTELEMETRY in sys.modules
 
 
-def noting_span(
-    call: Callable[[TakenT], Awaitable[object]], where: str
-) -> Callable[[TakenT], Coroutine[Any, Any, object]]:
-    """Wrap a handler, inside its middleware, so that its active span becomes the trace of its results.
+def with_span_as_trace(
+    call: Callable[[UnitT], Awaitable[object]], where: str
+) -> Callable[[UnitT], Coroutine[Any, Any, object]]:
+    """Wrap a handler, inside its middleware, so that the span active at its end becomes the trace of its results.
 
-    The results are published after the span has ended. An awaitable that the handler returns is awaited here, so that
+    The results are published after the span has ended. If the handler returns an awaitable, it is awaited here, so that
     middleware receives the result.
     """
 
-    async def noted(taken: TakenT) -> object:
-        returned = await call(taken)
+    async def call_and_store_span(unit: UnitT) -> object:
+        returned = await call(unit)
         if returned is not None:
             returned = await settled(returned, where)
         if active := _active_trace():
             _trace.set(active)
         return returned
 
-    return noted
+    return call_and_store_span
 
 
 def result_trace(record: Record) -> Headers:
-    """Return the trace for results of a record: the handler's span, else the active span, else the record's trace."""
+    """Return the trace for the results of a record.
+
+    It is the span that ``with_span_as_trace`` stored, else the active span, else the trace of the record.
+    """
     current, incoming = _trace.get(), trace_in(record.headers)
     return current if list(current) != list(incoming) else _active_trace() or incoming
 
 
 @contextlib.contextmanager
 def batch_span() -> Iterator[Callable[[Headers], Headers]]:
-    """Yield a function that returns the trace of a result: the batch's span, else the trace in the given headers.
+    """Yield a function that returns the trace for the result of a record of a batch, from the headers of the record.
 
-    The baggage is that of the span or, if the span has none, that in the given headers.
+    The trace is the span of the batch handler, with the baggage of the record if the span has no baggage. Without a
+    span, it is the trace of the record.
     """
     token = _trace.set(())
 
     def trace_of(headers: Headers) -> Headers:
-        own, span = trace_in(headers), _trace.get() or _active_trace()
+        incoming, span = trace_in(headers), _trace.get() or _active_trace()
         if not span or any(name == "baggage" for name, _ in span):
-            return span or own
-        return [*span, *(one for one in own if one[0] == "baggage")]
+            return span or incoming
+        return [*span, *(one for one in incoming if one[0] == "baggage")]
 
     try:
         yield trace_of
@@ -121,17 +126,22 @@ def _active_trace() -> Headers:
     if module is None or not module.get_current_span().get_span_context().is_valid:
         return ()
     carrier: dict[str, str] = {}
-    with _injecting:
+    with _injection_guard:
         importlib.import_module("opentelemetry.propagate").inject(carrier)
     if not carrier:
         return ()
-    # The record's baggage belongs to the trace even if no propagator has extracted it.
+    # The baggage of the record belongs to the trace even if no propagator has put it into the active context.
     kept = [one for one in _trace.get() if one[0] == "baggage" and one[0] not in carrier]
     return [*((name, value.encode()) for name, value in carrier.items()), *kept]
 
 
 async def publish_one(publisher: Publisher, record: OutgoingRecord, trace: Headers | None = None) -> Published | None:
-    """Publish a record with ``trace``, by default the trace of the active span or of the record being handled.
+    """Publish a record with ``trace``; if it is None, with the active span or the trace of the handled record.
+
+    Headers of the record that contain a trace are kept.
+
+    Returns:
+        Partition and offset; None for a record of a transaction that is not committed yet.
 
     Raises:
         PublishError: the record was rejected or not acknowledged in time, or the calling handler was abandoned.
@@ -149,7 +159,7 @@ class ResultPublisher:
     Args:
         publisher: publishes records.
         codec: encodes results.
-        topic: topic of results without one; None to publish only Messages, to their own topics.
+        topic: topic of results that have no topic; None to publish only results that are a ``Message`` with a topic.
         where: name of the handler in errors.
     """
 
@@ -163,12 +173,12 @@ class ResultPublisher:
 
         Raises:
             PublishError: a result cannot be encoded, has no topic, was rejected, or was not acknowledged in time.
-            SchemaRegistryError: a schema is not known yet, and the request for it failed.
+            SchemaRegistryError: a schema could not be fetched.
         """
         records: list[tuple[OutgoingRecord, Headers]] = []
         for result, trace in results:
             if messages := messages_in(result, publish_values=self._topic is not None):
-                encoded = await outgoing(messages, self._topic, self._codec, self._where)
+                encoded = await encode_messages(messages, self._topic, self._codec, self._where)
                 records += [(record, trace) for record in encoded]
         await gather_in_order([self._publish(record, trace) for record, trace in records])
 

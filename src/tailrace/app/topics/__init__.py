@@ -1,1 +1,1 @@
-"""Topics of a group: the topics that its handlers read, and its own retry, replay and dead-letter topics."""
+"""Topics of a group: topics that its handlers read, and its retry, replay and dead-letter topics."""

@@ -1,9 +1,11 @@
 """Creation of a group's retry, dead-letter and replay topics, with as many partitions and replicas as their origins.
 
-The topics are created when the group starts. If a handler's topic appears later, they are created when a member is
-first assigned a partition of the handler's topic. A topic that cannot be created is reported before the first record
-fails. A missing retry topic makes the start fail, because its handler could not retry records. Without a dead-letter
-topic, handlers work, and records that have failed for good wait.
+The origins of such a topic are the handlers' topics whose records it may contain. The topics are created when the group
+starts. If an origin is created later, they are created when a member is first assigned a partition of the origin.
+
+A topic that cannot be created is reported before the first record fails. If a retry topic cannot be created at the
+start, the start fails, because records could not be retried. Without a dead-letter topic, the group works, but records
+that have failed for good wait in their lanes.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ from tailrace.observe.hooks import Observer
 
 __all__ = ["create_group_topics", "create_topics_of"]
 
-_GRACE_S = 5.0
-"""Seconds to wait for topics in the metadata, because a new topic appears after a while, or for a broker to answer."""
+_WAIT_S = 5.0
+"""Seconds to wait until new topics appear in the metadata, and until a broker answers after the start."""
 _RETAINED_FOREVER = {"cleanup.policy": "delete", "retention.ms": -1}
-_CREATE = "create it, or correct publish=, unless the brokers create topics automatically"
+_PUBLISH_ADVICE = "create it, or correct publish=, unless the brokers create topics automatically"
 _RETAINED_BY_DEFAULT = {"cleanup.policy": "delete"}
 
 
 async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: Observer) -> frozenset[str]:
-    """Create the missing retry, dead-letter and replay topics of a group, and check the topics of ``publish=``.
+    """Create the missing retry, dead-letter and replay topics of a group, and report missing topics of ``publish=``.
 
     Args:
         config: options of the consumer.
@@ -40,7 +42,7 @@ async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: 
         observer: receives an event for each created or missing topic.
 
     Returns:
-        The existing topics of handlers, for which no topics have to be created later.
+        Origins that exist, for which ``create_topics_of`` need not be called.
 
     Raises:
         BrokerError: a retry topic does not exist and cannot be created.
@@ -52,49 +54,47 @@ async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: 
     if not retries and not dead and not published and not routes.matches_dead_letters:
         return frozenset()
     with closing(Cluster(config, observer)) as cluster:
-        # Two sets of topics are watched; the first argument names the set that a call replaces.
+        # The cluster watches one set of topics for each first argument; another call replaces the set.
         cluster.watch(observer, None if routes.matches_dead_letters else {*retries, *dead, *replays, *published})
-        origins = {origin for wanted in (retries, dead) for of in wanted.values() for origin in of}
+        origins = _all_origins(retries, dead)
         cluster.watch(routes, origins)
         await cluster.reach(config.start_timeout_ms / 1000)
         with contextlib.suppress(UnknownTopicError):
-            # The consumer reports topics that stay unknown.
+            # The consumer reports handlers' topics that remain unknown.
             await cluster.retrying(
-                lambda: _find_topics(cluster, origins), timeout_s=_GRACE_S, what="looking for the topics"
+                lambda: _find_topics(cluster, origins), timeout_s=_WAIT_S, what="looking for the topics"
             )
         if routes.matches_dead_letters:
             dead, replays = routes.dead_letters(cluster.topology.topics)
-            # A broker reports a topic as unknown only if the request names it.
-            cluster.watch(routes, {origin for of in dead.values() for origin in of} | origins)
+            # A broker reports a missing topic only if the metadata request contains the topic's name.
+            cluster.watch(routes, _all_origins(dead) | origins)
             cluster.watch(observer, {*retries, *dead, *replays, *published})
-            await cluster.retrying(cluster.refresh, timeout_s=_GRACE_S, what="looking for the dead-letter topics")
+            await cluster.retrying(cluster.refresh, timeout_s=_WAIT_S, what="looking for the dead-letter topics")
         for name, existing in _missing_topics(cluster, retries):
             if error := await _create(cluster, name, existing, _RETAINED_BY_DEFAULT, observer):
-                raise broker_error(error.code, f"retry topic {name!r} does not exist: {_advice(existing)}") from error
+                raise broker_error(error.code, f"retry topic {name!r} does not exist - {_advice(existing)}") from error
         await _create_missing(cluster, dead, replays, observer)
         for name in _unknown_topics(cluster, published):
-            observer.emit(TopicMissing(name, f"{published[name]} has publish={name!r}", _CREATE))
-        return frozenset(origin for wanted in (retries, dead) for of in wanted.values() for origin in of).intersection(
-            cluster.topology.topics
-        )
+            observer.emit(TopicMissing(name, f"{published[name]} has publish={name!r}", _PUBLISH_ADVICE))
+        return _all_origins(retries, dead).intersection(cluster.topology.topics)
 
 
 async def create_topics_of(config: ConsumerConfig, routes: Routes, topics: Collection[str], observer: Observer) -> None:
-    """Create the missing retry, dead-letter and replay topics of ``topics``, which did not exist at the start.
+    """Create the missing retry, dead-letter and replay topics for origins that did not exist when the group started.
 
     Raises:
         BrokerConnectionError: no broker answers within a few seconds.
     """
     retries = {name: {one.origin} for name, one in routes.retries.items() if one.origin in topics}
     dead, replays = (
-        {name: of.intersection(topics) for name, of in wanted.items() if not of.isdisjoint(topics)}
-        for wanted in routes.dead_letters(topics)
+        {name: origins.intersection(topics) for name, origins in origins_of.items() if not origins.isdisjoint(topics)}
+        for origins_of in routes.dead_letters(topics)
     )
     if not retries and not dead:
         return
     with closing(Cluster(config, observer)) as cluster:
         cluster.watch(observer, {*retries, *dead, *replays, *topics})
-        await cluster.reach(_GRACE_S)
+        await cluster.reach(_WAIT_S)
         for name, existing in _missing_topics(cluster, retries):
             if error := await _create(cluster, name, existing, _RETAINED_BY_DEFAULT, observer):
                 observer.emit(TopicMissing(name, str(error), _advice(existing), error))
@@ -104,11 +104,11 @@ async def create_topics_of(config: ConsumerConfig, routes: Routes, topics: Colle
 async def _create_missing(
     cluster: Cluster, dead: Mapping[str, set[str]], replays: Mapping[str, set[str]], observer: Observer
 ) -> None:
-    for wanted, topic_config, event in (
+    for origins_of, topic_config, event in (
         (dead, _RETAINED_FOREVER, TopicMissing),
         (replays, _RETAINED_BY_DEFAULT, ReplayTopicMissing),
     ):
-        for name, existing in _missing_topics(cluster, wanted):
+        for name, existing in _missing_topics(cluster, origins_of):
             if error := await _create(cluster, name, existing, topic_config, observer):
                 observer.emit(event(name, str(error), _advice(existing), error))
 
@@ -121,30 +121,36 @@ async def _find_topics(cluster: Cluster, topics: Iterable[str]) -> None:
                 raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic!r}")
 
 
+def _all_origins(*origins_of: Mapping[str, Iterable[str]]) -> frozenset[str]:
+    """Return the values of mappings from topics to their origins."""
+    return frozenset(origin for one in origins_of for origins in one.values() for origin in origins)
+
+
 def _unknown_topics(cluster: Cluster, topics: Iterable[str]) -> list[str]:
-    """Return the topics that the brokers report as unknown."""
+    """Return the topics that the brokers have reported as unknown."""
     return [one for one in topics if cluster.topology.errors.get(one) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
-def _missing_topics(cluster: Cluster, wanted: Mapping[str, Iterable[str]]) -> list[tuple[str, list[TopicInfo]]]:
-    """Return the missing topics of which an origin topic exists, each with its existing origins."""
+def _missing_topics(cluster: Cluster, origins_of: Mapping[str, Iterable[str]]) -> list[tuple[str, list[TopicInfo]]]:
+    """Return the names of missing topics that have existing origins, each with these origins."""
     topics = cluster.topology.topics
     found = [
-        (name, [topics[one] for one in wanted[name] if one in topics]) for name in _unknown_topics(cluster, wanted)
+        (name, [topics[origin] for origin in origins_of[name] if origin in topics])
+        for name in _unknown_topics(cluster, origins_of)
     ]
-    return [(name, of) for name, of in found if of]
+    return [(name, existing) for name, existing in found if existing]
 
 
 async def _create(
     cluster: Cluster, name: str, existing: Sequence[TopicInfo], config: Mapping[str, object], observer: Observer
 ) -> BrokerError | None:
-    """Create a topic with as many partitions and replicas as ``existing`` topics; return the brokers' error, if any.
+    """Create a topic with as many partitions and replicas as the largest origin; return the brokers' error or None.
 
-    It is no error if another member has created the topic at the same time.
+    If another member has created the topic in the meantime, return None.
     """
-    partitions, copies = _partitions(existing), max(len(one.partitions[0].replicas) for one in existing)
+    partitions, replicas = _partitions(existing), max(len(one.partitions[0].replicas) for one in existing)
     try:
-        await create_topic(cluster, name, partitions, replication_factor=copies or -1, config=config)
+        await create_topic(cluster, name, partitions, replication_factor=replicas or -1, config=config)
     except BrokerError as error:
         return None if error.code == ErrorCode.TOPIC_ALREADY_EXISTS else error
     observer.emit(TopicCreated(name, partitions))

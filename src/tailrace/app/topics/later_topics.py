@@ -1,4 +1,4 @@
-"""Creation of a group's own topics for handlers' topics that appear while the app runs."""
+"""Creation of a group's retry, dead-letter and replay topics for handlers' topics that are created after the start."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["LaterTopics"]
 _ADVICE = "create it, or wait: the next rebalance tries again"
 
 _SHARE_OF_POLL_INTERVAL = 0.25
-"""Share of ``max_poll_interval_ms`` for creating topics; a rebalance callback beyond the interval ends the consumer."""
+"""Maximum share of ``max_poll_interval_ms`` for creating topics. A longer rebalance callback would be canceled."""
 
 
 class LaterTopics:
-    """Creates the retry, dead-letter and replay topics of a topic before the first record of the topic is handled.
+    """Creates the retry, dead-letter and replay topics for a handler's topic before its first record is handled.
 
     Args:
         config: options of the consumer; its ``post_rebalance_callback`` is called after the creation.
@@ -36,7 +36,8 @@ class LaterTopics:
 
     def __init__(self, config: ConsumerConfig, routes: Routes, observer: Observer) -> None:
         self._config, self._routes, self._observer = config, routes, observer
-        self._seen: frozenset[str] = frozenset()
+        self._checked: frozenset[str] = frozenset()
+        """Handlers' topics whose retry, dead-letter and replay topics need not be created."""
 
     async def create(self) -> None:
         """Create the retry, dead-letter and replay topics of the handlers' topics that exist at the start.
@@ -45,22 +46,22 @@ class LaterTopics:
             BrokerError: a retry topic does not exist and cannot be created.
             BrokerConnectionError: no broker answers within ``start_timeout_ms``.
         """
-        self._seen = await create_group_topics(self._config, self._routes, self._observer)
+        self._checked = await create_group_topics(self._config, self._routes, self._observer)
 
-    async def rebalanced(
+    async def after_rebalance(
         self,
         consumer: Consumer,
         old: Mapping[TopicPartition, int | None],
         new: Mapping[TopicPartition, int | None],
     ) -> Mapping[TopicPartition, int] | None:
-        """Create the retry, dead-letter and replay topics of newly assigned topics, and call the user's callback.
+        """Create the retry, dead-letter and replay topics for newly assigned topics, and call the user's callback.
 
-        This method is the ``post_rebalance_callback`` of the consumer.
+        The consumer calls this method as its ``post_rebalance_callback``.
         """
-        topics = {one.topic for one in new if one.topic not in self._routes} - self._seen
-        if topics and await self._created(topics):
-            self._seen |= topics
-            # With new metadata, the created replay topics are read at once, and not only after metadata_max_age_ms.
+        topics = {one.topic for one in new if one.topic not in self._routes} - self._checked
+        if topics and await self._try_create(topics):
+            self._checked |= topics
+            # Without a refresh, the consumer would read the created replay topics only after metadata_max_age_ms.
             refresh_metadata(consumer)
         callback = self._config.post_rebalance_callback
         if callback is None:
@@ -69,7 +70,8 @@ class LaterTopics:
         # The consumer checks the type.
         return cast("Mapping[TopicPartition, int] | None", overrides)
 
-    async def _created(self, topics: set[str]) -> bool:
+    async def _try_create(self, topics: set[str]) -> bool:
+        """Create topics; return False and emit events if no broker answers in time or a request fails."""
         timeout_s = self._config.max_poll_interval_ms / 1000 * _SHARE_OF_POLL_INTERVAL
         try:
             async with asyncio.timeout(timeout_s):
@@ -77,7 +79,8 @@ class LaterTopics:
         except (BrokerConnectionError, BrokerError, TimeoutError) as error:
             reason = str(error) or f"the brokers did not answer within {timeout_s:.0f} s"
             retries = (name for name, one in self._routes.retries.items() if one.origin in topics)
-            dead = (name for name, of in self._routes.dead_letters(topics)[0].items() if not of.isdisjoint(topics))
+            dead_letters, _ = self._routes.dead_letters(topics)
+            dead = (name for name, origins in dead_letters.items() if not origins.isdisjoint(topics))
             for name in sorted({*retries, *dead}):
                 self._observer.emit(TopicMissing(name, reason, _ADVICE, error))
             return False

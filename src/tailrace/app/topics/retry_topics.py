@@ -15,15 +15,16 @@ __all__ = ["RetryTopic", "retry_topic", "retry_topics_of"]
 
 @dataclass(frozen=True, slots=True)
 class RetryTopic:
-    """Topic in which failed records wait for another attempt."""
+    """Topic in which failed records wait for their next attempt."""
 
     origin: str
     """Topic from which the records were first read."""
     delay_ms: int
+    """Time from the publishing of a record to this topic until its next attempt."""
 
 
 def retry_topic(origin: str, group_id: str, delay_ms: int) -> str:
-    """Return the name of a group's retry topic."""
+    """Return the name of a group's retry topic for records of the topic ``origin``."""
     return topic_name(RETRY, topic=origin, group=group_id, delay=delay_name(delay_ms))
 
 
@@ -31,7 +32,7 @@ def retry_topics_of(handlers: Iterable[tuple[Handler, ResolvedOptions]], group_i
     """Return the retry topics of a group's handlers, by name.
 
     Raises:
-        ConfigurationError: A name is too long.
+        ConfigurationError: The name of a retry topic is too long.
     """
     return {
         retry_topic(topic, group_id, delay_ms): RetryTopic(topic, delay_ms)

@@ -1,7 +1,10 @@
-"""Topics that the handlers of a group read by name or by pattern, and the group's own topics.
+"""Assignment of topics to the handlers of a group.
 
-If a pattern matches a topic, it never matches the retry, replay and dead-letter topics of that topic, of any group.
-Otherwise a handler would receive its own dead letters and dead-letter them again, forever, and would handle the records
+Handlers read topics by name or by pattern. A group's own topics are the retry topics and replay topics from which its
+handlers also receive records.
+
+If a pattern selects a topic, it does not select the retry, replay and dead-letter topics of that topic, whether they
+belong to this group or another one. Otherwise a handler would receive its own dead letters again and again, and records
 that another group retries.
 """
 
@@ -20,31 +23,36 @@ __all__ = ["HandlerTopics", "Routes"]
 
 
 class Routes:
-    """Topics of one group; ``topic in self`` is True for the group's own retry and replay topics.
+    """Topics of one group; ``topic in self`` is True for the group's own topics.
 
     Args:
-        handlers: Handlers of the group, each with its resolved options.
+        group_id: id of the group.
+        handlers: handlers of the group, each with its resolved options.
 
     Attributes:
-        retries: retry topics by name.
+        group_id: id of the group.
+        handlers: handlers of the group; ``receivers`` returns indices of this list.
+        retries: retry topics of the group, by name.
 
     Raises:
-        ConfigurationError: two handlers receive the same records, or a template is invalid.
+        ConfigurationError: two handlers read the same topic and one of them has no ``when=``, or a topic template is
+            invalid.
     """
 
     def __init__(self, group_id: str, handlers: Iterable[tuple[Handler, ResolvedOptions]]) -> None:
-        given = list(handlers)
-        self.group_id, self.handlers = group_id, [handler for handler, _ in given]
-        self.retries: Mapping[str, RetryTopic] = retry_topics_of(given, group_id)
-        self._handler_topics = [HandlerTopics(handler, group_id, resolved.dead_letter) for handler, resolved in given]
-        self._replay = NameForm(REPLAY, group=group_id)
+        pairs = list(handlers)
+        self.group_id, self.handlers = group_id, [handler for handler, _ in pairs]
+        self.retries: Mapping[str, RetryTopic] = retry_topics_of(pairs, group_id)
+        self._handler_topics = [HandlerTopics(handler, group_id, resolved.dead_letter) for handler, resolved in pairs]
+        self._replay_form = NameForm(REPLAY, group=group_id)
         replays = {topic_name(REPLAY, topic=topic, group=group_id): topic for topic in self.topics}
         self._origins = {**replays, **{name: one.origin for name, one in self.retries.items()}}
-        self._known: dict[str, str | None] = {}
+        self._origin_cache: dict[str, str | None] = {}
+        """Results of ``_origin``."""
         for number, handler_topics in enumerate(self._handler_topics):
             for other in self._handler_topics[:number]:
-                _check(other, handler_topics, group_id)
-        self.dead_letters(())
+                _check_overlap(other, handler_topics, group_id)
+        self.dead_letters(())  # raises if a template is invalid
 
     @property
     def topics(self) -> frozenset[str]:
@@ -52,30 +60,33 @@ class Routes:
         return frozenset(topic for one in self.handlers for topic in one.topics)
 
     @property
-    def own(self) -> frozenset[str]:
-        """Retry and replay topics of the topics that handlers read by name."""
+    def own_topics(self) -> frozenset[str]:
+        """Retry and replay topics for the topics that handlers read by name."""
         return frozenset(self._origins)
 
     @property
     def patterns(self) -> Sequence[str]:
-        """Patterns of the handlers that have one."""
+        """Patterns of the handlers that read topics by pattern."""
         return [one.pattern.pattern for one in self.handlers if one.pattern is not None]
 
     @property
     def matches_dead_letters(self) -> bool:
-        """True if a handler has both a pattern and a dead-letter topic, whose name depends on the matching topics."""
+        """True if a handler has both a pattern and ``dead_letter=``.
+
+        The names of its dead-letter topics depend on the topics that exist.
+        """
         return any(one.dead_letter is not None and one.handler.pattern is not None for one in self._handler_topics)
 
     @property
     def publish_topics(self) -> Mapping[str, str]:
-        """Topics of ``publish=``, each with the name of a handler that publishes to it."""
+        """Topics of ``publish=``, each with the name of one handler that publishes to it."""
         return {one.publish: one.name for one in self.handlers if one.publish is not None}
 
     def dead_letters(self, existing: Iterable[str]) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
         """Return the dead-letter topics and the replay topics, each with the topics whose records it may contain.
 
         Args:
-            existing: topics of the cluster, matched against the patterns of handlers.
+            existing: existing topics, from which the patterns of handlers select topics.
 
         Raises:
             ConfigurationError: a template yields an illegal name for a topic that a handler reads by name.
@@ -86,8 +97,8 @@ class Routes:
             if handler_topics.dead_letter is None:
                 continue
             for topic in handler_topics.handler.topics or [one for one in existing if one in handler_topics]:
-                # The name of a topic that a pattern matches may be too long for a suffix. That error is raised when a
-                # dead letter of the topic is sent.
+                # The name of a topic that a pattern selects may be too long for a suffix. The error is raised only when
+                # a dead letter of that topic is sent.
                 with contextlib.ExitStack() as stack:
                     if not handler_topics.handler.topics:
                         stack.enter_context(contextlib.suppress(ConfigurationError))
@@ -105,30 +116,31 @@ class Routes:
         return any(topic in one for one in self._handler_topics) or topic in self
 
     def origin(self, topic: str) -> str:
-        """Return the topic from which the records of a retry or replay topic came; return any other topic unchanged."""
+        """Return the topic from which the records of an own topic came; return any other topic unchanged."""
         return self._origin(topic) or topic
 
     def receivers(self, topic: str) -> list[int]:
-        """Return the indices of the handlers that may receive records of ``topic``."""
+        """Return the indices of the handlers that may receive records of ``topic``, in order of declaration."""
         origin = self.origin(topic)
         return [number for number, one in enumerate(self._handler_topics) if origin in one]
 
     def overlapping_handlers(self, topic: str) -> tuple[Handler, Handler] | None:
-        """Return two handlers that receive ``topic`` without both having ``when=``; None if there are no such two."""
+        """Return two handlers that receive ``topic``, at least one without ``when=``; None if there is no such pair."""
         receivers = [self.handlers[number] for number in self.receivers(topic)]
         pairs = ((one, other) for at, other in enumerate(receivers) for one in receivers[:at])
         return next((pair for pair in pairs if not _both_have_when(*pair)), None)
 
     def _origin(self, topic: str) -> str | None:
+        """Return the topic from which the records of an own topic came; None for any other topic."""
         try:
-            return self._known[topic]
+            return self._origin_cache[topic]
         except KeyError:
             replayed = (
                 one
-                for one in self._replay.topics_of(topic)
+                for one in self._replay_form.topics_of(topic)
                 if any(one in handler_topics for handler_topics in self._handler_topics)
             )
-            found = self._known[topic] = self._origins.get(topic) or next(replayed, None)
+            found = self._origin_cache[topic] = self._origins.get(topic) or next(replayed, None)
             return found
 
 
@@ -136,9 +148,9 @@ class HandlerTopics:
     """Topics that one handler receives; ``topic in self`` is True for each of them.
 
     Args:
-        handler: handler with topics, or with a pattern.
+        handler: handler that reads topics by name or by pattern.
         group_id: group of the handler.
-        dead_letter: template of the handler's dead-letter topic, or None.
+        dead_letter: template for the names of the handler's dead-letter topics, or None.
     """
 
     def __init__(self, handler: Handler, group_id: str, dead_letter: str | None) -> None:
@@ -158,19 +170,19 @@ class HandlerTopics:
         )
 
     def fullmatch(self, topic: str) -> bool:
-        """Return ``topic in self``; named like the method of ``re.Pattern``."""
+        """Return ``topic in self``, so that this object can be used in place of a ``re.Pattern``."""
         return topic in self
 
 
-def _check(one: HandlerTopics, other: HandlerTopics, group_id: str) -> None:
-    """Check that two handlers of one topic and group both have ``when=``, which chooses between them."""
+def _check_overlap(one: HandlerTopics, other: HandlerTopics, group_id: str) -> None:
+    """Check that two handlers read different topics, or that both have ``when=`` to select their records."""
     if _both_have_when(one.handler, other.handler):
         return
     for topic in (*one.handler.topics, *other.handler.topics):
         if topic in one and topic in other:
             raise ConfigurationError(
                 f"{one.handler.name} and {other.handler.name} both receive topic {topic!r} in group {group_id!r}"
-                " - set when=... for both, or a group_id of its own for one"
+                " - set when=... for both, or a different group_id for one of them"
             )
 
 

@@ -1,1 +1,1 @@
-"""Exactly-once delivery: records handled inside transactions."""
+"""Exactly-once delivery: handling of records in transactions."""

@@ -1,7 +1,7 @@
-"""Attempts of handlers: the records that an attempt publishes are added to the transaction once it succeeds.
+"""Attempts of handlers: the messages of an attempt are added to the transaction when the attempt has succeeded.
 
-Records of a failed attempt are dropped, so that the next attempt may publish them again. A context variable holds the
-attempt to which the running code belongs.
+The messages of a failed attempt are dropped, so that the next attempt may publish them again. A context variable holds
+the attempt to which the running code belongs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["Attempts", "PendingRecord", "current_publisher"]
 WorkT = TypeVar("WorkT")
 
 _MISSING_S = 30.0
-"""Time for which a topic that was missing is not looked up again."""
+"""Seconds for which a topic that was missing is not looked up again."""
 
 
 class PendingRecord(NamedTuple):
-    """Record to publish; see ``Publisher.publish``."""
+    """Message to publish; see ``Publisher.publish``."""
 
     topic: str
     value: bytes | None
@@ -40,23 +40,23 @@ class PendingRecord(NamedTuple):
 
 
 class _Attempt:
-    """One attempt, and the records that it publishes."""
+    """One attempt, with the messages that it publishes."""
 
     __slots__ = ("is_over", "outgoing", "publisher")
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
         self.outgoing: list[PendingRecord | None] = []
-        """Records in the order of the calls; None for one whose topic is being looked up."""
+        """Messages in the order of the calls of ``publish``; None in place of a message whose topic is looked up."""
         self.is_over = False
-        """True once the handler has returned or failed; later calls come from tasks that it left running."""
+        """True once the handler has returned or failed. Later messages come from tasks that the handler has started."""
 
 
 _current: ContextVar[_Attempt | None] = ContextVar("tailrace_attempt", default=None)
 
 
 def current_publisher() -> Publisher | None:
-    """Return the publisher of the calling handler; None outside of handlers that run in transactions."""
+    """Return the publisher of the handler that calls; None outside of handlers that run in transactions."""
     attempt = _current.get()
     return None if attempt is None else attempt.publisher
 
@@ -67,13 +67,14 @@ class Attempts:
     Args:
         transactor: producer of the group's transactions.
         window: state of the open transaction.
-        failure_counts: failures of records in aborted transactions.
-        refusals: records whose results were too large.
-        on_doom: called with the reason why the transaction must be aborted.
+        failure_counts: failures of records, including those in aborted transactions.
+        refusals: records whose results were too large for their topic.
+        on_failure: called with the reason why the transaction must be aborted.
 
     Attributes:
-        has_letter: True if the open transaction contains a dead letter.
-        has_sent: True if the open transaction contains any record.
+        has_dead_letter: True if a message was published outside of handlers in the open transaction: a dead letter, or
+            a record for a retry topic.
+        has_sent: True if any message was sent in the open transaction.
     """
 
     def __init__(
@@ -82,29 +83,34 @@ class Attempts:
         window: Window,
         failure_counts: FailureCounts,
         refusals: RefusedRecords,
-        on_doom: Callable[[TailraceError], None],
+        on_failure: Callable[[TailraceError], None],
     ) -> None:
-        self._transactor, self._window, self._failure_counts, self._on_doom = (
+        self._transactor, self._window, self._failure_counts, self._on_failure = (
             transactor,
             window,
             failure_counts,
-            on_doom,
+            on_failure,
         )
-        self._refusals, self.has_letter, self.has_sent = refusals, False, False
+        self._refusals, self.has_dead_letter, self.has_sent = refusals, False, False
         self._aborts = 0
-        """Number of aborts; attempts that began before the last abort publish nothing."""
+        """Number of aborts. An attempt that began before the last abort publishes nothing."""
         self._missing: dict[tuple[str, int | None], tuple[PublishError, float]] = {}
-        """Errors of missing topics and partitions, and the time until which each is raised without another look-up."""
+        """Errors for missing topics and partitions, each with the time until which it is raised without a look-up."""
 
-    def around(
+    def wrap_call(
         self, publisher: Publisher, handle: Callable[[WorkT], Awaitable[object]]
     ) -> Callable[[WorkT], Awaitable[object]]:
-        """Return ``handle`` with each call in an attempt of its own, which publishes through ``publisher``."""
+        """Return a call of ``handle`` that adds the messages of the handler to the transaction if the call succeeds.
+
+        Args:
+            publisher: publisher that ``current_publisher`` returns during the call.
+            handle: calls the handler for a record or a batch.
+        """
         refusals, failure_counts, send = self._refusals, self._failure_counts, self._send_all
 
-        async def attempted(work: WorkT) -> object:
+        async def call_in_attempt(work: WorkT) -> object:
             if failure_counts.has_final_errors:
-                self._raise_final_error_of(work)
+                self._raise_final_error(work)
             attempt, aborts = _Attempt(publisher), self._aborts
             token = _current.set(attempt)
             try:
@@ -113,48 +119,48 @@ class Attempts:
                 _current.reset(token)
                 attempt.is_over = True
             if aborts != self._aborts:
-                # The transaction was aborted: the records are read and handled again.
+                # The transaction was aborted meanwhile, so its records are read and handled again.
                 return result
             if attempt.outgoing and (outgoing := [one for one in attempt.outgoing if one is not None]):
                 if refusals:
-                    self._raise_refusal_of(work)
+                    self._raise_refusal(work)
                 await send(outgoing)
             return result
 
-        return attempted
+        return call_in_attempt
 
     async def publish(self, one: PendingRecord) -> None:
-        """Add a record to the transaction once the calling handler has succeeded.
-
-        A record that is published outside of a handler, such as a dead letter, is added at once.
+        """Keep a message until the handler that calls has succeeded; outside of handlers, send the message at once.
 
         Raises:
-            PublishError: the topic or partition does not exist, or the handler has returned already.
+            PublishError: the topic or partition does not exist, the handler has returned already, or a message that is
+                sent at once is refused.
         """
         attempt = _current.get()
         if attempt is None:
-            self.has_letter = True
+            self.has_dead_letter = True
             await self._send(one)
             return
-        # Reserve the record's place now, because the look-ups of concurrent calls may finish in another order.
-        place = len(attempt.outgoing)
+        # Reserve the index of the message now, because the look-ups of concurrent calls may end in another order.
+        index = len(attempt.outgoing)
         attempt.outgoing.append(None)
-        if self._window.doomed_by is None and not attempt.is_over:
+        if self._window.abort_cause is None and not attempt.is_over:
             await self._check(one.topic, one.partition)
         if attempt.is_over:
             raise PublishError(
-                f"{one.topic}: the handler has returned, so a task that it left running cannot publish any more"
+                f"{one.topic}: the handler has returned, so its background tasks cannot publish any more"
+                " - await the tasks in the handler"
             )
-        attempt.outgoing[place] = one
+        attempt.outgoing[index] = one
 
-    def disown(self) -> None:
-        """Drop the records of attempts that are running: their transaction was aborted."""
+    def discard_running(self) -> None:
+        """Drop the messages of the running attempts, because their transaction was aborted."""
         self._aborts += 1
 
     async def _check(self, topic: str, partition: int | None) -> None:
-        """Check that a topic and, if given, its partition exist.
+        """Check that a topic exists and, unless ``partition`` is None, that it has the partition.
 
-        The error of a missing one is cached for ``_MISSING_S`` seconds, because each look-up delays the transaction.
+        An error is cached for ``_MISSING_S`` seconds, because each look-up delays the transaction.
         """
         loop = asyncio.get_running_loop()
         if self._missing and (known := self._missing.pop((topic, partition), None)) is not None:
@@ -169,19 +175,19 @@ class Attempts:
             raise
 
     async def _send_all(self, outgoing: Sequence[PendingRecord]) -> None:
-        """Send all records, or doom the transaction if only some could be sent."""
+        """Send all messages; have the transaction aborted if some messages may have been sent and others were not."""
         for number, one in enumerate(outgoing):
             try:
                 await self._send(one)
             except BaseException as error:
                 if number or not isinstance(error, PublishError):
                     reason = f"{type(error).__name__}: {error}"
-                    self._on_doom(PublishError(f"a handler's results could not be published as a whole ({reason})"))
+                    self._on_failure(PublishError(f"only some results of a handler could be published ({reason})"))
                 raise
 
     async def _send(self, one: PendingRecord) -> None:
-        """Add a record to the transaction; drop it if the transaction will be aborted."""
-        if self._window.doomed_by is not None:
+        """Send a message in the transaction; drop the message if the transaction will be aborted."""
+        if self._window.abort_cause is not None:
             return
         self.has_sent = True
         try:
@@ -195,25 +201,27 @@ class Attempts:
             )
         except (PublishError, ConsumerStateError) as error:
             if self._transactor.is_open:
-                # Only this record was refused; the transaction can still be committed.
+                # Only this message was refused; the transaction can still be committed.
                 raise
             if not self._window.is_open:
-                # There is no transaction to abort.
+                # Without an open window there is no transaction to abort, so the caller gets the error.
                 raise PublishError(f"{one.topic}: {error}") from error
             # The transaction has failed. Once it is aborted, its records are handled again.
-            self._on_doom(error)
+            self._on_failure(error)
 
-    def _raise_final_error_of(self, work: object) -> None:
+    def _raise_final_error(self, work: object) -> None:
+        """Raise the error of a record that has failed for good in an aborted transaction, instead of handling it."""
         records = _records_of(work)
-        # In a batch, the error would fail the other records, too.
+        # In a batch, the error would make the other records fail, too.
         if len(records) == 1 and (
             error := self._failure_counts.final_error(records[0].topic_partition, records[0].offset)
         ):
             raise error
 
-    def _raise_refusal_of(self, work: object) -> None:
+    def _raise_refusal(self, work: object) -> None:
+        """Raise the error of a record whose result was too large in an aborted transaction."""
         for record in _records_of(work):
-            if error := self._refusals.of_output(record.topic_partition, record.offset):
+            if error := self._refusals.result_error(record.topic_partition, record.offset):
                 raise error
 
 

@@ -1,7 +1,7 @@
 """Delivery of records from a consumer into the open transaction.
 
-A partition's start offset is committed before any of its records is delivered, in a transaction without records.
-Without that commit, another member could start at a different offset after an abort.
+A start offset that is not committed yet is committed in a transaction without records, before any record of its
+partition is delivered. Otherwise another member could start at a different offset after an abort.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class TransactionDelivery:
         source: started consumer.
         group_view: positions of the consumer.
         partitions: partitions of the open transaction.
-        deferred_records: records that must not join the transaction.
-        window: state of the transaction.
+        deferred_records: records that must not join the open transaction.
+        window: state of the open transaction, and limits for it.
 
     Attributes:
-        alone: partition and offset of the record that is handled in a transaction of its own; None if there is none.
-        last: partition and offset of the last delivered record.
+        single_record: partition and offset of the only record of the open transaction, if this record must have a
+            transaction of its own; otherwise None.
+        last_delivered: partition and offset of the last delivered record; None before the first delivery.
     """
 
     def __init__(
@@ -51,77 +52,81 @@ class TransactionDelivery:
             window,
         )
         self._loop = asyncio.get_running_loop()
-        self._coming = InterruptibleWait()
-        self.alone: tuple[TopicPartition, int] | None = None
-        self.last: tuple[TopicPartition, int] | None = None
-        self._has_moved = True
-        """True if a position may have moved past the committed offset."""
-        group_view.watch(self._moved)
+        self._slice_wait = InterruptibleWait()
+        self.single_record: tuple[TopicPartition, int] | None = None
+        self.last_delivered: tuple[TopicPartition, int] | None = None
+        self._may_have_moved = True
+        """True if a position may have changed since the last check."""
+        group_view.watch(self._on_position_change)
 
     async def next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
-        """Return the next records to deliver; None if the caller must check the window first."""
-        if self._has_moved and self._add_start_offsets():
+        """Return the next records to deliver; None if the caller must check the window first.
+
+        Args:
+            room_of: returns how many records of a partition the handlers accept now.
+        """
+        if self._may_have_moved and self._add_start_offsets():
             return None
         undelivered = self._partitions.undelivered
 
         def room(partition: TopicPartition) -> int:
             return 0 if partition in undelivered else self._room(partition, None, room_of)
 
-        # The time is read before looking for records, so that the next call finds a record that becomes due meanwhile.
+        # Read the time before looking for records, so that the wait ends at once if a record becomes due meanwhile.
         now = self._loop.time()
         until = self._window.next_deadline(now)
         if until is None:
             first = [one.first for one in undelivered.values()]
-            until = self._deferred_records.next_due_at(now, self._group_view.delivered(), first)
+            until = self._deferred_records.next_due_at(now, self._group_view.next_offsets(), first)
         if (found := self._next_undelivered(room_of)) is not None:
             return found
-        if (come := await self._coming.wait(self._source.next_slice(room), until)) is None:
+        if (received := await self._slice_wait.wait(self._source.next_slice(room), until)) is None:
             return None
-        position, lease = come
+        position, lease = received
         if position.has_stale_commit or self._deferred_records.may_hold_back(position.partition):
-            self._has_moved |= position.has_stale_commit
+            self._may_have_moved |= position.has_stale_commit
             undelivered[position.partition] = UndeliveredRecords(position, lease)
             return self._next_undelivered(room_of)
-        self._took(position, lease)
+        self._add_delivered(position, lease)
         return position, lease
 
-    def look_again(self) -> None:
+    def interrupt(self) -> None:
         """End the wait of ``next``, so that the window is checked."""
-        self._coming.cut()
+        self._slice_wait.end()
 
     def progressed(self) -> None:
-        """Check again for records to deliver: some were finished, or there is room for more."""
-        if self._coming.is_waiting and (self._partitions.undelivered or self._is_open_without_work):
-            # The consumer does not know about records that wait here, or about windows.
-            self._coming.cut()
+        """Look for records to deliver again, because records were finished or there is room for more."""
+        if self._slice_wait.is_waiting and (self._partitions.undelivered or self._is_open_without_work):
+            # ``next`` waits for the consumer, which knows neither the undelivered records nor the window.
+            self._slice_wait.end()
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _moved(self) -> None:
-        self._has_moved = True
-        self._coming.cut()
+    def _on_position_change(self) -> None:
+        self._may_have_moved = True
+        self._slice_wait.end()
 
     def _add_start_offsets(self) -> bool:
-        """Add uncommitted start offsets to the transaction; return True if there are any, to be committed at once.
+        """Add uncommitted start offsets to the transaction, and have it committed; return True if there are any.
 
-        If there are none, a position that has moved without delivered records opens a transaction, too.
+        If there are none, a position that advanced past control records or gaps opens a transaction without records.
         """
-        begun = self._group_view.begun()
-        self._has_moved = bool(begun)
-        if begun:
+        starts = self._group_view.uncommitted_starts()
+        self._may_have_moved = bool(starts)
+        if starts:
             if not self._window.is_open:
-                self._window.took(0, self._loop.time())
-            self._partitions.begin(begun)
+                self._window.add(0, self._loop.time())
+            self._partitions.add_start_offsets(starts)
             self._window.cut()
         elif not self._window.is_open:
             undelivered = self._partitions.undelivered
-            if any(one.partition not in undelivered for one in self._group_view.passed()):
-                # Records that come within the interval join the transaction.
-                self._window.took(0, self._loop.time())
-        return self._has_moved
+            if any(one.partition not in undelivered for one in self._group_view.advanced_positions()):
+                # Records that arrive within ``transaction_interval_ms`` join the transaction.
+                self._window.add(0, self._loop.time())
+        return self._may_have_moved
 
     def _next_undelivered(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
-        """Return undelivered records that may be delivered now; None if there are none."""
+        """Return undelivered records of one partition that may be delivered now; None if there are none."""
 
         def take(records: Sequence[Record]) -> int:
             room = self._room(records[0].topic_partition, records[0].offset, room_of)
@@ -130,10 +135,10 @@ class TransactionDelivery:
         if (found := self._partitions.next_undelivered(take)) is None:
             return None
         position, lease = found
-        self._took(position, lease)
+        self._add_delivered(position, lease)
         first = lease.records[0].offset
-        if self._deferred_offsets.is_stopped_at(position.partition, first):
-            self.alone = position.partition, first
+        if self._deferred_offsets.reaches(position.partition, first):
+            self.single_record = position.partition, first
             self._window.close()
         return position, lease
 
@@ -142,16 +147,16 @@ class TransactionDelivery:
         if partition not in self._deferred_offsets or not room:
             return room
         if delivered is None:
-            delivered = self._group_view.delivered().get(partition)
+            delivered = self._group_view.next_offsets().get(partition)
         return self._deferred_offsets.room(partition, delivered, room, self._loop.time(), is_open=self._window.is_open)
 
-    def _took(self, position: Position, lease: Lease) -> None:
-        self._window.took(lease.count, self._loop.time())
-        self._partitions.took(position, lease)
-        self.last = position.partition, lease.records[-1].offset
+    def _add_delivered(self, position: Position, lease: Lease) -> None:
+        self._window.add(lease.count, self._loop.time())
+        self._partitions.add_delivered(position, lease)
+        self.last_delivered = position.partition, lease.records[-1].offset
 
     @property
     def _is_open_without_work(self) -> bool:
-        """True if a window is open past its interval although no batch waits and no handler runs."""
+        """True if the window is open past its interval, no incomplete batch waits, and no handler runs."""
         has_work = self._partitions.are_gathering or self._partitions.are_running
         return self._window.is_kept_open(self._loop.time()) and not has_work

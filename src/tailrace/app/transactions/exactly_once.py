@@ -1,4 +1,4 @@
-"""Exactly-once delivery of an app: options, sources and publisher."""
+"""Exactly-once delivery of an app: its options, sources and publisher."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tailrace.producer.publisher import Published, Publisher
 
 __all__ = [
     "ContextPublisher",
+    "KafkaAccess",
     "TransactionOptions",
-    "TransactionalKafka",
-    "check_options",
-    "exactly_once",
+    "check_transactions",
     "transaction_options",
+    "with_transactions",
 ]
 
 _CONSUMER_OPTIONS: Mapping[str, object] = {
@@ -73,28 +73,28 @@ class TransactionOptions:
                 f" transaction_timeout_ms={self.transaction_timeout_ms}, to leave time for the handlers"
             )
 
-    def window(self, handlers: Sequence[Handler]) -> WindowSettings:
-        """Return the settings of transaction windows for these handlers."""
+    def window_settings(self, handlers: Sequence[Handler]) -> WindowSettings:
+        """Return the limits of the transactions of these handlers."""
         waits_s = [0.0 if one.batch is None else one.batch.max_wait_ms / 1000 for one in handlers]
-        bare = WindowSettings(
+        without_handlers = WindowSettings(
             interval_s=self.transaction_interval_ms / 1000,
             max_records=self.transaction_max_records,
             timeout_s=self.transaction_timeout_ms / 1000,
-            gathers_s=max(waits_s, default=0.0),
+            batch_wait_s=max(waits_s, default=0.0),
         )
         works_s = [
-            bare.work_share_s(wait_s) if one.timeout_ms is None else one.timeout_ms / 1000
+            without_handlers.default_handler_timeout_s(wait_s) if one.timeout_ms is None else one.timeout_ms / 1000
             for one, wait_s in zip(handlers, waits_s, strict=True)
         ]
-        return replace(bare, works_s=max(works_s, default=0.0))
+        return replace(without_handlers, max_handler_s=max(works_s, default=0.0))
 
-    def name_for(self, group_id: str, config: ConsumerConfig) -> str:
+    def transactional_id_for(self, group_id: str, config: ConsumerConfig) -> str:
         """Return the transactional id of a group's producer.
 
         Raises:
-            ConfigurationError: the template has an unknown field.
+            ConfigurationError: the template has an unknown field, or uses ``group_instance_id``, which is not set.
         """
-        known = {
+        fields = {
             "group": group_id,
             "instance": config.group_instance_id or "",
             "client_id": config.client_id,
@@ -104,58 +104,70 @@ class TransactionOptions:
         }
         template = self.transactional_id
         if template is None:
-            # A dynamic member has no stable name: no successor fences its open transaction, which ends by its timeout.
+            # A dynamic member has a new id at each start, so it cannot abort the transaction that its predecessor left
+            # open. The broker aborts that transaction after its timeout.
             return f"{group_id}-{config.group_instance_id or uuid.uuid4().hex}"
         if re.search(r"\{instance\}", template) and config.group_instance_id is None:
-            raise ConfigurationError(f"transactional_id={template!r} has {{instance}} - set group_instance_id, too")
+            raise ConfigurationError(
+                f"transactional_id={template!r} contains {{instance}}, but this app has no group_instance_id"
+                " - set group_instance_id, too"
+            )
         try:
-            name = template.format_map(known)
+            name = template.format_map(fields)
         except (KeyError, ValueError, IndexError, AttributeError):
             raise ConfigurationError(
-                f"transactional_id={template!r} has an unknown field - the fields are {', '.join(known)}"
+                f"transactional_id={template!r} has an unknown field - the fields are {', '.join(fields)}"
             ) from None
         return name if "{group}" in template else f"{name}-{group_id}"
 
 
-class TransactionalKafka(NamedTuple):
-    """Sources and publisher of one run of an app."""
+class KafkaAccess(NamedTuple):
+    """Access of one run of an app to Kafka: its sources and its publisher."""
 
     connect: Connect
     open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
+    """Returns the context manager of the publisher."""
 
 
-def transaction_options(delivery: object, **given: object) -> TransactionOptions | None:
-    """Return the given options with defaults for the others; None for ``delivery="at_least_once"``.
+def transaction_options(delivery: object, **options: object) -> TransactionOptions | None:
+    """Return the options of an app's transactions; None for ``delivery="at_least_once"``.
+
+    Args:
+        delivery: value of the option ``delivery``.
+        options: options that the user has set; the default replaces None and missing options.
 
     Raises:
-        ConfigurationError: an option is invalid, or given without ``delivery="exactly_once"``.
+        ConfigurationError: an option is invalid, or needs ``delivery="exactly_once"``.
     """
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if delivery not in get_args(Delivery):
         known = " or ".join(map(repr, get_args(Delivery)))
         raise ConfigurationError(f"delivery must be {known}, not {delivery!r}")
     if delivery == "exactly_once":
         return TransactionOptions(**chosen)
     if chosen:
-        raise ConfigurationError(f"{', '.join(chosen)}: only with delivery='exactly_once'")
+        names = " and ".join(chosen)
+        raise ConfigurationError(
+            f"{names} cannot be used with delivery='at_least_once' - set delivery='exactly_once', or leave out {names}"
+        )
     return None
 
 
-def exactly_once(
+def with_transactions(
+    kafka: KafkaAccess,
     options: TransactionOptions,
     config: ConsumerConfig,
-    given: Mapping[str, Any],
-    kafka: TransactionalKafka,
+    consumer_options: Mapping[str, Any],
     *,
     observer: Observer,
-) -> TransactionalKafka:
-    """Return the sources and the publisher of a run with exactly-once handling.
+) -> KafkaAccess:
+    """Return an access to Kafka whose sources handle records in transactions.
 
     Args:
+        kafka: access without transactions; its publisher serves code outside of handlers.
         options: options of the app's transactions.
         config: resolved options of the consumers.
-        given: options of the consumers, as the user gave them.
-        kafka: publisher for code outside of handlers.
+        consumer_options: options of the consumers that the user has set.
         observer: receives events.
     """
     sources: list[TransactionalSource] = []
@@ -165,16 +177,16 @@ def exactly_once(
         transactor = RenewingProducer(
             config,
             group_id,
-            transactional_id=options.name_for(group_id, config),
+            transactional_id=options.transactional_id_for(group_id, config),
             transaction_timeout_ms=options.transaction_timeout_ms,
             observer=observer,
         )
-        consumer = ConsumerSource(routes, {**given, "group_id": group_id, **_CONSUMER_OPTIONS})
+        consumer = ConsumerSource(routes, {**consumer_options, "group_id": group_id, **_CONSUMER_OPTIONS})
         source = TransactionalSource(
             consumer,
             routes.retries,
             transactor=transactor,
-            settings=options.window(routes.handlers),
+            settings=options.window_settings(routes.handlers),
             metadata_bytes=config.offset_metadata_max_bytes,
             observer=observer,
         )
@@ -186,15 +198,15 @@ def exactly_once(
         async with kafka.open_publisher() as outside:
             yield ContextPublisher(outside, sources)
 
-    return TransactionalKafka(connect, open_publisher)
+    return KafkaAccess(connect, open_publisher)
 
 
 class ContextPublisher:
-    """Publisher that adds records to the transaction of the calling handler; outside of handlers, it uses none.
+    """Publisher that adds messages of a handler to the open transaction of the handler's group.
 
     Args:
         outside: publisher for code outside of handlers, which publishes without a transaction.
-        sources: transactional sources; more may be added later.
+        sources: sources of the groups; the list may grow later.
     """
 
     def __init__(self, outside: Publisher, sources: Sequence[TransactionalSource]) -> None:
@@ -210,7 +222,7 @@ class ContextPublisher:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Published | None:
-        """Publish one record, see ``Publisher.publish``; the result is None in a transaction."""
+        """Publish one message as ``Publisher.publish`` does; return None in a transaction."""
         publisher = current_publisher()
         if publisher is None or publisher not in self._sources:
             publisher = self._outside
@@ -219,38 +231,50 @@ class ContextPublisher:
         )
 
 
-def check_options(
-    options: TransactionOptions, config: ConsumerConfig, given: Mapping[str, Any], handlers: Sequence[Handler]
+def check_transactions(
+    options: TransactionOptions,
+    config: ConsumerConfig,
+    consumer_options: Mapping[str, Any],
+    handlers: Sequence[Handler],
 ) -> None:
-    """Check the options of consumers and handlers against those of transactions.
+    """Check that the options of consumers and handlers allow transactions with these options.
+
+    Args:
+        options: options of the app's transactions.
+        config: resolved options of the consumers.
+        consumer_options: options of the consumers that the user has set.
+        handlers: handlers of the app.
 
     Raises:
         ConfigurationError: an option contradicts transactions.
     """
-    isolation_level = given.get("isolation_level", os.environ.get("TAILRACE_ISOLATION_LEVEL", "read_committed"))
+    default_level = os.environ.get("TAILRACE_ISOLATION_LEVEL", "read_committed")
+    isolation_level = consumer_options.get("isolation_level", default_level)
     if isolation_level != "read_committed":
         raise ConfigurationError(
-            "isolation_level='read_uncommitted' contradicts delivery='exactly_once': aborted records would be handled"
-            " - leave it out"
+            f"isolation_level={isolation_level!r} contradicts delivery='exactly_once': records of aborted transactions"
+            " would be handled - leave out isolation_level"
         )
     if config.enable_auto_commit:
         raise ConfigurationError(
-            "enable_auto_commit=True contradicts delivery='exactly_once': transactions commit offsets - leave it out"
+            "enable_auto_commit=True contradicts delivery='exactly_once': transactions commit the offsets"
+            " - leave out enable_auto_commit"
         )
     if not config.offset_metadata_max_bytes:
         raise ConfigurationError(
-            "offset_metadata_max_bytes=0 contradicts delivery='exactly_once', whose commits need offset maps - leave it"
-            " out, or set it to the broker's offset.metadata.max.bytes"
+            "offset_metadata_max_bytes=0 contradicts delivery='exactly_once': its commits contain offset maps"
+            " - leave out offset_metadata_max_bytes, or set it to the broker's offset.metadata.max.bytes"
         )
-    longest_ms = options.window(handlers).longest_s * 1000
+    longest_ms = options.window_settings(handlers).abort_age_s * 1000
     for handler in handlers:
         batch = handler.batch
         waits_ms, works_ms = 0 if batch is None else batch.max_wait_ms, handler.timeout_ms or 0
         if waits_ms + works_ms >= longest_ms:
-            waits = f"max_wait_ms={waits_ms}" if waits_ms else ""
-            works = f"timeout_ms={works_ms}" if works_ms else ""
+            times = [f"max_wait_ms={waits_ms}"] if waits_ms else []
+            times += [f"timeout_ms={works_ms}"] if works_ms else []
+            together = " together" if len(times) > 1 else ""
             raise ConfigurationError(
-                f"{handler.name}: {' and '.join(filter(None, (waits, works)))} must stay below {longest_ms:.0f} ms,"
-                f" four fifths of transaction_timeout_ms={options.transaction_timeout_ms} - raise"
-                " transaction_timeout_ms, or all transactions of the handler would be aborted"
+                f"{handler.name}: {' and '.join(times)} must stay{together} below {longest_ms:.0f} ms, four fifths of"
+                f" transaction_timeout_ms={options.transaction_timeout_ms}, because slower transactions"
+                " are aborted - lower the handler's times, or raise transaction_timeout_ms"
             )

@@ -1,4 +1,4 @@
-"""Interfaces of the consumer and the producer that a transactional source uses; ``TestApp`` implements them, too."""
+"""Interfaces through which a transactional source uses a consumer and a producer; ``TestApp`` implements them, too."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class GroupView(Protocol):
 
     @property
     def identity(self) -> Identity | None:
-        """Identity to commit with; None while the member is in no generation."""
+        """Identity to commit with; None while the member is in no generation of the group."""
 
-    def delivered(self) -> Mapping[TopicPartition, int | None]:
-        """Return the next offset to deliver of each assigned partition."""
+    def next_offsets(self) -> Mapping[TopicPartition, int | None]:
+        """Return the next offset to deliver of each assigned partition; None while the partition's start is unknown."""
 
-    def begun(self) -> Sequence[Position]:
-        """Return the valid positions whose start offset is not committed yet."""
+    def uncommitted_starts(self) -> Sequence[Position]:
+        """Return the positions whose start offset is not committed yet."""
 
-    def passed(self) -> Sequence[Position]:
-        """Return the positions above their committed offset, including those that have passed only control records."""
+    def advanced_positions(self) -> Sequence[Position]:
+        """Return the positions above their committed offset, whether they advanced past records or past gaps only."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call ``on_change`` when a position may have changed."""
@@ -40,21 +40,21 @@ class GroupView(Protocol):
     def is_ours(self, position: Position) -> bool:
         """Return True if a position belongs to the current assignment of its partition."""
 
-    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+    async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offsets, after pending transactions that may change them have ended."""
 
     def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
-        """Read again from a committed offset; for a recreated topic, apply the reset policy."""
+        """Continue to read at a committed offset; if the topic was recreated, at ``auto_offset_reset``."""
 
 
 class GroupSource(Source, Protocol):
-    """Source of a group's records that does not commit."""
+    """Source of a group's records that commits no offsets."""
 
     async def start(self, sink: RecordSink) -> int:
-        """Start; return the maximum number of records that may wait in one executor."""
+        """Start to read for ``sink``; return the maximum number of records that may wait in one executor."""
 
     def group_view(self) -> GroupView:
-        """Return the view of the started source."""
+        """Return the membership and positions of the consumer; the source must be started."""
 
 
 class TransactionCommitter(Protocol):
@@ -67,14 +67,14 @@ class TransactionCommitter(Protocol):
         """Abort an open transaction."""
 
     async def begin(self) -> None:
-        """Begin a transaction, unless one is open."""
+        """Begin a transaction unless one is open."""
 
     @property
     def is_open(self) -> bool:
         """True if records may be sent."""
 
     async def check(self, topic: str, partition: int | None) -> None:
-        """Look up a topic, without sending a record."""
+        """Check that a topic and, unless it is None, the partition exist."""
 
     async def send(  # noqa: PLR0913 - a record
         self,
@@ -95,7 +95,7 @@ class TransactionCommitter(Protocol):
         topic_ids: Mapping[TopicPartition, UUID],
         current_identity: Callable[[], Identity | None],
     ) -> None:
-        """Commit the transaction; ``current_identity`` as in ``TransactionalProducer.commit``."""
+        """Commit the transaction with the offsets; see ``TransactionalProducer.commit``."""
 
     async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:
-        """Abort the transaction."""
+        """Abort the transaction; ``is_timed_out`` is True if the broker may have aborted it already."""

@@ -1,4 +1,4 @@
-"""Wait for a consumer's next records that can be ended early without losing records."""
+"""Wait for a consumer's next records that can be ended early without a loss of records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ResultT = TypeVar("ResultT")
 
 
 class InterruptibleWait:
-    """Waits of one task, one at a time."""
+    """Waits of one task; at most one wait runs at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -24,7 +24,7 @@ class InterruptibleWait:
         return self._waiting is not None
 
     async def wait(self, coming: Awaitable[ResultT], until: float | None) -> ResultT | None:
-        """Return the result of ``coming``; None after ``until`` or ``cut``."""
+        """Return the result of ``coming``; None if the time ``until`` or a call of ``end`` comes first."""
         try:
             async with asyncio.timeout_at(until) as self._waiting:
                 return await coming
@@ -33,7 +33,7 @@ class InterruptibleWait:
         finally:
             self._waiting = None
 
-    def cut(self) -> None:
-        """End the current wait, if any."""
+    def end(self) -> None:
+        """End the current wait, if there is one."""
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(self._loop.time())

@@ -1,8 +1,9 @@
 """Partitions and offsets of the open transaction.
 
-To the consumer, all records of a transaction are in flight until the commit, even finished ones (``Progress.hold``).
-Revoking a partition therefore waits for the commit, and losing one aborts the transaction. A transaction that is cut
-commits the lowest unfinished offset with the offset map; records that have not started move to the next transaction.
+For the consumer, all records of a transaction, even finished ones, are in flight until the commit (``Progress.hold``).
+Therefore the revocation of a partition waits for the commit, and the loss of a partition aborts the transaction. If a
+transaction is committed before all its records have started, it commits the lowest unfinished offset of each partition
+with an offset map, and the records that have not started move to the next transaction.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from tailrace.records import OffsetAndMetadata, Record, TopicPartition
 
 __all__ = ["TransactionPartition", "TransactionPartitions", "UndeliveredRecords"]
 
-_FULL = 0.75
-"""Fill ratio of the commit metadata above which no more records of the partition are delivered."""
+_MAX_MAP_FILL = 0.75
+"""Share of ``metadata_bytes`` above which the offset map stops the delivery of its partition."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,15 +32,15 @@ class TransactionPartition:
 
     position: Position
     progress: Progress
-    following: int
-    """End offset of the records in the transaction, exclusive."""
+    end_offset: int
+    """Offset after the last record in the transaction."""
     leader_epoch: int
     topic_id: UUID | None
     """Id of the topic that the records were read from; None if unknown."""
     metadata: str | None = None
-    """Metadata of the last commit that left records unfinished; None if there was none."""
+    """Metadata of the last commit, if that commit left records unfinished; otherwise None."""
     map_fill: float = 0.0
-    """Fill ratio of the commit metadata with the last offset map; above 1, the map did not fit."""
+    """Size of the last offset map as a share of ``metadata_bytes``; above 1, the map did not fit."""
 
     @property
     def is_current(self) -> bool:
@@ -48,8 +49,8 @@ class TransactionPartition:
 
     @property
     def has_records(self) -> bool:
-        """True if delivered records are not committed yet."""
-        return self.progress.held_from is not None and self.following > self.progress.held_from
+        """True if the transaction contains records of the partition, not only a start offset."""
+        return self.progress.held_from is not None and self.end_offset > self.progress.held_from
 
 
 @dataclass(slots=True, eq=False)
@@ -69,18 +70,18 @@ class UndeliveredRecords:
     @property
     def may_be_delivered(self) -> bool:
         """True if the partition is not halted, paused or dropped, and its start offset is committed."""
-        at = self.position
-        return self.lease.is_current and not (at.is_halted or at.is_paused or at.has_stale_commit)
+        position = self.position
+        return self.lease.is_current and not (position.is_halted or position.is_paused or position.has_stale_commit)
 
 
 class TransactionPartitions:
-    """Sink of a consumer whose records are handled in transactions.
+    """Partitions of the open transaction; the consumer reports halted and dropped partitions by ``halt`` and ``drop``.
 
     Args:
         handler_group: handlers of the records.
-        on_halt: called when a partition with uncommitted records is being revoked.
-        on_loss: called when a partition was lost, sought or reset, with True if it was part of the transaction.
-        metadata_bytes: largest size of an offset map.
+        on_halt: called when the consumer halts a partition of the transaction, before it revokes the partition.
+        on_loss: called when the consumer has dropped a partition, with True if it was part of the transaction.
+        metadata_bytes: maximum size of commit metadata, which contains the offset map.
 
     Attributes:
         undelivered: fetched records that must not be delivered yet, by partition.
@@ -97,7 +98,7 @@ class TransactionPartitions:
         self._handler_group, self._on_halt, self._on_loss = handler_group, on_halt, on_loss
         self._metadata_bytes = metadata_bytes
         self._partitions: dict[TopicPartition, TransactionPartition] = {}
-        self._passed: list[TransactionPartition] = []
+        self._advanced: list[TransactionPartition] = []
         self._is_reading_again = False
         self.undelivered: dict[TopicPartition, UndeliveredRecords] = {}
 
@@ -107,10 +108,10 @@ class TransactionPartitions:
     def __len__(self) -> int:
         return len(self._partitions)
 
-    # ---- for the consumer --------------------------------------------------------------------------------------
+    # ---- called by the consumer --------------------------------------------------------------------------------
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start no more records of a partition about to be revoked; commit when the running handlers have finished."""
+        """Start no more records of a partition; if it is part of the transaction, call ``on_halt``."""
         if (waiting := self.undelivered.pop(partition, None)) is not None:
             waiting.lease.abandon_left()
         if partition in self._partitions:
@@ -124,45 +125,48 @@ class TransactionPartitions:
         if not self._is_reading_again:
             self._on_loss(partition, self._partitions.pop(partition, None) is not None)
 
-    # ---- for transactions --------------------------------------------------------------------------------------
+    # ---- for the transaction -----------------------------------------------------------------------------------
 
-    def begin(self, positions: Iterable[Position]) -> None:
+    def add_start_offsets(self, positions: Iterable[Position]) -> None:
         """Add start offsets to commit before any record of their partitions is delivered."""
-        for at in positions:
-            assert at.progress is not None
-            at.progress.hold()
-            self._partitions[at.partition] = _partition_of(at, at.progress, at.progress.finished)
+        for position in positions:
+            assert position.progress is not None
+            position.progress.hold()
+            self._partitions[position.partition] = _new_partition(
+                position, position.progress, position.progress.finished
+            )
 
-    def passed(self, positions: Iterable[Position]) -> None:
-        """Add positions that moved past control records and gaps since the last commit."""
-        self._passed.clear()
-        for at in positions:
-            if at.partition in self.undelivered or at.progress is None:
+    def add_advanced(self, positions: Iterable[Position]) -> None:
+        """Add positions that have advanced past control records and gaps since the last commit."""
+        self._advanced.clear()
+        for position in positions:
+            progress = position.progress
+            if position.partition in self.undelivered or progress is None:
                 continue
-            entry = self._partitions.get(at.partition)
+            entry = self._partitions.get(position.partition)
             if entry is None:
-                self._passed.append(_partition_of(at, at.progress, at.progress.delivered))
+                self._advanced.append(_new_partition(position, progress, progress.delivered))
             elif entry.is_current:
-                entry.following, entry.leader_epoch = at.progress.delivered, at.delivered_epoch
+                entry.end_offset, entry.leader_epoch = progress.delivered, position.delivered_epoch
 
-    def took(self, position: Position, lease: Lease) -> None:
+    def add_delivered(self, position: Position, lease: Lease) -> None:
         """Add delivered records."""
         entry = self._partitions.get(position.partition)
         if entry is not None and entry.is_current:
-            entry.following, entry.leader_epoch = lease.end, position.delivered_epoch
+            entry.end_offset, entry.leader_epoch = lease.end, position.delivered_epoch
             entry.topic_id = position.topic_id
             return
         lease.progress.hold()
-        self._partitions[position.partition] = _partition_of(position, lease.progress, lease.end)
+        self._partitions[position.partition] = _new_partition(position, lease.progress, lease.end)
 
-    def next_undelivered(self, take: Callable[[Sequence[Record]], int]) -> tuple[Position, Lease] | None:
-        """Return a lease of waiting records that may be delivered now; None if there are none.
+    def next_undelivered(self, count_of: Callable[[Sequence[Record]], int]) -> tuple[Position, Lease] | None:
+        """Return undelivered records of one partition that may be delivered now; None if there are none.
 
         Args:
-            take: returns how many of a partition's waiting records may be delivered now.
+            count_of: returns how many of a partition's undelivered records may be delivered now.
         """
         for partition, waiting in self.undelivered.items():
-            if not waiting.may_be_delivered or not (count := take(waiting.lease.rest)):
+            if not waiting.may_be_delivered or not (count := count_of(waiting.lease.rest)):
                 continue
             taken = waiting.lease.split(count)
             if not waiting.lease.count:
@@ -171,97 +175,98 @@ class TransactionPartitions:
         return None
 
     def are_owned(self, group_view: GroupView) -> bool:
-        """Return True if this member still owns all partitions of ``offsets``, by the same assignment."""
-        entries = (*self, *self._passed)
+        """Return True if all partitions of ``offsets`` still belong to the assignment in which they were added."""
+        entries = (*self, *self._advanced)
         return all(entry.is_current and group_view.is_ours(entry.position) for entry in entries)
 
     @property
-    def are_done(self) -> bool:
-        """True if all delivered records are finished."""
-        return all(not entry.is_current or entry.progress.lowest >= entry.following for entry in self)
+    def are_finished(self) -> bool:
+        """True if all records of the transaction are finished."""
+        return all(not entry.is_current or entry.progress.lowest >= entry.end_offset for entry in self)
 
     @property
     def are_running(self) -> bool:
-        """True if a record runs or waits for its next attempt; records of partitions dropped since do not count."""
-        return self._handler_group.runs_ours
+        """True if a record runs or waits for its next attempt, and its partition was not dropped after its start."""
+        return self._handler_group.runs_current_records
 
     @property
-    def are_held_back(self) -> bool:
-        """True if records wait for a paused handler."""
-        return self._handler_group.is_held_back
+    def has_held_records(self) -> bool:
+        """True if no record runs and records wait for a paused handler."""
+        return self._handler_group.waits_for_paused_handler
 
     @property
     def are_gathering(self) -> bool:
-        """True if records wait for others of their batch."""
-        return self._handler_group.gathers
+        """True while an incomplete batch waits for more records."""
+        return self._handler_group.is_gathering
 
     def hurry(self) -> None:
-        """Start batches that wait for more records, as they are."""
+        """Start incomplete batches."""
         self._handler_group.hurry()
 
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets to commit, while no handler runs.
+        """Return the offsets to commit, and update each ``map_fill``; no handler may run meanwhile.
 
         Raises:
-            PublishError: an offset map is larger than ``offset_metadata_max_bytes``.
+            PublishError: an offset map does not fit into ``offset_metadata_max_bytes``.
         """
-        offsets = {entry.position.partition: self._offset(entry) for entry in (*self, *self._passed)}
+        offsets = {entry.position.partition: self._offset(entry) for entry in (*self, *self._advanced)}
         if (full := next((entry for entry in self if entry.map_fill > 1), None)) is not None:
             raise PublishError(
                 f"{full.position.partition}: the offset map does not fit into"
-                f" offset_metadata_max_bytes={self._metadata_bytes}"
+                f" offset_metadata_max_bytes={self._metadata_bytes} - raise it, up to the broker's"
+                " offset.metadata.max.bytes"
             )
         return offsets
 
     def topic_ids(self) -> dict[TopicPartition, UUID]:
         """Return the known topic ids of the partitions in ``offsets``."""
-        entries = (*self, *self._passed)
+        entries = (*self, *self._advanced)
         return {one.position.partition: one.topic_id for one in entries if one.topic_id is not None}
 
     def have_changed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
         """Return True if a commit of ``offsets`` would change the committed offsets or metadata."""
-        return bool(self._passed) or any(
+        return bool(self._advanced) or any(
             entry.position.has_stale_commit
             or entry.position.committed != offsets[entry.position.partition].offset
             or (entry.metadata or "") != offsets[entry.position.partition].metadata
             for entry in self
         )
 
-    def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Record that ``offsets`` were committed; records that have not started remain, for the next transaction."""
-        entries, self._partitions = (*self, *self._passed), {}
+    def note_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Note that ``offsets`` were committed; unfinished records become part of the next transaction."""
+        entries, self._partitions = (*self, *self._advanced), {}
         for entry in entries:
             if not entry.is_current:
                 continue
-            at = offsets[entry.position.partition]
-            entry.position.note_committed(at.offset)
+            committed = offsets[entry.position.partition]
+            entry.position.note_committed(committed.offset)
             entry.progress.release()
-            if at.offset < entry.following and not entry.position.is_halted:
-                entry.progress.hold(at.offset)
-                entry.metadata = at.metadata
+            if committed.offset < entry.end_offset and not entry.position.is_halted:
+                entry.progress.hold(committed.offset)
+                entry.metadata = committed.metadata
                 self._partitions[entry.position.partition] = entry
 
     def is_full(self, partition: TopicPartition) -> bool:
-        """Return True if the offset map of a partition is nearly full, which stops its delivery."""
+        """Return True if no more records of a partition may be delivered, because its offset map is nearly full."""
         entry = self._partitions.get(partition)
-        return entry is not None and entry.map_fill > _FULL
+        return entry is not None and entry.map_fill > _MAX_MAP_FILL
 
-    def leave(self) -> None:
-        """Leave records that have not started to the next owners of the partitions."""
+    def leave_unstarted(self) -> None:
+        """Leave records that have not started to the next owners of their partitions, and forget all partitions."""
         for entry in self:
             self._handler_group.halt(entry.position.partition)
             entry.progress.release()
         self._partitions.clear()
 
     def read_again(self, group_view: GroupView, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Read all partitions of the transaction again, from their committed offsets."""
+        """Have the records of the transaction read again from the committed offsets, and forget all partitions."""
         self._is_reading_again = True
         try:
             for entry in self:
-                # A partition without delivered records is at its start offset already.
+                # A partition without records in the transaction is at its start offset already.
                 if group_view.is_ours(entry.position) and entry.is_current and entry.has_records:
-                    at = committed.get(entry.position.partition) or OffsetAndMetadata(entry.progress.finished)
-                    group_view.read_again(entry.position, at)
+                    target = committed.get(entry.position.partition) or OffsetAndMetadata(entry.progress.finished)
+                    group_view.read_again(entry.position, target)
         finally:
             self._is_reading_again = False
             self._partitions.clear()
@@ -271,8 +276,8 @@ class TransactionPartitions:
         return list(self._partitions)
 
     def _offset(self, entry: TransactionPartition) -> OffsetAndMetadata:
-        """Return the offset to commit, with the offset map as its metadata."""
-        offset, metadata = entry.following, ""
+        """Return the offset to commit with the offset map as its metadata, and update ``map_fill``."""
+        offset, metadata = entry.end_offset, ""
         if entry.is_current:
             offset, offset_map = entry.progress.lowest, entry.progress.offset_map()
             if offset_map is not None:
@@ -282,5 +287,5 @@ class TransactionPartitions:
         return OffsetAndMetadata(offset, metadata, None if entry.leader_epoch < 0 else entry.leader_epoch)
 
 
-def _partition_of(position: Position, progress: Progress, following: int) -> TransactionPartition:
-    return TransactionPartition(position, progress, following, position.delivered_epoch, position.topic_id)
+def _new_partition(position: Position, progress: Progress, end_offset: int) -> TransactionPartition:
+    return TransactionPartition(position, progress, end_offset, position.delivered_epoch, position.topic_id)

@@ -1,4 +1,4 @@
-"""Transactional producer of one group, replaced by a new one after fatal errors."""
+"""Transactional producer of one group that is replaced by a new producer after a fatal error."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["RenewingProducer"]
 
-_LONGEST_PAUSE_MS = 5_000
+_MAX_PAUSE_MS = 5_000
+"""Maximum pause in milliseconds between two attempts."""
 
 
 class RenewingProducer:
-    """Transactional producer that survives failures by replacement, under one transactional id.
+    """Producer with a fixed transactional id that replaces its TransactionalProducer when that has failed.
 
     Args:
         config: brokers, security and timeouts.
@@ -51,15 +52,15 @@ class RenewingProducer:
     ) -> None:
         self._config, self._group_id, self._id = config, group_id, transactional_id
         self._timeout_ms, self._observer = transaction_timeout_ms, observer
-        self._backoff = Backoff.of_ms(config.retry_backoff_ms, _LONGEST_PAUSE_MS)
+        self._backoff = Backoff.of_ms(config.retry_backoff_ms, _MAX_PAUSE_MS)
         self._producer: TransactionalProducer | None = None
         self._is_begun = False
-        """True from ``begin`` to ``commit`` or ``abort``, even if the producer itself has aborted the transaction."""
+        """True from ``begin`` to ``commit`` or ``abort``, even if the transaction was aborted otherwise meanwhile."""
         self._is_refused = False
-        """True if the brokers permanently refuse a producer id."""
+        """True if the brokers have refused a producer id for good."""
 
     async def start(self) -> None:
-        """Start a producer, which fences earlier ones with the transactional id.
+        """Start a producer, which fences earlier producers with the same transactional id.
 
         Raises:
             TailraceError: see ``TransactionalProducer.start``.
@@ -81,10 +82,10 @@ class RenewingProducer:
             await producer.close(timeout_s)
 
     async def begin(self) -> None:
-        """Begin a transaction, unless one is open; retry without limit while brokers are unreachable.
+        """Begin a transaction unless one is open; retry without limit while brokers are unreachable.
 
         Raises:
-            ProducerFencedError: another process has the same transactional id.
+            ProducerFencedError: another process uses the same transactional id.
             TailraceError: the error is not retriable.
         """
         if self._is_begun:
@@ -111,7 +112,7 @@ class RenewingProducer:
         return self._state in OPEN
 
     async def check(self, topic: str, partition: int | None) -> None:
-        """Look up a topic, without sending a record.
+        """Check that a topic and, unless it is None, the partition exist.
 
         Raises:
             PublishError: the topic or partition does not exist.
@@ -148,10 +149,10 @@ class RenewingProducer:
         topic_ids: Mapping[TopicPartition, UUID],
         current_identity: Callable[[], Identity | None],
     ) -> None:
-        """Commit; retry a commit that is in doubt until its outcome is known.
+        """Commit the transaction with the offsets; repeat a commit whose outcome is unknown.
 
         Raises:
-            TailraceError: nothing was committed, or the producer has failed and the outcome is unknown.
+            TailraceError: nothing was committed, or the producer has failed and the outcome stays unknown.
         """
         assert self._producer is not None
         failures = 0
@@ -169,14 +170,15 @@ class RenewingProducer:
             await self._pause(failures)
 
     async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:
-        """Abort; retry without limit while brokers are unreachable. A producer that has failed is replaced.
+        """Abort the transaction; retry without limit while brokers are unreachable. A failed producer is replaced.
 
         Args:
             cause: reason of the abort.
-            is_timed_out: True if the transaction timeout has passed, so that the broker may have aborted.
+            is_timed_out: True if the transaction timeout has passed. The broker may then have aborted the transaction
+                and fenced this producer, so ProducerFencedError is not raised.
 
         Raises:
-            ProducerFencedError: another process has the same transactional id.
+            ProducerFencedError: another process uses the same transactional id.
         """
         self._is_begun, failures = False, 0
         while (producer := self._producer) is not None:
@@ -189,14 +191,14 @@ class RenewingProducer:
                 else:
                     return
             if producer.state in OVER:
-                # The error that ended this producer; the cause of the abort may be another.
+                # The error that ended this producer may differ from the cause of the abort.
                 error = producer.error or error
                 if isinstance(error, ProducerFencedError) and not is_timed_out:
                     raise error
                 self._observer.emit(TransactionalProducerReplaced(self._group_id, self._id, str(error), error))
                 await self.close()
                 if producer.state is ProducerState.FAILED:
-                    # The coordinator aborts the open transaction when a producer with the same id initializes.
+                    # A new producer with the same id makes the coordinator abort the open transaction.
                     await self.begin()
                 return
             failures += 1

@@ -1,4 +1,7 @@
-"""Rewind to the committed offsets after an abort; they are fetched, since a commit in doubt may have succeeded."""
+"""Rewind to the committed offsets after an abort.
+
+The committed offsets are fetched from the coordinator, because a commit whose outcome is unknown may have succeeded.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ __all__ = ["rewind"]
 
 
 async def rewind(partitions: TransactionPartitions, group_view: GroupView, backoff: Backoff) -> None:
-    """Read the records of a transaction again; retry until the committed offsets are fetched.
+    """Have the records of a transaction read again; retry until the committed offsets are fetched.
 
     Raises:
         BrokerError: the error is not retriable.
@@ -23,7 +26,7 @@ async def rewind(partitions: TransactionPartitions, group_view: GroupView, backo
     failures = 0
     while partitions:
         try:
-            committed = await group_view.committed(partitions.partitions())
+            committed = await group_view.committed_offsets(partitions.partitions())
         except (BrokerError, BrokerConnectionError) as error:
             if isinstance(error, AuthenticationError) or (isinstance(error, BrokerError) and not error.retriable):
                 raise

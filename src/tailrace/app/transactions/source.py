@@ -1,8 +1,9 @@
-"""Source of records for exactly-once handling: their offsets and results are committed in one transaction.
+"""Source of records for exactly-once delivery: offsets and results of records are committed in one transaction.
 
-``core.transactions.window`` decides when a transaction opens and closes. To the consumer, all records of an open
-transaction are in flight, even finished ones, so the revocation of a partition waits for the commit. Transactions are
-begun, committed and aborted only in the task that calls ``next_slice``.
+``core.transactions.window`` decides when a transaction is committed or aborted; the window is the state of the open
+transaction. For the consumer, all records of the open transaction are in flight, even finished records, so the
+revocation of a partition waits for the commit. Only the task that calls ``next_slice`` begins, commits and aborts
+transactions.
 """
 
 from __future__ import annotations
@@ -39,25 +40,26 @@ __all__ = ["TransactionalSource"]
 
 WorkT = TypeVar("WorkT")
 
-_LONGEST_PAUSE_MS = 5_000
-_LOOK_AGAIN_S = 0.02
-"""Pause while the member is in no generation."""
+_MAX_PAUSE_MS = 5_000
+"""Maximum pause in milliseconds after an abort."""
+_IDENTITY_CHECK_S = 0.02
+"""Seconds between two checks for a generation of the group, without which no commit is possible."""
 _CLOSING_S = 5.0
-"""Longest time for the abort of the open transaction when the source stops."""
+"""Maximum time in seconds to abort the open transaction when the source stops."""
 _STALLED_TIMEOUTS = 3
-"""Transaction timeouts without a commit after which the transactions count as stalled."""
+"""Time without a commit after which transactions count as stalled, as a multiple of the transaction timeout."""
 
 
 class TransactionalSource:
     """Source whose records are handled in transactions.
 
     Args:
-        source: consumer, which does not commit.
-        retry_topics: retry topics, whose records are delivered when they are due.
+        source: source that reads the records and commits no offsets.
+        retry_topics: retry topics of the group by name; their records are delivered when they are due.
         transactor: producer of the transactions.
         settings: limits of transactions.
         observer: receives events.
-        metadata_bytes: largest size of an offset map.
+        metadata_bytes: maximum size of commit metadata, which contains the offset map.
     """
 
     def __init__(  # noqa: PLR0913 - options
@@ -76,8 +78,8 @@ class TransactionalSource:
         self._deferred_offsets = self._deferred_records.deferred_offsets
         self._failure_counts = FailureCounts()
         self._refusals = RefusedRecords()
-        self._attempts = Attempts(transactor, self._window, self._failure_counts, self._refusals, self._failed)
-        self._backoff = Backoff.of_ms(100, _LONGEST_PAUSE_MS)
+        self._attempts = Attempts(transactor, self._window, self._failure_counts, self._refusals, self._on_failure)
+        self._backoff = Backoff.of_ms(100, _MAX_PAUSE_MS)
         self._failures = 0
         self._is_committing = self._is_stopping = False
         self._handler_group_or_none: HandlerGroup | None = None
@@ -86,12 +88,12 @@ class TransactionalSource:
         self._delivery_or_none: TransactionDelivery | None = None
         self._loop = asyncio.get_running_loop()
         self._progress = AutoResetEvent()
-        self._shut = asyncio.Event()
+        self._no_transaction_open = asyncio.Event()
         """Set while no transaction is open."""
-        self._shut.set()
-        self._reason = ""
-        """Reason of the last abort since the last commit."""
-        self._stall = StallWatch(settings.timeout_s * _STALLED_TIMEOUTS, self._stalled)
+        self._no_transaction_open.set()
+        self._abort_reason = ""
+        """Reason of the last abort since the last commit; empty if there was none."""
+        self._stall = StallWatch(settings.timeout_s * _STALLED_TIMEOUTS, self._report_stall)
 
     @property
     def transactions(self) -> TransactionalSource:
@@ -99,14 +101,14 @@ class TransactionalSource:
         return self
 
     def wall_clock(self) -> float:
-        """Return the wall-clock time of the source."""
+        """Return the seconds since the epoch by the clock of the source."""
         return self._source.wall_clock()
 
     def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
-        """Return the statistics of the consumer."""
+        """Return the statistics of the consumer; None if there is no consumer, or it is not started."""
         return self._source.statistics(started)
 
-    # ---- for the handler group ---------------------------------------------------------------------------------
+    # ---- called by the group runtime ---------------------------------------------------------------------------
 
     async def start(self, sink: HandlerGroup) -> int:
         """Start the producer, then the consumer; return the maximum number of records that may wait in one executor.
@@ -116,7 +118,7 @@ class TransactionalSource:
         """
         self._handler_group_or_none = sink
         self._partitions_or_none = TransactionPartitions(
-            sink, on_halt=self._close_soon, on_loss=self._lost, metadata_bytes=self._metadata_bytes
+            sink, on_halt=self._commit_soon, on_loss=self._on_loss, metadata_bytes=self._metadata_bytes
         )
         await self._transactor.start()
         max_waiting = await self._source.start(self._partitions)
@@ -135,35 +137,35 @@ class TransactionalSource:
             await self._source.stop()
 
     def progressed(self) -> None:
-        """Check again for records to deliver: some were finished, or there is room for more."""
+        """Look for records to deliver again, because records were finished or there is room for more."""
         if self._delivery_or_none is not None:
             self._delivery_or_none.progressed()
         self._progress.set()
         self._source.progressed()
 
     def halt(self) -> None:
-        """Deliver and start no more records, and commit when the running handlers have finished."""
+        """Deliver and start no more records, and commit when the started records are finished."""
         self._is_stopping = True
-        self._close_soon()
+        self._commit_soon()
 
-    async def settled(self, until: float) -> None:
-        """Wait until no transaction is open, at most until ``until``."""
+    async def wait_until_settled(self, until: float) -> None:
+        """Wait until no transaction is open, at most until the event loop time ``until``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
-                await self._shut.wait()
+                await self._no_transaction_open.wait()
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Return records of one partition, in an open transaction.
+        """Return the next records of one partition in an open transaction; commit and abort transactions before that.
 
         Raises:
-            TailraceError: reading has failed, or no more transactions can begin.
+            TailraceError: reading has failed, or no transaction can be begun any more.
         """
         while True:
             now, gathers = self._loop.time(), self._partitions.are_gathering
-            # are_done is slow with many partitions, so it is evaluated only if the window takes no more records.
-            takes = self._window.takes(now, is_gathering=gathers)
-            is_done = not takes and self._partitions.are_done
-            is_idle = not takes and not self._partitions.are_running and not self._partitions.are_held_back
+            # ``are_finished`` is slow with many partitions, so it is evaluated only if no more records are delivered.
+            takes = self._window.takes_records(now, is_gathering=gathers)
+            is_done = not takes and self._partitions.are_finished
+            is_idle = not takes and not self._partitions.are_running and not self._partitions.has_held_records
             step = self._window.step(now, is_done=is_done, is_idle=is_idle, is_gathering=gathers)
             match step:
                 case WindowStep.FEED if self._is_stopping and not self._window.is_open:
@@ -172,7 +174,7 @@ class TransactionalSource:
                     await self._transactor.begin()
                     found = await self._delivery.next(room_of)
                     if self._window.is_open:
-                        self._shut.clear()
+                        self._no_transaction_open.clear()
                         if self._window.count:
                             self._stall.begin()
                     if found is not None:
@@ -183,9 +185,9 @@ class TransactionalSource:
                 case WindowStep.ABORT:
                     await self._abort()
                 case WindowStep.DRAIN | WindowStep.CUT:
-                    await self._finish(step, now)
+                    await self._wait_for_records(step, now)
 
-    # ---- for handlers ------------------------------------------------------------------------------------------
+    # ---- called by handlers ------------------------------------------------------------------------------------
 
     async def publish(  # noqa: PLR0913 - a record
         self,
@@ -197,110 +199,111 @@ class TransactionalSource:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
-        """Publish one record, see ``Attempts.publish``."""
+        """Publish one message in the open transaction; see ``Attempts.publish``."""
         await self._attempts.publish(PendingRecord(topic, value, key, headers, partition, timestamp_ms))
 
-    def around(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
-        """Return ``handle`` with its records published only if it succeeds."""
-        return self._attempts.around(self, handle)
+    def wrap_call(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
+        """Return a call of ``handle`` whose messages are published only if the call succeeds."""
+        return self._attempts.wrap_call(self, handle)
 
     @property
     def failure_counts(self) -> FailureCounts:
-        """Failures of records, including those in aborted transactions."""
+        """Failures of each record, including those in aborted transactions."""
         return self._failure_counts
 
     @property
     def refusals(self) -> RefusedRecords:
-        """Records whose results were too large."""
+        """Records whose results or dead letters were too large for their topic."""
         return self._refusals
 
     def has_time(self, pause_s: float, work_s: float) -> bool:
-        """Return True if a record may wait for its next attempt within the open transaction."""
-        if self._delivery.alone is not None and pause_s > self._settings.interval_s:
-            # A record that is alone in the transaction leaves it, so that other records are handled during the pause.
+        """Return True if the open transaction has time for another attempt: ``pause_s`` and then ``work_s`` seconds."""
+        if self._delivery.single_record is not None and pause_s > self._settings.interval_s:
+            # While the transaction of a single record is open, no other record is handled, so the record must not wait.
             return False
         return self._window.has_time(pause_s + work_s, self._loop.time())
 
     def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
-        """Mark the open transaction to be aborted; its other records are then handled again without this record.
+        """Have the open transaction aborted; its other records are then handled again without ``record``.
 
-        This record is delivered again after ``seconds`` at the earliest, in a transaction of its own. Later records of
-        its partition wait for it.
+        After ``seconds`` at the earliest, ``record`` is delivered again, in a transaction of its own. Later records of
+        its partition wait until it is finished.
         """
         if record.topic_partition not in self._partitions.partitions():
             # The partition was revoked.
             return
-        self._refusals.lift(record.topic_partition, record.offset)
+        self._refusals.forget_record(record.topic_partition, record.offset)
         due_at = self._loop.time() + seconds
         self._deferred_offsets.put(record.topic_partition, record.offset, due_at, is_given_up=is_given_up)
-        # The worker continues at once, and must not start the records after this one.
+        # The worker of this record continues at once, and must not start later records of the partition.
         self._handler_group.halt(record.topic_partition)
         reason = (
-            f"{record.topic_partition} offset {record.offset} failed; the records before it are handled again and"
-            " committed without it"
+            f"{record.topic_partition} offset {record.offset} failed; the records before it are handled again in a"
+            " transaction without it"
         )
-        self._doom(PublishError(reason), is_at_fault=False)
+        self._abort_soon(PublishError(reason), is_at_fault=False)
 
-    def work_share_ms(self, gathers_ms: int) -> int:
-        """Return the timeout of a handler without ``timeout_ms`` whose batches are gathered for ``gathers_ms``."""
-        return max(1, round(self._settings.work_share_s(gathers_ms / 1000) * 1000))
+    def default_timeout_ms(self, max_wait_ms: int) -> int:
+        """Return the ``timeout_ms`` of a handler that has none, and whose batches wait ``max_wait_ms`` for records."""
+        return max(1, round(self._settings.default_handler_timeout_s(max_wait_ms / 1000) * 1000))
 
     @property
     def stalled_s(self) -> float:
-        """Seconds without a commit although records wait for one; 0 below the limit."""
+        """Seconds without a commit although records wait for one; 0 below a limit."""
         return self._stall.stalled_s
 
     @property
     def waiting(self) -> int:
-        """Number of records that have failed permanently and wait to be delivered again."""
-        return self._deferred_offsets.given_up
+        """Number of records that failed for good and wait to be delivered again."""
+        return self._deferred_offsets.count_given_up
 
     @property
     def are_settled(self) -> bool:
-        """True if no transaction is open and each waiting record has failed permanently or comes after one that has."""
-        if self._window.is_open or len(self._deferred_offsets) > self._deferred_offsets.given_up:
+        """True if no transaction is open, and each waiting record has failed for good or comes after one that has."""
+        if self._window.is_open or len(self._deferred_offsets) > self._deferred_offsets.count_given_up:
             return False
         undelivered = self._partitions.undelivered.values()
-        return all(
-            self._deferred_offsets.is_stopped_at(one.position.partition, one.first.offset) for one in undelivered
-        )
+        return all(self._deferred_offsets.reaches(one.position.partition, one.first.offset) for one in undelivered)
 
-    # ---- closing -----------------------------------------------------------------------------------------------
+    # ---- committing --------------------------------------------------------------------------------------------
 
-    def _close_soon(self) -> None:
+    def _commit_soon(self) -> None:
         self._window.cut()
-        self._look_again()
+        self._check_window_soon()
 
-    def _doom(self, error: TailraceError, *, is_at_fault: bool) -> None:
-        self._window.doom(error, is_at_fault=is_at_fault)
-        self._look_again()
+    def _abort_soon(self, error: TailraceError, *, is_at_fault: bool) -> None:
+        self._window.require_abort(error, needs_backoff=is_at_fault)
+        self._check_window_soon()
 
-    def _failed(self, error: TailraceError) -> None:
+    def _on_failure(self, error: TailraceError) -> None:
         if isinstance(error, TopicRecreatedError):
             for one in self._partitions:
                 if one.position.partition in error.partitions:
-                    self._observer.emit(TopicRecreated(one.position.partition, one.following))
-        # No backoff while searching for the record with too large results, or before reading a recreated topic.
-        self._doom(error, is_at_fault=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
+                    self._observer.emit(TopicRecreated(one.position.partition, one.end_offset))
+        # Two errors need no backoff: after PublishTooLargeError, smaller transactions isolate the record with the large
+        # result; after TopicRecreatedError, the new topic is read.
+        self._abort_soon(error, is_at_fault=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
 
-    def _look_again(self) -> None:
-        """Let ``next_slice`` check the window now."""
+    def _check_window_soon(self) -> None:
+        """Make ``next_slice`` check the window now."""
         self._progress.set()
         if self._delivery_or_none is not None:
-            self._delivery_or_none.look_again()
+            self._delivery_or_none.interrupt()
 
-    def _lost(self, partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
-        self._deferred_offsets.lift(partition)
+    def _on_loss(self, partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
+        self._deferred_offsets.remove(partition)
         self._failure_counts.forget(partition)
         self._refusals.forget(partition)
-        # During a commit, the coordinator decides whether it succeeds.
+        # The coordinator decides whether a commit that was sent already succeeds.
         if was_in_transaction and not self._is_committing:
-            self._doom(PublishError(f"{partition} was lost before its transaction was committed"), is_at_fault=False)
+            self._abort_soon(
+                PublishError(f"{partition} was lost before its transaction was committed"), is_at_fault=False
+            )
 
-    async def _finish(self, step: WindowStep, now: float) -> None:
-        """Wait for the delivered records to finish; on a cut, for the running ones only."""
-        if self._partitions.are_held_back:
-            self._doom(PublishError("a handler is paused, and its records wait"), is_at_fault=False)
+    async def _wait_for_records(self, step: WindowStep, now: float) -> None:
+        """Wait until records are finished; with ``WindowStep.CUT``, start no more records meanwhile."""
+        if self._partitions.has_held_records:
+            self._abort_soon(PublishError("records of the transaction wait for a paused handler"), is_at_fault=False)
             return
         if step is WindowStep.CUT:
             self._handler_group.hold_starts()
@@ -309,26 +312,26 @@ class TransactionalSource:
         await self._progress.wait(self._window.next_deadline(now))
 
     async def _commit(self) -> None:
-        """Commit, or doom the window with the reason."""
+        """Commit the transaction; if that is impossible, have it aborted."""
         group_view = self._group_view
         identity = group_view.identity
         if identity is None:
-            # A rebalance is under way, or the partitions are about to be lost.
-            until = self._loop.time() + _LOOK_AGAIN_S
-            if self._window.gives_up_at is not None and until >= self._window.gives_up_at:
-                self._doom(
-                    PublishError("this member was in no generation of the group for too long"), is_at_fault=False
+            # The group rebalances, or this member is about to lose its partitions.
+            until = self._loop.time() + _IDENTITY_CHECK_S
+            if self._window.abort_at is not None and until >= self._window.abort_at:
+                self._abort_soon(
+                    PublishError("the member was in no generation of the group for too long"), is_at_fault=False
                 )
             else:
                 await self._progress.wait(until)
             return
-        self._partitions.passed(group_view.passed())
+        self._partitions.add_advanced(group_view.advanced_positions())
         self._is_committing = True
         began_at = self._loop.time()
         try:
             offsets = self._partitions.offsets()
             if not self._attempts.has_sent and not self._partitions.have_changed(offsets):
-                self._carry_on()
+                self._skip_commit()
                 return
             await self._transactor.commit(
                 offsets,
@@ -337,99 +340,108 @@ class TransactionalSource:
                 lambda: (group_view.identity or identity) if self._partitions.are_owned(group_view) else None,
             )
         except TailraceError as error:
-            self._failed(error)
+            self._on_failure(error)
             return
         finally:
             self._is_committing = False
         took_s = self._loop.time() - began_at
-        self._failures, self._reason = 0, ""
+        self._failures, self._abort_reason = 0, ""
         self._stall.end()
-        up_to = {at: one.offset for at, one in offsets.items()}
+        up_to = {partition: committed.offset for partition, committed in offsets.items()}
         self._observer.emit(OffsetsCommitted(group_view.group_id, up_to, took_s))
-        self._partitions.committed(offsets)
-        self._failure_counts.committed(up_to)
-        self._refusals.committed(up_to)
-        if (alone := self._delivery.alone) is not None and up_to.get(alone[0], 0) > alone[1]:
-            self._deferred_offsets.lift(alone[0])
-            self._delivery.alone = None
-        self._window.committed(self._loop.time(), carried=self._carried(), is_searching=bool(self._refusals))
+        self._partitions.note_committed(offsets)
+        self._failure_counts.forget_committed(up_to)
+        self._refusals.forget_committed(up_to)
+        if (single := self._delivery.single_record) is not None:
+            partition, offset = single
+            if up_to.get(partition, 0) > offset:
+                self._deferred_offsets.remove(partition)
+                self._delivery.single_record = None
+        self._window.end_committed(self._loop.time(), carried=self._count_carried(), is_searching=bool(self._refusals))
         if self._window.is_open:
-            # Remaining records publish into this transaction as soon as they may start.
+            # The records that have not started belong to the next transaction, which must be open when they publish.
             await self._transactor.begin()
-        self._end()
+        self._after_end()
 
-    def _carried(self) -> int:
-        """Return the number of unstarted records, which move to the next transaction.
+    def _count_carried(self) -> int:
+        """Return the number of records that have not started and move to the next transaction.
 
-        While stopping, it is 0: these records are left to the next owners of their partitions.
+        While the source stops, leave these records to the next owners of their partitions and return 0.
         """
         if self._is_stopping:
-            self._partitions.leave()
+            self._partitions.leave_unstarted()
         return self._handler_group.unstarted if self._partitions else 0
 
-    def _carry_on(self) -> None:
-        """Keep the transaction open: there is nothing to commit."""
-        self._window.carry_on(self._loop.time(), self._carried())
-        self._end()
+    def _skip_commit(self) -> None:
+        """Close the window without a commit, because there is nothing to commit."""
+        self._window.end_empty(self._loop.time(), self._count_carried())
+        self._after_end()
 
-    def _end(self, *, is_failure: bool = False) -> None:
-        """Clean up after a commit or an abort; ``is_failure`` is True for an abort that counts towards a stall."""
-        self._attempts.has_letter = self._attempts.has_sent = False
+    def _after_end(self, *, is_failure: bool = False) -> None:
+        """Continue after the end of a window; ``is_failure`` is True after an abort that counts as a stall."""
+        self._attempts.has_dead_letter = self._attempts.has_sent = False
         if self._window.is_open:
             self._stall.begin()
-            if self._delivery.alone is not None:
+            if self._delivery.single_record is not None:
                 self._window.close()
         else:
-            self._delivery.alone = None
-            self._shut.set()
+            self._delivery.single_record = None
+            self._no_transaction_open.set()
             if is_failure:
                 self._stall.begin()
             else:
                 self._stall.end()
         if not self._is_stopping:
             self._handler_group.allow_starts()
-        # Wake revocations that wait for the commit.
+        # Wake the revocation of partitions, which waits for the commit.
         self._source.progressed()
 
     # ---- aborting ----------------------------------------------------------------------------------------------
 
     async def _abort(self) -> None:
-        """Abort, and read again from the committed offsets.
+        """Abort the transaction, and read again from the committed offsets.
 
         Raises:
-            TailraceError: no more transactions can begin.
+            TailraceError: no transaction can be begun any more, or the committed offsets cannot be fetched.
         """
-        error = self._window.doomed_by
+        error = self._window.abort_cause
         assert error is not None
-        self._reason = str(error)
+        self._abort_reason = str(error)
         self._observer.emit(TransactionAborted(self._group_view.group_id, self._window.count, str(error), error))
         for partition in self._partitions.partitions():
             self._handler_group.halt(partition)
         await self._transactor.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
-        # Wait for running handlers, whose results are dropped and must not join the next transaction.
+        # Wait for running handlers, whose messages must not join the next transaction.
         until = self._loop.time() + self._settings.timeout_s
         while self._partitions.are_running and self._loop.time() < until:
             await self._progress.wait(until)
-        self._attempts.disown()
-        if self._window.is_at_fault:
+        self._attempts.discard_running()
+        if self._window.needs_backoff:
             self._failures += 1
-            until = self._loop.time() + self._backoff.pause_s(self._failures, random.random())  # noqa: S311 - for jitter
+            pause_s = self._backoff.pause_s(self._failures, random.random())  # noqa: S311 - for jitter
+            until = self._loop.time() + pause_s
             while self._loop.time() < until:
                 await self._progress.wait(until)
         await rewind(self._partitions, self._group_view, self._backoff)
-        self._blame(error)
-        is_failure = self._window.is_at_fault or self._window.is_late or isinstance(error, PublishTooLargeError)
-        self._window.aborted(shrink=is_failure and self._delivery.alone is None)
-        self._delivery.alone = None
-        self._end(is_failure=is_failure)
+        self._note_too_large(error)
+        is_failure = self._window.needs_backoff or self._window.is_late or isinstance(error, PublishTooLargeError)
+        self._window.end_aborted(shrink=is_failure and self._delivery.single_record is None)
+        self._delivery.single_record = None
+        self._after_end(is_failure=is_failure)
 
-    def _blame(self, error: TailraceError) -> None:
-        """Mark a record as too large if it was alone in the transaction, so that it fails at its next delivery."""
-        if isinstance(error, PublishTooLargeError) and self._window.count == 1 and self._delivery.last is not None:
-            self._refusals.blame(*self._delivery.last, error, is_letter=self._attempts.has_letter)
+    def _note_too_large(self, error: TailraceError) -> None:
+        """Note a result that is too large, if its record was the only one of the transaction and so is known."""
+        if (
+            isinstance(error, PublishTooLargeError)
+            and self._window.count == 1
+            and self._delivery.last_delivered is not None
+        ):
+            self._refusals.note_refusal(
+                *self._delivery.last_delivered, error, is_dead_letter=self._attempts.has_dead_letter
+            )
 
-    def _stalled(self, seconds: float) -> None:
-        reason = self._reason or "no record was finished"
+    def _report_stall(self, seconds: float) -> None:
+        reason = self._abort_reason or "no record was finished"
         self._observer.emit(TransactionsStalled(self._group_view.group_id, seconds, reason))
 
     # ---- inside ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Watchdog for transactions that do not commit."""
+"""Watchdog for records that wait too long for the commit of a transaction."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["StallWatch"]
 
 
 class StallWatch:
-    """Timer that reports when delivered records were not committed for too long.
+    """Timer that runs while records wait for a commit, and reports a stall when it reaches its limit.
 
     Args:
-        limit_s: longest time without a commit.
-        on_stall: called with the seconds since the delivery, once for each stall.
+        limit_s: seconds without a commit that count as a stall.
+        on_stall: called with the seconds since ``begin``, once for each stall.
     """
 
     def __init__(self, limit_s: float, on_stall: Callable[[float], None]) -> None:
@@ -24,18 +24,18 @@ class StallWatch:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the last progress; 0 below the limit."""
+        """Seconds since ``begin`` if the limit is reached; otherwise 0."""
         waited_s = 0.0 if self._since is None else self._loop.time() - self._since
         return waited_s if waited_s >= self._limit_s else 0.0
 
     def begin(self) -> None:
-        """Start the timer unless it runs: there are uncommitted records."""
+        """Start the timer unless it runs; called when records wait for a commit."""
         if self._since is None:
             self._since = self._loop.time()
             self._timer = self._loop.call_at(self._since + self._limit_s, self._report_stall)
 
     def end(self) -> None:
-        """Stop the timer: records were committed, or wait for a known reason."""
+        """Stop the timer; called when records were committed, or wait for a reason that is reported otherwise."""
         self._since = None
         if self._timer is not None:
             self._timer.cancel()

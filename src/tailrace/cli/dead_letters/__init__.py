@@ -15,12 +15,13 @@ __all__ = ["TOPIC_VARIABLE", "arguments", "run"]
 TOPIC_VARIABLE = "TAILRACE_DEAD_LETTER_TOPIC"
 
 _DESCRIPTION = """\
-List, show or replay dead letters: records that a handler failed for good.
+List, show or replay dead letters: records that a handler could not handle, even
+with retries.
 
 A dead letter has the key, value and headers of the record, and headers that
 describe the failure: error, traceback, handler and origin. Each group has its
-own dead-letter topics, such as orders.billing.dead for records of topic orders
-that group billing failed to handle.
+own dead-letter topics: the topic orders.billing.dead has the records of the
+topic orders that the group billing could not handle.
 """
 
 _EPILOG = f"""\
@@ -31,7 +32,9 @@ examples:
   tailrace dead-letters replay orders.billing.dead --error-type ConnectError \\
     --execute
 
-{CONNECTION_HELP}The topic comes from TOPIC, else from TAILRACE_DEAD_LETTER_TOPIC.
+{CONNECTION_HELP}
+Without TOPIC, the environment variable TAILRACE_DEAD_LETTER_TOPIC names the
+dead-letter topic.
 
 No action joins a group, commits an offset or deletes a dead letter.
 
@@ -42,7 +45,8 @@ _LIST = """\
 Count the dead letters of a topic by handler and error.
 
 Each row has the number of dead letters, the times (UTC) of the first and last
-failure, and the PARTITION:OFFSET of the oldest one, for `show --offset`.
+failure, and partition and offset of the dead letter that failed first, in the
+form that `show --offset` accepts.
 """
 
 _LIST_EPILOG = """\
@@ -54,7 +58,8 @@ examples:
 _SHOW = """\
 Show dead letters with error, origin, headers, key, value and traceback.
 
-Without a selection, show the one that failed last.
+Without --offset, --since, --error-type and --all, show the dead letter that
+failed last.
 """
 
 _SHOW_EPILOG = """\
@@ -66,21 +71,22 @@ examples:
 """
 
 _REPLAY = """\
-Send dead letters to the group that failed them, to be handled again. Without
---execute, only list them.
+Send dead letters back to the group that could not handle them. Without
+--execute, only list the dead letters.
 
-A replay goes to the replay topic of the group, such as orders.billing.replay,
-which the group reads in addition to orders. A missing replay topic is created
-with as many partitions as orders. A replay has the key, value, headers and
-partition of the original record, its origin, and how often it was replayed and
-became a dead letter.
+The records of orders.billing.dead are sent to orders.billing.replay, the replay
+topic of the group billing, which the group reads in addition to orders. If the
+replay topic does not exist, it is created with as many partitions as orders. A
+sent record has the key, value, headers and partition of the original record.
+Additional headers have its origin and count its replays and dead letters.
 
-Only dead letters whose topic and group match the name of the dead-letter topic
-are replayed, because anyone who may write to that topic may claim another
-origin. If the app sets dead_letter=, give the same template as --dead-letter.
+If a record has several dead letters, only the last one is sent. Dead letters
+whose headers name another topic or group than the name of the dead-letter topic
+are not sent, because a writer to this topic could put any topic and group into
+the headers. If the app sets dead_letter=, give its value as --dead-letter.
 
-With --to-origin, dead letters go to their original topic instead, where EVERY
-group that reads the topic handles them again.
+With --to-origin, dead letters are sent to their original topic instead. EVERY
+group that reads the topic then handles them again.
 """
 
 _REPLAY_EPILOG = """\
@@ -90,11 +96,11 @@ examples:
   tailrace dead-letters replay orders.billing.dead --offset 0:17 --execute
   tailrace dead-letters replay orders.billing.dead --all --execute
 
-Dead letters stay in their topic, so a second replay handles them again; select
-with --since or --offset to avoid that.
+Dead letters also stay in their topic. To send none twice, select later ones
+with --since or --offset.
 
-exit codes: 0 all were sent and acknowledged by all in-sync replicas, 1 some
-were not, 2 usage error
+exit codes: 0 every selected record was acknowledged by all in-sync replicas
+(without --execute: can be sent), 1 some records were not, 2 usage error
 """
 
 
@@ -120,15 +126,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     action("list", "count dead letters by handler and error", _LIST, _LIST_EPILOG)
     _add_selection(action("show", "show dead letters in full", _SHOW, _SHOW_EPILOG))
-    replay = action("replay", "send dead letters to be handled again", _REPLAY, _REPLAY_EPILOG)
+    replay = action("replay", "send dead letters back to their group", _REPLAY, _REPLAY_EPILOG)
     _add_selection(replay)
     replay.add_argument(
         "--dead-letter",
         default=DEAD,
         metavar="TEMPLATE",
-        help=f"the dead_letter= of the app (default: {DEAD})",
+        help=f"value of the app's dead_letter= (default: {DEAD})",
     )
-    replay.add_argument("--to-origin", action="store_true", help="send to the original topic, for EVERY group")
+    replay.add_argument(
+        "--to-origin", action="store_true", help="send to the original topic, where EVERY group handles them"
+    )
     replay.add_argument("--execute", action="store_true", help="send the dead letters (default: dry run)")
 
 
@@ -149,18 +157,25 @@ def run(options: argparse.Namespace) -> int:
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("selection")
     group.add_argument(
-        "--offset", type=parse_position, action="append", metavar="P:O", help="partition and offset (repeatable)"
+        "--offset",
+        type=parse_position,
+        action="append",
+        metavar="P:O",
+        help="the dead letter at partition P and offset O (repeatable)",
     )
     group.add_argument(
-        "--since", type=parse_since, metavar="TIME", help="failed since: 2h, 3d, or 2026-01-31T09:00 (UTC)"
+        "--since",
+        type=parse_since,
+        metavar="TIME",
+        help="failed at or after TIME: an age such as 2h, or a time such as 2026-01-31T09:00 (UTC)",
     )
     group.add_argument(
         "--error-type",
         action="append",
         metavar="NAME",
-        help="class of the error, with or without module (repeatable)",
+        help="failed with an error of class NAME, with or without its module (repeatable)",
     )
     group.add_argument("--all", action="store_true", help="all dead letters of the topic")
     group.add_argument(
-        "--limit", type=positive_integer, metavar="N", help="of the selected ones, the N that failed first"
+        "--limit", type=positive_integer, metavar="N", help="only the N selected dead letters that failed first"
     )

@@ -22,9 +22,9 @@ from tailrace.cli.dead_letters.replay import (
 )
 from tailrace.cli.dead_letters.report import (
     as_json,
+    escape_text,
     letter_as_json,
     letters_table,
-    plain,
     show_letter,
     summarize,
     summary_table,
@@ -40,14 +40,14 @@ from tailrace.runner import run
 
 __all__ = ["work"]
 
-_SIGTERM = 143
-_MAX_NAMED = 10
+_SIGTERM_EXIT_CODE = 143
+_MAX_POSITIONS = 10
 _SUPERSEDED = "a later dead letter of the same record is sent instead"
 _DEFAULTS: ConsumerOptions = {"client_id": "tailrace-dead-letters", "socket_connection_setup_timeout_ms": 5_000}
 _WITHOUT_GROUP: ConsumerOptions = {
     "auto_offset_reset": "earliest",
     "isolation_level": "read_committed",
-    # The group options of the environment, of an app or of --set concern the app, not this command.
+    # Group options that come from --app, --set or the environment are for the app, not for this command.
     "group_id": None,
     "group_protocol": "classic",
     "group_instance_id": None,
@@ -60,11 +60,11 @@ _WITHOUT_GROUP: ConsumerOptions = {
 def work(options: argparse.Namespace) -> int:
     """Run the action that ``options`` names and return the exit code."""
     exit_code = run(_Invocation(options).run())
-    return _SIGTERM if exit_code is None else exit_code
+    return _SIGTERM_EXIT_CODE if exit_code is None else exit_code
 
 
 class _Invocation:
-    """One call of the command."""
+    """One run of the command with its arguments."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._arguments, self._topic, self._as_json = options, str(options.topic), bool(options.json)
@@ -106,7 +106,9 @@ class _Invocation:
             self._screen.console.print(summary_table(self._topic, summaries))
             self._screen.console.print()
         total = sum(summary.count for summary in summaries)
-        self._screen.line("total", f"{_counted(total)} in {plain(self._topic)}" if total else self._none(reader))
+        self._screen.line(
+            "total", f"{_counted(total)} in {escape_text(self._topic)}" if total else self._none_text(reader)
+        )
         if total and reader.others:
             self._screen.line("others", f"{_counted(reader.others, 'record')} without the headers of a dead letter")
         return 0
@@ -128,7 +130,7 @@ class _Invocation:
         for letter in () if self._as_json else found:
             show_letter(self._screen, letter)
         if not found and not self._as_json:
-            self._screen.line("total", self._none(reader))
+            self._screen.line("total", self._none_text(reader))
         return 0
 
     # ---- replay ------------------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ class _Invocation:
         found = await reader.select(_filter_of(self._arguments))
         if not found:
             if not self._as_json:
-                self._screen.line("total", self._none(reader))
+                self._screen.line("total", self._none_text(reader))
             return 0
         to_origin = bool(self._arguments.to_origin)
         dead_topic = DeadLetterTopic(self._topic, self._arguments.dead_letter)
@@ -178,15 +180,15 @@ class _Invocation:
             is_new = topic in plan.topics_to_create
             size = _counted(plan.topics_to_create[topic] if is_new else partitions[topic], "partition")
             new = "new, " if is_new else ""
-            screen.line("replay", f"{_counted(len(letters))} of {plain(self._topic)} to {topic} ({new}{size})")
+            screen.line("replay", f"{_counted(len(letters))} of {escape_text(self._topic)} to {topic} ({new}{size})")
             screen.show(letters_table(letters))
             screen.console.print()
         if plan.superseded:
             screen.line("skipped", f"{_counted(len(plan.superseded))}: {_SUPERSEDED}")
         for why in dict.fromkeys(why for _, why in plan.refused):
             positions = [str(position_of(one)) for one, reason in plan.refused if reason == why]
-            shown = ", ".join(positions[:_MAX_NAMED]) + (", ..." if len(positions) > _MAX_NAMED else "")
-            screen.line("skipped", escape(f"{_counted(len(positions))}: {plain(why)} ({shown})"))
+            shown = ", ".join(positions[:_MAX_POSITIONS]) + (", ..." if len(positions) > _MAX_POSITIONS else "")
+            screen.line("skipped", escape(f"{_counted(len(positions))}: {escape_text(why)} ({shown})"))
         if to_origin and plan.replays:
             topics = ", ".join(plan.topics)
             screen.line("[bold red]warning[/]", f"every group that reads {topics} handles these records again")
@@ -194,13 +196,14 @@ class _Invocation:
     async def _send(self, producer: Producer, plan: ReplayPlan) -> None:
         sent = 0
 
-        def acknowledged(one: ReplayRecord, placed: Published) -> None:
+        def on_sent(one: ReplayRecord, published: Published) -> None:
             nonlocal sent
             sent += 1
             if self._as_json:
-                self._write({**_line(one), "sent": True, "partition": placed.partition[1], "offset": placed.offset})
+                position = {"partition": published.partition[1], "offset": published.offset}
+                self._write({**_line(one), "sent": True, **position})
 
-        sending = send(producer, plan, acknowledged)
+        sending = send(producer, plan, on_sent)
         if self._as_json:
             await sending
             return
@@ -211,10 +214,10 @@ class _Invocation:
 
     # ---- output ------------------------------------------------------------------------------------------------
 
-    def _none(self, reader: DeadLetterReader) -> str:
+    def _none_text(self, reader: DeadLetterReader) -> str:
         others = f" ({_counted(reader.others, 'other record')})" if reader.others else ""
         is_filtered = self._arguments.action != "list" and _filter_of(self._arguments) != DeadLetterFilter()
-        return f"no {'matching ' if is_filtered else ''}dead letters in {plain(self._topic)}{others}"
+        return f"no {'matching ' if is_filtered else ''}dead letters in {escape_text(self._topic)}{others}"
 
     def _write(self, *entries: Mapping[str, object]) -> None:
         sys.stdout.writelines(f"{as_json(entry)}\n" for entry in entries)
@@ -235,5 +238,5 @@ def _line(one: ReplayRecord) -> dict[str, object]:
     }
 
 
-def _counted(number: int, what: str = "dead letter") -> str:
-    return f"1 {what}" if number == 1 else f"{count(number)} {what}s"
+def _counted(number: int, noun: str = "dead letter") -> str:
+    return f"1 {noun}" if number == 1 else f"{count(number)} {noun}s"

@@ -1,4 +1,4 @@
-"""Reading of a dead-letter topic from its beginning to its current end, without a group and without commits."""
+"""Reading of a dead-letter topic up to its current end, without a group and without commits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
 from tailrace.cli.dead_letters.selection import DeadLetterFilter, DeadLetterPosition, position_of
 from tailrace.config import ConsumerOptions
 from tailrace.consumer.consumer import Consumer
-from tailrace.consumer.offsets.requests import LATEST, by_leader, list_offsets
+from tailrace.consumer.offsets.requests import LATEST, group_by_leader, list_offsets
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import ConfigurationError, ConsumerTimeoutError, UnknownTopicError, broker_error
 from tailrace.net.cluster import Cluster
@@ -19,13 +19,14 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["DeadLetterReader", "partitions_of"]
 
 _STALL_S = 60.0
-"""Maximum wait for the next record while the topic has unread records."""
+"""Maximum time to wait for a record while the topic has unread offsets."""
 _POLL_TIMEOUT_MS = 500
 _READ_COMMITTED = 1
+"""``isolation_level`` of requests."""
 
 
 async def partitions_of(cluster: Cluster, topics: Collection[str], timeout_s: float) -> dict[str, int]:
-    """Return the number of partitions of each topic that exists.
+    """Return the number of partitions of each of ``topics`` that exists.
 
     Raises:
         BrokerError: a topic name is illegal, or describing the topic is not authorized.
@@ -38,7 +39,7 @@ async def partitions_of(cluster: Cluster, topics: Collection[str], timeout_s: fl
             code = cluster.topology.errors.get(name, ErrorCode.NONE)
             if code not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
                 raise broker_error(code, f"topic {name!r}")
-        return cluster.topology.partitions_of(topics)
+        return cluster.topology.partition_counts(topics)
 
     cluster.watch(refresh, topics)
     try:
@@ -54,10 +55,10 @@ class DeadLetterReader:
         cluster: connected cluster.
         topic: dead-letter topic.
         options: options of the consumer that reads the topic.
-        timeout_s: time limit of each request for metadata or offsets.
+        timeout_s: time limit for metadata, and for end offsets, each with retries.
 
     Attributes:
-        others: number of records read that are not dead letters.
+        others: number of records that were read and are not dead letters.
     """
 
     def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions, timeout_s: float) -> None:
@@ -65,11 +66,13 @@ class DeadLetterReader:
         self._cluster, self._topic, self._options, self._timeout_s = cluster, topic, options, timeout_s
 
     async def read(self, positions: Collection[DeadLetterPosition] = ()) -> AsyncIterator[DeadLetter]:
-        """Yield all dead letters, or only those from the first to the last of ``positions`` in each partition.
+        """Yield the dead letters of the topic, in the order of their offsets in each partition.
+
+        With ``positions``, yield only dead letters from the first to the last position of each partition.
 
         Raises:
-            UnknownTopicError: there is no such topic.
-            ConsumerTimeoutError: no record arrives for a minute, although the topic has unread records.
+            UnknownTopicError: the topic does not exist.
+            ConsumerTimeoutError: no record arrived for a minute, although the topic has unread records.
         """
         ends = await self._ends()
         begins = {}
@@ -88,12 +91,13 @@ class DeadLetterReader:
         """Return the selected dead letters in the order of their failures.
 
         Raises:
-            ConfigurationError: there is no dead letter at a selected position.
+            ConfigurationError: there is no dead letter at a selected position. This is not checked if the selection
+                also has a time or error types.
         """
         found = [letter async for letter in self.read(selection.positions) if selection.matches(letter)]
         if selection.positions and not (selection.since_ms or selection.error_types):
             self._check_missing(set(selection.positions) - {position_of(letter) for letter in found})
-        return selection.first(found)
+        return selection.sort_and_limit(found)
 
     def _check_missing(self, missing: Iterable[DeadLetterPosition]) -> None:
         if positions := ", ".join(map(str, sorted(missing))):
@@ -124,7 +128,7 @@ class DeadLetterReader:
                 elif loop.time() - last_record_at > _STALL_S:
                     raise ConsumerTimeoutError(
                         f"no record of {', '.join(map(str, sorted(unread)))} arrived for {_STALL_S:.0f} s, although"
-                        " the log has more - check that the leaders of these partitions run"
+                        " the log has more records - check that the leaders of these partitions run"
                     )
 
     # ---- current end -------------------------------------------------------------------------------------------
@@ -132,32 +136,34 @@ class DeadLetterReader:
     async def _ends(self) -> dict[int, int]:
         counts = await partitions_of(self._cluster, [self._topic], self._timeout_s)
         if self._topic not in counts:
-            raise await self._unknown()
+            raise await self._unknown_topic_error()
         partitions = [TopicPartition(self._topic, number) for number in range(counts[self._topic])]
 
-        async def ask() -> dict[int, int]:
-            by_leader_id, leaderless = by_leader(self._cluster, partitions)
-            refused = [broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{one} has no leader") for one in leaderless]
+        async def request_ends() -> dict[int, int]:
+            by_leader_id, leaderless = group_by_leader(self._cluster, partitions)
+            errors = [broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{one} has no leader") for one in leaderless]
             ends: dict[int, int] = {}
             for leader_id, of_leader in by_leader_id.items():
-                asked = dict.fromkeys(of_leader, LATEST)
-                found, not_found = await list_offsets(self._cluster, leader_id, asked, isolation_level=_READ_COMMITTED)
-                refused += not_found
+                requested = dict.fromkeys(of_leader, LATEST)
+                found, failures = await list_offsets(
+                    self._cluster, leader_id, requested, isolation_level=_READ_COMMITTED
+                )
+                errors += failures
                 ends |= {one.partition: listed.offset for one, listed in found.items()}
-            if refused:
+            if errors:
                 await self._cluster.refresh()
-                raise refused[0]
+                raise errors[0]
             return ends
 
         self._cluster.watch(self, [self._topic])
         try:
             return await self._cluster.retrying(
-                ask, timeout_s=self._timeout_s, what=f"finding the ends of {self._topic}"
+                request_ends, timeout_s=self._timeout_s, what=f"finding the ends of {self._topic}"
             )
         finally:
             self._cluster.unwatch(self)
 
-    async def _unknown(self) -> UnknownTopicError:
+    async def _unknown_topic_error(self) -> UnknownTopicError:
         """Return an error that suggests similar topics and dead-letter topics."""
         self._cluster.watch(self, None)
         try:

@@ -1,7 +1,7 @@
 """Replay of dead letters: planning and sending.
 
-A dead letter counts as sent once the broker has acknowledged it. Dead letters of one partition are sent in the order of
-their original offsets, which restores the order of each key.
+A dead letter counts as sent when all in-sync replicas have acknowledged it. Dead letters whose original records are in
+the same partition are sent in the order of the original offsets, so records of one key keep their order.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tailrace.producer.publisher import Published
 __all__ = ["DeadLetterTopic", "ReplayPlan", "ReplayRecord", "create_topics", "plan_replay", "send", "target_of"]
 
 _CONCURRENT_SENDS = 500
-_MAX_NAMED = 10
+_MAX_POSITIONS = 10
 _NO_ORIGIN = Origin("", 0, 0, 0)
 _INCOMPLETE = "its headers lack the origin or the group"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRecord:
-    """Dead letter, and the topic and partition to send it to."""
+    """Dead letter, with the topic and partition to send it to."""
 
     letter: DeadLetter
     topic: str
     partition: int | None
-    """Partition of the original record; None if ``topic`` lacks this partition, so that the key determines another."""
+    """Partition of the original record; None if ``topic`` lacks this partition, so that the producer chooses by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,10 @@ class ReplayPlan:
     refused: tuple[tuple[DeadLetter, str], ...]
     """Dead letters that cannot be replayed, and the reasons."""
     superseded: tuple[DeadLetter, ...]
-    """Dead letters superseded by one in ``replays``: the record failed again, or its failure was written twice."""
+    """Dead letters whose record has a later dead letter in ``replays``.
+
+    The record failed again, or its failure was written twice.
+    """
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -71,15 +74,15 @@ class DeadLetterTopic:
     def refusal(self, letter: DeadLetter, *, to_origin: bool) -> str:
         """Return the reason why a dead letter cannot be replayed; empty if it can be replayed.
 
-        Anyone who may write to the topic may write any origin and group into a dead letter, and a replay is sent with
-        the operator's permissions. Hence origin and group must match the name of the dead-letter topic.
+        A client that may write to the dead-letter topic can put any topic and group into the headers, and the replay
+        is sent with the permissions of the operator. The headers must therefore match the name of the topic.
         """
         if letter.origin is None or not (letter.group_id or to_origin):
             return _INCOMPLETE
         claim = f"its headers name topic {letter.origin.topic!r} and group {letter.group_id!r}"
         try:
             expected = topic_name(self.template, topic=letter.origin.topic, group=letter.group_id)
-            # A template without {topic} does not check the topic name.
+            # A template without {topic} accepts an illegal topic name in the headers; the replay topic has {topic}.
             topic_name(REPLAY, topic=letter.origin.topic, group=letter.group_id)
         except ConfigurationError as error:
             return f"{claim}: {error}"
@@ -91,7 +94,7 @@ class DeadLetterTopic:
 
 
 def target_of(letter: DeadLetter, *, to_origin: bool) -> str:
-    """Return the topic to which a dead letter that can be replayed is sent."""
+    """Return the topic to send a dead letter to, which must have an origin."""
     assert letter.origin is not None
     return letter.origin.topic if to_origin else topic_name(REPLAY, topic=letter.origin.topic, group=letter.group_id)
 
@@ -116,7 +119,7 @@ def plan_replay(
     refused = [(one, why) for one in letters if (why := dead_topic.refusal(one, to_origin=to_origin))]
     refused_positions = {position_of(letter) for letter, _ in refused}
     accepted = [letter for letter in letters if position_of(letter) not in refused_positions]
-    last = {_record_of(letter): letter for letter in sorted(accepted, key=_age)}
+    last = {_original_record(letter): letter for letter in sorted(accepted, key=_recency)}
     replays: list[ReplayRecord] = []
     topics_to_create: dict[str, int] = {}
     for letter in last.values():
@@ -133,25 +136,24 @@ def plan_replay(
         tuple(sorted(replays, key=lambda one: (one.letter.origin or _NO_ORIGIN, position_of(one.letter)))),
         topics_to_create,
         tuple(refused),
-        tuple(letter for letter in accepted if last[_record_of(letter)] is not letter),
+        tuple(letter for letter in accepted if last[_original_record(letter)] is not letter),
     )
 
 
-def _record_of(letter: DeadLetter) -> object:
-    """Return the identity of the original record: group and origin.
+def _original_record(letter: DeadLetter) -> object:
+    """Return a value that identifies the original record and the group.
 
-    The origin includes the timestamp, which tells records apart that have the same offset before and after the topic
-    was recreated.
+    The origin includes the timestamp, because a record of a recreated topic may have the offset of an earlier record.
     """
     return letter.group_id, letter.origin
 
 
-def _age(letter: DeadLetter) -> tuple[int, int, DeadLetterPosition]:
+def _recency(letter: DeadLetter) -> tuple[int, int, DeadLetterPosition]:
     return letter.deaths, letter.at_ms, position_of(letter)
 
 
 async def create_topics(cluster: Cluster, topics_to_create: Mapping[str, int]) -> None:
-    """Create missing topics; a topic that another client has created in the meantime is accepted.
+    """Create missing topics, except topics that another client has created in the meantime.
 
     Raises:
         BrokerError: a topic cannot be created; the message gives the next step.
@@ -170,58 +172,58 @@ async def create_topics(cluster: Cluster, topics_to_create: Mapping[str, int]) -
 
 
 async def send(producer: Producer, plan: ReplayPlan, on_sent: Callable[[ReplayRecord, Published], None]) -> None:
-    """Send all replays and call ``on_sent`` for each replay that is acknowledged.
+    """Send the dead letters of ``plan``, and call ``on_sent`` for each dead letter that is acknowledged.
 
     Raises:
-        PublishError: some replays were rejected or not acknowledged; the message lists the dead letters to send again.
+        PublishError: some dead letters were rejected or not acknowledged; the message lists them.
     """
     sent: set[int] = set()
     too_large: list[PublishTooLargeError] = []
 
-    def acknowledged(one: ReplayRecord, placed: Published) -> None:
+    def on_acknowledged(one: ReplayRecord, published: Published) -> None:
         sent.add(id(one))
-        on_sent(one, placed)
+        on_sent(one, published)
 
     by_partition: dict[tuple[str, int | None], list[ReplayRecord]] = {}
     for one in plan.replays:
         by_partition.setdefault((one.topic, one.partition), []).append(one)
     outcomes = await asyncio.gather(
-        *(_send_in_order(producer, replays, acknowledged, too_large) for replays in by_partition.values()),
+        *(_send_in_order(producer, replays, on_acknowledged, too_large) for replays in by_partition.values()),
         return_exceptions=True,
     )
     for outcome in outcomes:
         if isinstance(outcome, BaseException) and not isinstance(outcome, PublishError):
             raise outcome
     if failures := [*too_large, *(outcome for outcome in outcomes if isinstance(outcome, PublishError))]:
-        left = [position_of(one.letter) for one in plan.replays if id(one) not in sent]
-        again = " ".join(f"--offset {position}" for position in left[:_MAX_NAMED])
-        more = f" and {len(left) - _MAX_NAMED} more" if len(left) > _MAX_NAMED else ""
+        unsent = [position_of(one.letter) for one in plan.replays if id(one) not in sent]
+        arguments = " ".join(f"--offset {position}" for position in unsent[:_MAX_POSITIONS])
+        more = f" and {len(unsent) - _MAX_POSITIONS} more" if len(unsent) > _MAX_POSITIONS else ""
         raise PublishError(
             f"{len(sent)} of {len(plan.replays)} dead letters were acknowledged, the others were not"
-            f" ({'; '.join(dict.fromkeys(map(str, failures)))}) - replay the others: {again}{more}"
+            f" ({'; '.join(dict.fromkeys(map(str, failures)))}) - replay the others: {arguments}{more}"
         )
 
 
 async def _send_in_order(
     producer: Producer,
     replays: Sequence[ReplayRecord],
-    acknowledged: Callable[[ReplayRecord, Published], None],
+    on_acknowledged: Callable[[ReplayRecord, Published], None],
     too_large: list[PublishTooLargeError],
 ) -> None:
     async def publish(one: ReplayRecord) -> None:
         message = replay_record(one.letter)
         try:
-            placed = await producer.publish(
+            published = await producer.publish(
                 one.topic, message.value, key=message.key, headers=message.headers, partition=one.partition
             )
         except PublishTooLargeError as error:
-            # No later attempt can send this record, so it must not block the other records of its partition.
+            # A retry cannot succeed either, so this record must not block the later records of its partition.
             too_large.append(error)
             return
-        acknowledged(one, placed)
+        on_acknowledged(one, published)
 
     for at in range(0, len(replays), _CONCURRENT_SENDS):
-        # The producer keeps records sent concurrently in order. A later chunk must not overtake a rejected record.
+        # The producer keeps the order of records within this chunk. If one is rejected, no later chunk may be sent.
         outcomes = await asyncio.gather(*map(publish, replays[at : at + _CONCURRENT_SENDS]), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):

@@ -1,7 +1,7 @@
 """Output of dead letters: tables and text for people, lines of JSON for programs.
 
-The contents of records are untrusted: on a terminal, their rich markup and control characters are not interpreted. JSON
-output contains keys and values unchanged; the field ``format`` says whether the field ``value`` is JSON, text or hex.
+The contents of records are untrusted: in text output, their rich markup and control characters are escaped. In JSON
+output, keys and values are objects with two fields: ``format`` is JSON, text, hex or null; ``value`` is the content.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from rich.text import Text
 from tailrace.app.failures.dead_letters import DeadLetter, Origin
 from tailrace.cli.dead_letters.selection import DeadLetterPosition, position_of
 from tailrace.cli.screen import Screen, count
-from tailrace.cli.tools.byte_text import as_json as content_as_json
-from tailrace.cli.tools.byte_text import readable
+from tailrace.cli.tools.byte_text import to_json, to_text
 from tailrace.observe.escaping import escaped, escaped_json
 
 __all__ = [
     "FailureSummary",
     "as_json",
+    "escape_text",
     "letter_as_json",
     "letters_table",
-    "plain",
     "show_letter",
     "summarize",
     "summary_table",
@@ -55,7 +54,7 @@ class FailureSummary:
     """Position of the dead letter that failed first."""
 
     def as_json(self) -> dict[str, object]:
-        """Return the summary as a mapping to print as one line of JSON."""
+        """Return the summary as a mapping that is printed as one line of JSON."""
         return {
             "group": self.group,
             "handler": self.handler,
@@ -68,7 +67,7 @@ class FailureSummary:
 
 
 async def summarize(letters: AsyncIterator[DeadLetter]) -> list[FailureSummary]:
-    """Count dead letters by group, handler and error type, the most frequent first."""
+    """Return a summary for each group, handler and error type, and the one with the most dead letters first."""
     summaries: dict[tuple[str, str, str], FailureSummary] = {}
     async for letter in letters:
         key, position = (letter.group_id, letter.handler, letter.error_type), position_of(letter)
@@ -94,7 +93,7 @@ def summary_table(topic: str, summaries: Iterable[FailureSummary]) -> Table:
     for summary in found:
         handler = f"{summary.handler} of group {summary.group}" if len(groups) > 1 else summary.handler
         table.add_row(
-            Text(f"{plain(handler) or '(no handler)'}\n{plain(summary.error_type)}"),
+            Text(f"{escape_text(handler) or '(no handler)'}\n{escape_text(summary.error_type)}"),
             count(summary.count),
             f"{when(summary.first_ms)}\n{when(summary.last_ms)}",
             str(summary.oldest),
@@ -106,16 +105,16 @@ def summary_table(topic: str, summaries: Iterable[FailureSummary]) -> Table:
 
 
 def letters_table(letters: list[DeadLetter]) -> Table:
-    """Return a table of the first 20 dead letters; if there are more, the last row counts the rest."""
+    """Return a table of the first 20 dead letters; if there are more, the last row counts the others."""
     table = _table("in the order of sending (times in UTC)")
     table.add_column("offset", justify="right", no_wrap=True)
     table.add_column("failed", no_wrap=True, min_width=19)
     table.add_column("origin", overflow="fold", ratio=1)
     table.add_column("error", overflow="fold", ratio=1)
     for letter in letters[:_MAX_ROWS]:
-        origin = "unknown" if letter.origin is None else plain(str(letter.origin))
-        # The module of the error is left out to avoid wrapping; `list` and `show` print it.
-        error = plain(letter.error_type.rpartition(".")[2])
+        origin = "unknown" if letter.origin is None else escape_text(str(letter.origin))
+        # The module of the error is left out to save width; `list` and `show` print it.
+        error = escape_text(letter.error_type.rpartition(".")[2])
         table.add_row(str(position_of(letter)), when(letter.at_ms), Text(origin), Text(error))
     if len(letters) > _MAX_ROWS:
         table.add_row("", f"and {count(len(letters) - _MAX_ROWS)} more")
@@ -126,29 +125,29 @@ def show_letter(screen: Screen, letter: DeadLetter) -> None:
     """Print all parts of a dead letter."""
 
     def line(label: str, text: str) -> None:
-        screen.line(label, escape(plain(text)))
+        screen.line(label, escape(escape_text(text)))
 
     line("offset", f"{position_of(letter)} of {letter.record.topic}, failed {when(letter.at_ms)} UTC")
     line("error", f"{letter.error_type}: {letter.reason}" if letter.reason else letter.error_type)
-    line("handler", f"{letter.handler} of group {letter.group_id}, {_times(letter.attempts, 'attempt')}")
+    line("handler", f"{letter.handler} of group {letter.group_id}, {_counted(letter.attempts, 'attempt')}")
     line("origin", _origin_text(letter.origin))
     if letter.deaths > 1:
-        line("deaths", f"{letter.deaths}, after {_times(letter.replays, 'replay')}")
+        line("deaths", f"{letter.deaths}, after {_counted(letter.replays, 'replay')}")
     for number, (name, value) in enumerate(letter.headers):
-        line("" if number else "headers", f"{name}: {_short(value)}")
-    line("key", _short(letter.key))
-    kind, text = readable(letter.value, indent=2)
+        line("" if number else "headers", f"{name}: {_one_line(value)}")
+    line("key", _one_line(letter.key))
+    kind, text = to_text(letter.value, indent=2)
     size = "" if letter.value is None else f", {count(len(letter.value))} bytes"
     line("value", "null (tombstone)" if kind == "null" else f"{kind}{size}")
-    _page(screen, _dump(letter.value) if kind == "hex" else text)
+    _print_indented(screen, _hex_dump(letter.value) if kind == "hex" else text)
     if letter.traceback:
         line("traceback", "")
-        _page(screen, letter.traceback.rstrip("\n"))
+        _print_indented(screen, letter.traceback.rstrip("\n"))
     screen.console.print()
 
 
 def letter_as_json(letter: DeadLetter) -> dict[str, object]:
-    """Return all parts of a dead letter as a mapping to print as one line of JSON."""
+    """Return all parts of a dead letter as a mapping that is printed as one line of JSON."""
     return {
         "letter": str(position_of(letter)),
         "topic": letter.record.topic,
@@ -177,19 +176,19 @@ def as_json(entry: Mapping[str, object]) -> str:
 
 
 def _value_as_json(content: bytes | None) -> dict[str, object]:
-    kind, value = content_as_json(content)
+    kind, value = to_json(content)
     return {"format": kind, "value": value}
 
 
-def _short(content: bytes | None) -> str:
-    kind, text = readable(content)
+def _one_line(content: bytes | None) -> str:
+    kind, text = to_text(content)
     if kind == "JSON":
         assert content is not None
         return content.decode()
     return "null" if kind == "null" else f"0x{text}" if kind == "hex" else text
 
 
-def _dump(content: bytes | None) -> str:
+def _hex_dump(content: bytes | None) -> str:
     lines = []
     for at in range(0, len(content or b""), 16):
         part = (content or b"")[at : at + 16]
@@ -198,13 +197,13 @@ def _dump(content: bytes | None) -> str:
     return "\n".join(lines)
 
 
-def plain(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return ``text`` with unprintable characters other than newlines escaped."""
     return escaped(text, keep="\n")
 
 
 def when(at_ms: int) -> str:
-    """Format a time in UTC to the second."""
+    """Format milliseconds since the epoch as a time in UTC to the second."""
     try:
         return f"{datetime.fromtimestamp(at_ms // 1000, UTC):%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):
@@ -212,7 +211,7 @@ def when(at_ms: int) -> str:
 
 
 def _iso(at_ms: int) -> str | int:
-    """Format a time in ISO 8601; return ``at_ms`` unchanged if it is out of range."""
+    """Format milliseconds since the epoch in ISO 8601; return ``at_ms`` if ``datetime`` cannot represent it."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):
@@ -223,19 +222,19 @@ def _origin_text(origin: Origin | None) -> str:
     return "unknown" if origin is None else f"{origin}, written {when(origin.timestamp)} UTC"
 
 
-def _times(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _page(screen: Screen, text: str) -> None:
+def _print_indented(screen: Screen, text: str) -> None:
     """Print text indented and without wrapping, so that it can be copied."""
-    for line in plain(text).splitlines():
+    for line in escape_text(text).splitlines():
         screen.console.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def _table(title: str) -> Table:
     return Table(
-        title=Text(plain(title)),
+        title=Text(escape_text(title)),
         title_justify="left",
         title_style="bold",
         header_style="dim",

@@ -1,7 +1,4 @@
-"""Selection of dead letters: parsing of arguments and matching.
-
-Functions are pure, except that ``parse_since`` reads the clock. ``--help`` imports this module.
-"""
+"""Selection of dead letters: parsing of arguments and matching."""
 
 from __future__ import annotations
 
@@ -33,11 +30,16 @@ class DeadLetterPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Conditions that a dead letter must match, and a limit; by default, all dead letters match."""
+    """Conditions that dead letters must match, and the maximum number of dead letters.
+
+    A condition that is empty or None matches all dead letters.
+    """
 
     positions: Collection[DeadLetterPosition] = ()
     since_ms: int | None = None
+    """Earliest time of the failure, in milliseconds since the epoch."""
     error_types: Collection[str] = ()
+    """Names of error classes, with or without the module."""
     limit: int | None = None
 
     def matches(self, letter: DeadLetter) -> bool:
@@ -50,13 +52,13 @@ class DeadLetterFilter:
             return True
         return not {letter.error_type, letter.error_type.rpartition(".")[2]}.isdisjoint(self.error_types)
 
-    def first(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        """Return the first ``limit`` dead letters by time of failure."""
+    def sort_and_limit(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
+        """Return the dead letters in the order of their failures, at most the first ``limit``."""
         return sorted(letters, key=lambda letter: (letter.at_ms, position_of(letter)))[: self.limit]
 
 
 def position_of(letter: DeadLetter) -> DeadLetterPosition:
-    """Return partition and offset of a dead letter."""
+    """Return the partition and offset of a dead letter in its dead-letter topic."""
     return DeadLetterPosition(letter.record.partition, letter.record.offset)
 
 

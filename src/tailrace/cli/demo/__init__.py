@@ -11,20 +11,22 @@ _DESCRIPTION = """\
 Publish the 336,776 flights that left New York City in 2013 to a Kafka topic,
 and read them with a consumer group of two members.
 
-The demo starts a local Apache Kafka broker (without Docker or a system Java),
-publishes one JSON record per flight to a topic of 6 partitions, reads all of
-them, and shows the ten routes with the highest mean delay. It then verifies
-that each record was handled exactly once: it counts every offset of every
-partition, and reads the committed offsets back from the broker. Finally it
-removes everything it created.
+The demo starts a local Apache Kafka broker (without Docker or an installed
+Java), publishes one JSON record per flight to a topic of 6 partitions, reads
+all records, and shows the ten routes with the highest mean delay. It then
+verifies that each record was handled exactly once: it counts how often each
+offset was handled, and reads the committed offsets from the broker. Finally it
+removes everything that it created.
 
-It takes about ten seconds on two cores, 400 MB of memory and 100 MB of disk.
-The first run downloads 46 MB from Maven Central and caches them.
+The demo takes about ten seconds on two cores, and needs 400 MB of memory and
+100 MB of disk. The first run downloads 46 MB from Maven Central and caches
+them.
 
 With --engine spark, the same handler runs on a local Apache Spark (install it
-with pip install '.[demo,spark]', about 500 MB): a backfill writes a table,
-which Spark aggregates and verifies. This takes about a minute on two cores,
-2 GB of memory and 200 MB of disk. The first run downloads another 70 MB.
+with pip install '.[demo,spark]', about 500 MB). A backfill writes the results
+of the handler to a table, and Spark computes the delays and the verification
+from this table. This takes about a minute on two cores, and needs 2 GB of
+memory and 200 MB of disk. The first run downloads another 70 MB.
 """
 
 _EPILOG = """\
@@ -58,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=("asyncio", "spark"),
         default="asyncio",
-        help="read with two consumers (asyncio, the default) or with Apache Spark; spark excludes --rate",
+        help="read with two asyncio consumers, or with Apache Spark, which excludes --rate (default: asyncio)",
     )
     parser.add_argument(
         "--limit", type=_positive(int), metavar="N", help="publish only the first N flights (default: all)"
@@ -79,5 +81,5 @@ def _positive(kind: type[int | float]) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
         return value
 
-    number.__name__ = "number"  # argparse names it in "invalid number value: 'x'"
+    number.__name__ = "number"  # part of argparse's message "invalid number value: 'x'"
     return number

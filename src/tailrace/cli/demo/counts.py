@@ -1,6 +1,6 @@
-"""Counts of handled records, which prove that each record was handled exactly once.
+"""Counts of handled records, which show if each record was handled exactly once.
 
-The module is pure. Each offset of each partition has its own counter, so a duplicate cannot hide a missing record.
+Each offset of each partition has its own counter, so a duplicate cannot hide a missing record.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tailrace.records import Record
 __all__ = ["FEWEST_FLIGHTS", "ArrivalDelays", "HandledFlights", "PartitionProof"]
 
 FEWEST_FLIGHTS = 100
-"""Minimum number of arrived flights that a route must have to be in the report."""
+"""Minimum number of arrived flights of a route in the report."""
 
 
 class ArrivalDelays:
@@ -37,21 +37,27 @@ class PartitionProof(NamedTuple):
     produced: int
     handled: int
     """Number of handled records, including duplicates."""
-    once: int
+    handled_once: int
     """Number of produced offsets that were handled exactly once."""
     committed: int | None
     """Committed offset on the broker; None if there is none."""
     members: tuple[int, ...]
-    """Members that handled records of the partition."""
+    """Indexes of the members that handled records of the partition; empty on Spark."""
 
     @property
     def holds(self) -> bool:
         """True if each record was handled exactly once and the committed offset is the end of the log."""
-        return self.produced == self.handled == self.once == (self.committed or 0)
+        return self.produced == self.handled == self.handled_once == (self.committed or 0)
 
 
 class HandledFlights:
-    """Counts of handled flights by offset, member and route."""
+    """Counts of handled flights by offset, member and route.
+
+    Attributes:
+        handled: number of handled records, including duplicates.
+        by_member: number of handled records by member and partition.
+        routes: number and total delay of the arrived flights by route.
+    """
 
     def __init__(self, partitions: int, members: int) -> None:
         self.handled = 0
@@ -60,7 +66,10 @@ class HandledFlights:
         self._seen = [bytearray() for _ in range(partitions)]
 
     def add(self, member: int, record: Record, route: str, delay: int | None) -> None:
-        """Count a record that ``member`` handled; ``delay`` is None if the flight did not arrive."""
+        """Count a record that the member with index ``member`` handled.
+
+        ``delay`` is in minutes, or None if the flight did not arrive.
+        """
         self.handled += 1
         self.by_member[member][record.partition] += 1
         seen = self._seen[record.partition]
@@ -74,13 +83,18 @@ class HandledFlights:
             delays.flights += 1
             delays.minutes += delay
 
-    def worst(self, count: int) -> list[tuple[str, ArrivalDelays]]:
-        """Return the routes with the highest mean delay among those with enough flights."""
+    def worst_routes(self, count: int) -> list[tuple[str, ArrivalDelays]]:
+        """Return the ``count`` routes with the highest mean delay that have at least ``FEWEST_FLIGHTS`` flights."""
         enough = [(route, delays) for route, delays in self.routes.items() if delays.flights >= FEWEST_FLIGHTS]
         return sorted(enough, key=lambda one: (-one[1].mean, one[0]))[:count]
 
     def proof(self, produced: Sequence[int], committed: Mapping[int, int]) -> list[PartitionProof]:
-        """Return the counts of each partition; offsets start at 0."""
+        """Return the counts of each partition.
+
+        Args:
+            produced: number of produced records by partition, whose offsets start at 0.
+            committed: committed offsets by partition.
+        """
         return [
             PartitionProof(
                 produced[partition],

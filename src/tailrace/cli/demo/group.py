@@ -11,13 +11,13 @@ import msgspec
 from tailrace.cli.demo.counts import HandledFlights, PartitionProof
 from tailrace.cli.demo.flights import Flight
 from tailrace.cli.demo.handler import arrived
-from tailrace.cli.demo.replay import Replay
+from tailrace.cli.demo.publishing import FlightPublisher
 from tailrace.config import ConsumerOptions
 from tailrace.consumer.consumer import Consumer
 from tailrace.errors import ConsumerTimeoutError
 from tailrace.records import TopicPartition
 
-__all__ = ["MEMBERS", "Reading"]
+__all__ = ["MEMBERS", "GroupReader"]
 
 MEMBERS = 2
 
@@ -26,26 +26,29 @@ _STALL_S = 20
 _POLL_INTERVAL_S = 0.05
 
 
-class Reading:
-    """Reads and counts all records that ``replay`` publishes.
+class GroupReader:
+    """Reads and counts, with a group of two consumers, all records that ``publisher`` publishes.
 
     Args:
         topic: topic to read.
         partitions: number of partitions of the topic.
-        replay: publisher of the records.
+        publisher: publisher of the records.
         options: options of each consumer.
+
+    Attributes:
+        counts: counts of the handled records.
     """
 
-    def __init__(self, topic: str, partitions: int, replay: Replay, options: ConsumerOptions) -> None:
-        self.tally = HandledFlights(partitions, MEMBERS)
+    def __init__(self, topic: str, partitions: int, publisher: FlightPublisher, options: ConsumerOptions) -> None:
+        self.counts = HandledFlights(partitions, MEMBERS)
         self.joined_s = 0.0
-        """Time until every partition was assigned and both members had partitions."""
+        """Seconds from the start until every partition was assigned and both members had partitions."""
         self.reading_s = 0.0
-        """Time from the first record to the last."""
+        """Seconds from the first record to the last."""
         self.members: tuple[_Member, ...] = tuple(
             _Member(f"tailrace-demo-{number}", self._check_joined) for number in range(1, MEMBERS + 1)
         )
-        self._topic, self._partitions, self._replay, self._options = topic, partitions, replay, options
+        self._topic, self._partitions, self._publisher, self._options = topic, partitions, publisher, options
         self._joined, self._all_read = asyncio.Event(), asyncio.Event()
         self._expected = math.inf
         self._first_at = math.nan
@@ -54,7 +57,7 @@ class Reading:
         """Join, read until every record is handled, commit and leave.
 
         Raises:
-            ConsumerTimeoutError: no record arrives for a while, although published records are unread.
+            ConsumerTimeoutError: no record arrived for 20 seconds, although published records are unread.
         """
         async with asyncio.TaskGroup() as tasks:
             began = self._now()
@@ -63,42 +66,44 @@ class Reading:
                 async with asyncio.timeout(_JOIN_TIMEOUT_S):
                     await self._joined.wait()
             except TimeoutError:
-                self._joined.set()  # continue: members with partitions read, a failed member raises
+                # Continue: the members that have partitions can read, and a member that failed raises its error.
+                self._joined.set()
             self.joined_s = self._now() - began
             await self._wait_for_all()
             for reader in readers:
                 reader.cancel()
 
     def proof(self, produced: Sequence[int], committed: Mapping[int, int]) -> list[PartitionProof]:
-        """Return the counts of each partition; offsets start at 0."""
-        return self.tally.proof(produced, committed)
+        """Return the counts of each partition, given the numbers of produced records and the committed offsets."""
+        return self.counts.proof(produced, committed)
 
     async def _read(self, number: int) -> None:
         decode = msgspec.json.Decoder(Flight).decode
         member = self.members[number]
         options: ConsumerOptions = {**self._options, "client_id": member.name, "rebalance_listener": member}
         async with Consumer(self._topic, **options) as consumer:
-            await self._joined.wait()  # a member must not read partitions that the next rebalance takes from it
+            # Wait, because the next rebalance may revoke partitions from a member that has joined first.
+            await self._joined.wait()
             async for record in consumer:
-                if not self.tally.handled:
+                if not self.counts.handled:
                     self._first_at = self._now()
                 arrival = await arrived(decode(record.value or b"null"))
-                self.tally.add(number, record, arrival.route, arrival.delay)
-                if self.tally.handled >= self._expected:
+                self.counts.add(number, record, arrival.route, arrival.delay)
+                if self.counts.handled >= self._expected:
                     self._end()
 
     async def _wait_for_all(self) -> None:
         seen, seen_at = -1, self._now()
         while not self._all_read.is_set():
-            if self._replay.is_complete:
-                self._expected = self._replay.count
-                if self.tally.handled >= self._expected:
+            if self._publisher.is_complete:
+                self._expected = self._publisher.count
+                if self.counts.handled >= self._expected:
                     self._end()
-            if self.tally.handled != seen or self.tally.handled >= self._replay.count:
-                seen, seen_at = self.tally.handled, self._now()
+            if self.counts.handled != seen or self.counts.handled >= self._publisher.count:
+                seen, seen_at = self.counts.handled, self._now()
             elif self._now() - seen_at > _STALL_S:
                 raise ConsumerTimeoutError(
-                    f"{seen:,} of {self._replay.count:,} records arrived, and none for {_STALL_S} s"
+                    f"{seen:,} of {self._publisher.count:,} records arrived, and none for {_STALL_S} s"
                     " - check that the brokers run"
                 )
             try:
@@ -123,20 +128,20 @@ class Reading:
 
 
 class _Member:
-    """Rebalance listener that keeps the assigned partitions of one consumer."""
+    """Rebalance listener with the assigned partitions of one consumer; it calls ``on_assigned`` for each assignment."""
 
-    def __init__(self, name: str, changed: Callable[[], None]) -> None:
+    def __init__(self, name: str, on_assigned: Callable[[], None]) -> None:
         self.name = name
         self.partitions: frozenset[TopicPartition] = frozenset()
-        self._changed = changed
+        self._on_assigned = on_assigned
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Add assigned partitions."""
+        """Add newly assigned partitions."""
         self.partitions |= partitions
-        self._changed()
+        self._on_assigned()
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """Remove revoked partitions."""
+        """Remove revoked or lost partitions."""
         self.partitions -= partitions
 
     on_partitions_lost = on_partitions_revoked

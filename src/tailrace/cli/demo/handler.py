@@ -1,6 +1,6 @@
 """Handler of flights, for the consumer group and for Spark.
 
-Spark's workers import this module, so the module imports only what handling needs.
+Spark's workers import this module, so it imports nothing that a handler does not need.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Arrival(msgspec.Struct):
 
 
 async def arrived(flight: Flight) -> Arrival:
-    """Return route and delay of a flight, arrived or not."""
+    """Return the route and the delay of a flight."""
     return Arrival(flight.route, flight.arr_delay)
 
 

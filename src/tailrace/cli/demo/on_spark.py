@@ -1,6 +1,6 @@
 """The demo on Spark: a backfill writes the handler's results to a table, which Spark counts.
 
-Each time a record is handled, the table gets a row with the offset, so missing and duplicate records show.
+The table has a row with the offset for each time that a record was handled, so missing and duplicate records are found.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tailrace.spark.session.connector import is_connector_cached
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SparkReading", "check_spark"]
+__all__ = ["SparkReader", "check_spark"]
 
 _MAX_RECORDS_PER_BATCH = 100_000
 _BATCH_TIMEOUT_S = 60
 
 
 def check_spark() -> bool:
-    """Return True if Spark's Kafka connector is cached; otherwise Spark downloads the connector when it starts.
+    """Return True if Spark's Kafka connector is cached, and False if Spark must download it.
 
     Raises:
         ConfigurationError: pyspark is not installed.
@@ -46,24 +46,28 @@ class _BackfillCanceledError(Exception):
     """Ends the thread of a canceled backfill."""
 
 
-class SparkReading:
+class SparkReader:
     """Backfills the topic on a local Spark and counts the results.
 
     Args:
         topic: topic to read.
         partitions: number of partitions of the topic.
         options: options of the app, including the group.
+
+    Attributes:
+        counts: counts of the handled records.
+        version: version of Spark.
     """
 
     def __init__(self, topic: str, partitions: int, options: ConsumerOptions) -> None:
-        self.tally = HandledFlights(partitions, members=1)
+        self.counts = HandledFlights(partitions, members=1)
         self.version = ""
         self.starting_s = 0.0
         """Startup time of Spark, in seconds."""
         self.reading_s = 0.0
         """Duration of the backfill in seconds, including the time to write the results."""
         self._topic, self._options = topic, options
-        self._once = [0] * partitions
+        self._handled_once = [0] * partitions
         self._is_canceled = False
 
     async def run(self, produced: Sequence[int]) -> None:
@@ -76,18 +80,18 @@ class SparkReading:
         try:
             await asyncio.shield(backfill)
         except asyncio.CancelledError:
-            # A thread cannot be canceled, but this one ends after the current batch.
+            # A thread cannot be canceled, but the backfill raises after the current batch.
             self._is_canceled = True
             done, _ = await asyncio.wait([backfill], timeout=_BATCH_TIMEOUT_S)
             for one in done:
-                one.exception()  # retrieved, so that asyncio does not log it
+                one.exception()  # Otherwise asyncio would log the exception as never retrieved.
             raise
 
     def proof(self, produced: Sequence[int], committed: Mapping[int, int]) -> list[PartitionProof]:
-        """Return the counts of each partition; offsets start at 0."""
-        (handled,) = self.tally.by_member
+        """Return the counts of each partition, given the numbers of produced records and the committed offsets."""
+        (handled,) = self.counts.by_member
         return [
-            PartitionProof(produced[one], handled[one], self._once[one], committed.get(one), ())
+            PartitionProof(produced[one], handled[one], self._handled_once[one], committed.get(one), ())
             for one in range(len(produced))
         ]
 
@@ -112,18 +116,18 @@ class SparkReading:
     def _on_progress(self, progress: BackfillProgress) -> None:
         if self._is_canceled:
             raise _BackfillCanceledError
-        self.tally.handled = progress.done
+        self.counts.handled = progress.done
 
     def _count(self, arrivals: DataFrame, produced: Sequence[int], spark: SparkSession) -> None:
-        """Sum delays by route, and count how often each offset of each partition occurs."""
+        """Set the delays by route, the handled records by partition, and the records that were handled once."""
         arrivals.createOrReplaceTempView("arrivals")
         for route, flights, minutes in spark.sql(
             "SELECT route, count(delay), coalesce(sum(delay), 0) FROM arrivals GROUP BY route"
         ).collect():
-            self.tally.routes[route] = ArrivalDelays(flights, minutes)
+            self.counts.routes[route] = ArrivalDelays(flights, minutes)
         spark.createDataFrame(list(enumerate(produced)), "partition int, produced long").createOrReplaceTempView("ends")
-        by_member = self.tally.by_member[0]
-        for partition, handled, once in spark.sql(
+        by_member = self.counts.by_member[0]
+        for partition, handled, handled_once in spark.sql(
             """
             SELECT partition, sum(times), count_if(times = 1 AND offset < produced)
             FROM (SELECT partition, offset, count(*) AS times FROM arrivals GROUP BY partition, offset)
@@ -131,5 +135,5 @@ class SparkReading:
             GROUP BY partition
             """
         ).collect():
-            by_member[partition], self._once[partition] = handled, once
-        self.tally.handled = sum(by_member)
+            by_member[partition], self._handled_once[partition] = handled, handled_once
+        self.counts.handled = sum(by_member)

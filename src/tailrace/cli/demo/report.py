@@ -15,7 +15,7 @@ __all__ = ["partitions_table", "routes_table", "shares", "verdict"]
 _SHOWN_ROUTES = 10
 
 
-def routes_table(tally: HandledFlights, airports: dict[str, str]) -> Table:
+def routes_table(counts: HandledFlights, airports: dict[str, str]) -> Table:
     """Return a table of the routes with the highest mean delay."""
     table = _table(f"Highest mean arrival delays ({FEWEST_FLIGHTS} or more flights)")
     table.add_column("from")
@@ -23,7 +23,7 @@ def routes_table(tally: HandledFlights, airports: dict[str, str]) -> Table:
     table.add_column("", overflow="ellipsis", no_wrap=True, max_width=30, style="dim")
     table.add_column("flights", justify="right")
     table.add_column("mean delay", justify="right", style="bold")
-    for route, delays in tally.worst(_SHOWN_ROUTES):
+    for route, delays in counts.worst_routes(_SHOWN_ROUTES):
         origin, _, dest = route.partition("-")
         table.add_row(origin, dest, airports.get(dest, ""), count(delays.flights), f"{delays.mean:.1f} min")
     if not table.row_count:
@@ -32,7 +32,7 @@ def routes_table(tally: HandledFlights, airports: dict[str, str]) -> Table:
 
 
 def partitions_table(proof: Sequence[PartitionProof]) -> Table:
-    """Return a table of the counts of each partition, with the members that read the partition if there are any."""
+    """Return a table of the counts of each partition, with a column of its members unless Spark read the records."""
     table = _table("Records by partition")
     table.add_column("partition", justify="right")
     has_members = any(one.members for one in proof)
@@ -44,21 +44,21 @@ def partitions_table(proof: Sequence[PartitionProof]) -> Table:
         table.add_row(
             str(partition),
             *([", ".join(str(member + 1) for member in one.members)] if has_members else []),
-            *map(count, (one.produced, one.handled, one.once)),
+            *map(count, (one.produced, one.handled, one.handled_once)),
             "none" if one.committed is None else count(one.committed),
             style=None if one.holds else "bold red",
         )
     table.add_section()
-    rows = ((one.produced, one.handled, one.once, one.committed or 0) for one in proof)
+    rows = ((one.produced, one.handled, one.handled_once, one.committed or 0) for one in proof)
     table.add_row("all", *[""] * has_members, *(count(sum(column)) for column in zip(*rows, strict=True)), style="bold")
     return table
 
 
-def shares(tally: HandledFlights) -> str:
+def shares(counts: HandledFlights) -> str:
     """Return the number and percentage of records that each member handled."""
-    counts_by_member = [sum(counts) for counts in tally.by_member]
+    counts_by_member = [sum(by_partition) for by_partition in counts.by_member]
     return ", ".join(
-        f"member {number} {count(share)} ({share / max(tally.handled, 1):.0%})"
+        f"member {number} {count(share)} ({share / max(counts.handled, 1):.0%})"
         for number, share in enumerate(counts_by_member, 1)
     )
 

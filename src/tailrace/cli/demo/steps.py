@@ -1,4 +1,4 @@
-"""Steps of the demo: broker, topic, replay, reading, verification and cleanup."""
+"""Steps of the demo: start of a broker, topic, publishing, reading, verification and cleanup."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from functools import partial
 from tailrace.admin.groups import delete_group
 from tailrace.admin.topics import create_topic, delete_topic
 from tailrace.cli.demo.flights import TOTAL, airports
-from tailrace.cli.demo.group import MEMBERS, Reading
-from tailrace.cli.demo.on_spark import SparkReading, check_spark
-from tailrace.cli.demo.replay import Replay
+from tailrace.cli.demo.group import MEMBERS, GroupReader
+from tailrace.cli.demo.on_spark import SparkReader, check_spark
+from tailrace.cli.demo.publishing import FlightPublisher
 from tailrace.cli.demo.report import partitions_table, routes_table, shares, verdict
 from tailrace.cli.local_broker import local_broker
 from tailrace.cli.screen import Screen, count, megabytes, per_second
@@ -31,7 +31,7 @@ __all__ = ["PARTITIONS", "Demo", "play"]
 
 PARTITIONS = 6
 
-_SIGTERM = 143
+_SIGTERM_EXIT_CODE = 143
 _COST = "400 MB of memory, 100 MB of disk"
 _COST_ON_SPARK = "2 GB of memory, 200 MB of disk"
 _CLEANUP_TIMEOUT_S = 10
@@ -40,12 +40,12 @@ _OPTIONS: ConsumerOptions = {
     "socket_connection_setup_timeout_ms": 5_000,
     "default_api_timeout_ms": 30_000,
     "stop_timeout_ms": 10_000,
-    # The following options override the environment.
+    # The demo needs the following values, also if the environment sets other ones.
     "auto_offset_reset": "earliest",
     "enable_auto_commit": True,
     "group_instance_id": None,
     "leave_on_stop": True,
-    # The first member learns of the second one in a heartbeat response.
+    # The first member learns from the response to a heartbeat that the second member has joined.
     "heartbeat_interval_ms": 500,
 }
 
@@ -53,7 +53,11 @@ _OPTIONS: ConsumerOptions = {
 def play(
     bootstrap_servers: str | None, *, rate: float | None = None, limit: int | None = None, on_spark: bool = False
 ) -> int:
-    """Run the demo on ``bootstrap_servers`` or on a local broker, and return the exit code."""
+    """Run the demo on ``bootstrap_servers``, or on a local broker if None, and return the exit code.
+
+    Raises:
+        ConfigurationError: ``rate`` is set with ``on_spark``, or a dependency is not installed.
+    """
     if on_spark and rate is not None:
         raise ConfigurationError("--rate cannot be combined with --engine spark, which reads existing records only")
     screen, remaining, began = Screen(), list[str](), time.monotonic()
@@ -65,7 +69,7 @@ def play(
         cleanup = f"could not remove {', '.join(remaining)}" if remaining else "everything was removed"
         screen.line("end", f"{ended}; {cleanup}")
     if holds is None:
-        return _SIGTERM
+        return _SIGTERM_EXIT_CODE
     return 0 if holds and not remaining else 1
 
 
@@ -78,6 +82,7 @@ def _play(  # noqa: PLR0913 - one for each option of the command
     limit: int | None,
     on_spark: bool,
 ) -> bool | None:
+    """Run the demo and return True if the verification succeeded, or None after SIGTERM; add to ``remaining``."""
     names, options, total = airports(), _OPTIONS.copy(), min(limit or TOTAL, TOTAL)
     if on_spark and not check_spark():
         screen.line("download", f"Spark's Kafka connector (first start only): {MEGABYTES} MB from Maven Central")
@@ -85,16 +90,16 @@ def _play(  # noqa: PLR0913 - one for each option of the command
     memory = f", {_COST_ON_SPARK if on_spark else _COST}"
     screen.line("demo", f"{count(total)} flights: about {count(seconds)} s{'' if bootstrap_servers else memory}")
     with ExitStack() as stack:
-        is_ours = False
+        is_own_broker = False
         if bootstrap_servers is None:
             server = stack.enter_context(local_broker(screen))
-            is_ours = bool(server.nodes)
+            is_own_broker = bool(server.nodes)
             bootstrap_servers = server.bootstrap_servers
             options["security_protocol"] = "PLAINTEXT"
         options["bootstrap_servers"] = bootstrap_servers
         demo = Demo(screen, names, options, rate=rate, total=total, on_spark=on_spark)
         try:
-            return run(demo.play(cleans_up=not is_ours))
+            return run(demo.play(cleans_up=not is_own_broker))
         finally:
             remaining += demo.remaining
 
@@ -108,11 +113,11 @@ class Demo:
         options: options of the consumers and the producer.
         rate: flights per second; unlimited if None.
         total: number of flights.
-        on_spark: read with Spark instead of a consumer group.
+        on_spark: True to read with Spark instead of a consumer group.
 
     Attributes:
         name: name of the topic and of the group.
-        remaining: topic and group that could not be removed.
+        remaining: topic and group that exist after the demo, because they could not be removed.
     """
 
     def __init__(  # noqa: PLR0913 - one for each option of the command
@@ -131,29 +136,33 @@ class Demo:
         self._total = total
         options = {**options, "group_id": self.name}
         self._config = resolve(options)
-        self._replay = Replay(self.name, PARTITIONS, rate=rate, limit=total)
-        self._reading: Reading | SparkReading = (
-            SparkReading(self.name, PARTITIONS, options)
+        self._publisher = FlightPublisher(self.name, PARTITIONS, rate=rate, limit=total)
+        self._reader: GroupReader | SparkReader = (
+            SparkReader(self.name, PARTITIONS, options)
             if on_spark
-            else Reading(self.name, PARTITIONS, self._replay, options)
+            else GroupReader(self.name, PARTITIONS, self._publisher, options)
         )
 
     async def play(self, *, cleans_up: bool) -> bool:
-        """Run all steps and return True if each record was handled exactly once and committed."""
+        """Run all steps, and return True if each record was handled exactly once and committed.
+
+        Args:
+            cleans_up: True to delete the topic and the group at the end.
+        """
         with closing(Cluster(self._config)) as cluster:
             await cluster.bootstrap()
             try:
                 await create_topic(cluster, self.name, PARTITIONS)
                 self._screen.line("topic", f"{self.name}: {PARTITIONS} partitions, the key is the route")
-                match self._reading:
-                    case SparkReading() as reading:
-                        await self._fill_all()
-                        await self._read_on_spark(reading)
-                    case reading if self._rate is None:
-                        await self._fill_all()
-                        await self._read(reading)
-                    case reading:
-                        await self._fill_and_read(reading)
+                match self._reader:
+                    case SparkReader() as reader:
+                        await self._publish_all()
+                        await self._read_on_spark(reader)
+                    case reader if self._rate is None:
+                        await self._publish_all()
+                        await self._read(reader)
+                    case reader:
+                        await self._publish_and_read(reader)
                 committed = await self._committed(cluster)
             finally:
                 if cleans_up:
@@ -169,49 +178,49 @@ class Demo:
             await delete_topic(cluster, self.name, timeout_s=_CLEANUP_TIMEOUT_S)
             self.remaining.remove(f"topic {self.name}")
 
-    async def _fill_all(self) -> None:
-        screen, replay = self._screen, self._replay
+    async def _publish_all(self) -> None:
+        screen, publisher = self._screen, self._publisher
         began = time.monotonic()
-        await screen.watch(self._fill(), {"replay": lambda: replay.count}, self._total)
+        await screen.watch(self._publish(), {"publish": lambda: publisher.count}, self._total)
         took = time.monotonic() - began
-        speed = f"{megabytes(replay.payload_bytes)} of JSON in {took:.1f} s, {per_second(replay.count, took)} records/s"
-        screen.line("replay", f"{count(replay.count)} flights, {speed}")
+        size, speed = megabytes(publisher.payload_bytes), per_second(publisher.count, took)
+        screen.line("publish", f"{count(publisher.count)} flights, {size} of JSON in {took:.1f} s, {speed} records/s")
 
-    async def _read(self, reading: Reading) -> None:
-        screen, tally = self._screen, reading.tally
-        await screen.watch(reading.run(), {"read": lambda: tally.handled}, self._total)
-        screen.line("group", f"{MEMBERS} members, joined in {reading.joined_s:.1f} s")
-        took = reading.reading_s
-        speed = f"in {took:.2f} s, [bold]{per_second(tally.handled, took)} records/s[/], each decoded and counted"
-        screen.line("read", f"{count(tally.handled)} records {speed}")
-        screen.line("share", shares(tally))
+    async def _read(self, reader: GroupReader) -> None:
+        screen, counts = self._screen, reader.counts
+        await screen.watch(reader.run(), {"read": lambda: counts.handled}, self._total)
+        screen.line("group", f"{MEMBERS} members, joined in {reader.joined_s:.1f} s")
+        took = reader.reading_s
+        speed = f"in {took:.2f} s, [bold]{per_second(counts.handled, took)} records/s[/], each decoded and counted"
+        screen.line("read", f"{count(counts.handled)} records {speed}")
+        screen.line("share", shares(counts))
 
-    async def _read_on_spark(self, reading: SparkReading) -> None:
-        screen, tally = self._screen, reading.tally
-        await screen.watch(reading.run(self._replay.produced), {"read": lambda: tally.handled}, self._total)
-        screen.line("spark", f"local Apache Spark {reading.version}, ready in {reading.starting_s:.1f} s")
-        took = reading.reading_s
-        speed = f"in {took:.1f} s, [bold]{per_second(tally.handled, took)} records/s[/], written to a table"
-        screen.line("read", f"{count(tally.handled)} records {speed}")
+    async def _read_on_spark(self, reader: SparkReader) -> None:
+        screen, counts = self._screen, reader.counts
+        await screen.watch(reader.run(self._publisher.produced), {"read": lambda: counts.handled}, self._total)
+        screen.line("spark", f"local Apache Spark {reader.version}, ready in {reader.starting_s:.1f} s")
+        took = reader.reading_s
+        speed = f"in {took:.1f} s, [bold]{per_second(counts.handled, took)} records/s[/], written to a table"
+        screen.line("read", f"{count(counts.handled)} records {speed}")
 
-    async def _fill_and_read(self, reading: Reading) -> None:
-        screen, replay, tally = self._screen, self._replay, reading.tally
-        screen.line("replay", f"{self._rate:,g} flights per second, read at the same time")
+    async def _publish_and_read(self, reader: GroupReader) -> None:
+        screen, publisher, counts = self._screen, self._publisher, reader.counts
+        screen.line("publish", f"{self._rate:,g} flights per second, read at the same time")
         async with asyncio.TaskGroup() as tasks:
-            filling = tasks.create_task(self._fill())
+            publishing = tasks.create_task(self._publish())
             await screen.watch(
-                reading.run(),
-                {"replay": lambda: replay.count, "read": lambda: tally.handled},
+                reader.run(),
+                {"publish": lambda: publisher.count, "read": lambda: counts.handled},
                 self._total,
-                lambda: routes_table(tally, self._airport_names),
+                lambda: routes_table(counts, self._airport_names),
             )
-            await filling
-        screen.line("read", f"{count(tally.handled)} records")
-        screen.line("share", shares(tally))
+            await publishing
+        screen.line("read", f"{count(counts.handled)} records")
+        screen.line("share", shares(counts))
 
-    async def _fill(self) -> None:
+    async def _publish(self) -> None:
         async with Producer(self._config, max_batch_bytes=524_288) as producer:
-            await self._replay.run(producer)
+            await self._publisher.run(producer)
 
     async def _committed(self, cluster: Cluster) -> dict[int, int]:
         partitions = [TopicPartition(self.name, partition) for partition in range(PARTITIONS)]
@@ -220,9 +229,9 @@ class Demo:
         return {partition.partition: committed.offset for partition, committed in found.items()}
 
     def _report(self, committed: dict[int, int]) -> bool:
-        tally = self._reading.tally
-        proof = self._reading.proof(self._replay.produced, committed)
-        self._screen.show(routes_table(tally, self._airport_names))
+        counts = self._reader.counts
+        proof = self._reader.proof(self._publisher.produced, committed)
+        self._screen.show(routes_table(counts, self._airport_names))
         self._screen.show(partitions_table(proof))
         holds = all(one.holds for one in proof)
         self._screen.console.print()

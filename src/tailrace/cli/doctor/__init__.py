@@ -9,14 +9,16 @@ from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_option
 __all__ = ["arguments", "run"]
 
 _DESCRIPTION = """\
-Find out what is wrong with a cluster, and with an app's use of it.
+Check a cluster and, with --app, the topics, groups and permissions that the app
+needs.
 
-Brokers, controllers, clocks, topics, settings, groups, permissions and the
-software of this process are checked. Each line is OK, skipped (for example for
-lack of a permission), a warning or a problem, with the next step. Without
---app, --group and --topic, all topics of the cluster are checked.
+The command checks brokers, controllers, clocks, topics, settings, groups and
+permissions, and the versions of the installed software. A finding is OK,
+skipped (for example because a permission is missing), a warning, or a problem.
+Warnings and problems have a next step. Without --app, --group and --topic, all
+topics of the cluster are checked.
 
-Nothing is written: no group is joined, no offset committed, no topic created.
+The command joins no group, commits no offset and creates no topic.
 """
 
 _EPILOG = f"""\
@@ -42,16 +44,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--interval",
         type=seconds,
         metavar="SECONDS",
-        help="time between two looks at a group with lag, to find stalled members (default: the app's"
-        " auto_commit_interval_ms and 1 second more, else 6)",
+        help="time between two reads of the committed offsets of a group with lag, to find stalled members (default:"
+        " the app's auto_commit_interval_ms plus 1 second, else 6)",
     )
-    parser.add_argument("--strict", action="store_true", help="exit with 1 if there are warnings")
-    add_connection_options(parser)
+    parser.add_argument("--strict", action="store_true", help="exit with code 1 if there are warnings")
+    add_connection_options(parser, timeout_help="time limit of all checks together, without --interval")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     from tailrace.cli.doctor.command import work  # noqa: PLC0415
-    from tailrace.cli.tools.shutdown import finished  # noqa: PLC0415 - not needed by --help
+    from tailrace.cli.tools.shutdown import run_to_exit_code  # noqa: PLC0415 - not needed by --help
 
-    return finished(work(options))
+    return run_to_exit_code(work(options))

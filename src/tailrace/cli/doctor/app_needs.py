@@ -23,7 +23,7 @@ def needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, Ne
     Args:
         app: an app that is not started.
         config: options of the app's consumers.
-        start: command that starts the app.
+        start: command that starts the app, to be printed as a next step.
 
     Raises:
         ConfigurationError: a handler is declared wrongly.
@@ -37,8 +37,9 @@ def needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, Ne
 
     def needs(existing: Collection[str]) -> ClusterNeeds:
         topics: dict[str, TopicNeeds] = {}
-        for group_id, of_group in routes.items():
-            for name, role, origins, delay_ms in _uses(of_group, _matched(plan, group_id, existing), existing):
+        for group_id, group_routes in routes.items():
+            matched = _matched_topics(plan, group_id, existing)
+            for name, role, origins, delay_ms in _topic_uses(group_routes, matched, existing):
                 before = topics.get(name, TopicNeeds(name))
                 topics[name] = replace(
                     before,
@@ -49,19 +50,19 @@ def needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, Ne
         groups = tuple(
             GroupNeeds(
                 group_id,
-                of_group.topics,
+                group_routes.topics,
                 config.group_protocol,
                 tuple(map(_strategy_name, config.partition_assignment_strategy)),
                 start,
             )
-            for group_id, of_group in routes.items()
+            for group_id, group_routes in routes.items()
         )
         return ClusterNeeds(groups, topics)
 
     return plan, needs
 
 
-def _matched(plan: Plan, group_id: str, existing: Collection[str]) -> list[str]:
+def _matched_topics(plan: Plan, group_id: str, existing: Collection[str]) -> list[str]:
     """Return the existing topics that patterns of the group's handlers match."""
     patterns = [
         HandlerTopics(one.handler, group_id, one.resolved.dead_letter)
@@ -71,9 +72,10 @@ def _matched(plan: Plan, group_id: str, existing: Collection[str]) -> list[str]:
     return [name for name in existing if any(name in one for one in patterns)]
 
 
-def _uses(
+def _topic_uses(
     routes: Routes, matched: Iterable[str], existing: Collection[str]
 ) -> Iterable[tuple[str, TopicRole, frozenset[str], int]]:
+    """Yield each topic that a group uses: name, role, topics whose records it receives, and delay of a retry topic."""
     for name in (*sorted(routes.topics), *matched):
         yield name, TopicRole.READ, frozenset(), 0
     for name, retry in routes.retries.items():

@@ -7,10 +7,10 @@ import shlex
 import time
 from typing import Any
 
-from tailrace.admin.diagnosis.brokers import without_advice
+from tailrace.admin.diagnosis.brokers import reason_and_advice
 from tailrace.admin.diagnosis.examination import examine
 from tailrace.admin.diagnosis.software import software_facts
-from tailrace.cli.doctor.named_needs import NeedsOf, no_needs, with_names
+from tailrace.cli.doctor.named_needs import NeedsOf, no_needs, with_named_needs
 from tailrace.cli.doctor.report import JsonReport, TextReport
 from tailrace.cli.tools.connection import explicit_options
 from tailrace.config import ConsumerConfig, resolve
@@ -22,12 +22,13 @@ from tailrace.errors import ConfigurationError, TailraceError
 __all__ = ["work"]
 
 _INTERVAL_S = 6.0
-"""Time between two looks at a group: more than Kafka's default interval of automatic commits."""
+"""Time between two reads of a group's offsets: more than Kafka's default interval of automatic commits, 5 s."""
 _MARGIN_S = 1.0
+"""Time that is added to the app's interval of automatic commits."""
 
 
 async def work(options: argparse.Namespace) -> int:
-    """Print the findings and return the exit code."""
+    """Check the cluster and print the findings; return 2 after a problem, 1 after a warning with --strict, else 0."""
     report = JsonReport() if options.json else TextReport()
     report.add(software_findings(software_facts()))
     try:
@@ -36,7 +37,7 @@ async def work(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         report.add([_app_problem(options, f"cannot be imported: {error}", "install that module")])
     except TailraceError as error:
-        reason, advice = without_advice(error)
+        reason, advice = reason_and_advice(error)
         report.add([_app_problem(options, reason, advice)])
     else:
         await examine(
@@ -77,7 +78,7 @@ def _needs_of(options: argparse.Namespace, config: ConsumerConfig, report: JsonR
         needs_of = no_needs
         if config.group_id is not None and not groups:
             groups = [config.group_id]
-    return with_names(needs_of, groups, options.topic)
+    return with_named_needs(needs_of, groups, options.topic)
 
 
 def _app_problem(options: argparse.Namespace, reason: str, advice: str) -> Finding:
@@ -89,7 +90,7 @@ def _app_problem(options: argparse.Namespace, reason: str, advice: str) -> Findi
 
 
 def _commands(options: argparse.Namespace, config: ConsumerConfig) -> CommandLines:
-    """Return the commands of findings, with the arguments that this command was called with."""
+    """Return a builder of the commands in findings, with the connection arguments of this command."""
     arguments = []
     if options.app:
         arguments.append(f"--app {shlex.quote(options.app)}")

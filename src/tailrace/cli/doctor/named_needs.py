@@ -1,4 +1,4 @@
-"""Topics and groups to check that the command line names."""
+"""Needs of topics and groups that arguments of the command name."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TypeAlias
 
 from tailrace.core.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicNeeds
 
-__all__ = ["NeedsOf", "no_needs", "with_names"]
+__all__ = ["NeedsOf", "no_needs", "with_named_needs"]
 
 NeedsOf: TypeAlias = Callable[[Collection[str]], ClusterNeeds]
-"""Function that returns the topics and groups to check; its argument is the names of all topics in the cluster."""
+"""Function that returns the topics and groups to check, given the names of all topics of the cluster."""
 
 
 def no_needs(_existing: Collection[str]) -> ClusterNeeds:
-    """Return no topics and groups, so that the whole cluster is checked."""
+    """Return no topics and no groups, so that all topics of the cluster are checked."""
     return ClusterNeeds()
 
 
-def with_names(needs_of: NeedsOf, groups: Iterable[str], topics: Iterable[str]) -> NeedsOf:
-    """Return ``needs_of`` with further groups and topics, named on the command line."""
+def with_named_needs(needs_of: NeedsOf, groups: Iterable[str], topics: Iterable[str]) -> NeedsOf:
+    """Return a function that adds ``groups`` and ``topics`` to the result of ``needs_of``."""
 
     def needs(existing: Collection[str]) -> ClusterNeeds:
         found = needs_of(existing)

@@ -1,7 +1,7 @@
-"""Report of findings: lines for people, lines of JSON for programs.
+"""Report of findings: lines of text, or lines of JSON with ``--json``.
 
-Names and texts from brokers are untrusted: control characters are escaped. On a terminal, or with COLUMNS, lines are
-wrapped, and commands are continued with a backslash, so that they can be copied. In a pipe, lines are complete.
+Control characters are escaped, because names and texts from brokers are untrusted. On a terminal, or if COLUMNS is set,
+text is wrapped. A command is then continued on the next line after a backslash, so that it can be copied.
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable
 
-from tailrace.cli.tools.tables import counted, plain, write_json
+from tailrace.cli.tools.tables import counted, write_json
 from tailrace.core.diagnosis.findings import Finding, Level
 from tailrace.core.diagnosis.wording import named
+from tailrace.observe.escaping import escaped
 
 __all__ = ["JsonReport", "TextReport"]
 
-_LABEL = 10
-_WIDEST = 100
-_MOST_ALIKE = 5
-"""Number of findings of one check and level that are printed in full; of topics without a problem, only the first."""
-_MOST_NAMED = 4
+_LABEL_WIDTH = 10
+_MAX_WIDTH = 100
+_MAX_IN_FULL = 5
+"""Maximum number of findings of one check and level that are printed in full.
+
+It is 1 for checks of topics, except for problems.
+"""
+_MAX_NAMED = 4
+"""Maximum number of other findings whose subjects are named."""
 _LABELS = {Level.OK: "OK", Level.SKIPPED: "skipped", Level.WARNING: "warning", Level.PROBLEM: "problem"}
 _COLORS = {Level.OK: "32", Level.SKIPPED: "2", Level.WARNING: "33", Level.PROBLEM: "31"}
 
@@ -40,7 +45,7 @@ class JsonReport:
         self.findings: list[Finding] = []
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Print findings."""
+        """Print each finding as a line of JSON."""
         new = list(findings)
         self.findings += new
         write_json(
@@ -56,7 +61,7 @@ class JsonReport:
         )
 
     def end(self) -> None:
-        """Print nothing: each line of JSON is a finding."""
+        """Print nothing, because the output has only findings."""
 
 
 class TextReport:
@@ -69,24 +74,24 @@ class TextReport:
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         is_terminal = sys.stdout.isatty()
-        wraps = is_terminal or bool(os.environ.get("COLUMNS"))
-        self._width = min(shutil.get_terminal_size().columns, _WIDEST) if wraps else None
-        self._colored = is_terminal and not os.environ.get("NO_COLOR")
+        is_wrapped = is_terminal or bool(os.environ.get("COLUMNS"))
+        self._width = min(shutil.get_terminal_size().columns, _MAX_WIDTH) if is_wrapped else None
+        self._is_colored = is_terminal and not os.environ.get("NO_COLOR")
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Print a section of findings; of many alike, only the first ones in full."""
+        """Print findings; if many have the same check and level, print the first in full and the names of others."""
         new = list(findings)
         self.findings += new
         alike: dict[tuple[str, Level], list[Finding]] = {}
         for one in new:
             alike.setdefault((one.check, one.level), []).append(one)
         for (check, level), same in alike.items():
-            in_full = 1 if check.startswith("topic.") and level is not Level.PROBLEM else _MOST_ALIKE
+            in_full = 1 if check.startswith("topic.") and level is not Level.PROBLEM else _MAX_IN_FULL
             for one in same[:in_full]:
                 self._print(one)
             if others := [one.subject for one in same[in_full:]]:
-                complete = "" if len(others) <= _MOST_NAMED else "; --json prints all"
-                self._write(level, [f"also: {named(others, _MOST_NAMED)}{complete}"], None)
+                complete = "" if len(others) <= _MAX_NAMED else "; --json prints all"
+                self._write(level, [f"also: {named(others, _MAX_NAMED)}{complete}"], None)
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -103,23 +108,23 @@ class TextReport:
         self._write(one.level, paragraphs, one.command)
 
     def _write(self, level: Level, paragraphs: Iterable[str], command: str | None) -> None:
-        lines = [line for text in paragraphs for line in self._wrapped(plain(text))]
+        lines = [line for text in paragraphs for line in self._wrapped(escaped(text))]
         if command:
-            lines += [f"  {line}" for line in self._continued(plain(command))]
-        label = f"{_LABELS[level]:<{_LABEL}}"
-        if self._colored:
+            lines += [f"  {line}" for line in self._continued(escaped(command))]
+        label = f"{_LABELS[level]:<{_LABEL_WIDTH}}"
+        if self._is_colored:
             label = f"\x1b[{_COLORS[level]}m{label}\x1b[0m"
-        indent = f"\n{'':<{_LABEL}}"
+        indent = f"\n{'':<{_LABEL_WIDTH}}"
         sys.stdout.write(f"{label}{indent.join(lines)}\n")
 
     def _wrapped(self, text: str) -> list[str]:
         if self._width is None:
             return [text]
-        return textwrap.wrap(text, max(self._width - _LABEL, 20), break_on_hyphens=False)
+        return textwrap.wrap(text, max(self._width - _LABEL_WIDTH, 20), break_on_hyphens=False)
 
     def _continued(self, command: str) -> list[str]:
-        """Break a command between its words."""
-        width = None if self._width is None else self._width - _LABEL - len("  ") - len(" \\")
+        """Return the lines of a command, which is broken between its words and continued with a backslash."""
+        width = None if self._width is None else self._width - _LABEL_WIDTH - len("  ") - len(" \\")
         lines: list[str] = []
         for word in re.findall(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""", command):
             if lines and (width is None or len(lines[-1]) + 1 + len(word) <= width):

@@ -1,4 +1,4 @@
-"""Keys, values and headers as JSON, text or hex."""
+"""Conversion of keys, values and headers to JSON, text or hex."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-__all__ = ["Format", "as_json", "readable"]
+__all__ = ["Format", "to_json", "to_text"]
 
 Format: TypeAlias = Literal["null", "JSON", "text", "hex"]
 
 
-def readable(content: bytes | None, *, indent: int = -1) -> tuple[Format, str]:
-    """Return the format and the text of ``content``: JSON on one line or indented, printable text, or hex.
+def to_text(content: bytes | None, *, indent: int = -1) -> tuple[Format, str]:
+    """Return the format of ``content``, and ``content`` in this format; the text of None is empty.
 
-    Numbers in JSON are not changed.
+    JSON, which must be an object or array, is indented by ``indent`` spaces per level, or on one line if ``indent`` is
+    negative. Numbers keep their digits.
     """
     if content is None:
         return "null", ""
@@ -31,7 +32,7 @@ def readable(content: bytes | None, *, indent: int = -1) -> tuple[Format, str]:
     return ("text", text) if all(one.isprintable() or one in "\n\r\t" for one in text) else ("hex", content.hex())
 
 
-def as_json(content: bytes | None) -> tuple[Format, object]:
-    """Return the format of ``content`` and the value to embed in a line of JSON."""
-    kind, text = readable(content)
+def to_json(content: bytes | None) -> tuple[Format, object]:
+    """Return the format of ``content``, and a value that msgspec encodes as JSON."""
+    kind, text = to_text(content)
     return kind, None if kind == "null" else msgspec.Raw(text.encode()) if kind == "JSON" else text

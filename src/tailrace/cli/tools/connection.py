@@ -1,4 +1,4 @@
-"""Options that select brokers and a group: arguments override an app's options, which override the environment.
+"""Options that select brokers and a group. Arguments override an app's options, which override the environment.
 
 ``--help`` imports this module, so expensive imports are made where they are used.
 """
@@ -25,29 +25,35 @@ __all__ = [
     "group_of",
     "open_cluster",
     "seconds",
-    "suggesting_group",
+    "suggest_group",
 ]
 
 CONNECTION_HELP = """\
-The brokers come from --bootstrap-servers, else from --app, else from
-TAILRACE_BOOTSTRAP_SERVERS. Other options come from --set, else from --app, else
-from their variables, such as TAILRACE_SECURITY_PROTOCOL.
+The options --bootstrap-servers and --set override the options of the App, which
+override environment variables such as TAILRACE_BOOTSTRAP_SERVERS and
+TAILRACE_SECURITY_PROTOCOL.
 """
 
 ResultT = TypeVar("ResultT")
 
 
 def add_connection_options(
-    parser: argparse.ArgumentParser, *, inner: bool = False, json: bool = True, timeout_s: float = 30.0
+    parser: argparse.ArgumentParser,
+    *,
+    inner: bool = False,
+    json: bool = True,
+    timeout_s: float = 30.0,
+    timeout_help: str = "time limit of each operation on the cluster",
 ) -> None:
     """Add the connection options and ``--json``.
 
     Args:
         parser: parser of a command or an action.
-        inner: True for an action of a command that has the same options, so that defaults of the action do not replace
-            values given before the action.
-        json: False for a command with its own ``--json``.
+        inner: True for an action, such as ``show``, of a command that has these options, too. The options of the action
+            then have no defaults, because these would replace values that were given before the action.
+        json: False for a command without ``--json``, or with its own.
         timeout_s: default of ``--timeout``.
+        timeout_help: help of ``--timeout``, without the default.
     """
 
     def default(value: object) -> Any:  # noqa: ANN401 - argparse takes any default
@@ -55,7 +61,7 @@ def add_connection_options(
 
     group = parser.add_argument_group("connection")
     group.add_argument(
-        "--app", metavar="MODULE:APP", default=default(None), help="use the brokers, group and options of this App"
+        "--app", metavar="MODULE:APP", default=default(None), help="use the brokers, group and options of an App"
     )
     group.add_argument(
         "--set",
@@ -75,7 +81,7 @@ def add_connection_options(
         type=seconds,
         metavar="SECONDS",
         default=default(timeout_s),
-        help=f"time limit of operations on brokers (default: {timeout_s:.0f})",
+        help=f"{timeout_help} (default: {timeout_s:.0f})",
     )
     if json:
         parser.add_argument(
@@ -87,23 +93,28 @@ def add_connection_options(
 def add_group(parser: argparse.ArgumentParser) -> None:
     """Add the optional argument ``GROUP``."""
     parser.add_argument(
-        "group", nargs="?", metavar="GROUP", help="name of the group (default: that of --app, or TAILRACE_GROUP_ID)"
+        "group",
+        nargs="?",
+        metavar="GROUP",
+        help="name of the group (default: the group of --app, else TAILRACE_GROUP_ID)",
     )
 
 
 def seconds(text: str) -> float:
-    """Parse a positive number of seconds, less than a million."""
+    """Parse a number of seconds that is greater than 0 and less than a million."""
     try:
         number = float(text)
     except ValueError:
         number = 0
     if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds greater than 0, not {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds greater than 0 and less than 1000000, not {text!r}"
+        )
     return number
 
 
 def explicit_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that the arguments set, and those of the app that the arguments do not set.
+    """Return the app's options, overridden by ``--set`` and ``--bootstrap-servers``; the environment is not read.
 
     Raises:
         ConfigurationError: an option does not exist or has an invalid value, or the app cannot be loaded.
@@ -114,7 +125,7 @@ def explicit_options(options: argparse.Namespace) -> dict[str, Any]:
     if options.app:
         from tailrace.app.loading import load_app  # noqa: PLC0415 - a third of the import time
 
-        # The app's hooks are left out, because they expect events of the app, not of this command.
+        # Hooks are left out, because they expect the events of the app, not of this command.
         found = {name: value for name, value in load_app(options.app).options.items() if name != "hooks"}
     for setting in options.set:
         name, separator, text = setting.partition("=")
@@ -141,7 +152,7 @@ async def open_cluster(options: argparse.Namespace) -> AsyncIterator[Cluster]:
 
 
 def connection_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of a command's connection.
+    """Return ``explicit_options`` and defaults of the command line; the environment is not read.
 
     Raises:
         ConfigurationError: an option does not exist or has an invalid value, or the app cannot be loaded.
@@ -151,7 +162,7 @@ def connection_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def group_of(options: argparse.Namespace, config: ConsumerConfig) -> str:
-    """Return the group from the argument, the app or the configuration; without a group, exit with a usage error."""
+    """Return the group that GROUP, the app or ``config`` names; exit with a usage error unless it is one."""
     if options.group:
         return str(options.group)
     groups = {config.group_id} - {None}
@@ -160,14 +171,16 @@ def group_of(options: argparse.Namespace, config: ConsumerConfig) -> str:
 
         groups = {one.group_id or config.group_id for one in load_app(options.app).declared} - {None} or groups
     if len(groups) > 1:
-        options.usage_error(f"{options.app} has several groups: name one of {', '.join(sorted(map(str, groups)))}")
+        options.usage_error(
+            f"{options.app} has several groups: give one of {', '.join(sorted(map(str, groups)))} as GROUP"
+        )
     if not groups:
         options.usage_error("a group is required: give GROUP or --app MODULE:APP, or set TAILRACE_GROUP_ID")
     return str(groups.pop())
 
 
-async def suggesting_group(cluster: Cluster, group_id: str, request: Awaitable[ResultT]) -> ResultT:
-    """Await ``request``; if it raises UnknownGroupError, add a similar group name to the error."""
+async def suggest_group(cluster: Cluster, group_id: str, request: Awaitable[ResultT]) -> ResultT:
+    """Return the result of ``request``; if it raises UnknownGroupError, add a similar group name to the message."""
     from difflib import get_close_matches  # noqa: PLC0415
 
     from tailrace.admin.groups import list_groups  # noqa: PLC0415

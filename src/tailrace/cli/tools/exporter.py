@@ -13,7 +13,7 @@ from tailrace.cli.tools.connection import connection_settings
 from tailrace.cli.tools.tables import counted
 from tailrace.config import resolve
 from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError
-from tailrace.integrations.cluster_exporter import ClusterExporter, accepting, serve_exporter
+from tailrace.integrations.cluster_exporter import ClusterExporter, name_filter, serve_exporter
 from tailrace.net.cluster import Cluster
 from tailrace.signals import handle_signals
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("tailrace")
 
 
 async def work(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT, and return the exit code.
+    """Serve metrics until SIGTERM or SIGINT, and return the exit code.
 
     Raises:
         ConfigurationError: an option is missing or wrong, or the port is in use.
@@ -35,8 +35,8 @@ async def work(options: argparse.Namespace) -> int:
     cluster = Cluster(config)
     exporter = ClusterExporter(
         cluster,
-        topics=accepting(options.topic_filter, options.topic_exclude),
-        groups=accepting(options.group_filter, options.group_exclude),
+        topics=name_filter(options.topic_filter, options.topic_exclude),
+        groups=name_filter(options.group_filter, options.group_exclude),
         timeout_s=options.timeout,
     )
     stopped = asyncio.Event()
@@ -47,7 +47,7 @@ async def work(options: argparse.Namespace) -> int:
                 anyio.create_task_group() as tasks,
             ):
                 _log.info("metrics are served at http://%s:%d/metrics", options.http_host or "*", server.port)
-                tasks.start_soon(_try_once, exporter)
+                tasks.start_soon(_collect_once, exporter)
                 await stopped.wait()
                 tasks.cancel_scope.cancel()
     finally:
@@ -55,13 +55,17 @@ async def work(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _try_once(exporter: ClusterExporter) -> None:
-    """Collect once, so that wrong credentials end the command and not only the first scrape."""
+async def _collect_once(exporter: ClusterExporter) -> None:
+    """Collect once and log the result, so that wrong credentials end the command before the first scrape.
+
+    Raises:
+        AuthenticationError: TLS or SASL failed.
+    """
     try:
         found = await exporter.collect()
     except AuthenticationError:
         raise
     except BrokerConnectionError:
-        return  # The collection has logged it, and the brokers may start later.
+        return  # collect() has logged the error, and the brokers may start later.
     topics = {one.topic for one in found.partitions}
     _log.info("found %s and %s", counted(len(topics), "topic"), counted(len(found.groups), "group"))

@@ -1,6 +1,6 @@
 """Conditions of ``--where``: parsing and matching.
 
-``--help`` imports this module, so msgspec is imported when the first record is matched.
+``tail --help`` imports this module, so msgspec is imported when the first record is matched.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Condition", "matcher", "parse_condition"]
 
 _ABSENT = object()
+"""Value of a field that the record does not have."""
 
 
 class Condition(NamedTuple):
@@ -25,7 +26,7 @@ class Condition(NamedTuple):
     """``key``, ``header.NAME``, or the path of a field of the JSON value, separated by dots."""
     comparison: Literal["=", "!=", "~"]
     wanted: str
-    """Value, or part of a text for the comparison ``~``."""
+    """Value to compare with, or for the comparison ``~``, a part of the field's text."""
 
 
 def parse_condition(text: str) -> Condition:
@@ -41,33 +42,35 @@ def parse_condition(text: str) -> Condition:
 
 def matcher(conditions: Sequence[Condition]) -> Callable[[Record], bool]:
     """Return a predicate that is true for records that match all conditions."""
-    outside_value = [one for one in conditions if _is_outside_value(one.field)]
-    in_value = [(one.field.removeprefix("value.").split("."), one) for one in conditions if one not in outside_value]
+    on_key_or_headers = [one for one in conditions if _is_key_or_header(one.field)]
+    on_value = [
+        (one.field.removeprefix("value.").split("."), one) for one in conditions if one not in on_key_or_headers
+    ]
 
     def matches(record: Record) -> bool:
-        if not all(_is_met(one, _text_outside_value(record, one.field)) for one in outside_value):
+        if not all(_is_met(one, _key_or_header(record, one.field)) for one in on_key_or_headers):
             return False
-        if not in_value:
+        if not on_value:
             return True
         value = _decoded(record.value)
-        return all(_is_met(one, _field_at(value, path)) for path, one in in_value)
+        return all(_is_met(one, _field_at(value, path)) for path, one in on_value)
 
     return matches
 
 
-def _is_outside_value(field: str) -> bool:
-    """Return True for the key and for headers."""
+def _is_key_or_header(field: str) -> bool:
     return field == "key" or field.startswith("header.")
 
 
-def _text_outside_value(record: Record, field: str) -> object:
-    from tailrace.cli.tools.byte_text import readable  # noqa: PLC0415 - not needed by --help
+def _key_or_header(record: Record, field: str) -> object:
+    """Return the text of the key or of the last header with this name; None if its content is null."""
+    from tailrace.cli.tools.byte_text import to_text  # noqa: PLC0415 - not needed by --help
 
     if field == "key":
-        return None if record.key is None else readable(record.key)[1]
+        return None if record.key is None else to_text(record.key)[1]
     name = field.removeprefix("header.")
     found = [value for header, value in record.headers if header == name]
-    return _ABSENT if not found else None if found[-1] is None else readable(found[-1])[1]
+    return _ABSENT if not found else None if found[-1] is None else to_text(found[-1])[1]
 
 
 def _decoded(content: bytes | None) -> object:

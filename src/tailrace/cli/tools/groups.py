@@ -15,7 +15,7 @@ from tailrace.admin.groups import (
     list_groups,
 )
 from tailrace.admin.offsets import committed_offsets
-from tailrace.cli.tools.connection import group_of, open_cluster, suggesting_group
+from tailrace.cli.tools.connection import group_of, open_cluster, suggest_group
 from tailrace.cli.tools.tables import Column, TextOutput, count, counted, write_json
 from tailrace.net.cluster import Cluster
 from tailrace.records import TopicPartition
@@ -86,7 +86,7 @@ def _address(cluster: Cluster, node_id: int) -> str:
 
 async def _show(cluster: Cluster, options: argparse.Namespace) -> None:
     group_id = group_of(options, cluster.config)
-    group = await suggesting_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+    group = await suggest_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
     if options.json:
         write_json([_as_json(group)])
         return
@@ -151,7 +151,7 @@ def _as_json(group: GroupDescription) -> dict[str, object]:
 
 
 def member_as_json(member: GroupMemberDescription | None) -> dict[str, object]:
-    """Return the fields that identify a member; all fields are null if ``member`` is None."""
+    """Return the JSON fields that identify a member; they are null if ``member`` is None."""
     if member is None:
         return {"member_id": None, "client_id": None, "host": None, "group_instance_id": None}
     return {
@@ -166,11 +166,11 @@ def member_as_json(member: GroupMemberDescription | None) -> dict[str, object]:
 
 
 async def _delete(cluster: Cluster, options: argparse.Namespace) -> None:
-    """Check all groups, and then delete them, or list them without ``--execute``."""
+    """Check that no group has live members; then delete the groups, or only list them without ``--execute``."""
     group_ids = list(dict.fromkeys(options.groups))
     offset_counts = {}
     for group_id in group_ids:
-        group = await suggesting_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+        group = await suggest_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
         check_idle(group, "deleting the group")
         offsets = await committed_offsets(cluster, group_id, timeout_s=options.timeout)
         offset_counts[group_id] = len(offsets)

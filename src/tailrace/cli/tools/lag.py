@@ -8,16 +8,17 @@ import time
 from collections.abc import Sequence
 
 from tailrace.admin.lag import GroupLag, PartitionLag, group_lag
-from tailrace.cli.tools.connection import group_of, open_cluster, suggesting_group
+from tailrace.cli.tools.connection import group_of, open_cluster, suggest_group
 from tailrace.cli.tools.groups import member_as_json
-from tailrace.cli.tools.tables import Column, TextOutput, count, counted, drawn, plain, write_json
+from tailrace.cli.tools.tables import Column, TextOutput, count, counted, rich_table, write_json
 from tailrace.cli.tools.times import iso
 from tailrace.net.cluster import Cluster
+from tailrace.observe.escaping import escaped
 
 __all__ = ["work"]
 
 _OTHER_LINES = 5
-"""Number of lines that the total, the note, the head of the table and the cursor take."""
+"""Number of lines of the terminal that are not rows of the table: total, note, table head and cursor."""
 _COLUMNS = (
     Column("topic", is_folded=True),
     Column("partition", is_number=True),
@@ -32,7 +33,7 @@ async def work(options: argparse.Namespace) -> int:
     """Print the lag of a group, once or repeatedly, and return the exit code."""
     async with open_cluster(options) as cluster:
         group_id = group_of(options, cluster.config)
-        found = await suggesting_group(cluster, group_id, group_lag(cluster, group_id, timeout_s=options.timeout))
+        found = await suggest_group(cluster, group_id, group_lag(cluster, group_id, timeout_s=options.timeout))
         if options.watch:
             await _watch(cluster, found, options)
         elif options.json:
@@ -101,7 +102,10 @@ def _as_json(found: GroupLag, at: str | None = None) -> list[dict[str, object]]:
 
 
 async def _watch(cluster: Cluster, found: GroupLag, options: argparse.Namespace) -> None:
-    """Print the lag repeatedly until a signal; on a terminal, each measurement replaces the previous one."""
+    """Print the lag ``found``, and then measure and print repeatedly until a signal.
+
+    On a terminal with rich, each measurement replaces the previous one.
+    """
     output = TextOutput()
     if not options.json and output.is_terminal:
         await _draw(cluster, found, options)
@@ -128,16 +132,19 @@ async def _draw(cluster: Cluster, found: GroupLag, options: argparse.Namespace) 
         while True:
             now = time.time()
             total = f"lag       {_total(found)}{_rate(before, (now, found.total))}"
-            shown, note = _fitting(found.partitions, live.console.height - _OTHER_LINES)
-            rows = [[plain(cell) for cell in _row(one)] for one in shown]
-            live.update(Group(Text(total), Text(note), drawn(_COLUMNS, rows)), refresh=True)
+            shown, note = _select_for_height(found.partitions, live.console.height - _OTHER_LINES)
+            rows = [[escaped(cell) for cell in _row(one)] for one in shown]
+            live.update(Group(Text(total), Text(note), rich_table(_COLUMNS, rows)), refresh=True)
             before = now, found.total
             await asyncio.sleep(options.interval)
             found = await group_lag(cluster, found.group.group_id, timeout_s=options.timeout)
 
 
-def _fitting(partitions: Sequence[PartitionLag], lines: int) -> tuple[Sequence[PartitionLag], str]:
-    """Return the partitions to show and a note on the rest; if not all fit, those with the greatest lag are shown."""
+def _select_for_height(partitions: Sequence[PartitionLag], lines: int) -> tuple[Sequence[PartitionLag], str]:
+    """Return the partitions to show on ``lines`` lines, those with the greatest lag first, and a note on the others.
+
+    If all partitions fit, they are in their own order, and the note is empty.
+    """
     if len(partitions) <= max(lines, 1):
         return partitions, ""
     shown = sorted(partitions, key=lambda one: -(one.lag or 0))[: max(lines, 1)]
@@ -145,7 +152,12 @@ def _fitting(partitions: Sequence[PartitionLag], lines: int) -> tuple[Sequence[P
 
 
 def _rate(before: tuple[float, int] | None, now: Sequence[float]) -> str:
-    """Return the change of the lag in records per second, as text."""
+    """Return the change of the total lag in records per second, as text; empty for the first measurement.
+
+    Args:
+        before: time in seconds and total lag of the previous measurement.
+        now: time in seconds and total lag of this measurement.
+    """
     if before is None or now[0] <= before[0]:
         return ""
     rate = (now[1] - before[1]) / (now[0] - before[0])

@@ -1,4 +1,4 @@
-"""Options that select the log of a command that runs until a signal."""
+"""Log options of commands that run until a signal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
         "--log-level",
         choices=["debug", "info", "warning", "error"],
         default="info",
-        help="log level on stderr (default: %(default)s)",
+        help="lowest level to log (default: %(default)s)",
     )
     parser.add_argument(
         "--log-format",
         choices=["console", "json"],
         default="console",
-        help="lines of text or of JSON on stderr (default: %(default)s)",
+        help="format of the log on stderr (default: %(default)s)",
     )

@@ -1,4 +1,4 @@
-"""Numbers in arguments of commands."""
+"""Parsing of numbers in arguments of commands."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ import sys
 import time
 
 from tailrace.admin.groups import describe_group
-from tailrace.admin.lag import check_of_consumers
+from tailrace.admin.lag import check_is_consumer_group
 from tailrace.admin.offset_resets import ResetPlan, reset_offsets
 from tailrace.admin.offsets import GroupOffset, committed_offsets, delete_offsets
 from tailrace.admin.reset_plan import OffsetChange, ResetTarget, ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime
-from tailrace.cli.tools.connection import group_of, open_cluster, suggesting_group
+from tailrace.cli.tools.connection import group_of, open_cluster, suggest_group
 from tailrace.cli.tools.tables import Column, TextOutput, count, counted, write_json
 from tailrace.errors import ConfigurationError
 from tailrace.net.cluster import Cluster
@@ -37,14 +37,14 @@ async def work(options: argparse.Namespace) -> int:
 
 
 async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
-    group = await suggesting_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
-    check_of_consumers(group)
+    group = await suggest_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+    check_is_consumer_group(group)
     found = list((await committed_offsets(cluster, group_id, timeout_s=options.timeout)).values())
     if options.json:
         write_json(_offset_as_json(group_id, one) for one in found)
         return 0
     output = TextOutput()
-    # Metadata committed by confluent-kafka include the terminating zero byte of a C string.
+    # Metadata that confluent-kafka commits ends with the zero byte of a C string.
     texts = [one.decoded_metadata.problem or one.decoded_metadata.user_text.rstrip("\0") for one in found]
     is_same = len(found) > 1 and len(set(texts)) == 1
     if found:
@@ -180,7 +180,7 @@ def _change_as_json(plan: ResetPlan, one: OffsetChange) -> dict[str, object]:
 
 async def _delete(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
     topics, partitions = options.topic
-    await suggesting_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+    await suggest_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
     committed = await committed_offsets(cluster, group_id, timeout_s=options.timeout)
     chosen = [one for one in committed if one.topic in topics or one in partitions]
     if not chosen:

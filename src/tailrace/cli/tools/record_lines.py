@@ -1,7 +1,7 @@
 """Output formats of ``tailrace tail``: lines of JSON, rows of a table, raw values.
 
-Control characters are escaped, except in raw values that are not written to a terminal. Keys and values in a table are
-truncated so that a row fits the terminal; at least ``_MIN_VALUE_WIDTH`` cells of the value are shown in any case.
+Control characters are escaped, except in raw values that are not written to a terminal. A row of a table is as wide as
+the terminal: the key and the value are truncated, the value to no less than ``_MIN_VALUE_WIDTH`` cells.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ from collections.abc import Callable
 
 import msgspec
 
-from tailrace.cli.tools.byte_text import as_json, readable
-from tailrace.cli.tools.tables import plain
+from tailrace.cli.tools.byte_text import to_json, to_text
 from tailrace.cli.tools.times import iso, when
 from tailrace.observe.escaping import escaped, escaped_json
 from tailrace.records import Record
 
 __all__ = ["heading", "writer_of"]
 
-_PLACE, _TIME, _KEY = 14, 19, 14
-"""Widths of columns, in cells."""
+_OFFSET_WIDTH, _TIME_WIDTH, _KEY_WIDTH = 14, 19, 14
+"""Widths of columns in cells, of which a wide character takes two."""
 _MIN_VALUE_WIDTH = 10
 
 
 def writer_of(form: str) -> Callable[[Record], bytes]:
-    """Return a function that encodes a record as json, table or raw, with a final newline."""
+    """Return a function that encodes a record, with a newline, in the format ``json``, ``table`` or ``raw``."""
     if form == "table":
         width = _width()
         return lambda record: _row(
             f"{record.partition}:{record.offset}",
             when(record.timestamp),
-            _shown(record.key),
-            _shown(record.value),
+            _cell_text(record.key),
+            _cell_text(record.value),
             width,
         )
     if form == "json":
@@ -49,9 +48,9 @@ def heading() -> bytes:
 
 
 def _json_line(record: Record) -> bytes:
-    key_format, key = as_json(record.key)
-    value_format, value = as_json(record.value)
-    headers = [(name, *as_json(content)) for name, content in record.headers]
+    key_format, key = to_json(record.key)
+    value_format, value = to_json(record.value)
+    headers = [(name, *to_json(content)) for name, content in record.headers]
     entry = {
         "topic": record.topic,
         "partition": record.partition,
@@ -81,18 +80,19 @@ def _width() -> int:
     return shutil.get_terminal_size().columns
 
 
-def _row(place: str, time: str, key: str, value: str, width: int) -> bytes:
-    value_width = max(_MIN_VALUE_WIDTH, width - _PLACE - _TIME - _KEY - 6)
-    row = f"{place:<{_PLACE}}  {time:<{_TIME}}  {_fitted(key, _KEY)}  {_fitted(value, value_width).rstrip()}"
+def _row(position: str, time: str, key: str, value: str, width: int) -> bytes:
+    value_width = max(_MIN_VALUE_WIDTH, width - _OFFSET_WIDTH - _TIME_WIDTH - _KEY_WIDTH - 6)
+    start = f"{position:<{_OFFSET_WIDTH}}  {time:<{_TIME_WIDTH}}  {_fit(key, _KEY_WIDTH)}"
+    row = f"{start}  {_fit(value, value_width).rstrip()}"
     return f"{row.rstrip()}\n".encode()
 
 
-def _shown(content: bytes | None) -> str:
-    kind, text = readable(content)
-    return "null" if kind == "null" else f"0x{text}" if kind == "hex" else plain(text)
+def _cell_text(content: bytes | None) -> str:
+    kind, text = to_text(content)
+    return "null" if kind == "null" else f"0x{text}" if kind == "hex" else escaped(text)
 
 
-def _fitted(text: str, width: int) -> str:
+def _fit(text: str, width: int) -> str:
     """Pad or truncate ``text`` to exactly ``width`` cells; truncated text ends with an ellipsis."""
     if len(text) <= width and text.isascii():
         return text.ljust(width)
@@ -109,7 +109,7 @@ def _fitted(text: str, width: int) -> str:
     return "".join(kept) + "…" + " " * (width - 1 - cells)
 
 
-def _cells(letter: str) -> int:
-    if unicodedata.combining(letter):
+def _cells(character: str) -> int:
+    if unicodedata.combining(character):
         return 0
-    return 2 if unicodedata.east_asian_width(letter) in {"W", "F"} else 1
+    return 2 if unicodedata.east_asian_width(character) in {"W", "F"} else 1

@@ -1,4 +1,4 @@
-"""Exit of commands: on completion, on a signal, or when the reader of stdout closes the pipe."""
+"""Run of a command until it completes, a signal arrives, or the reader of stdout closes the pipe."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from collections.abc import Coroutine
 
 from tailrace.runner import run
 
-__all__ = ["finished", "has_reader"]
+__all__ = ["has_reader", "run_to_exit_code"]
 
-_SIGTERM = 143
+_SIGTERM_EXIT_CODE = 143
 
 
-def finished(work: Coroutine[object, object, int]) -> int:
-    """Run ``work`` and return its exit code, or 143 after SIGTERM.
+def run_to_exit_code(work: Coroutine[object, object, int]) -> int:
+    """Run ``work`` and return its exit code, 143 after SIGTERM, or 0 if the reader of stdout closed the pipe.
 
-    If the reader of the output, such as ``head``, closes the pipe, the exit code is 0.
+    Raises:
+        KeyboardInterrupt: SIGINT arrived.
     """
     try:
-        done = run(work)
+        exit_code = run(work)
         sys.stdout.flush()
     except BrokenPipeError:
         # Redirect stdout, or Python reports the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    return _SIGTERM if done is None else done
+    return _SIGTERM_EXIT_CODE if exit_code is None else exit_code
 
 
 def has_reader() -> bool:
-    """Return False if the reader of stdout is known to have closed the pipe; this is checked without a write."""
+    """Return False if the reader of stdout has closed the pipe, and True if not, or if this cannot be determined."""
     try:
         from select import POLLERR, poll  # noqa: PLC0415 - not on Windows
 

@@ -8,6 +8,7 @@ import functools
 import logging
 import signal
 import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from tailrace.app.loading import load_app
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["work"]
 
+_SIGINT_EXIT_CODE = 130
 _SIGTERM_EXIT_CODE = 143
 _POLL_INTERVAL_S = 1
-_USAGE_ERROR = 2
+_USAGE_ERROR_EXIT_CODE = 2
 
 
 def work(options: argparse.Namespace) -> int:
@@ -44,13 +46,13 @@ def work(options: argparse.Namespace) -> int:
 
 def _work(options: argparse.Namespace) -> int:
     try:
-        handler, conf = _checked(options)
+        handler, conf = _check_arguments(options)
     except ConfigurationError as error:
-        print(f"tailrace spark: {escaped(str(error))}", file=sys.stderr)  # noqa: T201 - a usage error
-        return _USAGE_ERROR
+        print(f"tailrace spark: {escaped(str(error))}", file=sys.stderr)  # noqa: T201 - message of the command
+        return _USAGE_ERROR_EXIT_CODE
     app = load_app(options.app)
     with spark_session(app, **conf) as spark:
-        # The pipeline takes MODULE:APP, not the object, because Spark's workers import the app by name.
+        # The pipeline is given MODULE:APP, not the App object, because Spark's workers import the app by name.
         pipeline = SparkPipeline(options.app, spark, getattr(options, "checkpoint", None))
         match options.action:
             case "run":
@@ -61,19 +63,19 @@ def _work(options: argparse.Namespace) -> int:
                 return _handoff(pipeline, handler, options)
 
 
-def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """Check the arguments and return the name of the handler and Spark's conf.
+def _check_arguments(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Check the arguments, and return the name of the handler and the Spark properties.
 
-    Called before Spark starts, because the start takes half a minute.
+    The arguments are checked before Spark starts, because the start takes half a minute.
 
     Raises:
         ConfigurationError: an argument is wrong.
     """
     app = load_app(options.app)
-    for name, text in map(_split, options.set):
+    for name, text in _split("--set", options.set):
         app.configure(**cast("ConsumerOptions", {name: parsed_option(name, text, "--set")}))
     handler = options.handler or _only_handler(app, options.app)
-    conf: dict[str, Any] = dict(map(_split, options.conf))
+    conf: dict[str, Any] = dict(_split("--conf", options.conf))
     if options.master:
         conf["master"] = options.master
     check_run(app, options.app, handler, parallelism=options.parallelism)
@@ -81,10 +83,10 @@ def _checked(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 
 def _run(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> int:
-    received: list[int] = []
+    received_signals: list[int] = []
     with contextlib.ExitStack() as handlers:
         for number in (signal.SIGTERM, signal.SIGINT):
-            handlers.enter_context(handle_signals([number], functools.partial(received.append, number)))
+            handlers.enter_context(handle_signals([number], functools.partial(received_signals.append, number)))
         query: SparkQuery = pipeline.start(
             handler,
             trigger=options.trigger,
@@ -92,13 +94,13 @@ def _run(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> 
             parallelism=options.parallelism,
         )
         _print(f"{handler} runs on Spark in group {_group_of(pipeline, handler)}; press Ctrl-C to stop")
-        while not received and not query.await_termination(_POLL_INTERVAL_S):
+        while not received_signals and not query.await_termination(_POLL_INTERVAL_S):
             pass
-        if received:
+        if received_signals:
             query.stop()
     counts = query.counted
     _print(f"{counts.records:,} records handled, {counts.dead_letters:,} dead letters")
-    return 130 if signal.SIGINT in received else _SIGTERM_EXIT_CODE if received else 0
+    return _SIGINT_EXIT_CODE if signal.SIGINT in received_signals else _SIGTERM_EXIT_CODE if received_signals else 0
 
 
 def _backfill(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> int:
@@ -153,11 +155,12 @@ def _group_of(pipeline: SparkPipeline, handler: str) -> str:
     return pipeline.group_status(handler).group_id
 
 
-def _split(setting: str) -> tuple[str, str]:
-    name, separator, text = setting.partition("=")
-    if not separator:
-        raise ConfigurationError(f"must be NAME=VALUE, not {setting!r}")
-    return name, text
+def _split(option: str, settings: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for setting in settings:
+        name, separator, text = setting.partition("=")
+        if not separator:
+            raise ConfigurationError(f"{option} must be NAME=VALUE, not {setting!r}")
+        yield name, text
 
 
 def _print(text: str) -> None:

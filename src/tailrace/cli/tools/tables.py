@@ -1,7 +1,7 @@
-"""Tables and labeled lines for people, lines of JSON for programs.
+"""Output of commands: tables and labeled lines, or lines of JSON with ``--json``.
 
-Names and texts from brokers are untrusted: control characters are escaped. On a terminal, rich draws the tables, a row
-is one line, and cells that do not fit end with an ellipsis. In a pipe, or without rich, rows are plain and complete.
+Control characters are escaped, because names and texts from brokers are untrusted. On a terminal, rich draws the tables
+and fits them to the width of the terminal. In a pipe, or without rich, tables are plain text, and no cell is truncated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tailrace.observe.escaping import escaped, escaped_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Column", "TextOutput", "count", "counted", "drawn", "plain", "write_json"]
+__all__ = ["Column", "TextOutput", "count", "counted", "rich_table", "write_json"]
 
 _LABEL_WIDTH = 9
 
@@ -29,11 +29,11 @@ class Column(NamedTuple):
     name: str
     is_number: bool = False
     is_folded: bool = False
-    """True to wrap cells that do not fit instead of truncating them."""
+    """True to wrap cells that do not fit into the table; other cells are truncated and end with an ellipsis."""
 
 
 class TextOutput:
-    """Labeled lines and tables on stdout, drawn with rich on a terminal if rich is installed."""
+    """Writer of labeled lines and tables to stdout, with rich on a terminal if rich is installed."""
 
     def __init__(self) -> None:
         self._screen = None
@@ -42,7 +42,7 @@ class TextOutput:
         except ModuleNotFoundError:
             return
         screen = Screen()
-        # Shells do not export COLUMNS by default, so a user who sets it requests a table of that width.
+        # Shells do not export COLUMNS by default, so if it is set, the user wants tables of that width.
         if screen.is_terminal or os.environ.get("COLUMNS"):
             self._screen = screen
 
@@ -54,11 +54,11 @@ class TextOutput:
     def line(self, label: str, text: str) -> None:
         """Print ``text`` after ``label``."""
         if self._screen is None:
-            _print(f"{label:<{_LABEL_WIDTH}} {plain(text)}")
+            _print(f"{label:<{_LABEL_WIDTH}} {escaped(text)}")
             return
         from rich.markup import escape  # noqa: PLC0415 - an extra
 
-        self._screen.line(label, escape(plain(text)))
+        self._screen.line(label, escape(escaped(text)))
 
     def gap(self) -> None:
         """Print an empty line."""
@@ -66,16 +66,16 @@ class TextOutput:
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
         """Print a table and an empty line."""
-        cells = [[plain(cell) for cell in row] for row in rows]
+        cells = [[escaped(cell) for cell in row] for row in rows]
         if self._screen is None:
             _print(_plain_table(columns, cells))
         else:
-            self._screen.console.print(drawn(columns, cells))
+            self._screen.console.print(rich_table(columns, cells))
             self._screen.console.print()
 
 
-def drawn(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """Return a table for rich to draw."""
+def rich_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> RenderableType:
+    """Return a table that rich can print; the text of ``rows`` must be escaped."""
     from rich import box  # noqa: PLC0415 - an extra
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -89,7 +89,7 @@ def drawn(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Renderabl
             overflow="fold" if column.is_folded else "ellipsis",
         )
     for row in rows:
-        # no_wrap is set for each cell, because rich does not narrow a column with no_wrap.
+        # Set no_wrap for cells, not for columns, because rich does not narrow a column that has no_wrap.
         cells = zip(row, columns, strict=True)
         table.add_row(*(Text(cell, no_wrap=not column.is_folded) for cell, column in cells))
     return table
@@ -117,11 +117,6 @@ def write_json(entries: Iterable[Mapping[str, object]]) -> None:
     """Print each entry as one line of JSON."""
     sys.stdout.write("".join(f"{escaped_json(msgspec.json.encode(entry).decode())}\n" for entry in entries))
     sys.stdout.flush()
-
-
-def plain(text: str) -> str:
-    """Return ``text`` with unprintable characters escaped."""
-    return escaped(text)
 
 
 def count(number: int | None) -> str:

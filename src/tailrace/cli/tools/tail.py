@@ -1,4 +1,4 @@
-"""Implementation of ``tailrace tail``: reads without a group and commits nothing."""
+"""Implementation of ``tailrace tail``, which joins no group and commits no offset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tailrace.admin.offsets import EARLIEST, LATEST, list_offsets
-from tailrace.admin.topics import partitions_of, watched
+from tailrace.admin.topics import partitions_of, watched_topics
 from tailrace.cli.tools.connection import explicit_options, open_cluster
 from tailrace.cli.tools.filters import matcher
 from tailrace.cli.tools.record_lines import heading, writer_of
@@ -27,9 +27,9 @@ __all__ = ["work"]
 
 _POLL_TIMEOUT_MS = 500
 _STALL_S = 60.0
-"""Maximum wait for the next record while the partitions have unread records."""
+"""Maximum time to wait for a record with ``--no-follow`` while partitions have unread offsets."""
 _WITHOUT_GROUP: dict[str, Any] = {
-    # The group options of the app or the environment concern the app, not this command.
+    # Group options that come from --app or the environment are for the app, not for this command.
     "group_id": None,
     "group_protocol": "classic",
     "group_instance_id": None,
@@ -42,15 +42,16 @@ _WITHOUT_GROUP: dict[str, Any] = {
 
 
 async def work(options: argparse.Namespace) -> int:
-    """Print records up to a limit or a signal, and return the exit code.
+    """Print records until a signal, ``--max``, or with ``--no-follow`` the end; return the exit code.
 
     Raises:
-        UnknownTopicError: there is no such topic.
-        ConfigurationError: the topic has no such partition.
+        UnknownTopicError: the topic does not exist.
+        ConfigurationError: a partition of ``--partition`` does not exist, or an option is wrong.
+        ConsumerTimeoutError: with ``--no-follow``, no record arrived for a minute, although some are unread.
         BrokenPipeError: the reader of stdout closed the pipe.
     """
     async with open_cluster(options) as cluster:
-        partitions = await _selected(cluster, options)
+        partitions = await _selected_partitions(cluster, options)
         starts, ends = await _bounds(cluster, partitions, options.start, options.timeout)
     consumer_options = {"client_id": "tailrace-tail", **explicit_options(options), **_WITHOUT_GROUP}
     async with Consumer(options.topic, **consumer_options) as consumer:
@@ -64,7 +65,11 @@ async def work(options: argparse.Namespace) -> int:
 
 
 class _Printer:
-    """Writes matching records up to the limit of ``--max``.
+    """Writes matching records to stdout, at most ``--max``.
+
+    Args:
+        options: arguments of the command.
+        ends: offsets by partition at which writing ends; None to write all matching records.
 
     Attributes:
         is_full: True once ``--max`` records are written.
@@ -75,7 +80,7 @@ class _Printer:
         self._out = sys.stdout.buffer
         self._matches, self._write = matcher(options.where), writer_of(options.format)
         self._partitions = {number for numbers in options.partition for number in numbers}
-        self._ends, self._left = ends, options.max
+        self._ends, self._remaining = ends, options.max
         if options.format == "table":
             self._out.write(heading())
             self._out.flush()
@@ -86,28 +91,31 @@ class _Printer:
             if not self._is_selected(record):
                 continue
             self._out.write(self._write(record))
-            if self._left is not None:
-                self._left -= 1
-                self.is_full = not self._left
+            if self._remaining is not None:
+                self._remaining -= 1
+                self.is_full = not self._remaining
                 if self.is_full:
                     break
         self._out.flush()
 
     def _is_selected(self, record: Record) -> bool:
         if self._partitions and record.partition not in self._partitions:
-            return False  # a partition added after the start
+            return False  # The partition was added to the topic after the start.
         if self._ends is not None and record.offset >= self._ends.get(record.topic_partition, 0):
             return False
         return self._matches(record)
 
 
 async def _read(consumer: Consumer, printer: _Printer, unread: Mapping[TopicPartition, int] | None) -> None:
-    """Print records until the printer is full, the pipe is closed, or all partitions are read.
+    """Print records until ``printer`` is full, the reader of stdout closes the pipe, or all partitions are read.
 
     Args:
-        consumer: reads the partitions.
-        printer: prints the records.
-        unread: end offset up to which each partition is read; None to follow the partitions without end.
+        consumer: consumer of the partitions.
+        printer: printer of the records.
+        unread: end offset up to which each partition is read; None to read new records without end.
+
+    Raises:
+        ConsumerTimeoutError: no record arrived for a minute, although ``unread`` has partitions.
     """
     loop = asyncio.get_running_loop()
     last_record_at = loop.time()
@@ -125,17 +133,17 @@ async def _read(consumer: Consumer, printer: _Printer, unread: Mapping[TopicPart
         elif unread is not None and loop.time() - last_record_at > _STALL_S:
             raise ConsumerTimeoutError(
                 f"no record of {', '.join(map(str, sorted(unread)))} arrived for {_STALL_S:.0f} s, although the log has"
-                " more - check that the leaders of these partitions run"
+                " more records - check that the leaders of these partitions run"
             )
 
 
 # ---- start -------------------------------------------------------------------------------------------------------
 
 
-async def _selected(cluster: Cluster, options: argparse.Namespace) -> list[TopicPartition]:
+async def _selected_partitions(cluster: Cluster, options: argparse.Namespace) -> list[TopicPartition]:
     counts = await partitions_of(cluster, [options.topic], timeout_s=options.timeout)
     if options.topic not in counts:
-        raise await _unknown(cluster, options.topic)
+        raise await _unknown_topic_error(cluster, options.topic)
     existing = range(counts[options.topic])
     selected = sorted({number for numbers in options.partition for number in numbers}) or existing
     for number in selected:
@@ -146,9 +154,9 @@ async def _selected(cluster: Cluster, options: argparse.Namespace) -> list[Topic
     return [TopicPartition(options.topic, number) for number in selected]
 
 
-async def _unknown(cluster: Cluster, topic: str) -> UnknownTopicError:
+async def _unknown_topic_error(cluster: Cluster, topic: str) -> UnknownTopicError:
     """Return an error that suggests a similar topic name."""
-    with watched(cluster, None):
+    with watched_topics(cluster, None):
         await cluster.refresh()
     close = get_close_matches(topic, cluster.topology.topics, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""
@@ -158,7 +166,7 @@ async def _unknown(cluster: Cluster, topic: str) -> UnknownTopicError:
 async def _bounds(
     cluster: Cluster, partitions: Collection[TopicPartition], start: TailStart, timeout_s: float
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return the start offset of each partition, limited to the offsets of its log, and the current end offsets."""
+    """Return the start offset and the current end offset of each partition."""
     begins = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_s=timeout_s)
     ends = await list_offsets(cluster, dict.fromkeys(partitions, LATEST), timeout_s=timeout_s)
     since_ms = start.number if start.kind == "time" else (time.time() - start.number) * 1000
@@ -166,16 +174,16 @@ async def _bounds(
     if start.kind in {"time", "ago"}:
         at_time = await list_offsets(cluster, dict.fromkeys(partitions, max(0, int(since_ms))), timeout_s=timeout_s)
     starts = {
-        one: _start(start, begins[one].offset, ends[one].offset, at_time[one].offset if at_time else -1)
+        one: _start_offset(start, begins[one].offset, ends[one].offset, at_time[one].offset if at_time else -1)
         for one in partitions
     }
     return starts, {one: listed.offset for one, listed in ends.items()}
 
 
-def _start(start: TailStart, begin: int, end: int, at_time: int) -> int:
-    """Return the start offset in a log from ``begin`` to ``end``.
+def _start_offset(start: TailStart, begin: int, end: int, at_time: int) -> int:
+    """Return the start offset in a log whose first offset is ``begin`` and whose end offset is ``end``.
 
-    ``at_time`` is the offset of the first record at the start time, or -1 if all records are older.
+    ``at_time`` is the offset of the first record at or after the start time, or -1 if all records are older.
     """
     match start.kind:
         case "earliest":

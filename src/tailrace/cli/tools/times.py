@@ -1,6 +1,6 @@
 """Parsing and formatting of times and durations.
 
-Times without a zone are in UTC, in input and output of all commands.
+Times without a time zone are in UTC, in the input and output of all commands.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 
 __all__ = ["TailStart", "iso", "parse_duration", "parse_start", "parse_time", "when"]
 
-_SHORT = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_UNIT_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
-_PARTS = "".join(rf"(?:{_NUMBER}{unit})?" for unit in _SHORT)
+_PARTS = "".join(rf"(?:{_NUMBER}{unit})?" for unit in _UNIT_SECONDS)
 _ISO = re.compile(
     rf"P(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?=[0-9])(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?", re.IGNORECASE
 )
-_LATEST_MS = 253_402_300_800_000
+_END_MS = 253_402_300_800_000
 """Start of the year 10000, the first year that ``datetime`` cannot represent."""
 
 
@@ -27,7 +27,9 @@ def parse_duration(text: str) -> float:
     found = _ISO.fullmatch(text) or re.fullmatch(_PARTS, text)
     if found is None or not any(found.groups()):
         raise argparse.ArgumentTypeError(f"must be a duration, such as 90s, 1h30m, 2d, PT1H or P1DT12H, not {text!r}")
-    return sum(float(number) * size for number, size in zip(found.groups(), _SHORT.values(), strict=True) if number)
+    return sum(
+        float(number) * size for number, size in zip(found.groups(), _UNIT_SECONDS.values(), strict=True) if number
+    )
 
 
 def parse_time(text: str) -> int:
@@ -46,27 +48,31 @@ def parse_time(text: str) -> int:
 
 
 def when(at_ms: int) -> str:
-    """Format a time in UTC to the second: ``2026-01-31 09:00:00``."""
+    """Format milliseconds since the epoch as a time in UTC to the second: ``2026-01-31 09:00:00``."""
     return _text(at_ms, "seconds").replace("T", " ").replace("+00:00", "")
 
 
 def iso(at_ms: int) -> str:
-    """Format a time in ISO 8601 to the millisecond: ``2026-01-31T09:00:00.000Z``."""
+    """Format milliseconds since the epoch in ISO 8601 to the millisecond: ``2026-01-31T09:00:00.000Z``."""
     return _text(at_ms, "milliseconds").replace("+00:00", "Z")
 
 
 def _text(at_ms: int, timespec: str) -> str:
-    if not 0 <= at_ms < _LATEST_MS:
+    if not 0 <= at_ms < _END_MS:
         return f"{at_ms} ms"
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec=timespec)
 
 
 class TailStart(NamedTuple):
-    """Start of reading."""
+    """Offset or time at which ``tailrace tail`` starts."""
 
     kind: Literal["earliest", "latest", "offset", "last", "time", "ago"]
     number: float = 0
-    """Offset, number of records before the end, milliseconds since the epoch, or seconds ago."""
+    """Number that ``kind`` needs; 0 for ``earliest`` and ``latest``.
+
+    It is an offset, a number of offsets before the end (``last``), milliseconds since the epoch (``time``), or the age
+    in seconds (``ago``).
+    """
 
 
 def parse_start(text: str) -> TailStart:
@@ -82,6 +88,6 @@ def parse_start(text: str) -> TailStart:
         except argparse.ArgumentTypeError:
             continue
     raise argparse.ArgumentTypeError(
-        "must be earliest, latest, an offset, -N for the last N records, a time such as 2026-01-31T09:00 (UTC), or an"
+        "must be earliest, latest, an offset, -N for the last N offsets, a time such as 2026-01-31T09:00 (UTC), or an"
         f" age such as 1h, not {text!r}"
     )

@@ -14,7 +14,7 @@ class Batches(Generic[BatchT_co]):
     """Iterator of batches; a batch is finished when the next one is polled.
 
     Args:
-        next_batch: returns the next batch; raises StopAsyncIteration to end the loop.
+        next_batch: finishes the previous batch and returns the next one; raises StopAsyncIteration to end the loop.
     """
 
     def __init__(self, next_batch: Callable[[], Awaitable[BatchT_co]]) -> None:

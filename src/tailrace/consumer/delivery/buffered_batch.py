@@ -1,4 +1,4 @@
-"""Entry of the fetch buffer: one batch of one partition, decoded a slice at a time."""
+"""Entries of the fetch buffer: batches, which are decoded in slices."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 __all__ = ["BufferedBatch"]
 
 _Outcome: TypeAlias = bool | MalformedMessageError
-"""Result of a decompression: True, False if the size limit would be exceeded, or the error of an unreadable batch."""
+"""Result of a decompression: True; False if the batch exceeds the size limit; or the error if it cannot be read."""
 
 _INLINE_BYTES = 1 << 20
-"""Maximum decompressed size of a batch that is decompressed on the event loop, which takes a few milliseconds."""
+"""Maximum decompressed size of a batch that is decompressed in the event loop, which takes a few milliseconds."""
 _INLINE_PACKED_BYTES = _INLINE_BYTES // 4
-"""Compressed size above which a thread decompresses the batch, without an attempt on the event loop."""
+"""Compressed size above which a thread decompresses the batch, without an attempt in the event loop."""
 
 # The executor starts no thread before the first large batch.
 _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tailrace-decompress")
 
 
 class BufferedBatch:
-    """A buffered batch, or offsets without records (control records, aborted transactions), or an error.
+    """Entry of the fetch buffer: a batch, offsets without records, or an error.
 
-    Offsets without records take no room in the buffer.
+    Offsets without records are those of control records and aborted transactions; they take no room in the buffer.
 
     Attributes:
         next_offset: offset at which the partition continues after the batch.
         leader_epoch: leader epoch of the batch, for commits.
-        is_blocked: True if the last ``take`` returned fewer records because an error follows them.
-        is_decompressing: True while a thread decompresses the batch; no records can be taken until then.
+        is_blocked: True if the last ``take`` returned fewer records than requested because an error follows them.
+        is_decompressing: True while a thread decompresses the batch; no records can be taken meanwhile.
     """
 
     __slots__ = (
@@ -80,15 +80,17 @@ class BufferedBatch:
         self._limit = max_decompressed_bytes
 
     def prepare(self, position: Position, on_prepared: Callable[[], None]) -> bool:
-        """Decompress the batch and return True, or leave a large batch to a thread and return False.
+        """Decompress the batch and return True, or let a thread decompress a large batch and return False.
 
-        ``on_prepared`` is called when the thread has finished. An error is raised by the next ``take``.
+        ``on_prepared`` is called when the thread has finished. The next ``take`` raises the error if the batch cannot
+        be decompressed.
         """
         batch = self._batch
         if batch is None or not self.is_compressed:
             return True
         if batch.size <= _INLINE_PACKED_BYTES:
-            # The decompressed size is not known before. A batch above the inline limit is left to a thread.
+            # The decompressed size is not known before the attempt. If it exceeds the limit, a thread decompresses the
+            # batch.
             outcome = _decompress_within(batch, min(self._limit, _INLINE_BYTES))
             if outcome or self._limit <= _INLINE_BYTES:
                 self._check_outcome(position, outcome)
@@ -107,12 +109,12 @@ class BufferedBatch:
 
     @property
     def is_compressed(self) -> bool:
-        """True if the batch has to be decompressed before records can be taken."""
+        """True if the batch must be decompressed before records can be taken."""
         return self._batch is not None and self._error is None and self._batch.is_compressed
 
     @property
     def plain_bytes(self) -> int:
-        """Size of the decompressed records in memory."""
+        """Size in bytes of the decompressed records in memory."""
         return self._batch.plain_bytes if self._batch is not None else 0
 
     def pack(self) -> None:
@@ -128,8 +130,8 @@ class BufferedBatch:
         elif not outcome:
             self._fail(
                 position,
-                f"a batch of {self._batch.size} bytes decompresses to more than max_decompressed_batch_bytes="
-                f"{self._limit} - raise it if you trust the producer; the batch ends before offset {self.next_offset}",
+                f"the batch of {self._batch.size} bytes, which ends before offset {self.next_offset}, decompresses to"
+                f" more than max_decompressed_batch_bytes={self._limit}; raise this limit if you trust the producer",
             )
 
     def _fail(self, position: Position, reason: str) -> CorruptRecordError:
@@ -138,10 +140,10 @@ class BufferedBatch:
         return error
 
     def take(self, position: Position, count: int) -> list[Record]:
-        """Return the next ``count`` records; fewer only at the end of the batch.
+        """Take the next ``count`` records and return them; fewer at the end of the batch and before an error.
 
         Raises:
-            TailraceError: the entry holds an error. Each call raises it, until the user seeks past the entry.
+            TailraceError: the entry is an error. Each call raises it, until the user seeks past the entry.
             CorruptRecordError: the batch cannot be decoded. Each call raises this error, too.
         """
         if self._error is not None and not self._returned:
@@ -154,10 +156,10 @@ class BufferedBatch:
         return self._decode(position, count)
 
     def take_into(self, columns: ColumnBuilder, position: Position, count: int) -> Sequence[Record]:
-        """Add the next ``count`` records to ``columns`` and return them, as ``take`` does.
+        """Take the next ``count`` records as ``take`` does, add them to ``columns``, and return them.
 
         Raises:
-            TailraceError: see ``take``; nothing is added then.
+            TailraceError: see ``take``; in this case nothing is added.
         """
         if self._returned or self._error is not None or self._batch is None:
             records = self.take(position, count)
@@ -167,7 +169,7 @@ class BufferedBatch:
 
     @property
     def has_error(self) -> bool:
-        """True if this entry is an error or ends in one; nothing after the error is delivered."""
+        """True if this entry is an error or ends with an error, after which nothing is delivered."""
         return self._error is not None
 
     @property
@@ -183,14 +185,14 @@ class BufferedBatch:
         return None if self._batch is None else self._batch.first_timestamp
 
     def merge(self, following: BufferedBatch) -> bool:
-        """Merge ``following`` into this entry and return True if both have only offsets to skip."""
+        """Merge ``following`` into this entry and return True; return False unless both have only offsets to skip."""
         if not (self.is_empty and following.is_empty):
             return False
         self.next_offset, self.leader_epoch = following.next_offset, following.leader_epoch
         return True
 
-    def expected(self, offset: int) -> int:
-        """Return an upper bound of the number of records from ``offset`` on."""
+    def max_count_from(self, offset: int) -> int:
+        """Return an upper bound of the number of records to take whose offset is ``offset`` or higher."""
         if self._batch is None:
             return len(self._returned)
         return max(0, self.next_offset - max(offset, self._batch.base_offset))
@@ -242,7 +244,7 @@ class BufferedBatch:
 
 
 def _decompress_within(batch: RecordBatch, limit: int) -> _Outcome:
-    """Decompress ``batch`` to at most ``limit`` bytes."""
+    """Decompress ``batch`` if the result has at most ``limit`` bytes."""
     try:
         return batch.decompress(limit)
     except MalformedMessageError as error:

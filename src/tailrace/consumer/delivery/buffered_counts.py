@@ -1,8 +1,7 @@
 """Number of buffered records, estimated without decoding them.
 
-The estimate is computed from the offsets of batches, so it is too high where a log has gaps. If the buffer has no room
-for more records, or an error follows the buffered ones, waiting for more is pointless: the buffered records count as
-enough.
+The estimate is computed from the offsets of batches, so it is too high where a log has gaps. A wait for a number of
+records also ends if the buffer has no room for more records, or if an error follows the buffered records.
 """
 
 from __future__ import annotations
@@ -23,25 +22,27 @@ class BufferedCounts:
         self._positions, self._buffer, self._slice_reader = positions, buffer, slice_reader
 
     def are_available(
-        self, count: int, *, is_patient: bool = True, among: frozenset[TopicPartition] | None = None
+        self, count: int, *, is_patient: bool = True, partitions: frozenset[TopicPartition] | None = None
     ) -> bool:
-        """Return True if ``count`` records, all records that there is room for, or an error can be delivered now.
+        """Skip offsets without records, and return True if a wait for ``count`` records should end.
+
+        It should end if that many records are buffered, if the buffer has no room for more, or if an error is next.
 
         Args:
             count: number of records.
-            is_patient: True to wait until no partition has room for more; False to wait only until one has none,
-                because the other partitions may never receive records.
-            among: partitions to count; None counts all assigned partitions.
+            is_patient: True if the wait ends when no partition has room for more records; False if it already ends when
+                one partition has no room, because the other partitions may never receive records.
+            partitions: partitions to count; None counts all assigned partitions.
         """
         self._slice_reader.skip_empty()
         found, has_room, is_full = 0, False, False
         share = self._buffer.share_of(len(self._positions))
         for position in self._positions:
-            is_wanted = among is None or position.partition in among
+            is_wanted = partitions is None or position.partition in partitions
             if not is_wanted or not self._slice_reader.is_readable(position.partition):
                 continue
             for buffered in self._buffer.all_buffered(position.partition):
-                found += buffered.expected(position.delivered or 0)
+                found += buffered.max_count_from(position.delivered or 0)
                 if found >= count or buffered.has_error:
                     return True
             takes_more = share - self._buffer.bytes_of(position.partition) > share // 2

@@ -1,7 +1,7 @@
 """Deserialization of keys and values (``key_deserializer``, ``value_deserializer``).
 
-Records are deserialized when their slice is decoded. If a record cannot be deserialized, each poll raises an error
-until the user seeks past the record; with ``on_deserialize_error="skip"`` the record is skipped.
+Records are deserialized when they are decoded. If a record cannot be deserialized, each poll raises an error until the
+user seeks past the record; with ``on_deserialize_error="skip"`` the record is skipped.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ class Deserializers:
         self._is_skipping, self._observer = config.on_deserialize_error == "skip", observer
 
     def apply(self, records: Sequence[Record]) -> tuple[list[Record], DecodeError | None]:
-        """Return the deserialized records before the first failure, and the error of that failure."""
+        """Return the deserialized records before the first failure, and the error of that failure; None without one.
+
+        With ``on_deserialize_error="skip"``, leave out records that cannot be deserialized instead.
+        """
         deserialized = []
         for record in records:
             try:
-                deserialized.append(self._read(record))
+                deserialized.append(self._deserialize(record))
             except Exception as error:  # noqa: BLE001 - the user's function may raise anything
                 failure = DecodeError(
                     f"{record.topic_partition} at offset {record.offset}: {type(error).__name__}: {error}"
-                    " - seek() past it, or set on_deserialize_error='skip'"
+                    " - seek() past the record, or set on_deserialize_error='skip'"
                 )
                 failure.__cause__ = error
                 if not self._is_skipping:
@@ -53,7 +56,7 @@ class Deserializers:
                 self._observer.emit(RecordUnreadable(record.topic_partition, record.offset, str(failure), failure))
         return deserialized, None
 
-    def _read(self, record: Record) -> Record:
+    def _deserialize(self, record: Record) -> Record:
         key: Any = record.key
         value: Any = record.value
         if self._key is not None and key is not None:

@@ -1,7 +1,7 @@
 """Number of finished records, for commits after every N records (``auto_commit_every_records``).
 
-The number is checked once per slice, not for each record. The reader therefore ends a slice at the record after which a
-commit is due.
+The number is checked once per slice (records that are decoded and delivered together), not for each record. The reader
+therefore ends a slice at the record after which a commit is due.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ class FinishedCounter:
     """Counts the finished records of one reader.
 
     Args:
-        is_acked_by_hand: True if each record is finished by its own acknowledgement.
+        positions: the assigned partitions.
+        polled: records delivered to a polling user.
+        has_manual_ack: True if each record is finished by its own acknowledgement (``ack="manual"``).
 
     Attributes:
         on_due: called when the number given to ``wait_for`` is reached.
     """
 
-    def __init__(self, positions: Positions, polled: PolledRecords, *, is_acked_by_hand: bool) -> None:
+    def __init__(self, positions: Positions, polled: PolledRecords, *, has_manual_ack: bool) -> None:
         self.on_due: Callable[[], None] = lambda: None
-        self._positions, self._polled, self._is_acked_by_hand = positions, polled, is_acked_by_hand
+        self._positions, self._polled, self._has_manual_ack = positions, polled, has_manual_ack
         self._due_at: int | None = None
         self._acknowledged = 0
         self._delivered_to_sink: int | None = None
@@ -35,20 +37,20 @@ class FinishedCounter:
         """Call ``on_due`` once ``count`` records are finished; if ``count`` is None, never call it."""
         self._due_at = count
 
-    def room(self, size: int) -> int:
-        """Return ``size``, reduced (to 1 at least) so that the next slice ends where ``on_due`` is to be called."""
+    def slice_limit(self, size: int) -> int:
+        """Return the maximum size of the next slice: ``size``, or less (but at least 1) if a commit is due earlier."""
         delivered = self._polled.count_taken + (self._delivered_to_sink or 0)
         return size if self._due_at is None else max(1, min(size, self._due_at - delivered))
 
-    def deliver_to_sink(self, count: int) -> None:
+    def count_delivered(self, count: int) -> None:
         """Count records that were delivered to a sink."""
         self._delivered_to_sink = (self._delivered_to_sink or 0) + count
 
-    def acknowledge(self) -> None:
+    def count_acknowledged(self) -> None:
         """Count a record that the user has acknowledged."""
         self._acknowledged += 1
 
-    def look(self) -> None:
+    def check_due(self) -> None:
         """Call ``on_due`` if the number given to ``wait_for`` is reached."""
         if self._due_at is None or self._polled.count_added + (self._delivered_to_sink or 0) < self._due_at:
             return
@@ -60,6 +62,6 @@ class FinishedCounter:
         """Number of finished records; with a sink, only up to the lowest unfinished record of each partition."""
         if self._delivered_to_sink is not None:
             return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
-        if self._is_acked_by_hand:
+        if self._has_manual_ack:
             return self._acknowledged
         return self._polled.count_taken - self._polled.count_in_flight

@@ -19,7 +19,7 @@ class OffsetGaps:
         """Assignment epoch and next expected offset."""
 
     def check(self, position: Position, records: Sequence[Record]) -> tuple[int, OffsetGapError | None]:
-        """Return the number of ``records`` before the first gap, and the error to raise there, or None."""
+        """Return the number of ``records`` before the first gap, and the error to raise there; None without a gap."""
         epoch, expected = self._next.get(position.partition, (-1, 0))
         if epoch != position.epoch:
             expected = position.delivered or 0

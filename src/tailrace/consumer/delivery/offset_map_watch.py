@@ -1,7 +1,7 @@
 """Offset maps of the assigned partitions: skips records that an earlier owner finished, and limits the size of maps.
 
-The size of a map is checked once for the records that are delivered together, not for each record, and not at all while
-a partition's records are finished in order.
+The size of a map is estimated once for the records that are delivered together, not for each record, and not at all as
+long as a partition's records are finished in order.
 """
 
 from __future__ import annotations
@@ -31,26 +31,29 @@ class OffsetMapWatch:
 
     Args:
         max_bytes: size limit of a partition's commit metadata; 0 if no maps are written.
-        writer: name of this consumer, written into its maps.
+        writer: name of this consumer, which its maps contain.
 
     Attributes:
         ignored: number of commits of earlier owners whose metadata was ignored, because another program wrote it, it
             is unreadable, or the partition's log was replaced or rewritten since.
-        recheck_at: time at which ``holds_back`` must be called again even if no event occurs; None if it need not.
+        recheck_at: time of the loop at which ``holds_back`` must be called again even if nothing has changed; None for
+            no such time.
     """
 
     def __init__(self, observer: Observer, *, max_bytes: int, writer: str) -> None:
         self._observer, self._max_bytes, self._writer = observer, max_bytes, writer
         self._loop = asyncio.get_running_loop()
         self._skipped: dict[TopicPartition, int] = {}
+        """Number of skipped records of each partition that no event has reported yet."""
         self._held_back: set[TopicPartition] = set()
+        """Partitions whose offset map was too full at the last check."""
         self.ignored = 0
         self.recheck_at: float | None = None
 
     # ---- maps of earlier owners --------------------------------------------------------------------------------
 
-    def found(self, position: Position, decoded: DecodedMetadata) -> None:
-        """Note the commit metadata of a partition that is taken over."""
+    def report_found(self, position: Position, decoded: DecodedMetadata) -> None:
+        """Report the commit metadata of a newly assigned partition by an event, and count metadata that is ignored."""
         partition, offset = position.partition, position.finished
         assert offset is not None
         if decoded.problem:
@@ -84,8 +87,8 @@ class OffsetMapWatch:
         self.ignored += 1
         self._observer.emit(OffsetMapIgnored(position.partition, position.progress.finished, reason))
 
-    def unfinished_of(self, position: Position, records: Sequence[Record]) -> Sequence[Record]:
-        """Return ``records`` without the records that an earlier owner has finished."""
+    def without_finished(self, position: Position, records: Sequence[Record]) -> Sequence[Record]:
+        """Return ``records`` without the records that an earlier owner has finished, which are counted."""
         known = position.progress.known if position.progress is not None else None
         if known is None:
             return records
@@ -109,35 +112,38 @@ class OffsetMapWatch:
             return False
         return position.map_fill.is_due(position.progress, self._max_bytes)
 
-    def look(self, position: Position) -> None:
+    def measure(self, position: Position) -> None:
         """Estimate the size of the partition's map."""
         if position.progress is not None:
             position.map_fill.measure(position.progress, self._max_bytes, self._writer, self._loop.time())
 
     def holds_back(self, position: Position) -> bool:
-        """Return True if a partition may not start new records because its offset map was last found too full."""
+        """Return True if a partition must not start new records because its offset map is too full.
+
+        An event reports each change. The map is measured again after some time if it may shrink meanwhile.
+        """
         progress, fill = position.progress, position.map_fill
         if progress is None:
             return False
         if not fill.is_high or not self._may_shrink(progress):
-            self._note(position, progress, is_held=False)
+            self._report_change(position, progress, is_held=False)
             return False
         now = self._loop.time()
         again_at = fill.again_at(progress, now)
         if again_at is not None and again_at <= now:
-            self.look(position)
+            self.measure(position)
         elif again_at is not None:
             self.recheck_at = again_at if self.recheck_at is None else min(again_at, self.recheck_at)
-        self._note(position, progress, is_held=fill.is_high)
+        self._report_change(position, progress, is_held=fill.is_high)
         return fill.is_high
 
     def _may_shrink(self, progress: Progress) -> bool:
-        """Return True if the map can shrink: a record is in flight, and delivery is past an earlier owner's map."""
+        """Return True if the map can shrink: records are in flight, and delivery is past an earlier owner's map."""
         if not self._max_bytes or not progress.started:
             return False
         return progress.known is None or progress.delivered >= progress.known.limit
 
-    def _note(self, position: Position, progress: Progress, *, is_held: bool) -> None:
+    def _report_change(self, position: Position, progress: Progress, *, is_held: bool) -> None:
         partition, fill = position.partition, position.map_fill
         if is_held is (partition in self._held_back):
             return
@@ -149,8 +155,8 @@ class OffsetMapWatch:
             self._observer.emit(OffsetMapRecovered(partition, progress.finished, fill.fill))
 
     @property
-    def is_holding(self) -> bool:
-        """True if a partition is held back."""
+    def holds_any(self) -> bool:
+        """True if any partition must not start new records because its offset map is too full."""
         return bool(self._held_back)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:

@@ -1,4 +1,4 @@
-"""Timeouts of polling calls (``consumer_timeout_ms``, ``when_timed_out``)."""
+"""Timeouts of polls (``consumer_timeout_ms``, ``when_timed_out``)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TypeVar
 from tailrace.config import ConsumerConfig
 from tailrace.errors import ConsumerStateError, ConsumerTimeoutError
 
-__all__ = ["or_stop", "within", "within_timeout"]
+__all__ = ["poll_or_stop", "poll_within", "poll_within_timeout"]
 
 ResultT = TypeVar("ResultT")
 
 
-async def or_stop(
+async def poll_or_stop(
     work: Callable[[], Awaitable[ResultT]], config: ConsumerConfig | None, is_stopped: Callable[[], bool]
 ) -> ResultT:
-    """Return the result of ``work``, for an ``async for`` loop.
+    """Return the result of ``work``, which is a poll of an ``async for`` loop.
 
     Raises:
         StopAsyncIteration: the consumer was stopped, or timed out with ``when_timed_out="stop"``.
         ConsumerTimeoutError: no record arrived in time.
     """
     try:
-        return await within_timeout(work, None if config is None else config.consumer_timeout_ms)
+        return await poll_within_timeout(work, None if config is None else config.consumer_timeout_ms)
     except ConsumerStateError:
         if is_stopped():
             raise StopAsyncIteration from None
@@ -35,15 +35,15 @@ async def or_stop(
         raise
 
 
-async def within_timeout(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT:
-    """Return the result of ``work``.
+async def poll_within_timeout(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT:
+    """Return the result of ``work``; without ``limit_ms``, wait without a limit.
 
     Raises:
-        ConsumerTimeoutError: ``work`` takes longer than ``limit_ms``; the consumer can be polled again.
+        ConsumerTimeoutError: ``work`` took longer than ``limit_ms`` and was canceled; the consumer can be polled again.
     """
     if limit_ms is None:
         return await work()
-    found = await within(work, limit_ms)
+    found = await poll_within(work, limit_ms)
     if found is None:
         raise ConsumerTimeoutError(
             f"no record arrived within consumer_timeout_ms={limit_ms} - poll again to keep waiting"
@@ -51,8 +51,8 @@ async def within_timeout(work: Callable[[], Awaitable[ResultT]], limit_ms: int |
     return found
 
 
-async def within(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT | None:
-    """Return the result of ``work``; None if it takes longer than ``limit_ms``."""
+async def poll_within(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT | None:
+    """Return the result of ``work``; cancel it and return None if it takes longer than ``limit_ms``."""
     waiting = asyncio.timeout(None if limit_ms is None else limit_ms / 1000)
     try:
         async with waiting:

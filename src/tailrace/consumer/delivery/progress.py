@@ -1,8 +1,8 @@
-"""Records in flight of a reader, finished by the next poll, by ``ack()`` or by a sink.
+"""Records that a reader has delivered, and how they are finished.
 
 A polling user's record or batch is finished by the next poll. With ``ack="manual"`` each record is finished by its own
-acknowledgement, in any order. A sink (an App's handlers, streams, worker processes) has its own leases and finishes
-their records.
+acknowledgement, in any order. A sink (an App's handlers, streams, worker processes) receives leases and finishes their
+records itself.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["DeliveryProgress", "PolledSink", "RecordSink"]
 
 _Unacknowledged: TypeAlias = "dict[TopicPartition, tuple[Progress, dict[int, Record | ColumnBuilder]]]"
-"""Offsets that are not acknowledged, with the delivered record or the columns that contain it."""
+"""Progress and unacknowledged offsets of partitions; each offset has its record, or the columns that contain it."""
 
 
 class RecordSink(Protocol):
-    """Receiver of whole slices in place of a polling user; the sink finishes the records of its leases."""
+    """Receiver of slices (records that are delivered together), which also finishes their records."""
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start no more records of a partition; leave its unstarted records to the next owner."""
+        """Start no more records of a partition, and leave its unstarted records to the next owner."""
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition that was revoked, sought or reset."""
@@ -44,14 +44,14 @@ class PolledSink(Protocol):
     """Sink that the user polls, so that ``max_poll_interval_ms`` applies."""
 
     @property
-    def progress(self) -> object:
+    def poll_marker(self) -> object:
         """A value that changes whenever the user polls."""
 
-    def awaits_poll(self, *, waits: bool) -> bool:
+    def awaits_poll(self, *, has_buffered: bool) -> bool:
         """Return True if the user has a record in flight or could poll one, and is not waiting in a poll.
 
         Args:
-            waits: True if buffered records are waiting to be polled.
+            has_buffered: True if the reader has buffered records.
         """
 
 
@@ -60,40 +60,42 @@ class DeliveryProgress:
 
     Attributes:
         polled: records of a polling user.
-        sink: receiver of whole slices instead of the user; None if the user polls.
-        finished_counter: number of finished records.
-        next_poll: set when the next record is polled.
-        progressed: set when a record in flight is finished, or its partition is dropped.
+        sink: receiver of slices in place of a polling user; None without a sink.
+        finished_counter: counts the finished records.
+        next_poll: event that is set at each poll.
+        progress_made: event that is set when a record in flight is finished, or its partition is dropped.
     """
 
-    def __init__(self, positions: Positions, *, is_acked_by_hand: bool) -> None:
+    def __init__(self, positions: Positions, *, has_manual_ack: bool) -> None:
         self.polled = PolledRecords()
         self.sink: RecordSink | None = None
-        self.finished_counter = FinishedCounter(positions, self.polled, is_acked_by_hand=is_acked_by_hand)
+        self.finished_counter = FinishedCounter(positions, self.polled, has_manual_ack=has_manual_ack)
         self.next_poll = AutoResetEvent()
-        self.progressed = AutoResetEvent()
+        self.progress_made = AutoResetEvent()
         self._positions = positions
         self._loop = asyncio.get_running_loop()
         self._current: RecordSlice | None = None
+        """Current slice: the slice from which a polling user takes records."""
         self._columns: ColumnBuilder | None = None
-        self._unacknowledged: _Unacknowledged | None = {} if is_acked_by_hand else None
+        """Columns with the rows in flight of a polling user."""
+        self._unacknowledged: _Unacknowledged | None = {} if has_manual_ack else None
         self._poll_count = 0
-        self._watched: PolledSink | None = None
+        self._polled_sink: PolledSink | None = None
 
     @property
     def is_read_by_user(self) -> bool:
-        """True if the consumer's user takes the records, not an App or worker processes."""
-        return self.sink is None or self._watched is not None
+        """True if the consumer's user polls for records; False if an App or worker processes receive them."""
+        return self.sink is None or self._polled_sink is not None
 
     # ---- delivery ----------------------------------------------------------------------------------------------
 
-    def begin(self, found: RecordSlice, columns: ColumnBuilder | None = None) -> None:
+    def begin(self, record_slice: RecordSlice, columns: ColumnBuilder | None = None) -> None:
         """Deliver the records of a slice to a polling user, one by one or as a part of ``columns``."""
         in_flight = InFlight.LAST if self._unacknowledged is None else InFlight.NOTHING
-        lease = found.deliver(in_flight)
+        lease = record_slice.deliver(in_flight)
         if self._unacknowledged is not None:
             self._start_all(self._unacknowledged, lease, columns)
-        self._current, self._columns = found, columns
+        self._current, self._columns = record_slice, columns
         if columns is None:
             self.polled.begin(lease)
         else:
@@ -110,7 +112,7 @@ class DeliveryProgress:
         records.update(zip(offsets, lease.records if columns is None else repeat(columns), strict=False))
 
     @property
-    def unacknowledged(self) -> int:
+    def unacknowledged_count(self) -> int:
         """Number of delivered records that the user has not acknowledged (``ack="manual"``); 0 with ``ack="auto"``."""
         held = () if self._unacknowledged is None else self._unacknowledged.values()
         return sum(len(records) for progress, records in held if not progress.is_over)
@@ -123,7 +125,7 @@ class DeliveryProgress:
         return [record for record in records if isinstance(record, Record)]
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
-        """Return the current slice and its untaken records, which are to be delivered again; None if there are none."""
+        """Withdraw the untaken records of the current slice; return both, or None if there are none."""
         found, given_back = self._current, self.polled.give_back()
         if found is None or given_back is None:
             return None
@@ -135,39 +137,39 @@ class DeliveryProgress:
                 del self._unacknowledged[lease.partition][1][offset]
         return found, rest
 
-    def attach_sink(self, sink: RecordSink, watched: PolledSink | None) -> None:
-        """Deliver whole slices to ``sink`` from now on; ``watched`` is the same sink if a user polls it."""
-        self.sink, self._watched = sink, watched
+    def attach_sink(self, sink: RecordSink, polled_sink: PolledSink | None) -> None:
+        """Deliver slices to ``sink`` from now on; ``polled_sink`` is the same object if the user polls it."""
+        self.sink, self._polled_sink = sink, polled_sink
 
-    def deliver_to_sink(self, found: RecordSlice, in_flight: InFlight) -> Lease:
-        """Return the lease of a slice, for the sink."""
-        self.finished_counter.deliver_to_sink(len(found.records))
-        return found.deliver(in_flight)
+    def deliver_to_sink(self, record_slice: RecordSlice, in_flight: InFlight) -> Lease:
+        """Deliver a slice to the sink, and return its lease."""
+        self.finished_counter.count_delivered(len(record_slice.records))
+        return record_slice.deliver(in_flight)
 
     # ---- finishing ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Finish the records in flight, because the next one is polled; with ``ack="manual"``, finish none."""
+        """Note a poll, which finishes the records in flight; with ``ack="manual"``, finish none."""
         self.polled.finish()
         self._columns = None
         if self.sink is None:
-            self.finished_counter.look()
-        self.progressed.set()
+            self.finished_counter.check_due()
+        self.progress_made.set()
         self.note_poll()
 
     def note_poll(self) -> None:
-        """Note that the next record is polled."""
+        """Note a poll, for ``max_poll_interval_ms``."""
         self._poll_count += 1
         self.next_poll.set()
 
-    def finish_of(self, partitions: Iterable[TopicPartition]) -> None:
-        """Finish the records in flight of some partitions."""
+    def finish_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Finish the records in flight of ``partitions``."""
         self.polled.finish_of(frozenset(partitions))
 
     def note_finished(self) -> None:
-        """Note that a sink has finished a record."""
-        self.finished_counter.look()
-        self.progressed.set()
+        """Note that a sink has finished records: check if a commit is due, and wake ``drain``."""
+        self.finished_counter.check_due()
+        self.progress_made.set()
 
     def acknowledge(self, record: Record) -> bool:
         """Finish ``record`` and the records before it in its partition; return False if ``record`` is not in flight.
@@ -180,13 +182,14 @@ class DeliveryProgress:
         elif not self._acknowledge_alone(self._unacknowledged, record):
             return False
         self._poll_count += 1
-        self.progressed.set()
+        self.progress_made.set()
         return True
 
     def acknowledge_batch(self, batch: ArrowBatch) -> bool:
-        """Finish the records of an Arrow batch; return False if it is not the delivered object, or none is in flight.
+        """Finish the records of an Arrow batch; return False if none of them is in flight.
 
-        With ``ack="manual"``, earlier batches may be acknowledged as well.
+        ``batch`` must be the delivered object, not a copy. With ``ack="manual"``, earlier batches can be acknowledged,
+        too.
         """
         if self._unacknowledged is None:
             if self._columns is None or self._columns.batch is not batch or not self.polled.count_in_flight:
@@ -196,7 +199,7 @@ class DeliveryProgress:
         elif not self._acknowledge_rows(self._unacknowledged, batch):
             return False
         self._poll_count += 1
-        self.progressed.set()
+        self.progress_made.set()
         return True
 
     def _acknowledge_rows(self, unacknowledged: _Unacknowledged, batch: ArrowBatch) -> bool:
@@ -210,9 +213,9 @@ class DeliveryProgress:
                 if columns is not None and not isinstance(columns, Record) and columns.batch is batch:
                     del records[offset]
                     progress.finish(offset)
-                    self.finished_counter.acknowledge()
+                    self.finished_counter.count_acknowledged()
                     count += 1
-        self.finished_counter.look()
+        self.finished_counter.check_due()
         return count > 0
 
     def _acknowledge_alone(self, unacknowledged: _Unacknowledged, record: Record) -> bool:
@@ -221,8 +224,8 @@ class DeliveryProgress:
             return False
         del records[record.offset]
         progress.finish(record.offset)
-        self.finished_counter.acknowledge()
-        self.finished_counter.look()
+        self.finished_counter.count_acknowledged()
+        self.finished_counter.check_due()
         return True
 
     # ---- releasing ---------------------------------------------------------------------------------------------
@@ -234,7 +237,7 @@ class DeliveryProgress:
             self.sink.halt(position.partition)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget the records of partitions, in flight or not taken."""
+        """Forget the delivered records of ``partitions``, in flight or not taken."""
         gone = frozenset(partitions)
         self.polled.drop(gone)
         for partition in gone:
@@ -242,23 +245,23 @@ class DeliveryProgress:
                 self._unacknowledged.pop(partition, None)
             if self.sink is not None:
                 self.sink.drop(partition)
-        self.progressed.set()
+        self.progress_made.set()
 
     def close(self) -> None:
         """Deliver no more records; records in flight stay unfinished."""
-        if self._watched is not None:
+        if self._polled_sink is not None:
             for position in self._positions:
                 self.halt(position)
         self.polled.close()
 
-    async def drained(self, partitions: Iterable[TopicPartition], until: float) -> frozenset[TopicPartition]:
-        """Wait, at most until the time ``until``, for records in flight; return partitions that still have some."""
+    async def drain(self, partitions: Iterable[TopicPartition], until: float) -> frozenset[TopicPartition]:
+        """Wait for records in flight, at most until the time ``until``; return the partitions that still have some."""
         wanted = frozenset(partitions)
         while True:
             held = frozenset(p.partition for p in self._positions.of(wanted) if p.has_in_flight)
             if not held or self._loop.time() >= until:
                 return held
-            await self.progressed.wait(until)
+            await self.progress_made.wait(until)
 
     # ---- state -------------------------------------------------------------------------------------------------
 
@@ -268,12 +271,16 @@ class DeliveryProgress:
         return None if self.polled.current is None else self.polled.current.partition
 
     @property
-    def progress(self) -> object:
+    def poll_marker(self) -> object:
         """A value that changes whenever the user polls."""
-        return self._poll_count, self.polled.count_taken, None if self._watched is None else self._watched.progress
+        return (
+            self._poll_count,
+            self.polled.count_taken,
+            None if self._polled_sink is None else self._polled_sink.poll_marker,
+        )
 
-    def awaits_poll(self, *, waits: bool) -> bool:
+    def awaits_poll(self, *, has_buffered: bool) -> bool:
         """Return True if the user has a record in flight or could poll one; see ``PolledSink.awaits_poll``."""
         if self.sink is not None:
-            return self._watched is not None and self._watched.awaits_poll(waits=waits)
-        return waits or self.polled.has_records
+            return self._polled_sink is not None and self._polled_sink.awaits_poll(has_buffered=has_buffered)
+        return has_buffered or self.polled.has_records

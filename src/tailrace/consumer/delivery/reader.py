@@ -1,8 +1,9 @@
-"""Delivery of buffered batches, decoded in slices, one or many records at a time.
+"""Delivery of buffered records, one or many at a time.
 
-The only work per record is ``next`` of a list iterator. Everything else is done once per slice: choosing the partition,
-decoding, the lease (``core.delivery.progress``), and yielding to the event loop. Nothing leaves the buffer before the
-last ``await`` of a call, so a canceled call loses no record.
+Batches are decoded in slices: records of one partition that are decoded and delivered together. The only work per
+record is ``next`` of a list iterator. Everything else is done once per slice: choosing the partition, decoding, the
+lease (``core.delivery.progress``), and yielding to the event loop. Nothing leaves the buffer before the last ``await``
+of a call, so a canceled call loses no record.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reader"]
 
-Among: TypeAlias = frozenset[TopicPartition] | None
+PartitionFilter: TypeAlias = frozenset[TopicPartition] | None
 """Partitions to read from; None for all assigned partitions."""
 
 TWO_READERS = (
@@ -46,15 +47,16 @@ class Reader:
     """Delivers fetched records.
 
     Every polling method finishes the records in flight, raises errors given to ``report`` and ``close``, and raises
-    ConsumerStateError if two tasks poll at once.
+    ConsumerStateError if two tasks poll at once. The slice from which a polling user takes records is the current
+    slice.
 
     Attributes:
         delivery: delivered records, and which of them are finished; the consumer takes records from
             ``delivery.polled``.
-        finished_counter: number of finished records.
-        next_poll: set when the next record is polled.
+        finished_counter: counts the finished records.
+        next_poll: event that is set at each poll.
         maps: offset maps of the partitions.
-        on_change: called when a position may have moved.
+        on_change: called when a position may have changed.
     """
 
     def __init__(  # noqa: PLR0913 - one argument for each part that delivery acts on
@@ -63,7 +65,7 @@ class Reader:
         buffer: FetchBuffer[BufferedBatch],
         maps: OffsetMapWatch,
         *,
-        is_acked_by_hand: bool,
+        has_manual_ack: bool,
         max_queued_records: int,
         max_unacknowledged_records: int,
         on_room: Callable[[], None],
@@ -71,15 +73,16 @@ class Reader:
     ) -> None:
         self.maps = maps
         self._positions, self._buffer, self._on_room = positions, buffer, on_room
-        self.delivery = DeliveryProgress(positions, is_acked_by_hand=is_acked_by_hand)
+        self.delivery = DeliveryProgress(positions, has_manual_ack=has_manual_ack)
         self.finished_counter, self.next_poll = self.delivery.finished_counter, self.delivery.next_poll
-        self._news = AutoResetEvent()
+        self._wakeup = AutoResetEvent()
+        """Set when there may be records to deliver, or an error to raise."""
         self._slice_reader = SliceReader(
             positions,
             buffer,
             maps,
             on_room=on_room,
-            on_prepared=self._news.set,
+            on_prepared=self._wakeup.set,
             gaps=gaps,
         )
         self._buffered_counts = BufferedCounts(positions, buffer, self._slice_reader)
@@ -92,28 +95,30 @@ class Reader:
         self._waits_for_ack = False
         """True if the maximum number of unacknowledged records (``ack="manual"``) is reached."""
         self._errors: deque[TailraceError] = deque()
+        """Reported errors, each of which is raised once."""
         self._end: TailraceError | None = None
+        """Error given to ``close``."""
         self.on_change: Callable[[], None] = lambda: None
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
-    async def next_record(self, among: Among = None) -> AnyRecord:
-        """Wait for the next record after the current slice and return it."""
-        await self._wait_for_slice(among)
+    async def next_record(self, partitions: PartitionFilter = None) -> AnyRecord:
+        """Wait for the next record and return it, from the current slice or from a new one."""
+        await self._wait_for_slice(partitions)
         return self._first_of_slice()
 
-    async def record_now(self, among: Among = None) -> AnyRecord | None:
+    async def record_now(self, partitions: PartitionFilter = None) -> AnyRecord | None:
         """Yield to other tasks once, then return a buffered record; None if there is none."""
         await self._poll_and_yield()
-        self._put_back_others(among)
-        if not self.delivery.polled.count_left and not self._find_slice(self._next_size(), among):
+        self._put_back_others(partitions)
+        if not self.delivery.polled.count_left and not self._find_slice(self._next_size(), partitions):
             return None
         return self._first_of_slice()
 
-    async def records_now(self, count: int, among: Among = None) -> list[AnyRecord]:
+    async def records_now(self, count: int, partitions: PartitionFilter = None) -> list[AnyRecord]:
         """Yield to other tasks once, then return up to ``count`` buffered records."""
         await self._poll_and_yield()
-        return self.take_now(count, among)
+        return self.take_now(count, partitions)
 
     async def next_batch(self, count: int, wait_s: float) -> list[AnyRecord]:
         """Wait for a record, then up to ``wait_s`` for more, and return up to ``count`` records."""
@@ -121,7 +126,7 @@ class Reader:
             await self._wait_for_batch(count, wait_s)
             if taken := self.take_now(count):
                 return taken
-            await self.wait_for_news()
+            await self.wait_for_wakeup()
 
     async def next_columns(self, count: int, wait_s: float) -> pa.RecordBatch:
         """Wait as ``next_batch`` does, and return up to ``count`` records as columns."""
@@ -129,7 +134,7 @@ class Reader:
             await self._wait_for_batch(count, wait_s)
             if (taken := self._take_columns(count)) is not None:
                 return taken
-            await self.wait_for_news()
+            await self.wait_for_wakeup()
 
     async def _wait_for_batch(self, count: int, wait_s: float) -> None:
         """Wait for a record, then up to ``wait_s`` for ``count`` records."""
@@ -138,44 +143,46 @@ class Reader:
             async with asyncio.timeout(wait_s):
                 await self.wait_for_records(count)
 
-    async def next_full(self, least: int, count: int, among: Among = None) -> list[AnyRecord]:
-        """Wait for ``least`` records, or as many as the buffer has room for, and return up to ``count`` records."""
+    async def next_at_least(self, min_count: int, count: int, partitions: PartitionFilter = None) -> list[AnyRecord]:
+        """Wait for ``min_count`` records, or for a full buffer, and return up to ``count`` records."""
         while True:
-            await self.wait_for_records(least, is_patient=False, among=among)
-            if taken := self.take_now(count, among):
+            await self.wait_for_records(min_count, is_patient=False, partitions=partitions)
+            if taken := self.take_now(count, partitions):
                 return taken
-            await self.wait_for_news()
+            await self.wait_for_wakeup()
 
-    async def wait_for_records(self, count: int, *, is_patient: bool = True, among: Among = None) -> None:
-        """Wait until ``count`` records can be delivered; see ``BufferedCounts.are_available``."""
+    async def wait_for_records(
+        self, count: int, *, is_patient: bool = True, partitions: PartitionFilter = None
+    ) -> None:
+        """Wait until ``count`` records are buffered, or as ``BufferedCounts.are_available`` describes."""
         self._begin_poll()
         try:
             self.delivery.finish()
             self._put_back_current()
             await self._yield_if_due()
-            while not self._buffered_counts.are_available(count, is_patient=is_patient, among=among):
-                self._check(among)
-                await self.wait_for_news()
+            while not self._buffered_counts.are_available(count, is_patient=is_patient, partitions=partitions):
+                self._check(partitions)
+                await self.wait_for_wakeup()
         finally:
             self._is_waiting = False
 
-    async def next_records(self, count: int, among: Among = None) -> list[AnyRecord]:
+    async def next_records(self, count: int, partitions: PartitionFilter = None) -> list[AnyRecord]:
         """Wait for at least one record and return up to ``count`` buffered records."""
         self.delivery.finish()
-        self._put_back_others(among)
+        self._put_back_others(partitions)
         if not self.delivery.polled.count_left:
-            await self._wait_for_slice(among)
-        return self.take_now(count, among)
+            await self._wait_for_slice(partitions)
+        return self.take_now(count, partitions)
 
-    def take_now(self, count: int, among: Among = None) -> list[AnyRecord]:
+    def take_now(self, count: int, partitions: PartitionFilter = None) -> list[AnyRecord]:
         """Return up to ``count`` buffered records without awaiting anything."""
         self.delivery.finish()
-        self._put_back_others(among)
+        self._put_back_others(partitions)
         taken: list[AnyRecord] = []
         while len(taken) < count:
             wanted = count - len(taken)
             try:
-                if not self.delivery.polled.count_left and not self._find_slice(wanted, among):
+                if not self.delivery.polled.count_left and not self._find_slice(wanted, partitions):
                     break
             except TailraceError as error:
                 if not taken:
@@ -198,7 +205,7 @@ class Reader:
             except TailraceError as error:
                 if not columns.count:
                     raise
-                # As in ``take_now``.
+                # The next call raises the error, as in ``take_now``.
                 self._errors.appendleft(error)
                 break
         if not columns.count:
@@ -210,12 +217,12 @@ class Reader:
             self.close(ConsumerStateError("an Arrow batch could not be built, see the earlier error - start again"))
             raise
 
-    def attach_sink(self, sink: RecordSink, watched: PolledSink | None = None) -> None:
-        """Deliver whole slices to ``sink`` from now on, by ``next_slice``.
+    def attach_sink(self, sink: RecordSink, polled_sink: PolledSink | None = None) -> None:
+        """Deliver slices to ``sink`` from now on; the sink gets them by ``next_slice`` or ``take_slice``.
 
         Args:
             sink: receiver of the slices, which finishes their records.
-            watched: the same object if the user polls it.
+            polled_sink: the same object if the user polls it; otherwise None.
 
         Raises:
             ConsumerStateError: a task waits for a record.
@@ -224,22 +231,26 @@ class Reader:
             raise ConsumerStateError(TWO_READERS)
         self.delivery.finish()
         self._put_back_current()
-        self.delivery.attach_sink(sink, watched)
+        self.delivery.attach_sink(sink, polled_sink)
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Wait for a slice of a partition whose ``room_of`` is positive, with at most that many records."""
+        """Wait for a slice for the sink, and return its position and lease.
+
+        Args:
+            room_of: returns the maximum number of records that the sink can receive of a partition.
+        """
         while (found := self.take_slice(room_of)) is None:
-            await self.wait_for_news()
+            await self.wait_for_wakeup()
         return found
 
     def take_slice(
         self, room_of: Callable[[TopicPartition], int], in_flight: InFlight = InFlight.NOTHING
     ) -> tuple[Position, Lease] | None:
-        """Return a slice as ``next_slice`` does; None if there is none."""
+        """Return a slice as ``next_slice`` does, but without waiting; None if there is none."""
         self.raise_failure()
         found = self._next_slice(
             lambda partition: self._slice_reader.is_readable(partition) and room_of(partition) > 0,
-            lambda partition: self.finished_counter.room(min(room_of(partition), self.max_queued_records)),
+            lambda partition: self.finished_counter.slice_limit(min(room_of(partition), self.max_queued_records)),
         )
         if self._slice_reader.has_skipped:
             self.on_change()
@@ -248,26 +259,26 @@ class Reader:
         return found.position, self.delivery.deliver_to_sink(found, in_flight)
 
     def progressed(self) -> None:
-        """Note that the sink has finished records, or has more room."""
+        """Note that the sink has finished records, or has room for more records."""
         self.delivery.note_finished()
-        self._news.set()
+        self._wakeup.set()
 
-    async def _wait_for_slice(self, among: Among) -> None:
-        """Wait for a slice and make it the current one, without another ``await`` after it is taken from the buffer."""
+    async def _wait_for_slice(self, partitions: PartitionFilter) -> None:
+        """Wait for a slice and make it the current one; there is no ``await`` after its removal from the buffer."""
         self._begin_poll()
         try:
             self.delivery.finish()
-            self._put_back_others(among)
+            self._put_back_others(partitions)
             await self._yield_if_due()
             size = self._next_size()
-            while not self.delivery.polled.count_left and not self._find_slice(size, among):
-                await self.wait_for_news()
+            while not self.delivery.polled.count_left and not self._find_slice(size, partitions):
+                await self.wait_for_wakeup()
                 self._turn_began_at = self._loop.time()
         finally:
             self._is_waiting = False
 
     async def _poll_and_yield(self) -> None:
-        """Note a poll that does not wait, and yield, because a loop of such polls must not starve other tasks."""
+        """Begin a poll that does not wait, and yield to other tasks, which a loop of such polls would starve."""
         self._begin_poll()
         try:
             self.delivery.finish()
@@ -290,14 +301,14 @@ class Reader:
     def _next_size(self) -> int:
         took_s = self._loop.time() - self._slice_began_at
         self._slice_size = next_slice(self._slice_size, took_s, self.max_queued_records)
-        return self.finished_counter.room(self._slice_size)
+        return self.finished_counter.slice_limit(self._slice_size)
 
-    def _find_slice(self, count: int, among: Among, columns: ColumnBuilder | None = None) -> bool:
-        """Decode and begin the next slice; return False if there is none."""
-        self._check(among)
+    def _find_slice(self, count: int, partitions: PartitionFilter, columns: ColumnBuilder | None = None) -> bool:
+        """Make the next slice the current one, or add it to ``columns``; return False if there is none."""
+        self._check(partitions)
         is_readable = self._slice_reader.is_readable
-        is_wanted = is_readable if among is None else lambda one: one in among and is_readable(one)
-        room = min(self.max_queued_records, self.max_unacknowledged_records - self.delivery.unacknowledged)
+        is_wanted = is_readable if partitions is None else lambda one: one in partitions and is_readable(one)
+        room = min(self.max_queued_records, self.max_unacknowledged_records - self.delivery.unacknowledged_count)
         self._waits_for_ack = room <= 0
         if self._waits_for_ack:
             return False
@@ -315,14 +326,14 @@ class Reader:
     ) -> RecordSlice | None:
         found = self._slice_reader.next_slice(is_wanted, count_of, columns)
         if self._slice_reader.has_more:
-            self._loop.call_soon(self._news.set)
+            self._loop.call_soon(self._wakeup.set)
         return found
 
-    async def wait_for_news(self) -> None:
-        """Wait until more records may be deliverable; only one task may wait at a time."""
+    async def wait_for_wakeup(self) -> None:
+        """Wait until there may be records to deliver or an error to raise; only one task may wait at a time."""
         # The next attempt to read sets ``recheck_at`` again.
         until, self.maps.recheck_at = self.maps.recheck_at, None
-        await self._news.wait(until)
+        await self._wakeup.wait(until)
 
     def _first_of_slice(self) -> AnyRecord:
         self._slice_began_at = self._loop.time()
@@ -336,30 +347,30 @@ class Reader:
             was_in_flight = self.delivery.acknowledge(delivered)
         else:
             was_in_flight = self.delivery.acknowledge_batch(delivered)
-        if was_in_flight and (self.maps.is_holding or self._waits_for_ack):
-            self._news.set()
+        if was_in_flight and (self.maps.holds_any or self._waits_for_ack):
+            self._wakeup.set()
         return was_in_flight
 
-    # ---- for the rest of the consumer --------------------------------------------------------------------------
+    # ---- for other parts of the consumer -----------------------------------------------------------------------
 
     def put(self, partition: TopicPartition, buffered: BufferedBatch, size: int) -> None:
-        """Add a fetched entry to the buffer."""
+        """Add a fetched batch, skipped offsets or an error, which takes ``size`` bytes, to the buffer."""
         self._slice_reader.put(partition, buffered, size)
-        self._news.set()
+        self._wakeup.set()
 
     def recheck(self) -> None:
-        """Look for records again: a partition may have become readable, or its position may have moved."""
-        self._news.set()
+        """Look for records again, because a partition may have become readable, or a position may have changed."""
+        self._wakeup.set()
         self.on_change()
 
     def halt(self, partitions: Iterable[TopicPartition]) -> None:
-        """Deliver nothing more of ``partitions``; records in flight stay in flight."""
+        """Deliver no more records of ``partitions``; records in flight stay in flight."""
         for position in self._positions.of(partitions):
             self.delivery.halt(position)
         self._put_back_if_not_readable()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Deliver nothing of ``partitions`` until they are resumed."""
+        """Deliver no records of ``partitions`` until they are resumed."""
         for position in self._positions.of(partitions):
             position.is_paused = True
         self._put_back_if_not_readable()
@@ -367,7 +378,7 @@ class Reader:
         self._on_room()
 
     def subscribe(self, is_subscribed: Callable[[str], object] | None) -> None:
-        """Deliver only records of topics for which ``is_subscribed`` is true; with None, of all assigned partitions."""
+        """Deliver only records of topics for which ``is_subscribed`` is true; None delivers those of all topics."""
         self._positions.subscribe(is_subscribed)
         self._put_back_if_not_readable()
         self.recheck()
@@ -381,20 +392,20 @@ class Reader:
             self._buffer.drop(partition)
         self._on_room()
         if self._waits_for_ack:
-            self._news.set()
+            self._wakeup.set()
 
     def report(self, error: TailraceError) -> None:
-        """Raise ``error`` in the next polling call."""
+        """Raise ``error`` in the next polling call; an equal error that was not raised yet is not added again."""
         if str(error) not in map(str, self._errors):
             self._errors.append(error)
         self._put_back_current()
-        self._news.set()
+        self._wakeup.set()
 
     def close(self, reason: TailraceError) -> None:
         """Raise ``reason`` in every polling call from now on; records in flight stay unfinished."""
         self.delivery.close()
         self._end = reason
-        self._news.set()
+        self._wakeup.set()
 
     def raise_failure(self) -> None:
         """Raise the next reported error, or the reason given to ``close``."""
@@ -406,22 +417,22 @@ class Reader:
     # ---- state -------------------------------------------------------------------------------------------------
 
     @property
-    def progress(self) -> object:
+    def poll_marker(self) -> object:
         """A value that changes whenever the user polls."""
-        return self.delivery.progress
+        return self.delivery.poll_marker
 
     @property
     def awaits_poll(self) -> bool:
-        """True if the user must poll or acknowledge next.
+        """True if the consumer waits for its user to poll or acknowledge.
 
-        That is the case if records are in flight or buffered, and no poll waits for more.
+        It does so if records are in flight or buffered, and no poll waits for more records.
         """
         if self._is_waiting and not self._waits_for_ack:
             return False
-        waits = any(
+        has_buffered = any(
             self._buffer.holds(p.partition) and self._slice_reader.is_readable(p.partition) for p in self._positions
         )
-        return self.delivery.awaits_poll(waits=waits)
+        return self.delivery.awaits_poll(has_buffered=has_buffered)
 
     def is_over(self) -> bool:
         """Return True if the consumer was stopped.
@@ -440,14 +451,14 @@ class Reader:
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _check(self, among: Among) -> None:
+    def _check(self, partitions: PartitionFilter) -> None:
         self.raise_failure()
-        if among is not None and not any(one in self._positions for one in among):
-            names = ", ".join(sorted(map(str, among)))
+        if partitions is not None and not any(one in self._positions for one in partitions):
+            names = ", ".join(sorted(map(str, partitions)))
             raise ConsumerStateError(f"{names} is not assigned to this consumer - await assigned() before reading it")
 
-    def _put_back_others(self, among: Among) -> None:
-        if among is not None and self.delivery.partition is not None and self.delivery.partition not in among:
+    def _put_back_others(self, partitions: PartitionFilter) -> None:
+        if partitions is not None and self.delivery.partition is not None and self.delivery.partition not in partitions:
             self._put_back_current()
 
     def _put_back_if_not_readable(self) -> None:

@@ -1,4 +1,7 @@
-"""Slices of buffered batches: partitions take turns, and records that an earlier owner finished are left out."""
+"""Slices of buffered batches: records of one partition that are decoded and delivered together.
+
+Partitions take turns. Records that an earlier owner has finished are left out.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +26,23 @@ __all__ = ["RecordSlice", "SliceReader"]
 Readable: TypeAlias = Callable[[TopicPartition], bool]
 
 _EMPTY_IN_A_ROW = 64
-"""Number of slices without a deliverable record after which other tasks have a turn."""
+"""Number of slices without a deliverable record after which ``next_slice`` returns, so that other tasks can run."""
 
 
 @dataclass(slots=True)
 class RecordSlice:
-    """Decoded records of one partition."""
+    """Records of one partition that are decoded and delivered together."""
 
     position: Position
     records: Sequence[Record]
     end: int
-    """Offset at which the partition continues."""
+    """Offset at which the partition continues after the slice."""
     leader_epoch: int
     buffered: BufferedBatch | None
-    """Batch of the records; None if the slice contains the batch's last record."""
+    """Batch of the records; None if the slice contains the last record of the batch."""
 
     def deliver(self, in_flight: InFlight) -> Lease:
-        """Return a lease of the records; the slice drops its references, so that the records can be freed."""
+        """Deliver the records and return their lease; drop the slice's references, so that records can be freed."""
         records, self.records = self.records, []
         return self.position.deliver(records, self.end, self.leader_epoch, in_flight)
 
@@ -48,9 +51,12 @@ class SliceReader:
     """Takes slices from the fetch buffer.
 
     Args:
+        positions: the assigned partitions.
+        buffer: fetch buffer.
+        maps: offset maps of the partitions.
         on_room: called when the buffer has more room.
         on_prepared: called when a thread has decompressed a batch.
-        gaps: detects missing offsets.
+        gaps: detects missing offsets; None if gaps are accepted.
     """
 
     def __init__(  # noqa: PLR0913 - one argument for each part that a slice passes
@@ -81,16 +87,19 @@ class SliceReader:
         position = self._positions.get(partition)
         if position is None or position.is_halted or position.is_held_back or not position.is_fetchable:
             return False
-        if not position.map_fill.is_high and not self._maps.is_holding:
+        if not position.map_fill.is_high and not self._maps.holds_any:
             return True
         return not self._maps.holds_back(position)
 
     def next_slice(
         self, is_wanted: Readable, count_of: Callable[[TopicPartition], int], columns: ColumnBuilder | None = None
     ) -> RecordSlice | None:
-        """Return a slice of the next partition in turn for which ``is_wanted`` is true; None if there is none.
+        """Take a slice of the next partition in turn and return it; None if there is none.
 
-        With ``columns``, add the slice's records to them.
+        Args:
+            is_wanted: returns True for the partitions to take from.
+            count_of: returns the maximum number of records of a partition.
+            columns: columns to which the records are added; None for no columns.
 
         Raises:
             TailraceError: the partition has this error in place of records.
@@ -112,22 +121,22 @@ class SliceReader:
             position = self._positions.get(partition)
             assert position is not None
             if self._maps.is_due(position):
-                self._maps.look(position)
+                self._maps.measure(position)
                 if not self.is_readable(partition):
                     continue
-            if (found := self._open(position, count_of(partition), columns)) is not None:
+            if (found := self._take_slice(position, count_of(partition), columns)) is not None:
                 return found
         self.has_more = True
         return None
 
-    def _open(self, position: Position, count: int, columns: ColumnBuilder | None) -> RecordSlice | None:
+    def _take_slice(self, position: Position, count: int, columns: ColumnBuilder | None) -> RecordSlice | None:
         buffered = self._buffer.head(position.partition)
         assert buffered is not None
         if buffered.is_compressed and not self._prepare(position, buffered):
             return None
-        records, added = self._take(buffered, position, count, columns)
-        # A batch is removed as soon as its last record is taken. Otherwise it would take room and block a wait for many
-        # records.
+        records, added = self._take_records(buffered, position, count, columns)
+        # A batch is removed as soon as its last record is taken. Otherwise it would occupy the buffer and block a wait
+        # for many records.
         is_at_end = len(records) < count or records[-1].offset + 1 == buffered.next_offset
         is_used_up = is_at_end and not buffered.is_blocked
         if self._gaps is not None and records:
@@ -141,7 +150,7 @@ class SliceReader:
             self._buffer.pop(position.partition)
             self._on_room()
         end = buffered.next_offset if is_used_up else records[-1].offset + 1
-        records = self._maps.unfinished_of(position, records)
+        records = self._maps.without_finished(position, records)
         if not records:
             position.skip(end, buffered.leader_epoch)
             self.has_skipped = True
@@ -150,10 +159,10 @@ class SliceReader:
             columns.add_records(records)
         return RecordSlice(position, records, end, buffered.leader_epoch, None if is_used_up else buffered)
 
-    def _take(
+    def _take_records(
         self, buffered: BufferedBatch, position: Position, count: int, columns: ColumnBuilder | None
     ) -> tuple[Sequence[Record], bool]:
-        """Return the next records, and True if they were added to ``columns``."""
+        """Take the next records and return them, and True if they were added to ``columns``."""
         has_known = position.progress is not None and position.progress.known is not None
         if columns is None or has_known or self._gaps is not None:
             # Some of these records may not be delivered.
@@ -170,13 +179,16 @@ class SliceReader:
         return is_prepared
 
     def put(self, partition: TopicPartition, buffered: BufferedBatch, size: int) -> None:
-        """Add a fetched entry; consecutive entries without records are merged."""
+        """Add an entry to the buffer; consecutive entries without records are merged."""
         last = self._buffer.last(partition)
         if last is None or not last.merge(buffered):
             self._buffer.put(partition, buffered, size)
 
     def skip_empty(self) -> None:
-        """Skip leading offsets without records, because a wait for many records takes no slice that would skip them."""
+        """Skip entries without records at the beginning of partitions.
+
+        Otherwise ``next_slice`` skips them, but a wait for many records does not call it.
+        """
         for position in self._positions:
             while (buffered := self._buffer.head(position.partition)) is not None and buffered.is_empty:
                 if not self.is_readable(position.partition):
@@ -184,10 +196,10 @@ class SliceReader:
                 self._buffer.pop(position.partition)
                 position.skip(buffered.next_offset, buffered.leader_epoch)
 
-    def put_back(self, one: RecordSlice, rest: Sequence[Record]) -> None:
-        """Put the last records of a slice back into the buffer; they are the next to be delivered."""
-        if one.buffered is not None:
-            one.buffered.give_back(rest)
+    def put_back(self, record_slice: RecordSlice, rest: Sequence[Record]) -> None:
+        """Put the last records of a slice, ``rest``, back into the buffer; they are delivered next."""
+        if record_slice.buffered is not None:
+            record_slice.buffered.give_back(rest)
         else:
-            returned = BufferedBatch(one.end, returned=rest, leader_epoch=one.leader_epoch)
-            self._buffer.put_back(one.position.partition, returned)
+            returned = BufferedBatch(record_slice.end, returned=rest, leader_epoch=record_slice.leader_epoch)
+            self._buffer.put_back(record_slice.position.partition, returned)

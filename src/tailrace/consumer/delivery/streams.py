@@ -1,9 +1,9 @@
-"""One stream of records for each assigned partition, each polled at its own pace.
+"""Streams of records, one for each assigned partition, which may be polled by different tasks.
 
-A stream takes a slice of its partition when it is polled and has no records left. If several streams wait for records,
-one of them waits on the reader and wakes the others. A stream's record in flight is finished by the next poll of that
-stream.
-``max_poll_interval_ms`` is exceeded if no stream is polled for that long although a stream has a record.
+A stream that is polled and has no records left takes a slice of its partition: records that are decoded and delivered
+together. If several streams wait for records, one of them waits on the reader and wakes the others. The next poll of a
+stream finishes its record in flight. ``max_poll_interval_ms`` is exceeded if no stream is polled for that long although
+a stream has a record.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol, Self
 
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.poll_timer import or_stop
+from tailrace.consumer.delivery.poll_timer import poll_or_stop
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight, Lease
@@ -39,12 +39,19 @@ class RecordStream(Protocol[KeyT_co, ValueT_co]):
 
 
 class PartitionStream:
-    """Records of one partition while it is assigned; see ``RecordStream``."""
+    """Records of one partition while it is assigned; see ``RecordStream``.
+
+    Args:
+        streams: streams of the consumer.
+        position: position of the partition.
+        size: maximum number of records in a slice.
+    """
 
     def __init__(self, streams: Streams, position: Position, size: int) -> None:
         self._partition = position.partition
         self._streams, self._position, self._size = streams, position, size
         self._lease: Lease | None = None
+        """Lease of the current slice."""
         self._count_taken_before = 0
         """Number of records taken from earlier leases."""
         self._is_waiting = False
@@ -64,10 +71,12 @@ class PartitionStream:
         if (record := self._take()) is not None:
             return record
         if self._is_waiting:
-            raise ConsumerStateError(f"two tasks read the stream of {self.partition} at once - let one read it")
+            raise ConsumerStateError(
+                f"two tasks read the stream of {self.partition} at once - let only one task read it"
+            )
         self._is_waiting = True
         try:
-            return await or_stop(self._next_record, self._streams.config, self._streams.is_over)
+            return await poll_or_stop(self._next_record, self._streams.config, self._streams.is_over)
         finally:
             self._is_waiting = False
 
@@ -76,7 +85,7 @@ class PartitionStream:
         if self._lease is None or not self._lease.holds(record):
             return False
         self._lease.finish_taken()
-        self._streams.progressed()
+        self._streams.note_finished()
         return True
 
     async def _next_record(self) -> AnyRecord:
@@ -89,21 +98,21 @@ class PartitionStream:
             if not self._streams.is_assigned(self._position):
                 self._streams.raise_failure()
                 raise StopAsyncIteration
-            if not self._left:
+            if not self._count_left:
                 self._count_taken_before = self.count_taken
-                self._lease = self._streams.take(self.partition, self._size)
+                self._lease = self._streams.take_slice(self.partition, self._size)
             if (record := self._take()) is not None:
                 return record
-            await self._streams.news()
+            await self._streams.wait_for_wakeup()
 
     def _take(self) -> AnyRecord | None:
-        """Return the next record of the lease; None if there is none, or the partition is paused."""
+        """Take the next record of the lease and return it; None if there is none, or delivery is paused."""
         if self._lease is None or self._position.is_held_back:
             return None
         return next(self._lease.left, None)
 
     @property
-    def _left(self) -> int:
+    def _count_left(self) -> int:
         return 0 if self._lease is None else self._lease.count
 
     # ---- for Streams -------------------------------------------------------------------------------------------
@@ -120,18 +129,18 @@ class PartitionStream:
 
     @property
     def awaits_poll(self) -> bool:
-        """True if a record is in flight, or may be polled."""
+        """True if a record is in flight, or can be polled without waiting."""
         if self._lease is None:
             return False
-        return self._lease.lowest_in_flight is not None or (self._left > 0 and not self._position.is_held_back)
+        return self._lease.lowest_in_flight is not None or (self._count_left > 0 and not self._position.is_held_back)
 
     def halt(self) -> None:
-        """Deliver no more records, and leave the undelivered ones to the partition's next owner."""
+        """Deliver no more records, and leave the undelivered records to the partition's next owner."""
         if self._lease is not None:
             self._lease.abandon_left()
 
     def drop(self) -> None:
-        """Forget the records: the partition was sought, reset or revoked."""
+        """Forget all records, because the partition was sought, reset or revoked."""
         self._count_taken_before = self.count_taken
         self._lease = None
 
@@ -139,9 +148,11 @@ class PartitionStream:
 class Streams:
     """``async for partition, stream in consumer.streams()``: one stream for each partition that is assigned.
 
-    The object is the reader's sink. As a ``PolledSink`` it also tells the reader when a stream was polled.
+    The object is the reader's sink, and a ``PolledSink``, which reports polls to the reader.
 
     Args:
+        positions: the assigned partitions.
+        reader: reader of the consumer.
         config: returns the current options.
     """
 
@@ -150,10 +161,10 @@ class Streams:
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._known: set[int] = set()
         """Assignment numbers (``Position.assignment``) that have a stream."""
-        self._is_listening = False
+        self._is_waiting_on_reader = False
         """True while a task waits on the reader."""
-        self._round = asyncio.Event()
-        """Set when that task stops waiting, and then replaced."""
+        self._shared_wakeup = asyncio.Event()
+        """Event that is set, and replaced by a new one, when that task stops waiting."""
 
     def __aiter__(self) -> Streams:
         return self
@@ -165,7 +176,7 @@ class Streams:
             for position in self._positions:
                 if position.assignment not in self._known:
                     return position.partition, self._open_stream(position)
-            await self.news()
+            await self.wait_for_wakeup()
 
     def _open_stream(self, position: Position) -> PartitionStream:
         self._known = {one.assignment for one in self._positions} & self._known | {position.assignment}
@@ -184,8 +195,8 @@ class Streams:
         """Return True if the consumer was stopped."""
         return self._reader.is_over()
 
-    def take(self, partition: TopicPartition, size: int) -> Lease | None:
-        """Return a lease of up to ``size`` records of a partition; None if there are none."""
+    def take_slice(self, partition: TopicPartition, size: int) -> Lease | None:
+        """Take up to ``size`` records of a partition and return their lease; None if there are none."""
         found = self._reader.take_slice(lambda one: size if one == partition else 0, InFlight.LAST)
         return None if found is None else found[1]
 
@@ -193,47 +204,48 @@ class Streams:
         """Return True if the partition is still assigned."""
         return self._positions.get(position.partition) is position and not self._reader.is_over()
 
-    def progressed(self) -> None:
-        """Wake a revocation that waits for records in flight."""
+    def note_finished(self) -> None:
+        """Wake a revocation that waits for records in flight, and check if a commit is due."""
         self._reader.delivery.note_finished()
 
     def note_poll(self) -> None:
         """Note that a stream was polled, which has finished the stream's previous record."""
         self._reader.delivery.note_poll()
-        self.progressed()
+        self.note_finished()
 
     def raise_failure(self) -> None:
         """Raise the next reported error, if there is one and the consumer was not stopped."""
         if not self._reader.is_over():
             self._reader.raise_failure()
 
-    async def news(self) -> None:
-        """Wait until records may have arrived; one task waits on the reader and wakes the others."""
-        if self._is_listening:
-            await self._round.wait()
+    async def wait_for_wakeup(self) -> None:
+        """Wait until records may have arrived; one task waits on the reader and wakes all others."""
+        if self._is_waiting_on_reader:
+            await self._shared_wakeup.wait()
             return
-        self._is_listening = True
+        self._is_waiting_on_reader = True
         try:
-            await self._reader.wait_for_news()
+            await self._reader.wait_for_wakeup()
         finally:
-            self._is_listening = False
-            self._round.set()
-            self._round = asyncio.Event()
+            self._is_waiting_on_reader = False
+            self._shared_wakeup.set()
+            self._shared_wakeup = asyncio.Event()
 
     # ---- for the reader ----------------------------------------------------------------------------------------
 
     @property
-    def progress(self) -> object:
+    def poll_marker(self) -> object:
         """A value that changes whenever a stream is polled."""
         return sum(stream.count_taken for stream in self._streams.values())
 
-    def awaits_poll(self, *, waits: bool) -> bool:
-        """Return True if a record is in flight or may be polled, and no stream is being polled.
+    def awaits_poll(self, *, has_buffered: bool) -> bool:
+        """Return True if a record is in flight or can be polled, and no stream waits in a poll.
 
-        ``waits`` is True if records are buffered.
+        Args:
+            has_buffered: True if the reader has buffered records.
         """
         streams = self._streams.values()
-        return not any(one.is_waiting for one in streams) and (waits or any(one.awaits_poll for one in streams))
+        return not any(one.is_waiting for one in streams) and (has_buffered or any(one.awaits_poll for one in streams))
 
     def halt(self, partition: TopicPartition) -> None:
         """Deliver no more records of a partition."""

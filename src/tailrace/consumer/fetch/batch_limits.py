@@ -15,11 +15,11 @@ __all__ = ["size_error"]
 
 
 def size_error(config: ConsumerConfig, position: Position, batch: RecordBatch) -> TailraceError | None:
-    """Return the error to raise instead of delivering ``batch``; None if it is within the limit."""
+    """Return the error to raise in place of ``batch``; None if the batch is within the limit."""
     limit = config.max_batch_bytes
     if limit is None or batch.size <= limit:
         return None
     return RecordTooLargeError(
         f"{position.partition} at offset {batch.base_offset}: a batch of {batch.size} bytes is larger than"
-        f" max_batch_bytes={limit} - raise it, or seek() to {batch.next_offset} to skip the batch"
+        f" max_batch_bytes={limit} - raise the limit, or seek() to {batch.next_offset} to skip the batch"
     )

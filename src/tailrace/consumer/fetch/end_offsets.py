@@ -1,4 +1,4 @@
-"""Refresh of the end offsets of partitions that are not fetched, as long as statistics are read."""
+"""Refresh of the end offsets of partitions that are not fetched, for statistics and metrics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 import anyio
 
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.offsets.requests import by_leader, list_offsets
+from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.fetch.end_offsets import without_fetch
+from tailrace.core.fetch.end_offsets import positions_without_fetch
 from tailrace.core.fetch.plan import FetchPlan
 from tailrace.core.positions.start_point import LATEST
 from tailrace.errors import BrokerConnectionError, MalformedMessageError
@@ -21,14 +21,14 @@ from tailrace.records import TopicPartition
 __all__ = ["EndOffsetRefresher"]
 
 _INTERVAL_S = 5.0
-"""Time within which end offsets are requested after the statistics were read."""
+"""Interval of the requests for end offsets, in seconds."""
 
 
 class EndOffsetRefresher:
     """Requests the end offsets of partitions that are not fetched, such as those of a handler that does not return.
 
-    Fetches bring the end offsets of all others. Nothing is requested unless the statistics were read since the last
-    request. A reading has the end offsets as of at most five seconds after the reading before.
+    Responses to fetches contain the end offsets of all other partitions. Requests are sent every five seconds, but only
+    if statistics or metrics were read since the last requests.
 
     Args:
         in_flight: returns the plans of the fetches in flight.
@@ -52,24 +52,24 @@ class EndOffsetRefresher:
         self._isolation_level = int(config.isolation_level == "read_committed")
 
     def note_reading(self) -> None:
-        """Note that the statistics are read. Thread-safe."""
+        """Note that statistics or metrics are read, so that end offsets are requested. Thread-safe."""
         self._is_read = True
 
     async def run_refreshes(self) -> None:
-        """Request end offsets after each reading of the statistics, until canceled."""
+        """Request end offsets at each interval in which they were read, until canceled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
             if self._is_read:
                 self._is_read = False
-                await self._refresh(without_fetch(self._positions, self._in_flight()))
+                await self._refresh(positions_without_fetch(self._positions, self._in_flight()))
 
     async def _refresh(self, positions: Iterable[Position]) -> None:
-        by_leader_id, _ = by_leader(self._cluster, [one.partition for one in positions])
+        by_leader_id, _ = group_by_leader(self._cluster, [one.partition for one in positions])
         async with anyio.create_task_group() as tasks:
             for leader_id, partitions in by_leader_id.items():
-                tasks.start_soon(self._ask, leader_id, partitions)
+                tasks.start_soon(self._request, leader_id, partitions)
 
-    async def _ask(self, leader_id: int, partitions: list[TopicPartition]) -> None:
+    async def _request(self, leader_id: int, partitions: list[TopicPartition]) -> None:
         before = {one.partition: (one.epoch, one.last_stable_offset) for one in self._positions.of(partitions)}
         try:
             found, refused = await list_offsets(
@@ -77,7 +77,7 @@ class EndOffsetRefresher:
             )
         except (BrokerConnectionError, MalformedMessageError):
             self._metadata_refresher.ask()
-            return  # The next interval repeats the request, and fetches from this broker report the failure.
+            return  # The next interval repeats the request. Fetches from this broker report the failure.
         if refused:
             self._metadata_refresher.ask()
         for position in self._positions.of(found):

@@ -1,4 +1,4 @@
-"""State of the loops that fetch on one connection to a broker."""
+"""State of the two loops that fetch for one connection to a broker."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ class FetchConnection(NamedTuple):
 
 @dataclass(slots=True)
 class FetchLoop:
-    """State shared by the main loop of a connection and the loop that fetches partitions added meanwhile."""
+    """State shared by the main loop of a connection and the loop of added partitions.
 
-    news: AutoResetEvent = field(default_factory=AutoResetEvent)
-    """Set to plan the next fetch again."""
-    added: AutoResetEvent = field(default_factory=AutoResetEvent)
-    """Set when partitions may have been added while a fetch is in flight, and when the main loop ends."""
-    under_way: FetchPlan | None = None
-    """Plan of the fetch in flight."""
+    Added partitions are those that become fetchable while the main loop's fetch is in flight.
+    """
+
+    wakeup: AutoResetEvent = field(default_factory=AutoResetEvent)
+    """Set when the main loop must plan its next fetch again."""
+    added_wakeup: AutoResetEvent = field(default_factory=AutoResetEvent)
+    """Set when there may be added partitions, and when the main loop ends."""
+    sent_plan: FetchPlan | None = None
+    """Plan of the main loop's fetch in flight; None without one."""
     held_until: float = 0.0
-    """Latest time at which the broker answers the fetch in flight."""
+    """Latest time of the event loop at which the broker answers the main loop's fetch in flight."""
     held_added: FetchPlan | None = None
-    """Plan of the fetch of added partitions in flight, if the broker holds it for long; None otherwise."""
+    """Plan of the fetch of added partitions in flight, if the broker may hold it for long; otherwise None."""
     added_scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Cancel scope of the latest fetch of added partitions."""

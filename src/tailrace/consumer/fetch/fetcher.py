@@ -1,8 +1,8 @@
 """Fetching from brokers: one loop for each connection to a broker, reading ahead as far as the buffer has room.
 
-A broker answers the requests of a connection in order. If a partition is sought, resumed or assigned while the broker
-holds a fetch, it would have to wait for that response; instead it is fetched by a second connection, without a fetch
-session, until the response arrives.
+A broker holds a fetch until there are records, and answers the requests of a connection in order. A partition that is
+sought, resumed or assigned meanwhile would have to wait for that answer. Instead it is fetched on a second connection,
+without a fetch session, until the answer arrives.
 
 ``core.fetch.plan`` decides what to fetch and what an error code means. A response is used only in the assignment epoch
 in which its request was sent, so records that arrive after a seek or a rebalance are dropped.
@@ -73,9 +73,9 @@ if TYPE_CHECKING:
 __all__ = ["Fetcher", "connection_name"]
 
 _GRACE_S = 5.0
-"""Time that a broker may need in addition to the ``max_wait_ms`` of a fetch."""
+"""Time in seconds that a broker may need in addition to the ``max_wait_ms`` of a fetch."""
 _SMALL = 64 << 10
-"""Maximum size of the records in a response that a waiting reader gets before the next fetch is sent."""
+"""Maximum size in bytes of a response that a waiting reader gets before the next fetch is sent."""
 _CORRUPT_ATTEMPTS = 3
 """Number of attempts to fetch a corrupt batch before the error is delivered."""
 
@@ -107,12 +107,12 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         self._fetched: Counter[TopicPartition] = Counter()
         """Number of offsets fetched of each partition since the last FetchCompleted event."""
-        self._news = AutoResetEvent()
+        self._wakeup = AutoResetEvent()
         self._loops: dict[FetchConnection, FetchLoop] = {}
         self._waiting_for_room: set[AutoResetEvent] = set()
         """Events of the loops that wait for room in the buffer."""
         self._corrupt: dict[TopicPartition, tuple[int, int]] = {}
-        """Offset of the last corrupt batch of each partition, and how often that batch has arrived corrupt."""
+        """Offset of the last corrupt batch of each partition, and the number of times that it was fetched."""
 
     def reconfigure(self, config: ConsumerConfig) -> None:
         """Apply changed options from the next fetch on."""
@@ -122,16 +122,16 @@ class Fetcher:
         )
 
     def wake(self) -> None:
-        """Plan fetches again: a position or a leader has changed."""
-        self._news.set()
+        """Plan fetches again, because a position or a leader has changed."""
+        self._wakeup.set()
 
     def in_flight(self) -> list[FetchPlan]:
-        """Return the plans of the fetches in flight, except for short ones of added partitions."""
-        plans = [plan for loop in self._loops.values() for plan in (loop.under_way, loop.held_added)]
+        """Return the plans of the fetches in flight, except for short fetches of added partitions."""
+        plans = [plan for fetch_loop in self._loops.values() for plan in (fetch_loop.sent_plan, fetch_loop.held_added)]
         return [plan for plan in plans if plan is not None]
 
-    def room_made(self) -> None:
-        """Wake the loops that wait for room in the buffer, and no others."""
+    def note_room(self) -> None:
+        """Wake the loops that wait for room in the buffer."""
         for waiting in self._waiting_for_room:
             waiting.set()
 
@@ -140,12 +140,15 @@ class Fetcher:
         async with anyio.create_task_group() as tasks:
             while True:
                 self._start_loops(tasks)
-                await self._news.wait(sources_change_at(self._positions, self._loop.time()))
-                for connection, loop in self._loops.items():
-                    loop.news.set()
-                    loop.added.set()
-                    if loop.held_added and self._added_plan(connection, loop).added_to(loop.held_added).partitions:
-                        loop.added_scope.cancel()
+                await self._wakeup.wait(sources_change_at(self._positions, self._loop.time()))
+                for connection, fetch_loop in self._loops.items():
+                    fetch_loop.wakeup.set()
+                    fetch_loop.added_wakeup.set()
+                    if (
+                        fetch_loop.held_added
+                        and self._added_plan(connection, fetch_loop).added_to(fetch_loop.held_added).partitions
+                    ):
+                        fetch_loop.added_scope.cancel()
 
     def _start_loops(self, tasks: TaskGroup) -> None:
         now, topology = self._loop.time(), self._cluster.topology
@@ -154,12 +157,12 @@ class Fetcher:
             if node_id is None:
                 self._metadata_refresher.ask()
             elif (connection := FetchConnection(node_id, FetcherSlot(number, count))) not in self._loops:
-                loop = self._loops[connection] = FetchLoop()
-                tasks.start_soon(self._run_connection, connection, loop)
-                tasks.start_soon(self._run_added, connection, loop)
+                fetch_loop = self._loops[connection] = FetchLoop()
+                tasks.start_soon(self._run_connection, connection, fetch_loop)
+                tasks.start_soon(self._run_added, connection, fetch_loop)
 
-    async def _run_connection(self, connection: FetchConnection, loop: FetchLoop) -> None:
-        """Fetch on one connection to a broker until the broker has no partition to fetch."""
+    async def _run_connection(self, connection: FetchConnection, fetch_loop: FetchLoop) -> None:
+        """Fetch on one connection to a broker until it has no more partition to fetch from this broker."""
         session, fetch_wait, failures = FetchSession(), FetchWait(self._limits.max_wait_s), 0
         node_id = connection.node_id
         try:
@@ -170,75 +173,75 @@ class Fetcher:
                     self.wake()
                     return
                 if not plan.partitions:
-                    await self._wait(loop.news, plan)
+                    await self._wait(fetch_loop.wakeup, plan)
                     continue
                 fetch_wait.longest_s = self._limits.max_wait_s
                 wait_s = fetch_wait.wait_s(lacks_room=plan.lacks_room, taken_bytes=self._buffer.taken_bytes)
                 sent_at = self._loop.time()
                 try:
-                    loop.under_way, loop.held_until = plan, sent_at + wait_s
+                    fetch_loop.sent_plan, fetch_loop.held_until = plan, sent_at + wait_s
                     answer = await self._fetch_in_session(connection, plan, session, wait_s)
                 except AuthenticationError:
                     raise
                 except (BrokerConnectionError, MalformedMessageError) as error:
-                    session.lost()
+                    session.restart()
                     failures += 1
                     await self._recover(node_id, plan, error, failures)
                     continue
                 finally:
-                    loop.under_way = None
-                    if loop.held_added:
-                        loop.added_scope.cancel()
+                    fetch_loop.sent_plan = None
+                    if fetch_loop.held_added:
+                        fetch_loop.added_scope.cancel()
                 failures, took_s = 0, self._loop.time() - sent_at
                 is_awaited = not self._buffer.held_bytes and _size_of(answer) <= _SMALL
                 self._handle_response(node_id, plan, session, answer)
-                self._measure(node_id, answer, took_s)
+                self._report_completed(node_id, answer, took_s)
                 if is_awaited or self._waiting_for_room:
-                    # Let the reader run first, because it probably waits for these few records; and the loops that wait
-                    # for room, because this loop would reserve again the room that its fetch has just released.
+                    # Yield to the reader, which probably waits for these few records, and to loops that wait for room,
+                    # because this loop would reserve again the room that its fetch has just released.
                     await asyncio.sleep(0)
         finally:
             del self._loops[connection]
-            loop.added.set()
+            fetch_loop.added_wakeup.set()
 
-    async def _run_added(self, connection: FetchConnection, loop: FetchLoop) -> None:
-        """Fetch partitions that are added while a fetch is in flight, until that fetch is answered.
+    async def _run_added(self, connection: FetchConnection, fetch_loop: FetchLoop) -> None:
+        """Fetch added partitions on the second connection, each time until the main loop's fetch is answered.
 
-        The coroutine ends with the connection's loop.
+        The coroutine ends with the main loop of the connection.
         """
         name = connection_name(self._name, connection.slot.number, is_for_added=True)
         added_wait = AddedWait()
-        while self._loops.get(connection) is loop:
-            plan, sent_at = self._added_plan(connection, loop), self._loop.time()
-            rest_s = loop.held_until - sent_at
+        while self._loops.get(connection) is fetch_loop:
+            plan, sent_at = self._added_plan(connection, fetch_loop), self._loop.time()
+            rest_s = fetch_loop.held_until - sent_at
             wait_s = added_wait.wait_s(plan, self._limits.max_wait_s, rest_s) if plan.partitions else None
             if wait_s is None:
-                await loop.added.wait()
+                await fetch_loop.added_wakeup.wait()
                 continue
-            loop.held_added = plan if added_wait.is_long(plan) else None
-            with anyio.CancelScope() as loop.added_scope:
+            fetch_loop.held_added = plan if added_wait.is_long(plan) else None
+            with anyio.CancelScope() as fetch_loop.added_scope:
                 try:
                     answer = await self._fetch(connection, plan, without_session(plan.partitions), wait_s, name)
                 except AuthenticationError:
                     raise
                 except (BrokerConnectionError, MalformedMessageError):
                     # No retry: either the fetch in flight fails as well, or the next one includes these partitions.
-                    await loop.added.wait()
+                    await fetch_loop.added_wakeup.wait()
                     continue
                 finally:
-                    loop.held_added = None
-            if loop.added_scope.cancelled_caught:
+                    fetch_loop.held_added = None
+            if fetch_loop.added_scope.cancelled_caught:
                 # The broker reads no other request of this connection until it has answered the canceled fetch.
                 self._cluster.broker(connection.node_id).forget(name)
                 continue
             added_wait.answered(plan, is_empty=not any(one.records for one in answer.partitions))
             self._handle_response(connection.node_id, plan, FetchSession(), answer)
-            self._measure(connection.node_id, answer, self._loop.time() - sent_at)
+            self._report_completed(connection.node_id, answer, self._loop.time() - sent_at)
 
-    def _added_plan(self, connection: FetchConnection, loop: FetchLoop) -> FetchPlan:
-        """Return a plan of the partitions that the fetch in flight does not request; empty if none is in flight."""
+    def _added_plan(self, connection: FetchConnection, fetch_loop: FetchLoop) -> FetchPlan:
+        """Return a plan of the partitions that the main loop's fetch in flight lacks; empty without such a fetch."""
         plan = self._next_plan(connection)
-        return plan.added_to(loop.under_way or plan)
+        return plan.added_to(fetch_loop.sent_plan or plan)
 
     def _next_plan(self, connection: FetchConnection) -> FetchPlan:
         topology, now = self._cluster.topology, self._loop.time()
@@ -247,11 +250,11 @@ class Fetcher:
         )
 
     def _plan(self, connection: FetchConnection) -> FetchPlan:
-        """Return the next plan, after making room and resetting the positions of recreated topics."""
+        """Make room in the buffer, reset the positions of recreated topics, and return the next plan."""
         plan = self._next_plan(connection)
         made_room = self._drop_excess_batches(plan.overdrawn)
         for position in self._positions.of(plan.recreated):
-            self._reset_position(position, self._policy.of_added(position.partition))
+            self._reset_position(position, self._policy.start_of_added(position.partition))
         if not made_room and not plan.recreated:
             return plan
         return self._next_plan(connection)
@@ -263,11 +266,10 @@ class Fetcher:
         """
         share, made_room = self._buffer.share_of(len(self._positions)), False
         for position in self._positions.of(overdrawn):
-            # An unpaused partition is not cut below its share, because it would be fetched again at once, and cut
-            # again.
+            # A partition that is not paused keeps its share of batches, because they would be fetched again at once.
             last = self._buffer.cut(position.partition, share, 0 if position.is_paused else share)
             if last is not None:
-                position.fetched_to(last.next_offset, last.leader_epoch)
+                position.set_fetched(last.next_offset, last.leader_epoch)
                 made_room = True
             if position.is_paused and self._buffer.bytes_of(position.partition) > share:
                 self._drop_buffered(position)
@@ -275,30 +277,27 @@ class Fetcher:
         return made_room
 
     def _drop_buffered(self, position: Position) -> None:
-        """Drop all buffered batches of a paused partition; one alone may exceed the share.
-
-        A partition that is not paused would be fetched again at once, and dropped again.
-        """
+        """Drop all buffered batches of a paused partition, because a single one may exceed the share of the buffer."""
         self._buffer.drop(position.partition)
         position.fetch_again()
 
-    async def _wait(self, news: AutoResetEvent, plan: FetchPlan) -> None:
-        """Wait until the plan may have changed: for ``news``, room in the buffer, or the end of a backoff."""
+    async def _wait(self, wakeup: AutoResetEvent, plan: FetchPlan) -> None:
+        """Wait for ``wakeup``, for room in the buffer if the plan lacks it, or for the end of a backoff."""
         if plan.lacks_room:
-            self._waiting_for_room.add(news)
+            self._waiting_for_room.add(wakeup)
         try:
-            await news.wait(plan.retry_at)
+            await wakeup.wait(plan.retry_at)
         finally:
-            self._waiting_for_room.discard(news)
+            self._waiting_for_room.discard(wakeup)
 
     async def _fetch_in_session(
         self, connection: FetchConnection, plan: FetchPlan, session: FetchSession, wait_s: float
     ) -> FetchResponse:
         requested = self._positions.of(plan.partitions)
         if any(one.high_watermark is None and session.knows(one.partition) for one in requested):
-            # The partition was reassigned after it was added to the session, where the broker sends the high watermark
-            # only when it changes. A new session sends it at once.
-            session.lost()
+            # The partition was reassigned after it was added to the session. In a session the broker sends a high
+            # watermark only when it changes; in a new session, it sends all of them at once.
+            session.restart()
         name = connection_name(self._name, connection.slot.number)
         return await self._fetch(connection, plan, session.ask(plan.partitions), wait_s, name)
 
@@ -323,10 +322,10 @@ class Fetcher:
             return await self._cluster.broker(connection.node_id).send(request, key=key, timeout_s=timeout_s)
         finally:
             self._buffer.unreserve((connection, name))
-            self.room_made()
+            self.note_room()
 
     async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
-        """Refresh the metadata and pause after a fetch that was not answered."""
+        """Report a fetch that was not answered, refresh the metadata, and pause."""
         is_silent = isinstance(error, RequestTimedOutError | MalformedMessageError)
         action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.REFRESH_METADATA
         self._report_failure(node_id, None, error, action, failures - 1)
@@ -337,7 +336,7 @@ class Fetcher:
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
         self.wake()
 
-    def _measure(self, node_id: int, answer: FetchResponse, took_s: float) -> None:
+    def _report_completed(self, node_id: int, answer: FetchResponse, took_s: float) -> None:
         fetched, self._fetched = self._fetched, Counter()
         self._observer.emit(
             FetchCompleted(
@@ -365,14 +364,14 @@ class Fetcher:
         for fetched in answer.partitions:
             topic = fetched.topic or names.get(fetched.topic_id, "")
             position = self._positions.get(TopicPartition(topic, fetched.partition))
-            if position is not None and plan.counts(position):
+            if position is not None and plan.is_valid_for(position):
                 self._handle_partition(node_id, position, fetched, plan.partitions[position.partition].topic_id)
 
     def _handle_partition(
         self, node_id: int, position: Position, fetched: FetchedPartition, fetched_topic_id: UUID
     ) -> None:
         if fetched.error_code and position.preferred_read_replica == node_id:
-            # A follower may lag, or have lost the partition: only an error of the leader counts.
+            # The follower may lag, or have lost the partition. Only an error of the leader is final.
             position.preferred_read_replica = None
             error = name_of(fetched.error_code)
             self._report_failure(
@@ -383,10 +382,12 @@ class Fetcher:
             return
         match action := FETCH_REACTIONS.reaction_to(fetched.error_code):
             case FetchErrorAction.ACCEPT:
-                self._accept(position, fetched, fetched_topic_id, is_leaders=position.preferred_read_replica != node_id)
+                self._accept(
+                    position, fetched, fetched_topic_id, is_from_leader=position.preferred_read_replica != node_id
+                )
                 return
             case FetchErrorAction.RESET:
-                self._reset_position(position, self._policy.of_reset(position.partition))
+                self._reset_position(position, self._policy.start_after_reset(position.partition))
                 return
             case FetchErrorAction.REFRESH_METADATA:
                 self._cluster.learn_leader(
@@ -413,31 +414,37 @@ class Fetcher:
         self._observer.emit(kind(f"broker {node_id}", partition, str(error), exception))
 
     def _reset_position(self, position: Position, at: StartPoint) -> None:
-        """Look up the start point ``at``, because the position is out of range or the topic was recreated."""
+        """Look up the start point ``at``, because the position is out of range or the topic was recreated.
+
+        If fetched records are not finished yet, only fetch the partition again later.
+        """
         if self._buffer.holds(position.partition) or position.finished != position.delivered:
-            # Records that are already fetched are valid; the position is reset when all of them are finished.
+            # Records that are already fetched are valid. The position is reset when all of them are finished.
             self._back_off([position])
             return
-        self._start_positions.place(position, at, before=position.fetched)
+        self._start_positions.set_start(position, at, before=position.fetched)
         self._on_reset()
 
     def _handle_truncation(self, position: Position, end_offset: int) -> None:
-        """Continue where the log was truncated, because fetched records may be among the removed ones (KIP-320)."""
+        """Continue at the offset of a truncation, because fetched records may have been removed (KIP-320).
+
+        If records were lost, emit an event, or with ``auto_offset_reset="none"`` deliver an error.
+        """
         topic, number = position.partition
-        before, (after, lost) = position.next_offset, position.diverged(end_offset)
-        if lost and self._policy.of_reset(position.partition).whence is StartFrom.NONE:
+        before, (after, lost) = position.next_offset, position.after_truncation(end_offset)
+        if lost and self._policy.start_after_reset(position.partition).whence is StartFrom.NONE:
             self._reader.put(
                 position.partition, BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)), 0
             )
             position.stop_fetching()
             return
-        self._start_positions.move(position, after)
+        self._start_positions.drop_and_set_start(position, after)
         if lost:
             self._observer.emit(LogTruncated(position.partition, before, after, lost))
         self.wake()
 
     def _accept(
-        self, position: Position, fetched: FetchedPartition, fetched_topic_id: UUID, *, is_leaders: bool
+        self, position: Position, fetched: FetchedPartition, fetched_topic_id: UUID, *, is_from_leader: bool
     ) -> None:
         position.failures = 0
         if fetched.diverging_epoch.end_offset >= 0:
@@ -445,8 +452,9 @@ class Fetcher:
             return
         position.fetched_topic_id = fetched_topic_id
         position.high_watermark, position.log_start = fetched.high_watermark, fetched.log_start_offset
-        if is_leaders:
-            # Only the leader's end offset is compared: a follower's log may end before the records of the map.
+        if is_from_leader:
+            # Only the end offset of the leader is compared, because a follower's log may end before the records of the
+            # offset map.
             self._reader.maps.check_log(position, fetched.high_watermark)
         is_committed = self._config.isolation_level == "read_committed"
         stable = fetched.last_stable_offset if is_committed else -1
@@ -479,10 +487,10 @@ class Fetcher:
             self._reader.put(position.partition, buffered, batch.size if is_visible else 0)
             if is_visible:
                 self._fetched[position.partition] += batch.next_offset - batch.base_offset
-            position.fetched_to(batch.next_offset, batch.leader_epoch)
+            position.set_fetched(batch.next_offset, batch.leader_epoch)
 
     def _readable_batches(self, position: Position, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-        """Yield the batches from the position on; stop at a batch that cannot be read, and fetch that batch again."""
+        """Yield the batches from the position on; at a batch that cannot be read, stop and handle it as corrupt."""
         for batch in batches:
             if batch.next_offset <= (position.fetched or 0):
                 continue
@@ -493,13 +501,13 @@ class Fetcher:
             yield batch
 
     def _fault_of(self, batch: RecordBatch) -> str | None:
-        """Return why ``batch`` cannot be read, or None.
+        """Return the reason why ``batch`` cannot be read; None if it can be read.
 
-        A control batch is decoded here, because ``visible`` reads its marker.
+        The marker of a control batch is decoded here, because ``visible`` reads it.
         """
         # The checksum is verified before any byte that it covers is interpreted.
         if self._config.check_crcs and not batch.checksum_holds():
-            return "its checksum does not hold"
+            return "the checksum of the batch is wrong"
         try:
             batch.is_abort_marker()
         except MalformedMessageError as error:
@@ -507,13 +515,13 @@ class Fetcher:
         return None
 
     def _handle_corrupt(self, position: Position, reason: str, next_offset: int | None = None) -> None:
-        """Fetch a corrupt batch again, as the network may have damaged it; after several attempts, deliver an error."""
+        """Fetch a corrupt batch again, which the network may have damaged; after three attempts, deliver an error."""
         partition, offset = position.partition, position.fetched or 0
-        corrupt_at, times = self._corrupt.get(partition, (offset, 0))
-        times = times + 1 if corrupt_at == offset else 1
-        self._corrupt[partition] = (offset, times)
+        corrupt_at, count = self._corrupt.get(partition, (offset, 0))
+        count = count + 1 if corrupt_at == offset else 1
+        self._corrupt[partition] = (offset, count)
         self._observer.emit(CorruptBatchFetched(partition, offset, reason))
-        if times < _CORRUPT_ATTEMPTS:
+        if count < _CORRUPT_ATTEMPTS:
             self._back_off([position])
         else:
             error = CorruptRecordError(partition, offset, reason)
@@ -527,9 +535,12 @@ class Fetcher:
 
 
 def connection_name(name: str, number: int, *, is_for_added: bool = False) -> str:
-    """Return the name of a slot's connection, or of the slot's second connection, which fetches added partitions.
+    """Return the name of a connection for fetches.
 
-    ``name`` distinguishes the consumers of a shared cluster.
+    Args:
+        name: name of the consumer, if it shares the cluster with other consumers; otherwise empty.
+        number: number of the connection, less than ``num_fetchers``.
+        is_for_added: True for the second connection, which fetches added partitions.
     """
     return f"{name}{number or ''}{'-added' if is_for_added else ''}"
 

@@ -1,7 +1,7 @@
 """Embedded protocol of classic groups: the member data in JoinGroup and SyncGroup that the broker does not interpret.
 
-Membership works the same for groups of all kinds; only this data differs. Consumers exchange subscriptions and
-assigned partitions; ``consumer.group.role_protocol`` is for members of other groups.
+Groups of different kinds differ only in this data. In consumer groups, it consists of subscriptions and assigned
+partitions; for other groups, see ``consumer.group.role_protocol``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MemberProtocol(Protocol):
 
     @property
     def protocol_type(self) -> str:
-        """Protocol type of the group, such as "consumer"."""
+        """Protocol type of the group, such as ``consumer``."""
 
     def offers(self, effect: SendJoin) -> tuple[JoinGroupProtocol, ...]:
         """Return the protocols that a join offers, most preferred first."""
@@ -41,8 +41,8 @@ class MemberProtocol(Protocol):
             RebalanceError: the user's assignor failed.
         """
 
-    def synced(self, given: bytes) -> Synced:
-        """Return the event of a successful sync; ``given`` is this member's assignment.
+    def synced(self, assignment: bytes) -> Synced:
+        """Return the event of a successful sync, which was answered with this member's ``assignment``.
 
         Raises:
             MalformedMessageError: the assignment cannot be decoded.
@@ -50,14 +50,16 @@ class MemberProtocol(Protocol):
 
 
 class ConsumerProtocol:
-    """Protocol of consumer groups (protocol type "consumer")."""
+    """Embedded protocol of consumer groups."""
 
     protocol_type = "consumer"
 
     def offers(self, effect: SendJoin) -> tuple[JoinGroupProtocol, ...]:
         """Return one subscription for each assignor."""
         return tuple(
-            JoinGroupProtocol(name, write_subscription(subscription, name, effect.held_before, effect.generation))
+            JoinGroupProtocol(
+                name, write_subscription(subscription, name, effect.last_assigned, effect.last_generation)
+            )
             for name, subscription in effect.subscriptions
         )
 
@@ -79,6 +81,6 @@ class ConsumerProtocol:
         """Return the partitions of each member."""
         return tuple(SyncGroupAssignment(m, encode_assignment(given)) for m, given in effect.assignments.items())
 
-    def synced(self, given: bytes) -> Synced:
+    def synced(self, assignment: bytes) -> Synced:
         """Return the event of the sync, with the assigned partitions."""
-        return Synced(decode_assignment(given))
+        return Synced(decode_assignment(assignment))

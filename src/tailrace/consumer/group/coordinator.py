@@ -33,10 +33,10 @@ __all__ = ["Coordinator"]
 
 
 class Coordinator:
-    """One consumer's membership of its group.
+    """Membership of one consumer in its group.
 
     Args:
-        member: name of this member's connections, unique in this process.
+        member: name for this member's connections, unique in this process.
         topics: topics to subscribe to.
         pattern: pattern of topic names to subscribe to; None to subscribe to ``topics`` only.
         on_failure: called with the error that ends the membership.
@@ -59,10 +59,10 @@ class Coordinator:
         self._max_wait_s = config.max_poll_interval_ms / 1000
         self._on_failure = on_failure
         self._reactions = ErrorReactions(config)
-        self._is_brokers_choice = config.group_protocol == "consumer"
+        self._uses_kip848 = config.group_protocol == "consumer"
         self._newer_metadata = AutoResetEvent()
         self._requests = GroupRequests(config, cluster, observer, member)
-        machine = _machine(config, topics, pattern)
+        machine = _state_machine(config, topics, pattern)
         self._membership = MembershipLoop(config, machine, self._requests, cluster, observer, self)
 
     @property
@@ -76,7 +76,7 @@ class Coordinator:
         return self._membership.heartbeat_age_s
 
     def commit_identity(self) -> Identity | None:
-        """Return the identity to commit with; None while the member is in no generation of the group."""
+        """Return the identity for commits; None while the member is in no generation of the group."""
         return self._membership.identity if self._membership.is_member else None
 
     def resubscribe(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
@@ -86,18 +86,18 @@ class Coordinator:
         self.metadata_changed()
 
     def stop(self) -> None:
-        """Release all partitions and leave the group."""
+        """Begin to release all partitions and leave the group; ``run_membership`` returns when both are done."""
         self._membership.receive(StopMembership(self._reconciler.may_commit))
 
     def commit_failed(self, code: int, identity: Identity) -> bool:
         """Handle the error code of a commit sent as ``identity``; return True if ``identity`` is still current."""
-        counts = self._membership.is_current(identity)
-        if counts:
+        is_current = self._membership.is_current(identity)
+        if is_current:
             self._membership.receive(self._reactions.event_of(code, GroupRequestKind.COMMIT))
-        return counts
+        return is_current
 
     def metadata_changed(self) -> None:
-        """Handle new cluster metadata: topics and partitions may have been created or deleted."""
+        """Update the topics that match the pattern, and report the partition counts in new cluster metadata."""
         topology = self._cluster.topology
         if self._pattern is not None and not isinstance(self._pattern, BrokerPattern):
             matching = topology.matching(self._pattern)
@@ -105,41 +105,41 @@ class Coordinator:
                 self.topics = matching
                 self._membership.receive(Resubscribed(matching))
         counts = {name: len(topic.partitions) for name, topic in topology.topics.items()}
-        gone = {name: 0 for name, code in topology.errors.items() if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-        self._membership.receive(PartitionsChanged({**gone, **counts}))
+        missing = {name: 0 for name, code in topology.errors.items() if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        self._membership.receive(PartitionsChanged({**missing, **counts}))
         self._newer_metadata.set()
 
     async def run_membership(self) -> None:
-        """Be a member until ``stop``, or until the membership fails."""
+        """Join the group, and return when the membership has ended after ``stop`` or an error."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run_poll_interval_check, self._reader, self._max_wait_s, self._membership.receive)
-            if self._is_brokers_choice:
-                tasks.start_soon(self._learn_sessions)
+            if self._uses_kip848:
+                tasks.start_soon(self._watch_session_timeout)
             await self._membership.run()
             tasks.cancel_scope.cancel()
 
-    async def _learn_sessions(self) -> None:
-        """Look up the group's session timeout, and again after each metadata update, because it may change."""
+    async def _watch_session_timeout(self) -> None:
+        """Look up the group's session timeout now and after each metadata update, because it may change."""
         while True:
-            if (session := await self._requests.session()) is not None:
+            if (session := await self._requests.session_timeout()) is not None:
                 self._membership.receive(session)
             await self._newer_metadata.wait()
 
     # ---- AssignmentOwner ---------------------------------------------------------------------------------------
 
     async def take_over(self, effect: TakeOver) -> None:
-        """Make the assigned partitions ready."""
+        """Make the assigned partitions ready for fetching."""
         await self._reconciler.take_over(effect.added, effect.kept)
 
     async def release(self, effect: Release) -> None:
-        """Give up revoked or lost partitions."""
+        """Release revoked partitions, or drop lost partitions."""
         if effect.is_lost:
             await self._reconciler.lose(effect.partitions, effect.reason)
         else:
             await self._reconciler.release(effect.partitions, is_last=effect.is_last)
 
     def report(self, error: TailraceError) -> None:
-        """Raise the error in the next reading call."""
+        """Let the user's next poll raise the error."""
         self._reader.report(error)
 
     def fail(self, error: TailraceError) -> None:
@@ -147,7 +147,7 @@ class Coordinator:
         self._on_failure(error)
 
 
-def _machine(config: ConsumerConfig, topics: frozenset[str], pattern: TopicPattern | None) -> Membership:
+def _state_machine(config: ConsumerConfig, topics: frozenset[str], pattern: TopicPattern | None) -> Membership:
     if config.group_protocol == "consumer":
         expression = pattern.pattern if isinstance(pattern, BrokerPattern) else None
         return Kip848Member(member_settings(config, topics, expression), str(uuid.uuid4()), random.random)

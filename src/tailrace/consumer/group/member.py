@@ -30,6 +30,7 @@ from tailrace.observe.hooks import Hook, Observer
 __all__ = ["DEFAULT_GROUP", "GroupMember"]
 
 DEFAULT_GROUP = "tailrace-default-group"
+"""Group of a GroupMember without ``group_id``."""
 
 _numbers = itertools.count(1)
 
@@ -43,7 +44,8 @@ class GroupMember:
 
     Args:
         role: the user's implementation of ``GroupRole``.
-        options: options of a Consumer that concern the cluster and the group; ``group_id`` may be left out.
+        options: options of a Consumer that concern the cluster and the group. Without ``group_id``, the group is
+            ``tailrace-default-group``.
 
     Raises:
         ConfigurationError: the role lacks an attribute, or an option is invalid.
@@ -54,21 +56,22 @@ class GroupMember:
         check_names(self._options)
         if resolve(self._options).group_protocol != "classic":
             raise ConfigurationError(
-                "group_protocol must be 'classic' for a GroupMember: 'consumer' groups have consumers only"
+                "group_protocol must be 'classic' for a GroupMember, not 'consumer', which is for consumers only"
+                " - leave the option out"
             )
         self._role, self._protocol = role, RoleProtocol(role)
         self._supervisor: Supervisor | None = None
         self._membership: _Membership | None = None
 
     async def start(self) -> None:
-        """Connect to the cluster and begin to join.
+        """Connect to the cluster and begin to join the group; ``joined()`` waits for the generation.
 
         Raises:
             ConsumerStateError: the member was started before.
             BrokerConnectionError: no broker answers within ``start_timeout_ms``.
         """
         if self._supervisor is not None:
-            raise ConsumerStateError("this member was already started - create a new one")
+            raise ConsumerStateError("this GroupMember was already started - create another GroupMember")
         self._membership = _Membership(resolve(self._options), self._role, self._protocol)
         self._supervisor = Supervisor(self._membership.run, f"tailrace member of {self._membership.group_id}")
         await self._supervisor.start()
@@ -77,10 +80,13 @@ class GroupMember:
         """Leave the group and close all connections, within ``stop_timeout_ms``.
 
         Raises:
-            ConsumerStateError: a method of the role called ``stop()``, which would wait for that method to return.
+            ConsumerStateError: a method of the role called ``stop()``, which waits until that method has returned.
         """
         if self._membership is not None and in_callback(self._membership):
-            raise ConsumerStateError("stop() in a role's method would wait for itself - call it from another task")
+            raise ConsumerStateError(
+                "a method of the role must not call stop(), which waits until that method has returned"
+                " - call stop() from another task"
+            )
         if self._supervisor is not None and self._membership is not None:
             await self._supervisor.stop(self._membership.stop_timeout_s)
 
@@ -99,10 +105,10 @@ class GroupMember:
         return self._membership.generation if self._membership is not None else None
 
     async def joined(self) -> Generation:
-        """Wait until this member is in a generation; any number of tasks may wait.
+        """Wait until this member is in a generation and return it; any number of tasks may wait.
 
         Raises:
-            ConsumerStateError: not started, or stopped.
+            ConsumerStateError: the member is not started, or was stopped.
             TailraceError: an error has ended the membership.
         """
         if self._membership is None:
@@ -113,7 +119,7 @@ class GroupMember:
         """Join again, so that the group begins another generation with the current result of ``protocols()``.
 
         Raises:
-            ConsumerStateError: not started.
+            ConsumerStateError: the member is not started.
         """
         if self._membership is None:
             raise ConsumerStateError("this member is not started - use `async with GroupMember(...)`")
@@ -144,12 +150,13 @@ class _Membership:
         async with self._changed:
             await self._changed.wait_for(lambda: self.generation or self._failure or self._membership.is_over)
         if self.generation is None:
-            raise self._failure or ConsumerStateError("this member was stopped - create a new one")
+            raise self._failure or ConsumerStateError("this GroupMember was stopped - create another GroupMember")
         return self.generation
 
     def rejoin(self) -> None:
         self._rejoin_count += 1
-        # The state machine sees a changed subscription: if a join is in flight, the machine joins once more after it.
+        # A role has no subscription. The state machine receives a topic that has not occurred before, so that it joins
+        # again; if a join is in flight, it joins again after that join.
         self._membership.receive(Resubscribed(frozenset({str(self._rejoin_count)})))
 
     # ---- the loop ----------------------------------------------------------------------------------------------
@@ -161,40 +168,40 @@ class _Membership:
             await self._cluster.reach(timeout_s)
             supervisor.ready.set()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._stop_when_asked, supervisor.stopping)
+                tasks.start_soon(self._stop_when_requested, supervisor.stopping)
                 await self._membership.run()
                 tasks.cancel_scope.cancel()
         finally:
             self._cluster.close()
-            await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
-            await self._enter(None)
+            await asyncio.sleep(0)  # the sockets are closed in the next iteration of the event loop
+            await self._set_generation(None)
 
-    async def _stop_when_asked(self, stopping: asyncio.Event) -> None:
+    async def _stop_when_requested(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         self._membership.receive(StopMembership())
 
     # ---- AssignmentOwner ---------------------------------------------------------------------------------------
 
     async def take_over(self, _effect: TakeOver) -> None:
-        """Enter the new generation."""
+        """Call ``on_joined()`` of the role, then make the new generation the current one."""
         generation = self._protocol.generation
         assert generation is not None
         await self._call("on_joined", generation)
-        await self._enter(generation)
+        await self._set_generation(generation)
 
     async def release(self, _effect: Release) -> None:
-        """Leave the current generation."""
+        """Make no generation the current one, then call ``on_rebalance()`` of the role."""
         generation = self.generation
-        await self._enter(None)
+        await self._set_generation(None)
         if generation is not None:
             await self._call("on_rebalance", generation)
 
     def report(self, error: TailraceError) -> None:
-        """Raise the error in ``joined()``."""
+        """Let ``joined()`` raise the error."""
         self.fail(error)
 
     def fail(self, error: TailraceError) -> None:
-        """Raise the error in ``joined()``."""
+        """Let ``joined()`` raise the error."""
         self._failure = self._with_protocols(error)
         self._observer.emit(ConsumerFailed(str(self._failure)))
 
@@ -210,7 +217,7 @@ class _Membership:
         mine.__cause__ = error
         return mine
 
-    async def _enter(self, generation: Generation | None) -> None:
+    async def _set_generation(self, generation: Generation | None) -> None:
         async with self._changed:
             self.generation = generation
             self._changed.notify_all()

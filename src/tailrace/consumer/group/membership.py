@@ -1,8 +1,8 @@
-"""Loop of one group membership, for consumers and for group members of other kinds.
+"""Loop of one group membership, of a consumer or of a GroupMember.
 
 The loop decides nothing. It performs each effect of the state machine in a separate task, so that heartbeats are sent
-while a join is held, a callback runs or records are drained. It reports to the machine only the outcomes that the
-machine still awaits.
+while the coordinator holds a join, a callback runs, or a release waits for records in flight. It reports to the machine
+only the outcomes that the machine still awaits.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from anyio.abc import TaskGroup
 
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.group.requests import GroupRequests, Question, outcome_of
+from tailrace.consumer.group.requests import GroupRequests, RequestEffect, outcome_of
 from tailrace.core.backoff import Backoff
 from tailrace.core.group.effects import (
     Effect,
-    EmitGroupEvent,
     FailMembership,
     FindPartitions,
     FindTopicNames,
     ForgetCoordinator,
     Release,
+    ReportGroupError,
     SendGroupHeartbeat,
     SendHeartbeat,
     SendJoin,
@@ -54,27 +54,27 @@ from tailrace.observe.hooks import Observer
 __all__ = ["AssignmentOwner", "MembershipLoop", "member_settings"]
 
 _REBALANCE_SHARE_OF_STOP = 0.25
-"""Share of ``stop_timeout_ms`` that a stop waits for a rebalance to end, because nothing can be committed before."""
+"""Share of ``stop_timeout_ms`` for which a stop waits for the end of a rebalance, before which commits are refused."""
 
 
 class AssignmentOwner(Protocol):
     """Receiver of a membership's assignments and errors."""
 
     async def take_over(self, effect: TakeOver) -> None:
-        """Make the assigned partitions ready."""
+        """Make the assigned partitions ready for fetching."""
 
     async def release(self, effect: Release) -> None:
-        """Give up revoked or lost partitions."""
+        """Release revoked partitions, or drop lost partitions."""
 
     def report(self, error: TailraceError) -> None:
-        """Report an error that does not end the membership."""
+        """Report an error that does not end the membership to the user."""
 
     def fail(self, error: TailraceError) -> None:
-        """Report the error that ends the membership."""
+        """Report the error that ends the membership to the user."""
 
 
 class MembershipLoop:
-    """Drives the state machine of one member.
+    """Loop that drives the state machine of one member.
 
     Args:
         machine: state machine of the member's protocol.
@@ -97,11 +97,14 @@ class MembershipLoop:
         self._observer, self._owner = observer, owner
         self._loop = asyncio.get_running_loop()
         self._news = AutoResetEvent()
+        """Set when the state machine may have new effects."""
         self._is_rebalancing = False
+        """True from the event RebalanceStarted to the takeover that ends the rebalance."""
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._callback: anyio.CancelScope | None = None
         """Scope of the takeover or release in progress; a later takeover or release cancels this scope."""
-        self._callbacks = asyncio.Lock()
+        self._callback_lock = asyncio.Lock()
+        """Held by a takeover or release, so that a canceled one ends before the next begins."""
 
     @property
     def identity(self) -> Identity:
@@ -124,7 +127,7 @@ class MembershipLoop:
         return self._machine.heartbeat_age_s(self._loop.time())
 
     def is_current(self, identity: Identity) -> bool:
-        """Return True if an error in the response to a request sent as ``identity`` still matters."""
+        """Return True if the membership has to react to an error in the answer to a request sent as ``identity``."""
         return self._machine.is_current(identity)
 
     def receive(self, event: GroupEvent) -> None:
@@ -133,7 +136,7 @@ class MembershipLoop:
         self._news.set()
 
     async def run(self) -> None:
-        """Join, and stay a member until the state machine is over."""
+        """Join the group, and drive the state machine until the membership has ended."""
         self.receive(StartMembership())
         async with anyio.create_task_group() as tasks:
             while not self._machine.is_over:
@@ -170,14 +173,14 @@ class MembershipLoop:
                 tasks.start_soon(self._call_owner, effect, scope)
             case ForgetCoordinator():
                 self._cluster.forget_coordinator(self._group_id, effect.reason)
-            case EmitGroupEvent():
+            case ReportGroupError():
                 self._owner.report(effect.error)
             case FailMembership():
                 self._owner.fail(effect.error)
             case _:
                 assert_never(effect)
 
-    async def _request(self, effect: Question) -> None:
+    async def _request(self, effect: RequestEffect) -> None:
         if isinstance(effect, SendJoin):
             self._rebalance_started(effect.reason)
         event = await self._requests.outcome(effect)
@@ -193,7 +196,7 @@ class MembershipLoop:
 
     async def _call_owner(self, effect: TakeOver | Release, scope: anyio.CancelScope) -> None:
         with scope:
-            async with self._callbacks:
+            async with self._callback_lock:
                 event = await (self._take_over(effect) if isinstance(effect, TakeOver) else self._release(effect))
             if self._callback is scope:
                 self._callback = None
@@ -206,7 +209,7 @@ class MembershipLoop:
         self._observer.emit(GroupJoined(self._group_id, me.generation, me.member_id, effect.protocol, effect.is_leader))
         failures = 0
         while True:
-            event = await outcome_of(_then(self._owner.take_over(effect), TakenOver()))
+            event = await outcome_of(_event_after(self._owner.take_over(effect), TakenOver()))
             if not isinstance(event, CoordinatorGone | RetryLater):
                 return event
             # Heartbeats still succeed, so the group does not rebalance, and nothing else would repeat this takeover.
@@ -219,14 +222,14 @@ class MembershipLoop:
     async def _release(self, effect: Release) -> GroupEvent:
         if not effect.is_last and not effect.is_lost:
             self._rebalance_started(effect.reason)
-        event = await outcome_of(_then(self._owner.release(effect), Released()))
+        event = await outcome_of(_event_after(self._owner.release(effect), Released()))
         if not effect.is_last:
             # After a loss the rebalance begins with the next join.
             self._rebalance_started(effect.reason)
         return event
 
     def _rebalance_started(self, reason: str) -> None:
-        """Emit one event per rebalance, however many joins the rebalance takes."""
+        """Emit RebalanceStarted once per rebalance, however many joins the rebalance takes."""
         if not self._is_rebalancing:
             self._is_rebalancing = True
             self._observer.emit(RebalanceStarted(self._group_id, reason))
@@ -237,13 +240,14 @@ class MembershipLoop:
             self._observer.emit(GroupRequestFailed(self._group_id, request, event.reason, "retrying"))
 
 
-async def _then(work: Awaitable[None], event: GroupEvent) -> GroupEvent:
+async def _event_after(work: Awaitable[None], event: GroupEvent) -> GroupEvent:
+    """Await ``work`` and return ``event``."""
     await work
     return event
 
 
 def member_settings(config: ConsumerConfig, topics: frozenset[str], pattern: str | None = None) -> MemberSettings:
-    """Return the settings of a membership; ``pattern`` is a regular expression that the broker resolves (KIP-848)."""
+    """Return the settings of a membership; the broker matches topic names against ``pattern`` (KIP-848)."""
     assert config.group_id is not None
     return MemberSettings(
         group_id=config.group_id,

@@ -1,8 +1,8 @@
 """Assignment and revocation of partitions: start positions, rebalance callbacks, drain, last commit.
 
-The order is guaranteed. Assignment: read committed offsets, run the user's callbacks, apply the offsets that they
-return or seek to, fetch the first record. Revocation: stop delivery, wait for records in flight, commit finished
-records, run the user's callback, release the partition. Meanwhile another task sends heartbeats.
+The order is guaranteed. Assignment: read the committed offsets, call the user's callbacks, apply the offsets that the
+callbacks return or seek to, begin to fetch. Revocation: stop delivery, wait for records in flight, commit finished
+records, call the user's callback, remove the partition. Meanwhile, another task sends heartbeats.
 """
 
 from __future__ import annotations
@@ -44,18 +44,21 @@ Partitions = frozenset[TopicPartition]
 
 @dataclass(slots=True)
 class _Callback:
-    """Call of the user's code by ``owner``, possibly within a callback of another consumer (``outer``)."""
+    """Call of the user's callback by ``owner``."""
 
     owner: object
+    """Consumer or GroupMember."""
     outer: _Callback | None
+    """Callback in which the owner is used; None if the owner is not used in a callback of another owner."""
     is_over: bool = False
+    """True once the callback has returned."""
 
 
 _callback: ContextVar[_Callback | None] = ContextVar("tailrace_rebalance_callback", default=None)
 
 
 def in_callback(owner: object) -> bool:
-    """Return True in a rebalance callback of ``owner``, where waiting for the owner's records would be a deadlock.
+    """Return True in a rebalance callback of ``owner``, where waiting for records of ``owner`` would be a deadlock.
 
     In a task that the callback has started, return False once the callback has returned.
     """
@@ -67,7 +70,7 @@ def in_callback(owner: object) -> bool:
 
 @contextlib.contextmanager
 def called_back(owner: object) -> Iterator[None]:
-    """Mark the user's code in this context as a callback of ``owner``."""
+    """Mark the code in the context as a callback of ``owner``, for ``in_callback``."""
     callback = _Callback(owner, _callback.get())
     token = _callback.set(callback)
     try:
@@ -78,11 +81,11 @@ def called_back(owner: object) -> Iterator[None]:
 
 
 class AssignmentReconciler:
-    """Performs assignment and revocation of partitions.
+    """Takeover and release of partitions for one membership of a consumer.
 
     Args:
-        consumer: the consumer, passed to the user's callbacks.
-        is_first: True if this is the consumer's first membership.
+        consumer: the consumer, which is passed to ``post_rebalance_callback``.
+        is_first: True if this is the consumer's first membership, to which ``reset_offset_on_start`` applies.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that an assignment changes
@@ -106,51 +109,56 @@ class AssignmentReconciler:
         self._start_positions, self._offset_resetter = start_positions, offset_resetter
         self._consumer = consumer
         self.on_taken_over: Callable[[], None] = lambda: None
-        """Called when an assignment is complete, after callbacks have returned and overrides are applied."""
+        """Called when a takeover is complete: callbacks have returned, and the offsets that they chose are applied."""
         self._resets_offsets = config.reset_offset_on_start and is_first
+        """True until the first assignment has ignored the committed offsets."""
         self._positions_before: dict[TopicPartition, int | None] = {}
-        """Partitions owned before the current rebalance, with the position of each."""
-        self._announced: Partitions = frozenset()
-        """Partitions reported as assigned to the user's listener; a canceled takeover may not have reported its own."""
-        self._unsought: dict[TopicPartition, int] = {}
-        """Epoch that the assignment has given each partition; a seek of the user changes the partition's epoch."""
+        """Position of each partition that was owned before the current rebalance."""
+        self._reported: Partitions = frozenset()
+        """Partitions whose assignment was reported to the user's rebalance listener."""
+        self._assigned_epochs: dict[TopicPartition, int] = {}
+        """Epoch of each partition as this assignment has set it; a seek of the user changes the partition's epoch."""
         self._released: dict[TopicPartition, tuple[UUID | None, int | None]] = {}
         """Topic id and committed offset of each partition when it was released."""
 
     # ---- assignment --------------------------------------------------------------------------------------------
 
     async def take_over(self, added: Partitions, kept: Partitions) -> None:
-        """Make ``added`` partitions readable from their start positions on, in addition to ``kept``.
+        """Set the start positions of ``added`` partitions, call the callbacks, and make the partitions fetchable.
+
+        Args:
+            added: partitions to take over.
+            kept: partitions that an earlier takeover has made fetchable.
 
         Raises:
-            RebalanceError: a callback raised or exceeded its deadline.
-            BrokerError: the committed offsets may not be read.
+            RebalanceError: a callback raised, or did not return in time.
+            BrokerError: the broker refuses to return the committed offsets.
         """
         self._note_positions(kept)
-        self._unsought |= {position.partition: position.epoch for position in self._positions.add(added)}
-        # Announced partitions already have positions, even if the takeover that set these positions was canceled.
-        unannounced = added - self._announced
+        self._assigned_epochs |= {position.partition: position.epoch for position in self._positions.add(added)}
+        # Partitions that were reported to the listener have positions, even if their takeover was canceled after that.
+        unreported = added - self._reported
         committed = await self._cluster.retrying(
-            partial(committed_offsets, self._cluster, self._group_id, unannounced),
+            partial(committed_offsets, self._cluster, self._group_id, unreported),
             timeout_s=self._config.max_poll_interval_ms / 1000,
             what=f"reading the committed offsets of group {self._group_id!r}",
         )
-        for position in self._positions.of(unannounced):
+        for position in self._positions.of(unreported):
             # A seek after the assignment takes precedence.
-            if position.epoch == self._unsought[position.partition]:
-                start = self._start_positions.policy.of_subscribed(
+            if position.epoch == self._assigned_epochs[position.partition]:
+                start = self._start_positions.policy.start_of_subscribed(
                     position.partition,
                     self._cluster.topology,
                     committed.get(position.partition),
                     self._released.pop(position.partition, (None, None)),
                     ignores_committed=self._resets_offsets,
                 )
-                self._start_positions.place(position, start)
-                self._unsought[position.partition] = position.epoch
-        if self._resets_offsets and unannounced:
-            await self._commit_reset_positions(unannounced)
+                self._start_positions.set_start(position, start)
+                self._assigned_epochs[position.partition] = position.epoch
+        if self._resets_offsets and unreported:
+            await self._commit_reset_positions(unreported)
         self._observer.emit(PartitionsAssigned(self._group_id, added, kept))
-        await self._announce(unannounced)
+        await self._report_assigned(unreported)
         await self._apply_overrides()
         for position in self._positions.of(added):
             position.is_fetchable = True
@@ -158,18 +166,18 @@ class AssignmentReconciler:
         self._start_positions.on_changed()
         self.on_taken_over()
 
-    async def _announce(self, added: Partitions) -> None:
-        self._announced |= added
+    async def _report_assigned(self, added: Partitions) -> None:
+        self._reported |= added
         try:
             await self._call_listener("on_partitions_assigned", added)
         except asyncio.CancelledError:
-            # The next rebalance began before the listener returned. Its takeover calls the listener again for the
-            # partitions that are still assigned.
-            self._announced -= added
+            # Another rebalance began before the listener returned. The takeover of that rebalance calls the listener
+            # again for the partitions that are still assigned.
+            self._reported -= added
             raise
 
     async def _commit_reset_positions(self, added: Partitions) -> None:
-        """Commit the reset positions once, at the first assignment (``reset_offset_on_start``)."""
+        """Commit the start positions of the first assignment, which replace the committed offsets."""
         self._start_positions.on_changed()
         timeout_s = self._config.max_poll_interval_ms / 1000
         await self._offset_resetter.wait_until_found(self._positions.of(added), timeout_s)
@@ -185,8 +193,7 @@ class AssignmentReconciler:
         overrides = await self._call("post_rebalance_callback", callback, self._consumer, old, new)
         if overrides is not None and not isinstance(overrides, Mapping):
             raise RebalanceError(
-                f"post_rebalance_callback returned {overrides!r}"
-                " - it must return None or a mapping of partitions to offsets"
+                f"post_rebalance_callback returned {overrides!r} - return None or a mapping of partitions to offsets"
             )
         for partition, offset in (overrides or {}).items():
             self._override(partition, offset)
@@ -199,7 +206,7 @@ class AssignmentReconciler:
             self._reject_override(partition, offset, "an offset must be an integer, 0 or more")
         else:
             # On a kept partition this is a seek.
-            self._start_positions.move(position, offset)
+            self._start_positions.drop_and_set_start(position, offset)
 
     def _reject_override(self, partition: TopicPartition, offset: object, reason: str) -> None:
         self._observer.emit(OffsetOverrideRejected(partition, offset, reason))
@@ -208,7 +215,7 @@ class AssignmentReconciler:
 
     @property
     def may_commit(self) -> bool:
-        """True if the revocation of all partitions may commit, automatically or in the user's callback."""
+        """True if a release of all partitions may commit offsets, automatically or in the user's callback."""
         if self._config.commits_automatically:
             return self._committer.has_uncommitted
         return self._committer.is_committing or self._config.rebalance_listener is not None
@@ -217,20 +224,20 @@ class AssignmentReconciler:
     def _may_commit_in_flight(self) -> bool:
         """True if a record in flight may be committed once it is finished: automatically or by the user.
 
-        App and worker processes commit themselves although automatic commits are off.
+        With an App or worker processes, this is always the case: they commit themselves.
         """
         config = self._config
-        is_by_user = config.rebalance_listener is not None or self._committer.is_used
-        return config.commits_automatically or is_by_user or not self._reader.delivery.is_read_by_user
+        may_user_commit = config.rebalance_listener is not None or self._committer.is_used
+        return config.commits_automatically or may_user_commit or not self._reader.delivery.is_read_by_user
 
     async def release(self, partitions: Partitions, *, is_last: bool) -> None:
-        """Release revoked partitions in order.
+        """Release revoked partitions.
 
-        A release waits for records in flight, with two exceptions: at the last release (``stop``), because no further
-        poll would finish them, and if no commit would follow. Such records are delivered again.
+        A release waits for records in flight, except in two cases: it is the last release (``stop``), after which no
+        poll would finish them, or no commit would follow. Records that are not awaited are delivered again.
 
         Raises:
-            RebalanceError: a callback raised or exceeded its deadline.
+            RebalanceError: a callback raised, or did not return in time.
         """
         if not partitions:
             return
@@ -239,18 +246,18 @@ class AssignmentReconciler:
             await self._drain(partitions)
         self._note_positions(partitions)
         if self._config.commits_automatically:
-            # The rebalance cannot wait for retries; the next owner begins at the last successful commit.
+            # The rebalance cannot wait for retries. If this commit fails, the next owner begins at an earlier commit.
             await self._committer.commit_automatically(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
         else:
-            # The user may be committing the records that were in flight until now.
+            # The user may have begun to commit the records that were in flight.
             await self._committer.wait(timeout_s=self._commit_timeout_s)
-        announced = self._unannounce(partitions)
+        reported = self._withdraw_report(partitions)
         try:
-            await self._call_listener("on_partitions_revoked", announced)
+            await self._call_listener("on_partitions_revoked", reported)
         except asyncio.CancelledError:
-            # A loss or a stop began before the listener returned. It will release these partitions and call the
-            # listener again.
-            self._announced |= announced
+            # The partitions were lost, or a stop began, before the listener returned. In both cases, the listener will
+            # be called again for these partitions.
+            self._reported |= reported
             raise
         except RebalanceError:
             self._remove(partitions)
@@ -259,40 +266,40 @@ class AssignmentReconciler:
         self._observer.emit(PartitionsRevoked(self._group_id, partitions))
 
     async def lose(self, partitions: Partitions, reason: str) -> None:
-        """Drop lost partitions, which other members may own already, then call the user's callback.
+        """Remove lost partitions, which other members may own already, then call the user's callback.
 
         Raises:
-            RebalanceError: the callback raised or exceeded its deadline.
+            RebalanceError: the callback raised, or did not return in time.
         """
         if not partitions:
             return
         self._note_positions(partitions)
         self._remove(partitions)
         self._observer.emit(PartitionsLost(self._group_id, partitions, reason))
-        await self._call_listener("on_partitions_lost", self._unannounce(partitions))
+        await self._call_listener("on_partitions_lost", self._withdraw_report(partitions))
 
     async def _drain(self, partitions: Partitions) -> None:
-        """Wait for the records in flight of ``partitions``, for ``rebalance_drain_ms`` at most."""
+        """Wait until no record of ``partitions`` is in flight, for ``rebalance_drain_ms`` at most."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        held = await self._reader.delivery.drained(partitions, began_at + self._config.rebalance_drain_ms / 1000)
+        held = await self._reader.delivery.drain(partitions, began_at + self._config.rebalance_drain_ms / 1000)
         if held:
             self._observer.emit(DrainTimedOut(held, loop.time() - began_at))
 
     @property
     def _commit_timeout_s(self) -> float:
-        # Half a session is enough: if the cluster is down for longer, the membership ends anyway. In stop(), the commit
-        # may take half of its timeout.
+        # If the cluster is unavailable for longer than half a session, the membership ends anyway. The rest of a stop
+        # needs half of ``stop_timeout_ms``.
         return min(self._config.session_timeout_ms, self._config.stop_timeout_ms) / 2 / 1000
 
-    def _unannounce(self, partitions: Partitions) -> Partitions:
-        """Return those of ``partitions`` that were reported as assigned, and count them as reported no more."""
-        known = partitions & self._announced
-        self._announced -= partitions
-        return known
+    def _withdraw_report(self, partitions: Partitions) -> Partitions:
+        """Return the partitions among ``partitions`` that were reported to the listener, and forget the report."""
+        reported = partitions & self._reported
+        self._reported -= partitions
+        return reported
 
     def _note_positions(self, partitions: Iterable[TopicPartition]) -> None:
-        """Store the positions for ``post_rebalance_callback``."""
+        """Store the positions of ``partitions`` for ``post_rebalance_callback``."""
         for position in self._positions.of(partitions):
             self._positions_before[position.partition] = position.next_offset
 
@@ -308,13 +315,13 @@ class AssignmentReconciler:
 
     async def _call_listener(self, name: str, partitions: Partitions) -> None:
         callback = getattr(self._config.rebalance_listener, name, None)
-        # An empty revocation is not reported. An empty assignment is reported, because it means that the member has
-        # joined.
+        # An empty assignment is reported, because it tells the user that the member has joined. An empty revocation or
+        # loss is not reported.
         if callback is not None and (partitions or name == "on_partitions_assigned"):
             await self._call(name, callback, partitions)
 
     async def _call(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
-        """Call the user's function, sync or async, with a deadline; calls in the function that would deadlock raise."""
+        """Call the user's function, sync or async; raise RebalanceError if it raises or does not return in time."""
         deadline_s = self._config.max_poll_interval_ms / 1000
         deadline = asyncio.timeout(deadline_s)
         try:
@@ -327,11 +334,12 @@ class AssignmentReconciler:
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise RebalanceError(
                     f"{name} did not return within max_poll_interval_ms ({deadline_s:.0f} s) and was canceled"
+                    " - shorten the callback, or raise max_poll_interval_ms"
                 ) from error
             raise RebalanceError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def _is_being_cancelled() -> bool:
-    """Return True if this task is being canceled, and not only a task that the user's code awaited."""
+    """Return True if the current task is being canceled, and not just a task that the user's code awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,7 +1,8 @@
 """Requests of a group membership: each effect becomes one request, and each outcome becomes one event.
 
-No exception reaches the membership. ``core.group.error_reactions`` turns error codes into events. A lost broker becomes
-``CoordinatorGone``, and an error that no retry can heal becomes ``MembershipFailed``.
+Errors do not reach the membership as exceptions. ``core.group.error_reactions`` turns error codes into events. If the
+broker does not answer, the event is ``CoordinatorGone``. If a retry cannot resolve the error, the event is
+``MembershipFailed``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tailrace.core.group.effects import (
     SendLeave,
     SendSync,
 )
-from tailrace.core.group.error_reactions import NOT_HELD, GroupRequestKind, error_of
+from tailrace.core.group.error_reactions import INSTANCE_RELEASED, GroupRequestKind, error_of
 from tailrace.core.group.events import (
     CoordinatorGone,
     GroupEvent,
@@ -62,27 +63,29 @@ from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, Topi
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
 
-__all__ = ["GroupRequests", "Question", "outcome_of"]
+__all__ = ["GroupRequests", "RequestEffect", "outcome_of"]
 
-Question: TypeAlias = (
+RequestEffect: TypeAlias = (
     SendJoin | SendSync | SendHeartbeat | SendGroupHeartbeat | SendLeave | FindPartitions | FindTopicNames
 )
+"""Effects that are performed by requests to brokers."""
 
 ResponseT = TypeVar("ResponseT")
 
 _LEAVE_ATTEMPTS = 2
-_SESSION_SHARE_OF_HELD = 2 / 3
-"""Share of ``session_timeout_ms`` after which a held request without a response is sent again."""
+_RESEND_AFTER_SESSIONS = 2 / 3
+"""Share of ``session_timeout_ms`` after which a join or sync without an answer is sent again."""
 _GROUP_RESOURCE = 32
+"""Resource type of a group in DescribeConfigs."""
 _SESSION_OPTION = "consumer.session.timeout.ms"
 
 
 class GroupRequests:
-    """Sends the requests of one member.
+    """Sender of the requests of one member.
 
     Args:
-        member: name of this member's connections, unique in this process.
-        protocol: embedded protocol of the group; by default the consumer protocol.
+        member: name for this member's connections, unique in this process.
+        protocol: embedded protocol of the group; by default that of consumer groups.
     """
 
     def __init__(
@@ -100,20 +103,20 @@ class GroupRequests:
         self._reactions = ErrorReactions(config)
         self._limit = JoinLimit(config.rebalance_max_retries)
 
-    async def outcome(self, question: Question) -> GroupEvent:
-        """Send the request of an effect and return its outcome."""
+    async def outcome(self, effect: RequestEffect) -> GroupEvent:
+        """Perform an effect and return its outcome; emit GroupRequestCompleted if the coordinator has answered."""
         began_at = asyncio.get_running_loop().time()
-        event = self._limit.after(question, await outcome_of(self._send(question)))
-        # A member id is only the first step of a join. RetryLater: the request has to be sent again, or was not sent,
-        # because the coordinator could not be found.
+        event = self._limit.apply(effect, await outcome_of(self._send(effect)))
+        # After MemberIdAssigned the join goes on. RetryLater may mean that the request was not sent, because no
+        # coordinator was found.
         if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdAssigned | RetryLater):
-            what = type(question).__name__.removeprefix("Send")
+            request = type(effect).__name__.removeprefix("Send")
             took_s = asyncio.get_running_loop().time() - began_at
-            self._observer.emit(GroupRequestCompleted(self._group_id, what, took_s))
+            self._observer.emit(GroupRequestCompleted(self._group_id, request, took_s))
         return event
 
-    async def session(self) -> SessionKnown | None:
-        """Return the group's session timeout at the broker (KIP-848); None if it cannot be read."""
+    async def session_timeout(self) -> SessionKnown | None:
+        """Return the session timeout of the group, as configured at the broker (KIP-848); None if it cannot be read."""
         from tailrace.protocol.configs import ConfigsToDescribe, DescribeConfigsRequest  # noqa: PLC0415 - KIP-848 only
 
         request = DescribeConfigsRequest((ConfigsToDescribe(_GROUP_RESOURCE, self._group_id, (_SESSION_OPTION,)),))
@@ -127,24 +130,24 @@ class GroupRequests:
                     return SessionKnown(int(config.value) / 1000)
         return None
 
-    async def _send(self, question: Question) -> GroupEvent:  # noqa: PLR0911 - one return for each effect
-        match question:
+    async def _send(self, effect: RequestEffect) -> GroupEvent:  # noqa: PLR0911 - one return for each effect
+        match effect:
             case SendJoin():
-                return await self._join(question)
+                return await self._join(effect)
             case SendSync():
-                return await self._sync(question)
+                return await self._sync(effect)
             case SendHeartbeat():
-                return await self._heartbeat(question)
+                return await self._heartbeat(effect)
             case SendGroupHeartbeat():
-                return await self._group_heartbeat(question)
+                return await self._group_heartbeat(effect)
             case SendLeave():
-                return await self._leave(question)
+                return await self._leave(effect)
             case FindPartitions():
-                return await self._find_partitions(question)
+                return await self._find_partitions(effect)
             case FindTopicNames():
-                return await self._name_topics(question)
+                return await self._find_topic_names(effect)
             case _:
-                assert_never(question)
+                assert_never(effect)
 
     async def _coordinator(self) -> Broker:
         return await self._cluster.coordinator(self._group_id)
@@ -177,26 +180,27 @@ class GroupRequests:
             return MembershipFailed(error)
 
     async def _send_held(self, coordinator: Broker, request: Request[ResponseT], timeout_s: float) -> ResponseT:
-        """Send a request that the coordinator may hold; repeat it on a new connection after two thirds of a session.
+        """Send a join or sync, and repeat it on a new connection if it is not answered for two thirds of a session.
 
-        While a coordinator holds a request, it answers nothing else on the same connection. Such a connection cannot be
-        told from a half-open one, and heartbeats use another connection. If the coordinator still holds the first
-        request, the repeated request takes its place; if the coordinator has already answered, it answers again. A
-        rebalance may hold a request for many sessions, so the event is emitted only once. The last third of the session
-        is left for the response: if the coordinator has completed the rebalance and its response is lost, the
-        coordinator acknowledges no heartbeat of the former generation.
+        The coordinator may hold the request, and meanwhile answers no other request of the connection. A half-open
+        connection would therefore not be detected. If the coordinator still holds the first request, the repeated
+        request replaces it; if the coordinator has answered the first request, it answers again.
+
+        The last third of the session is left for the answer. If the coordinator has completed the rebalance and its
+        answer is lost, it no longer acknowledges heartbeats of the former generation, and the session ends.
         """
         is_reported = False
-        attempt_s = self._config.session_timeout_ms / 1000 * _SESSION_SHARE_OF_HELD
+        attempt_s = self._config.session_timeout_ms / 1000 * _RESEND_AFTER_SESSIONS
         deadline = anyio.current_time() + timeout_s
         while True:
-            # A request that times out closes its connection.
+            # A request that times out closes its connection, so the next attempt uses a new connection.
             left_s = deadline - anyio.current_time()
             try:
                 return await coordinator.send(request, member=self._member, timeout_s=min(attempt_s, left_s))
             except RequestTimedOutError as error:
                 if anyio.current_time() >= deadline:
                     raise
+                # A rebalance may take many sessions, so only the first repetition is reported.
                 if is_reported:
                     continue
                 is_reported = True
@@ -206,12 +210,12 @@ class GroupRequests:
                 )
 
     async def _while_coordinator_lives(self, coordinator: Broker, work: Awaitable[GroupEvent]) -> GroupEvent:
-        """Return the outcome of ``work``, or CoordinatorGone if the coordinator falls silent or changes first."""
+        """Return the outcome of ``work``; CoordinatorGone if the coordinator stops answering or changes before."""
         outcomes: list[GroupEvent] = []
 
         async def watch() -> None:
             outcomes.append(await self._watch_coordinator(coordinator))
-            # The held request must not block later requests on its connection.
+            # The coordinator may still hold the request, and would answer no other request of this connection.
             coordinator.forget(self._member)
             tasks.cancel_scope.cancel()
 
@@ -222,14 +226,17 @@ class GroupRequests:
         return outcomes[0]
 
     async def _watch_coordinator(self, coordinator: Broker) -> CoordinatorGone:
-        """Send FindCoordinator every third of a session, until it names another broker or fails for a session."""
-        session_s, question = self._config.session_timeout_ms / 1000, FindCoordinatorRequest(self._group_id)
+        """Send FindCoordinator to ``coordinator`` every third of a session.
+
+        Return when another broker is the coordinator, or when no answer has arrived for a session.
+        """
+        session_s, request = self._config.session_timeout_ms / 1000, FindCoordinatorRequest(self._group_id)
         heard_at = sent_at = anyio.current_time()
         while heard_at + session_s > anyio.current_time():
             await anyio.sleep_until(sent_at + session_s / 3)
             sent_at = anyio.current_time()
             with contextlib.suppress(BrokerConnectionError, MalformedMessageError):
-                answer = await coordinator.send(question, key=self._heartbeats, timeout_s=session_s / 3)
+                answer = await coordinator.send(request, key=self._heartbeats, timeout_s=session_s / 3)
                 heard_at = sent_at
                 if not answer.error_code and answer.node_id != coordinator.id:
                     return CoordinatorGone(f"broker {answer.node_id} is the coordinator now")
@@ -243,7 +250,7 @@ class GroupRequests:
         self._cluster.watch((self._member, "group"), effect.topics)
         await self._cluster.refresh()
         topology = self._cluster.topology
-        return PartitionsFound(topology.partitions_of(effect.topics), topology.racks_of(effect.topics))
+        return PartitionsFound(topology.partition_counts(effect.topics), topology.racks_of(effect.topics))
 
     async def _sync(self, effect: SendSync) -> GroupEvent:
         coordinator = await self._coordinator()
@@ -262,7 +269,7 @@ class GroupRequests:
         return self._protocol.synced(answer.assignment)
 
     async def _heartbeat(self, effect: SendHeartbeat) -> GroupEvent:
-        """Send a heartbeat on a separate connection; a short timeout lets the session survive a lost heartbeat."""
+        """Send a heartbeat, with a timeout so short that another heartbeat can be sent before the session ends."""
         me = effect.identity
         with anyio.move_on_after(effect.timeout_s):
             coordinator = await self._coordinator()
@@ -294,9 +301,9 @@ class GroupRequests:
             try:
                 answer = await coordinator.send(request, key=self._heartbeats, timeout_s=effect.timeout_s)
             except UnsupportedVersionError as error:
-                # A broker that does not support this request at all causes the same error as a broker that refuses it.
+                # The user sees the same error whether the broker does not know this request or refuses it.
                 raise error_of(ErrorCode.UNSUPPORTED_VERSION, GroupRequestKind.GROUP_HEARTBEAT) from error
-            if me.generation == STATIC_LEAVE_EPOCH and answer.error_code in NOT_HELD:
+            if me.generation == STATIC_LEAVE_EPOCH and answer.error_code in INSTANCE_RELEASED:
                 return InstanceReleased()
             if answer.error_code:
                 return self._reactions.event_of(answer.error_code, GroupRequestKind.GROUP_HEARTBEAT)
@@ -309,7 +316,7 @@ class GroupRequests:
             )
         return CoordinatorGone(f"no heartbeat was acknowledged within {effect.timeout_s:.1f} s")
 
-    async def _name_topics(self, effect: FindTopicNames) -> GroupEvent:
+    async def _find_topic_names(self, effect: FindTopicNames) -> GroupEvent:
         names = self._names_in_metadata(effect)
         if len(names) < len(effect.topic_ids):
             await self._cluster.refresh()
@@ -331,19 +338,18 @@ class GroupRequests:
             event = await outcome_of(self._send_leave(effect))
             if isinstance(event, LeaveAnswered):
                 break
-            why = str(event.error) if isinstance(event, MembershipFailed) else getattr(event, "reason", str(event))
-            self._observer.emit(
-                GroupRequestFailed(self._group_id, "Leave", why, "otherwise the member's session expires")
-            )
+            reason = str(event.error) if isinstance(event, MembershipFailed) else getattr(event, "reason", str(event))
+            reaction = "without a leave, the group keeps the member until its session expires"
+            self._observer.emit(GroupRequestFailed(self._group_id, "Leave", reason, reaction))
             if not isinstance(event, CoordinatorGone | RetryLater):
                 break
-            self._cluster.forget_coordinator(self._group_id, why)
+            self._cluster.forget_coordinator(self._group_id, reason)
         return LeaveAnswered()
 
     async def _send_leave(self, effect: SendLeave) -> GroupEvent:
         me = effect.identity
         coordinator = await self._coordinator()
-        # The group's connection is not used, because a join may still be held there.
+        # The leave is sent on the connection of heartbeats: on the other, the coordinator may still hold a join.
         if self._config.group_protocol == "consumer":
             heartbeat = ConsumerGroupHeartbeatRequest(self._group_id, me.member_id, me.generation, me.instance_id)
             codes = [(await coordinator.send(heartbeat, key=self._heartbeats)).error_code]
@@ -358,7 +364,7 @@ class GroupRequests:
 
 
 async def outcome_of(work: Awaitable[GroupEvent]) -> GroupEvent:
-    """Return the event of ``work``; errors become events."""
+    """Return the event that ``work`` returns, or the event for the error that it raises."""
     try:
         return await work
     except (AuthenticationError, UnsupportedVersionError) as error:

@@ -1,7 +1,7 @@
-"""Embedded protocol of groups of any kind, with the user's own bytes.
+"""Embedded protocol of groups of any kind, with member data that the user encodes.
 
-For the state machine (``core.group.classic.member``) the state of a generation is one pseudo-partition, owned from the
-sync until the next rebalance. The user's bytes bypass the machine and are kept here.
+The state machine (``core.group.classic.member``) handles partitions. Here, it sees one placeholder partition, which
+every member owns from the sync until the next rebalance. The user's data does not pass through the state machine.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class HasEncode(Protocol):
 
 Encodable: TypeAlias = bytes | HasEncode
 
-_STATE = MemberAssignment((OwnedPartitions("the state of a generation", (0,)),))
+_PLACEHOLDER = MemberAssignment((OwnedPartitions("the state of a generation", (0,)),))
 
 
 class Generation(NamedTuple):
-    """Generation of a group, from the view of one member."""
+    """Generation of a group, as one member sees it."""
 
     number: int
     member_id: str
@@ -49,13 +49,22 @@ class GroupRole(Protocol):
 
     @property
     def protocol_type(self) -> str:
-        """Protocol type of the group, such as "connect"; the broker refuses members with another protocol type."""
+        """Protocol type of the group, such as ``connect``; the broker refuses members with another protocol type."""
 
     def protocols(self) -> Sequence[tuple[str, Encodable]]:
-        """Return the name and member data of each protocol, most preferred first; the broker chooses a common one."""
+        """Return name and member data of each protocol, most preferred first.
+
+        The broker chooses a protocol that all members have.
+        """
 
     def assign(self, leader_id: str, protocol: str, members: Mapping[str, bytes]) -> Mapping[str, Encodable]:
-        """Return the state of each member by member id, given the data of all members; called on the leader only."""
+        """Return the state of each member, by member id; called on the leader only.
+
+        Args:
+            leader_id: member id of the leader.
+            protocol: name of the protocol that the broker chose.
+            members: data of each member for this protocol, by member id.
+        """
 
     def on_joined(self, generation: Generation) -> Awaitable[None] | None:
         """Handle a new generation and this member's state in it."""
@@ -71,8 +80,9 @@ class RoleProtocol:
     def __init__(self, role: GroupRole) -> None:
         self._role = _checked(role)
         self.generation: Generation | None = None
-        """Generation of the last sync."""
+        """Generation of the last sync; None before the first."""
         self._answer = JoinGroupResponse(0)
+        """Answer to the last join."""
 
     @property
     def protocol_type(self) -> str:
@@ -81,7 +91,7 @@ class RoleProtocol:
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """Names of the protocols, as strategies that assign nothing, because ``shares`` assigns the states."""
+        """Strategies with the names of the protocols; they assign nothing, because ``shares`` assigns the states."""
         return tuple(Strategy(name, lambda _members, _partitions, _racks: {}) for name, _ in self._protocols())
 
     def offers(self, _effect: SendJoin) -> tuple[JoinGroupProtocol, ...]:
@@ -89,7 +99,7 @@ class RoleProtocol:
         return tuple(JoinGroupProtocol(name, data) for name, data in self._protocols())
 
     def joined(self, answer: JoinGroupResponse) -> GroupEvent:
-        """Return the event of the join, and keep the members' data for ``shares``."""
+        """Return the event of the join, and store the answer for ``shares``."""
         self._answer, protocol = answer, answer.protocol_name or ""
         if answer.leader != answer.member_id:
             return JoinedAsFollower(answer.member_id, answer.generation_id, protocol)
@@ -103,26 +113,33 @@ class RoleProtocol:
         )
 
     def shares(self, effect: SendSync) -> tuple[SyncGroupAssignment, ...]:
-        """Return the state that the role assigns to each member."""
+        """Return the state that the role assigns to each member if this member is the leader, otherwise an empty tuple.
+
+        Raises:
+            RebalanceError: the role's ``assign()`` failed.
+        """
         if not effect.assignments:
             return ()
         members = {one.member_id: bytes(one.metadata) for one in self._answer.members}
         try:
-            given = dict(self._role.assign(self._answer.leader, effect.protocol, members))
+            states = dict(self._role.assign(self._answer.leader, effect.protocol, members))
         except Exception as error:
             raise RebalanceError(f"assign() of the group's role raised {type(error).__name__}: {error}") from error
-        if strangers := given.keys() - members.keys():
+        if strangers := states.keys() - members.keys():
             raise RebalanceError(
                 f"assign() of the group's role returned a state for {min(strangers, key=str)!r}, which is not a member"
+                " - return states for the member ids in `members` only"
             )
-        return tuple(SyncGroupAssignment(one, _bytes_of(given.get(one, b""), "assign()")) for one in members)
+        return tuple(SyncGroupAssignment(one, _bytes_of(states.get(one, b""), "assign()")) for one in members)
 
-    def synced(self, given: bytes) -> Synced:
-        """Keep the state assigned to this member, also on the leader, and return the event of the sync."""
+    def synced(self, assignment: bytes) -> Synced:
+        """Store the generation with the state that was assigned to this member, and return the event of the sync."""
         me = self._answer
         is_leader = me.leader == me.member_id
-        self.generation = Generation(me.generation_id, me.member_id, me.protocol_name or "", is_leader, bytes(given))
-        return Synced(_STATE)
+        self.generation = Generation(
+            me.generation_id, me.member_id, me.protocol_name or "", is_leader, bytes(assignment)
+        )
+        return Synced(_PLACEHOLDER)
 
     def _protocols(self) -> list[tuple[str, bytes]]:
         return [(name, _bytes_of(data, "protocols()")) for name, data in self._role.protocols()]
@@ -135,7 +152,7 @@ def _bytes_of(data: object, where: str) -> bytes:
     encoded = encode() if callable(encode) else None
     if not isinstance(encoded, bytes):
         raise ConfigurationError(
-            f"{where} of the group's role must return bytes, or objects with encode() that does, not {data!r}"
+            f"{where} of the group's role must return bytes or objects whose encode() returns bytes, not {data!r}"
         )
     return encoded
 
@@ -145,7 +162,7 @@ def _checked(role: GroupRole) -> GroupRole:
     if not isinstance(getattr(role, "protocol_type", None), str):
         missing.insert(0, "protocol_type")
     if missing:
-        raise ConfigurationError(f"a group's role must have {', '.join(missing)}, which {role!r} lacks - see GroupRole")
+        raise ConfigurationError(f"a group's role must have {', '.join(missing)}, but {role!r} has not - see GroupRole")
     if not list(role.protocols()):
         raise ConfigurationError(f"protocols() of {role!r} must return at least one protocol")
     return role

@@ -1,4 +1,4 @@
-"""Implementations of decoding and checksums in use."""
+"""Implementations that decode record batches and compute checksums."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def decoder_in_use() -> Literal["compiled", "python"]:
 
 
 def checksum_in_use() -> Literal["hardware", "software", "unknown"]:
-    """Return the implementation of CRC-32C; "unknown" before it is imported, which a consumer does as it connects."""
+    """Return the implementation of CRC-32C; "unknown" before the first connection, which imports it."""
     is_hardware = getattr(sys.modules.get("tailrace.batches.checksum"), "HARDWARE", None)
     return "unknown" if is_hardware is None else "hardware" if is_hardware else "software"

@@ -1,7 +1,7 @@
 """Metrics of one consumer, under the names of Kafka's Java consumer.
 
-All counts and times are taken from events, so that a user's hook can measure the same. Lag and the number of assigned
-partitions are read when the snapshot is taken. Durations are in milliseconds, as in Kafka.
+All counts and durations come from events, so that a user's hook can measure the same. Lag and the number of assigned
+partitions are read when a snapshot is taken. Durations are in milliseconds, as in Kafka.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class ConsumerMetrics:
         clock: returns the time in seconds.
 
     Attributes:
-        failed_commits: number of commits refused or not answered.
-        fetch_durations: durations of fetches.
-        commit_durations: durations of commit requests until the broker's answer, refused ones included.
-        rebalance_durations: durations from the start of a rebalance to the assignment.
+        failed_commits: number of commits that the broker refused or did not answer.
+        fetch_durations: durations of fetch requests, in seconds.
+        commit_durations: durations of answered commit requests, refused requests included, in seconds.
+        rebalance_durations: durations from the start of a rebalance to the assignment, in seconds.
     """
 
     def __init__(self, prefix: str, client_id: str, group_id: str | None, clock: Callable[[], float]) -> None:
         self._prefix, self._clock = prefix, clock
-        self._client: tuple[tuple[str, str], ...] = (("client-id", client_id),)
-        self._of_group = self._client if group_id is None else (*self._client, ("group-id", group_id))
+        self._client_tags: tuple[tuple[str, str], ...] = (("client-id", client_id),)
+        self._group_tags = self._client_tags if group_id is None else (*self._client_tags, ("group-id", group_id))
         now = clock()
         self._heartbeats, self._joins, self._syncs, self._commits = Meter(now), Meter(now), Meter(now), Meter(now)
         self._fetches, self._bytes, self._records = Meter(now), Meter(now), Meter(now)
@@ -64,7 +64,7 @@ class ConsumerMetrics:
         self._rebalance_began_at: float | None = None
 
     def on_event(self, event: Event) -> None:
-        """Measure an event."""
+        """Update the metrics after an event."""
         now = self._clock()
         match event:
             case FetchCompleted():
@@ -90,34 +90,36 @@ class ConsumerMetrics:
 
     @property
     def fetched_records(self) -> int:
-        """Number of offsets in the fetched batches."""
+        """Number of fetched records, counted by the offsets of their batches."""
         return int(self._records.sum)
 
     @property
     def fetched_bytes(self) -> int:
-        """Size of the fetched batches."""
+        """Size in bytes of the fetched batches."""
         return int(self._bytes.sum)
 
     def snapshot(self, positions: Positions) -> dict[MetricName, float]:
         """Return the current value of each metric."""
         now = self._clock()
         group = dict(self._group_metrics(now))
-        found = {MetricName(f"{self._prefix}-{_GROUP}", name, self._of_group): value for name, value in group.items()}
-        found[MetricName(f"{self._prefix}-{_GROUP}", "assigned-partitions", self._of_group)] = float(len(positions))
+        found = {MetricName(f"{self._prefix}-{_GROUP}", name, self._group_tags): value for name, value in group.items()}
+        found[MetricName(f"{self._prefix}-{_GROUP}", "assigned-partitions", self._group_tags)] = float(len(positions))
         for name, value in self._fetch_metrics(now):
-            found[MetricName(f"{self._prefix}-{_FETCH}", name, self._client)] = value
+            found[MetricName(f"{self._prefix}-{_FETCH}", name, self._client_tags)] = value
         lags = {one.partition: lag for one in positions if (lag := _lag(one)) is not None}
         for partition, lag in lags.items():
-            tags = (*self._client, ("topic", partition.topic), ("partition", str(partition.partition)))
+            tags = (*self._client_tags, ("topic", partition.topic), ("partition", str(partition.partition)))
             found[MetricName(f"{self._prefix}-{_FETCH}", "records-lag", tags)] = float(lag)
         for position in positions:
             if position.next_offset is not None and position.log_start is not None:
                 topic, number = position.partition
-                tags = (*self._client, ("topic", topic), ("partition", str(number)))
+                tags = (*self._client_tags, ("topic", topic), ("partition", str(number)))
                 lead = float(max(0, position.next_offset - position.log_start))
                 found[MetricName(f"{self._prefix}-{_FETCH}", "records-lead", tags)] = lead
         if lags:
-            found[MetricName(f"{self._prefix}-{_FETCH}", "records-lag-max", self._client)] = float(max(lags.values()))
+            found[MetricName(f"{self._prefix}-{_FETCH}", "records-lag-max", self._client_tags)] = float(
+                max(lags.values())
+            )
         return found
 
     def _group_metrics(self, now: float) -> Iterator[tuple[str, float]]:

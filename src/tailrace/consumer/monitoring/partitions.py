@@ -14,7 +14,7 @@ __all__ = ["partition_statistics"]
 
 def partition_statistics(
     positions: Iterable[Position],
-    started: Iterable[AnyRecord],
+    unfinished: Iterable[AnyRecord],
     next_timestamp: Callable[[TopicPartition], int | None],
     now_ms: int,
 ) -> tuple[PartitionStatistics, ...]:
@@ -22,20 +22,20 @@ def partition_statistics(
 
     Args:
         positions: positions of the partitions.
-        started: unfinished records that their handlers were called with; records in a lease may be left out.
-        next_timestamp: returns the timestamp of a partition's next fetched record; None if none is fetched.
+        unfinished: unfinished records that handlers were called with; records that a lease holds may be left out.
+        next_timestamp: returns the timestamp of a partition's next buffered record; None if it is unknown.
         now_ms: present time in milliseconds since 1970.
     """
-    held = {(one.topic_partition, one.offset): one.timestamp for one in started}
+    timestamps = {(one.topic_partition, one.offset): one.timestamp for one in unfinished}
     return tuple(
-        _statistics(position, held, next_timestamp, now_ms)
+        _statistics(position, timestamps, next_timestamp, now_ms)
         for position in sorted(positions, key=attrgetter("partition"))
     )
 
 
 def _statistics(
     position: Position,
-    held: dict[tuple[TopicPartition, int], int],
+    timestamps: dict[tuple[TopicPartition, int], int],
     next_timestamp: Callable[[TopicPartition], int | None],
     now_ms: int,
 ) -> PartitionStatistics:
@@ -43,12 +43,12 @@ def _statistics(
     lag = work_lag = lag_s = None
     if progress is not None and end is not None:
         # A seek changes the position but not the group's committed offset, from which Kafka's tools compute lag.
-        done = progress.finished if position.committed is None else position.committed
-        lag = max(0, end - done)
+        committed = progress.finished if position.committed is None else position.committed
+        lag = max(0, end - committed)
         work_lag = max(0, end - progress.lowest - progress.finished_after_lowest)
         lag_s = 0.0
         if progress.lowest < end:
-            timestamp = _timestamp(position, held, next_timestamp)
+            timestamp = _timestamp(position, timestamps, next_timestamp)
             lag_s = None if timestamp is None or timestamp < 0 else max(0.0, (now_ms - timestamp) / 1000)
     return PartitionStatistics(
         topic=topic,
@@ -65,13 +65,13 @@ def _statistics(
 
 def _timestamp(
     position: Position,
-    held: dict[tuple[TopicPartition, int], int],
+    timestamps: dict[tuple[TopicPartition, int], int],
     next_timestamp: Callable[[TopicPartition], int | None],
 ) -> int | None:
-    """Return the timestamp of the oldest unfinished record; None if it is unknown."""
+    """Return the timestamp of the record at the lowest unfinished offset; None if it is unknown."""
     assert position.progress is not None
     lowest = position.progress.lowest
-    if (timestamp := held.get((position.partition, lowest))) is not None:
+    if (timestamp := timestamps.get((position.partition, lowest))) is not None:
         return timestamp
     if (record := position.progress.record_at(lowest)) is not None:
         return record.timestamp

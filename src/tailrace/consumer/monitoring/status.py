@@ -1,4 +1,4 @@
-"""Status of a consumer: health, offsets and lag, as copies. Unknown values are absent."""
+"""Health, offsets and lag of a consumer at one point in time. Unknown values are left out."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from tailrace.core.delivery.positions import Position
 from tailrace.errors import ConfigurationError
 from tailrace.records import TopicPartition
 
-__all__ = ["ConsumerHealth", "ConsumerOffsets", "Kind", "Lag", "offsets_of", "one_kind"]
+__all__ = ["ConsumerHealth", "ConsumerOffsets", "Kind", "Lag", "offsets_of", "offsets_of_kind"]
 
 Kind: TypeAlias = Literal["fetch", "highwater", "commit", "done"]
 HealthStatus: TypeAlias = Literal["starting", "ok", "degraded", "failed"]
 
 
 class ConsumerOffsets(NamedTuple):
-    """Offsets of each assigned partition; each is the offset after the last record that it covers."""
+    """Offsets of each assigned partition."""
 
     fetch: dict[TopicPartition, int]
-    """Positions: offsets of the next record to deliver."""
+    """Positions: the offset of the next record to deliver."""
     highwater: dict[TopicPartition, int]
-    """High watermarks, as of the last fetch."""
+    """High watermarks as of the last fetch: the offset after the last record."""
     commit: dict[TopicPartition, int]
-    """Committed offsets, as last acknowledged by the broker."""
+    """Committed offsets, as last acknowledged by the broker: the offset of the next record after a restart."""
     done: dict[TopicPartition, int]
-    """Lowest offsets that are not finished."""
+    """Lowest unfinished offsets, which the next commit contains."""
 
 
 class Lag(NamedTuple):
-    """Number of records that are not delivered yet."""
+    """Number of offsets from the position to the end of the log."""
 
     partitions: dict[TopicPartition, int]
     """Lag of each partition."""
@@ -68,10 +68,10 @@ class ConsumerHealth:
 
 def offsets_of(positions: Iterable[Position]) -> ConsumerOffsets:
     """Return all kinds of offsets of the positions."""
-    among = list(positions)
+    listed = list(positions)
 
     def every(get: Callable[[Position], int | None]) -> dict[TopicPartition, int]:
-        return {one.partition: offset for one in among if (offset := get(one)) is not None}
+        return {one.partition: offset for one in listed if (offset := get(one)) is not None}
 
     return ConsumerOffsets(
         every(lambda one: one.next_offset),
@@ -81,7 +81,7 @@ def offsets_of(positions: Iterable[Position]) -> ConsumerOffsets:
     )
 
 
-def one_kind(offsets: ConsumerOffsets, kind: str) -> dict[TopicPartition, int]:
+def offsets_of_kind(offsets: ConsumerOffsets, kind: str) -> dict[TopicPartition, int]:
     """Return the offsets of one kind.
 
     Raises:

@@ -1,8 +1,9 @@
-"""Commits of finished records, automatic and on request; one at a time, so that none overwrites a later one.
+"""Commits of finished records, automatic and by the user.
 
-``core.offsets.commits`` decides what to commit, and ``core.group.error_reactions`` what an error code means. A commit
-is retried while the coordinator moves or loads. A commit fails at once if the membership has ended, because other
-members may own the partitions by then.
+Only one commit is in flight at a time, so that an older commit never overwrites a newer one. ``core.offsets.commits``
+decides which offsets to commit, and ``core.group.error_reactions`` how to react to an error code. A commit is retried
+while the group has no available coordinator. It fails at once if the membership has ended, because other members may
+already own the partitions.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Committer:
     """Commits offsets of a group member, or of a manual assignment.
 
     Args:
-        commits: decides what to commit.
-        identity: called for each request; returns the identity to commit with, or None while the member is in no
+        commits: decides which offsets to commit.
+        identity: called for each request; returns the identity to commit with, or None while the member belongs to no
             generation of the group.
         on_error: called with the error code of a commit and the identity that the commit was sent with; returns True if
             that identity is still current.
@@ -91,29 +92,37 @@ class Committer:
         self._out_of_retries: CommitFailedError | None = None
         """Error of the last commit that used up ``offset_commit_max_retries``."""
         self._lock = asyncio.Lock()
-        self._news = AutoResetEvent()
+        """Locked while a commit is in flight."""
+        self._wakeup = AutoResetEvent()
+        """Set when the next automatic commit is due, or its time has changed."""
         self._dropped: set[TopicPartition] = set()
-        """Partitions whose offset map did not fit into the last commit of the partition."""
+        """Partitions whose last commit had no room for the offset map."""
 
     async def run_commits(self) -> None:
-        """Commit finished records at every interval, until canceled."""
+        """Commit finished records whenever an automatic commit is due, until canceled."""
         loop, finished_counter = asyncio.get_running_loop(), self._reader.finished_counter
-        finished_counter.on_due = self._news.set
-        self._restart(loop.time(), finished_counter.finished)
+        finished_counter.on_due = self._wakeup.set
+        self._restart_clock(loop.time(), finished_counter.finished)
         while True:
-            await self._news.wait(self._clock.next_at)
+            await self._wakeup.wait(self._clock.next_at)
             if not self._clock.is_due(loop.time(), finished_counter.finished):
                 continue
-            self._restart(loop.time(), finished_counter.finished)
-            # A failed commit is repeated at the next interval, or its records are delivered to the next owner.
+            self._restart_clock(loop.time(), finished_counter.finished)
+            # The records of a failed commit are in the next commit, or are delivered to the partition's next owner.
             await self.commit_automatically(timeout_s=self._config.request_timeout_ms / 1000, will_retry=True)
 
     async def commit_automatically(
         self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float, will_retry: bool
     ) -> None:
-        """Commit finished records automatically; if an error is final, the next polling call raises it.
+        """Commit finished records of all or some partitions, and report an error in an event.
 
-        The error after ``offset_commit_max_retries`` retries is final, too. Other errors are only emitted as events.
+        The next polling call raises an error that a later commit cannot resolve, and the error after
+        ``offset_commit_max_retries`` retries.
+
+        Args:
+            partitions: partitions to commit; None for all assigned partitions.
+            timeout_s: time limit in seconds, retries included.
+            will_retry: True if another automatic commit follows.
 
         Raises:
             ConfigurationError: the user's ``group_error_reactions`` are invalid.
@@ -136,7 +145,7 @@ class Committer:
         self._is_over = True
 
     async def commit_finished(self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float) -> None:
-        """Commit finished records of all or some partitions; no request is sent if there is nothing new.
+        """Commit finished records of all or some partitions; send no request if nothing is new.
 
         Raises:
             CommitFailedError: the offsets could not be committed in time, or this member may not commit them any more.
@@ -149,7 +158,7 @@ class Committer:
     async def commit_chosen(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
         """Commit offsets that the user has chosen; raise the same errors as ``commit_finished``."""
         self.is_used = True
-        await self._commit(partial(self._commits.chosen, offsets), timeout_s)
+        await self._commit(partial(self._commits.snapshot_of, offsets), timeout_s)
 
     @property
     def is_committing(self) -> bool:
@@ -158,11 +167,11 @@ class Committer:
 
     @property
     def has_uncommitted(self) -> bool:
-        """True if finished records are not known to be committed."""
+        """True if there are finished records whose commit the broker has not acknowledged."""
         return self.is_committing or bool(self._commits.snapshot())
 
     async def wait(self, *, timeout_s: float) -> None:
-        """Wait for commits in flight, for ``timeout_s`` at most."""
+        """Wait until no commit is in flight, for at most ``timeout_s`` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._lock:
                 pass
@@ -170,7 +179,7 @@ class Committer:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     async def _commit(self, take_snapshot: Callable[[], CommitSnapshot], timeout_s: float) -> None:
-        """Take and commit a snapshot once no commit is in flight, and call the user's callback with the result."""
+        """Wait until no commit is in flight, take a snapshot, commit it, and call the user's callback."""
         snapshot: CommitSnapshot | None = None
         try:
             async with self._turn(timeout_s) as deadline:
@@ -201,31 +210,33 @@ class Committer:
         except Exception as raised:  # noqa: BLE001 - the user's function may raise anything
             self._observer.emit(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}", raised))
 
-    def _restart(self, now: float, finished: int) -> None:
-        """Begin the interval and the record count of the next automatic commit."""
+    def _restart_clock(self, now: float, finished: int) -> None:
+        """Restart the interval and the record count of the next automatic commit."""
         self._clock.restart(now, finished)
         self._reader.finished_counter.wait_for(self._clock.next_count)
 
     @contextlib.asynccontextmanager
     async def _turn(self, timeout_s: float) -> AsyncIterator[float]:
-        """Wait until no other commit is in flight; yield the deadline of this commit."""
+        """Wait until no other commit is in flight, and yield the time of the loop at which this commit must end."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
                 await self._lock.acquire()
         except TimeoutError:
-            raise CommitFailedError(f"the commit in flight did not complete within {timeout_s:.1f} s") from None
+            raise CommitFailedError(
+                f"an earlier commit did not complete within {timeout_s:.1f} s - commit again"
+            ) from None
         try:
             finished = self._reader.finished_counter.finished
             yield deadline
-            self._restart(loop.time(), finished)
-            self._news.set()
+            self._restart_clock(loop.time(), finished)
+            self._wakeup.set()
         finally:
             self._lock.release()
 
     async def _send_until_done(self, snapshot: CommitSnapshot, deadline: float) -> None:
-        """Send the offsets of a snapshot until each is committed or refused for good, or the deadline has passed."""
+        """Send the offsets of a snapshot until each is committed or permanently refused, or the deadline has passed."""
         left = dict(snapshot.offsets)
         self._report_dropped_maps(snapshot)
         final: list[BrokerError] = []
@@ -261,7 +272,7 @@ class Committer:
             raise CommitFailedError(
                 f"{error} - the records since the last commit may be delivered again", retriable=not is_stale
             ) from error
-        gone = self._commits.gone(snapshot) & left.keys()
+        gone = self._commits.released_since(snapshot) & left.keys()
         missing = gone | recreated
         committed = {partition: one.offset for partition, one in snapshot.offsets.items() if partition not in missing}
         if committed or not recreated:
@@ -270,8 +281,8 @@ class Committer:
             raise TopicRecreatedError(recreated)
         if gone:
             raise CommitFailedError(
-                f"{', '.join(sorted(map(str, gone)))}: not committed, as they were revoked meanwhile"
-                " - their next owner continues from the offset committed before",
+                f"{', '.join(sorted(map(str, gone)))}: not committed, as the partitions were revoked meanwhile"
+                " - their next owner continues at the last committed offset",
                 retriable=False,
             )
 
@@ -282,15 +293,15 @@ class Committer:
         recreated: set[TopicPartition],
     ) -> None:
         """Try once to commit ``left``; move partitions of recreated topics from ``left`` to ``recreated``."""
-        gone = self._commits.gone(snapshot)
+        gone = self._commits.released_since(snapshot)
         entries = {partition: entry for partition, entry in left.items() if partition not in gone}
         if not entries:
             return
         identity = self._identity()
         if identity is None:
             raise CommitFailedError(
-                f"this consumer is in no generation of group {self._group_id!r}, so it may not commit"
-                " - the group is rebalancing, or continues without it",
+                f"this consumer belongs to no generation of group {self._group_id!r}, so it cannot commit: the group is"
+                " rebalancing, or has removed this member - commit again after the next assignment",
                 retriable=False,
             )
         request = OffsetCommitRequest(
@@ -306,7 +317,10 @@ class Committer:
             if outdated := await outdated_topics(coordinator, request, entries, coordinator_timeout_s(self._config)):
                 await self._look_for_topics(outdated, snapshot, left, recreated)
                 if not left.keys().isdisjoint(outdated):
-                    raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, f"{outdated[0]}: its topic has another id now")
+                    raise broker_error(
+                        ErrorCode.UNKNOWN_TOPIC_ID,
+                        f"{outdated[0]}: the topic has another id since its records were read",
+                    )
                 await self._send(snapshot, left, recreated)
                 return
             answer = await coordinator.send(request, timeout_s=coordinator_timeout_s(self._config))
@@ -324,14 +338,14 @@ class Committer:
             for one in answer.partitions
         }
         accepted = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
-        self._commits.acknowledged(snapshot, accepted, {one for one in accepted if not left[one].metadata})
+        self._commits.note_stored(snapshot, accepted, {one for one in accepted if not left[one].metadata})
         for partition in accepted:
             del left[partition]
         unknown = [one for one in left if codes.get(one) in _UNKNOWN_TOPIC]
         await self._look_for_topics(unknown, snapshot, left, recreated)
         too_large = [one for one in left if codes.get(one) == ErrorCode.OFFSET_METADATA_TOO_LARGE]
-        if without_map := [one for one in too_large if self._drop_map(one, snapshot, left)]:
-            raise _retriable(ErrorCode.OFFSET_METADATA_TOO_LARGE, without_map[0])
+        if shortened := [one for one in too_large if self._shorten_metadata(one, snapshot, left)]:
+            raise _retriable(ErrorCode.OFFSET_METADATA_TOO_LARGE, shortened[0])
         for partition in entries.keys() & left.keys():
             self._raise_refusal(partition, codes.get(partition), identity)
 
@@ -342,7 +356,13 @@ class Committer:
         left: dict[TopicPartition, CommitOffset],
         recreated: set[TopicPartition],
     ) -> None:
-        """Find out whether topics that the coordinator does not know are new, were deleted, or were recreated."""
+        """Check if topics that the coordinator does not know were recreated or deleted; otherwise they are new.
+
+        Partitions of recreated topics are moved from ``left`` to ``recreated``.
+
+        Raises:
+            CommitFailedError: a topic or partition was deleted.
+        """
         if not unknown:
             return
         token = object()
@@ -356,21 +376,24 @@ class Committer:
         for partition in others:
             self._observer.emit(TopicRecreated(partition, left.pop(partition).offset))
         recreated |= others
-        self._on_recreated(self._commits.unmoved(snapshot) & others)
+        self._on_recreated(self._commits.unchanged_since(snapshot) & others)
         topics = self._cluster.topology.topics
         deleted = {
             one for one in unknown if one.topic not in topics or one.partition not in topics[one.topic].partitions
         }
         if deleted:
             raise CommitFailedError(
-                f"{', '.join(sorted(map(str, deleted)))}: not committed, as the topic or partition does not exist",
+                f"{', '.join(sorted(map(str, deleted)))}: not committed, as the topic or partition no longer exists",
                 retriable=False,
             )
 
-    def _drop_map(
+    def _shorten_metadata(
         self, partition: TopicPartition, snapshot: CommitSnapshot, left: dict[TopicPartition, CommitOffset]
     ) -> bool:
-        """Shorten metadata that the broker refused as too large; return False if this is impossible or not allowed."""
+        """Remove the offset map, else the user's metadata, from an entry that the broker refused as too large.
+
+        Return False if neither can be removed.
+        """
         bare = self._commits.without_map(left[partition], snapshot.notes[partition])
         if bare is None:
             return self._drop_metadata(partition, left)
@@ -380,7 +403,7 @@ class Committer:
         return True
 
     def _drop_metadata(self, partition: TopicPartition, left: dict[TopicPartition, CommitOffset]) -> bool:
-        """Remove the user's metadata, which is too large; return False if ``on_metadata_too_large`` is "raise"."""
+        """Remove the user's metadata; return False if there is none, or if ``on_metadata_too_large`` is "raise"."""
         entry = left[partition]
         if self._config.on_metadata_too_large == "raise" or not entry.metadata:
             return False
@@ -389,7 +412,7 @@ class Committer:
         return True
 
     def _report_dropped_maps(self, snapshot: CommitSnapshot) -> None:
-        """Emit one event for each offset map that does not fit, and no further event until the map fits again."""
+        """Emit an event for each offset map that does not fit, but none if the partition's previous map did not fit."""
         for partition, note in snapshot.notes.items():
             if not note.is_map_dropped:
                 self._dropped.discard(partition)
@@ -403,7 +426,7 @@ class Committer:
             raise broker_error(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{partition} is missing in the response to a commit"
             )
-        match self._reactions.to(code, GroupRequestKind.COMMIT):
+        match self._reactions.reaction_to(code, GroupRequestKind.COMMIT):
             case GroupReaction.FIND_COORDINATOR:
                 self._cluster.forget_coordinator(self._group_id, name_of(code))
                 raise broker_error(ErrorCode.NOT_COORDINATOR, f"{partition} was not committed")
@@ -418,9 +441,9 @@ class Committer:
                     # owned are committed under the new generation.
                     raise _retriable(code, partition)
                 raise CommitFailedError(
-                    f"{partition} was not committed: the group continues without this member ({name_of(code)})"
-                    " - its records are delivered again to the new owner; if handling takes long, raise"
-                    " session_timeout_ms or max_poll_interval_ms",
+                    f"{partition} was not committed: the group continues without this member ({name_of(code)}), and the"
+                    " new owner receives the records again - if handling takes long, raise session_timeout_ms or"
+                    " max_poll_interval_ms",
                     retriable=False,
                 )
             case GroupReaction.FAIL:

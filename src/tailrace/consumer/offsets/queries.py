@@ -1,7 +1,6 @@
-"""Queries of log and committed offsets, of any partition, assigned or not.
+"""Queries of log offsets and committed offsets of any partition, assigned or not.
 
-Each query is bounded by its timeout. An unknown topic, which may have been created just now, fails after a shorter
-grace period.
+Each query has a timeout. A query of an unknown topic, which may have just been created, fails after a shorter time.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from functools import partial
 
 import anyio
 
-from tailrace.consumer.offsets.requests import by_leader, committed_offsets, list_offsets
+from tailrace.consumer.offsets.requests import committed_offsets, group_by_leader, list_offsets
 from tailrace.core.offset_map import decode_metadata
 from tailrace.core.positions.start_point import EARLIEST, LATEST, StartPoint
 from tailrace.error_codes import RETRIABLE, ErrorCode
@@ -23,11 +22,11 @@ from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, TopicPartiti
 __all__ = ["TOPIC_GRACE_S", "OffsetQueries", "check_topics"]
 
 TOPIC_GRACE_S = 5.0
-"""Time within which an unknown topic may appear in the metadata."""
+"""Time in seconds within which an unknown topic may appear in the metadata."""
 
 
 async def check_topics(cluster: Cluster, topics: Iterable[str]) -> None:
-    """Check once that topics exist, using the current metadata.
+    """Check once that topics exist in the current metadata, and refresh it if the error may be temporary.
 
     Raises:
         UnknownTopicError: a topic does not exist.
@@ -48,9 +47,9 @@ class OffsetQueries:
     """Queries the partitions' leaders and the group coordinator.
 
     Args:
-        timeout_s: time limit of each query.
-        isolation_level: returns the current isolation level of ListOffsets requests; with read_committed, a log ends
-            at its last stable offset.
+        timeout_s: time limit of each query in seconds.
+        isolation_level: returns the isolation level of ListOffsets requests: 1 for read_committed, with which a log
+            ends at its last stable offset, or 0 for read_uncommitted.
         now_ms: returns the time in milliseconds since the epoch.
     """
 
@@ -66,20 +65,20 @@ class OffsetQueries:
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset of each partition."""
-        found = await self._ask(dict.fromkeys(partitions, EARLIEST))
+        found = await self._list(dict.fromkeys(partitions, EARLIEST))
         return {partition: one.offset for partition, one in found.items()}
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end offset (exclusive) of each partition."""
-        found = await self._ask(dict.fromkeys(partitions, LATEST))
+        found = await self._list(dict.fromkeys(partitions, LATEST))
         return {partition: one.offset for partition, one in found.items()}
 
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, StartPoint]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return offset and timestamp of the first record at or after each time; None without such a record."""
+        """Return offset and timestamp of each partition's first record that is not older than its time, or None."""
         now_ms = self._now_ms()
-        found = await self._ask({partition: start.fixed(now_ms).number for partition, start in times.items()})
+        found = await self._list({partition: start.with_timestamp(now_ms).number for partition, start in times.items()})
         return {
             partition: None
             if one.offset < 0
@@ -91,15 +90,15 @@ class OffsetQueries:
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets with the user's metadata; a partition without a commit is absent."""
-        found = await self.stored(group_id, partitions)
+        found = await self.stored_offsets(group_id, partitions)
         return {
             at: one._replace(metadata=decode_metadata(one.metadata, one.offset).user_text) for at, one in found.items()
         }
 
-    async def stored(
+    async def stored_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return a group's committed offsets with their metadata as stored: offset maps included."""
+        """Return a group's committed offsets with the stored metadata, which may contain offset maps."""
         return await self._cluster.retrying(
             partial(committed_offsets, self._cluster, group_id, list(partitions)),
             timeout_s=self._timeout_s,
@@ -107,7 +106,7 @@ class OffsetQueries:
         )
 
     async def topics(self) -> frozenset[str]:
-        """Return the names of all topics that this client may describe."""
+        """Return the names of all topics that this client may describe; see ``exclude_internal_topics``."""
         token = object()
         self._cluster.watch(token, None)
         try:
@@ -120,7 +119,7 @@ class OffsetQueries:
         )
 
     async def partitions_of(self, topics: Iterable[str]) -> dict[str, list[int]]:
-        """Return the current partitions of topics; raise the same errors as ``check_topics``."""
+        """Return the partition numbers of topics; raise the same errors as ``check_topics``."""
         names = frozenset(topics)
         token = object()
         self._cluster.watch(token, names)
@@ -133,7 +132,7 @@ class OffsetQueries:
         found = self._cluster.topology.topics
         return {name: sorted(found[name].partitions) for name in names if name in found}
 
-    async def check(self, partitions: Iterable[TopicPartition]) -> None:
+    async def check_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         """Check that partitions exist.
 
         Raises:
@@ -141,48 +140,51 @@ class OffsetQueries:
         """
         wanted = list(partitions)
         topics = {one.topic for one in wanted}
-        there = await self.partitions_of(topics)
-        if any(one.partition not in there.get(one.topic, ()) for one in wanted):
+        existing = await self.partitions_of(topics)
+        if any(one.partition not in existing.get(one.topic, ()) for one in wanted):
             # The topic may have grown since the last refresh.
             self._cluster.watch(token := object(), topics)
             try:
                 await self._retrying(self._cluster.refresh, "looking for the partitions")
-                there = await self.partitions_of(topics)
+                existing = await self.partitions_of(topics)
             finally:
                 self._cluster.unwatch(token)
         for one in wanted:
-            if one.partition not in there.get(one.topic, ()):
+            numbers = existing.get(one.topic, ())
+            if one.partition not in numbers:
                 raise UnknownPartitionError(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"{one}: the topic's partition count is {len(there.get(one.topic, ()))}, numbered from 0",
+                    f"{one}: the topic's partition count is {len(numbers)}, and partitions are numbered from 0",
                 )
 
-    async def _ask(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
+    async def _list(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
         if not wanted:
             return {}
         found: dict[TopicPartition, ListedOffset] = {}
         token = object()
-        # The topics are watched until the end, because a repeated round looks up the leaders again.
+        # The topics are watched until the end, because each attempt looks up the leaders again.
         self._cluster.watch(token, {one.topic for one in wanted})
         try:
-            await self.check(wanted)
+            await self.check_partitions(wanted)
             await self._cluster.retrying(
-                lambda: self._round(wanted, found), timeout_s=self._timeout_s, what="listing offsets"
+                lambda: self._request_missing(wanted, found), timeout_s=self._timeout_s, what="listing offsets"
             )
         finally:
             self._cluster.unwatch(token)
         return {partition: found[partition] for partition in wanted}
 
-    async def _round(self, wanted: Mapping[TopicPartition, int], found: dict[TopicPartition, ListedOffset]) -> None:
-        """Request the offsets that are still missing, from all leaders concurrently."""
-        by_leader_id, leaderless = by_leader(self._cluster, wanted.keys() - found.keys())
+    async def _request_missing(
+        self, wanted: Mapping[TopicPartition, int], found: dict[TopicPartition, ListedOffset]
+    ) -> None:
+        """Request the offsets that ``found`` lacks from all leaders concurrently, and add them to ``found``."""
+        by_leader_id, leaderless = group_by_leader(self._cluster, wanted.keys() - found.keys())
         failures: list[TailraceError] = []
         level = self._isolation_level()
 
         async def ask(leader_id: int, partitions: list[TopicPartition]) -> None:
             try:
-                questions = {partition: wanted[partition] for partition in partitions}
-                listed, refused = await list_offsets(self._cluster, leader_id, questions, isolation_level=level)
+                timestamps = {partition: wanted[partition] for partition in partitions}
+                listed, refused = await list_offsets(self._cluster, leader_id, timestamps, isolation_level=level)
             except TailraceError as error:
                 failures.append(error)
             else:

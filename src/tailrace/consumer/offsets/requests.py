@@ -1,8 +1,8 @@
 """Requests for offsets: OffsetFetch, ListOffsets, and topic ids of an OffsetCommit.
 
-A partition that is absent from a response is an error; it never means "nothing committed". A broker that is not the
-coordinator responds with an error code and without partitions (OffsetFetch version 2, KIP-88). Taking this response for
-"nothing committed" would reset the group's offsets.
+A partition that is absent from a response raises an error; it is never a partition without a committed offset. A broker
+that is not the coordinator responds with an error code and without partitions (OffsetFetch version 2, KIP-88). If these
+partitions counted as partitions without a committed offset, the group's offsets would be reset.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, broker_error
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
-from tailrace.net.topic_ids import with_other_ids
+from tailrace.net.topic_ids import partitions_of_recreated_topics
 from tailrace.protocol.committed_offsets import (
     CommitOffset,
     CommittedOffset,
@@ -37,17 +37,17 @@ from tailrace.records import OffsetAndMetadata, TopicPartition
 __all__ = [
     "EARLIEST",
     "LATEST",
-    "by_leader",
     "committed_offsets",
     "coordinator_timeout_s",
+    "group_by_leader",
     "is_offset",
     "list_offsets",
     "outdated_topics",
     "with_topic_ids",
 ]
 
-
-_FIRST_BY_ID = 10
+_FIRST_VERSION_WITH_TOPIC_IDS = 10
+"""First version of OffsetCommit that contains topic ids."""
 
 
 def is_offset(given: object) -> bool:
@@ -56,15 +56,16 @@ def is_offset(given: object) -> bool:
 
 
 def coordinator_timeout_s(config: ConsumerConfig) -> float:
-    """Return the time limit of one attempt at the coordinator.
+    """Return the time limit in seconds of one request to the coordinator.
 
-    The limit is that of a heartbeat, so that if a coordinator hangs, its successor is tried within the session.
+    It is at most a third of ``session_timeout_ms``, so that another coordinator can be tried within the session if the
+    coordinator hangs.
     """
     return min(config.request_timeout_ms, config.session_timeout_ms / 3) / 1000
 
 
 def with_topic_ids(entries: Iterable[CommitOffset], topology: ClusterMetadata) -> list[CommitOffset]:
-    """Return the entries with the current id of each topic whose id is not known from its records."""
+    """Return the entries; an entry without the topic id of its records gets the topic's current id."""
     return [
         one if one.topic_id != NO_TOPIC_ID else replace(one, topic_id=topology.topic_id(one.topic)) for one in entries
     ]
@@ -78,16 +79,17 @@ async def outdated_topics(
 ) -> list[TopicPartition]:
     """Return the partitions of ``entries`` whose records were read under another topic id than the current one.
 
-    A commit by topic id (OffsetCommit version 10) needs no such request, because the coordinator compares the ids.
+    The result is empty, without a request, if ``commit`` contains topic ids (OffsetCommit version 10), because the
+    coordinator compares them.
 
     Raises:
         BrokerConnectionError: the coordinator does not answer in time.
     """
-    if await coordinator.version_for(commit, timeout_s=timeout_s) >= _FIRST_BY_ID:
+    if await coordinator.version_for(commit, timeout_s=timeout_s) >= _FIRST_VERSION_WITH_TOPIC_IDS:
         return []
     # Use the connection of the commit that follows, so that as little time as possible passes between the two requests.
     ask = partial(coordinator.send, key=ChannelKey(Channel.OFFSETS), timeout_s=timeout_s)
-    return await with_other_ids(ask, {one: entry.topic_id for one, entry in entries.items()})
+    return await partitions_of_recreated_topics(ask, {one: entry.topic_id for one, entry in entries.items()})
 
 
 async def committed_offsets(
@@ -117,8 +119,7 @@ async def committed_offsets(
         if REACTIONS.reaction_to(error.code, GroupRequestKind.OFFSETS) is GroupReaction.FIND_COORDINATOR:
             cluster.forget_coordinator(group_id, error.name)
         if error.code == ErrorCode.UNKNOWN_TOPIC_ID:
-            # The topic was recreated after the last metadata refresh, or is so new that the coordinator does not know
-            # it.
+            # The topic was recreated after the last metadata refresh, or the coordinator does not know it yet.
             await cluster.refresh()
         raise
     return {
@@ -142,10 +143,10 @@ def _checked(
     return found
 
 
-def by_leader(
+def group_by_leader(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> tuple[dict[int, list[TopicPartition]], list[TopicPartition]]:
-    """Return the partitions of each leader, and the partitions without a leader."""
+    """Return the partitions by the node id of their leader, and the partitions without a leader."""
     by_leader_id: dict[int, list[TopicPartition]] = {}
     leaderless = []
     for partition in partitions:
@@ -160,14 +161,20 @@ def by_leader(
 async def list_offsets(
     cluster: Cluster, leader_id: int, wanted: Mapping[TopicPartition, int], *, isolation_level: int = 0
 ) -> tuple[dict[TopicPartition, ListedOffset], list[BrokerError]]:
-    """Request offsets at timestamps (or EARLIEST, LATEST) once from one leader; return offsets and errors.
+    """Request offsets once from one leader; return the offsets and the errors.
+
+    Args:
+        cluster: cluster of the leader.
+        leader_id: node id of the leader.
+        wanted: timestamp in milliseconds, EARLIEST or LATEST for each partition.
+        isolation_level: 1 for read_committed, 0 for read_uncommitted.
 
     Raises:
         BrokerConnectionError: the leader does not answer.
     """
     found: dict[TopicPartition, ListedOffset] = {}
     refused: list[BrokerError] = []
-    answer = await cluster.broker(leader_id).send(_question(cluster.topology, wanted, isolation_level))
+    answer = await cluster.broker(leader_id).send(_list_offsets_request(cluster.topology, wanted, isolation_level))
     answered = {TopicPartition(one.topic, one.partition): one for one in answer.partitions}
     for partition in wanted:
         one = answered.get(partition)
@@ -179,7 +186,7 @@ async def list_offsets(
     return found, refused
 
 
-def _question(
+def _list_offsets_request(
     topology: ClusterMetadata, wanted: Mapping[TopicPartition, int], isolation_level: int
 ) -> ListOffsetsRequest:
     entries = []

@@ -1,7 +1,7 @@
-"""Manual assignment, without group membership; a group, if configured, only stores offsets.
+"""Manual assignment, without group membership; with a ``group_id``, the group only stores offsets.
 
-A new assignment replaces the former one entirely and drops all fetched records, but only after the new assignment was
-found to be valid.
+A valid new assignment replaces the former assignment entirely, and drops all fetched records. An invalid assignment
+changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ManualAssignment"]
 
 
 class ManualAssignment:
-    """Assigns partitions chosen by the user."""
+    """Assigns partitions that the user passes to ``Consumer.assign``."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that an assignment reads or changes
         self,
@@ -43,8 +43,8 @@ class ManualAssignment:
         self._start_positions, self._committer = start_positions, committer
         self._is_first = True
 
-    async def find(self, specs: Iterable[PartitionSpec]) -> dict[TopicPartition, RequestedStart]:
-        """Return the partitions of ``specs``, each with its start; the last spec of a partition wins.
+    async def resolve(self, specs: Iterable[PartitionSpec]) -> dict[TopicPartition, RequestedStart]:
+        """Return the partitions of ``specs``, each with its requested start; the last spec of a partition wins.
 
         Raises:
             UnknownTopicError: a topic or a partition does not exist.
@@ -56,7 +56,7 @@ class ManualAssignment:
             numbers = there.get(spec.topic, []) if spec.partition is None else [spec.partition]
             for number in numbers:
                 found[TopicPartition(spec.topic, number)] = spec.start
-        await self._offset_queries.check(found)
+        await self._offset_queries.check_partitions(found)
         return found
 
     async def commit_finished(self) -> None:
@@ -67,9 +67,9 @@ class ManualAssignment:
     async def committed_starts(
         self, chosen: Mapping[TopicPartition, RequestedStart]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the group's committed offsets of the partitions in ``chosen`` without a requested start.
+        """Return the committed offsets of the partitions in ``chosen`` that have no requested start.
 
-        The result is empty for the first assignment with ``reset_offset_on_start``.
+        The result is empty without a group, and for the first assignment with ``reset_offset_on_start``.
 
         Raises:
             BrokerError: the coordinator refuses to return the committed offsets.
@@ -81,12 +81,15 @@ class ManualAssignment:
     async def replace(
         self, chosen: dict[TopicPartition, RequestedStart], committed: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
-        """Replace the assignment by ``chosen``; read each partition from its requested start or committed offset on."""
+        """Replace the assignment by ``chosen``; read each partition from its requested start or committed offset.
+
+        With ``reset_offset_on_start``, commit the start offsets of the first assignment.
+        """
         resets_offsets = self._resets_offsets
         self.clear()
         for position in self._positions.add(chosen):
             requested, offset = chosen[position.partition], committed.get(position.partition)
-            self._start_positions.place(position, self._start_positions.policy.of_chosen(requested, offset))
+            self._start_positions.set_start(position, self._start_positions.policy.start_of_assigned(requested, offset))
             position.is_fetchable = True
         self._start_positions.on_changed()
         if resets_offsets and chosen and self._committer is not None:

@@ -1,4 +1,4 @@
-"""Look-up of the offsets of start points at the partitions' leaders, for ``auto_offset_reset`` and for seeks."""
+"""Look-up of start offsets at the partitions' leaders, for ``auto_offset_reset`` and for seeks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import anyio
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.offsets.requests import by_leader, list_offsets
+from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
 from tailrace.consumer.positions.start_points import now_ms
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
@@ -29,22 +29,24 @@ from tailrace.records import TopicPartition
 __all__ = ["OffsetResetter"]
 
 
-class _Search:
+class _LookUp:
     """Look-up of the start offset of one position."""
 
     def __init__(self, position: Position) -> None:
         assert position.reset_to is not None
         self.position, self.epoch = position, position.epoch
-        self.start: StartPoint = position.reset_to.fixed(now_ms())
+        self.start: StartPoint = position.reset_to.with_timestamp(now_ms())
         self.known: dict[int, ListedOffset] = {}
+        """Answers of the leader by timestamp."""
 
     @property
-    def question(self) -> int | None:
+    def next_timestamp(self) -> int | None:
+        """Timestamp to request next; None if the start offset is known."""
         return self.start.next_timestamp(self.known)
 
     @property
     def is_current(self) -> bool:
-        """True if the position still waits for this start, and was not assigned, sought or reset meanwhile."""
+        """True if the position was not assigned, sought or reset since the look-up began."""
         return self.position.epoch == self.epoch and self.position.reset_to is not None
 
 
@@ -65,47 +67,52 @@ class OffsetResetter:
         self._start_positions, self._metadata_refresher, self._observer = start_positions, metadata_refresher, observer
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self.reconfigure(config)
-        self._news = AutoResetEvent()
+        self._wakeup = AutoResetEvent()
+        """Set when a position may wait for a start offset."""
         self._busy: set[int] = set()
         """Leaders with a request in flight, or in the pause after a failed request."""
         self._failures: dict[int, int] = {}
         """Number of consecutive failed requests to each leader."""
-        self._round = asyncio.Event()
-        """Set, and replaced by a new event, when a start may be known; any number of tasks wait for it."""
+        self._found = asyncio.Event()
+        """Event for any number of tasks that is set, and replaced by a new one, when a start offset may be known."""
 
     def reconfigure(self, config: ConsumerConfig) -> None:
         """Apply changed options."""
         self._isolation_level = int(config.isolation_level == "read_committed")
 
     def wake(self) -> None:
-        """Look for positions that wait for a start, and wake the tasks that wait in ``found``."""
-        self._news.set()
+        """Look for positions that wait for a start offset, and wake the tasks in ``wait_until_found``."""
+        self._wakeup.set()
         self._wake_waiters()
 
     def _wake_waiters(self) -> None:
-        self._round.set()
-        self._round = asyncio.Event()
+        self._found.set()
+        self._found = asyncio.Event()
 
     async def wait_until_found(self, positions: Iterable[Position], timeout_s: float) -> None:
-        """Wait, at most ``timeout_s``, until each position is known, released or left to the user."""
+        """Wait until the start offset of each position is known, or need not be looked up any more.
+
+        It need not if the partition was revoked, or if the user has to seek (``auto_offset_reset="none"``). The wait
+        ends after ``timeout_s`` seconds at the latest.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for one in positions:
-                    # A rebalance callback may wait here, before anything else has started the look-up.
-                    self._news.set()
+                    # In a rebalance callback, nothing else may have started the look-up yet.
+                    self._wakeup.set()
                     while self._positions.get(one.partition) is one and one.delivered is None and not one.is_refused:
-                        await self._round.wait()
+                        await self._found.wait()
 
     async def run_resets(self) -> None:
-        """Look up start points until canceled; a leader that hangs delays only its own partitions."""
+        """Look up start offsets until canceled; a leader that hangs delays only its own partitions."""
         async with anyio.create_task_group() as tasks:
             while True:
                 waiting = {p.partition: p for p in self._positions if p.reset_to is not None}
                 for position in waiting.values():
                     if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
-                        self._start_positions.leave_to_user(position)
+                        self._start_positions.require_seek(position)
                         self._wake_waiters()
-                by_leader_id, leaderless = by_leader(
+                by_leader_id, leaderless = group_by_leader(
                     self._cluster, (p for p, at in waiting.items() if at.reset_to is not None)
                 )
                 if leaderless:
@@ -115,15 +122,18 @@ class OffsetResetter:
                     tasks.start_soon(
                         self._look_up, leader_id, [waiting[partition] for partition in by_leader_id[leader_id]]
                     )
-                await self._news.wait()
+                await self._wakeup.wait()
 
     async def _look_up(self, leader_id: int, waiting: list[Position]) -> None:
-        """List offsets at one leader until the starts are known; after a failure, pause before the next attempt."""
+        """Request offsets from one leader until the start offsets are known; after a failure, pause and give up.
+
+        The next round of ``run_resets`` looks up the missing start offsets.
+        """
         # A seek may have set a position since this task was started.
-        searches = {position.partition: _Search(position) for position in waiting if position.reset_to is not None}
+        lookups = {position.partition: _LookUp(position) for position in waiting if position.reset_to is not None}
         refused: list[BrokerError] = []
         is_answered, is_found = True, False
-        while is_answered and not refused and (wanted := _questions(searches)):
+        while is_answered and not refused and (wanted := _timestamps(lookups)):
             found: dict[TopicPartition, ListedOffset] = {}
             try:
                 found, refused = await list_offsets(
@@ -132,21 +142,22 @@ class OffsetResetter:
             except (BrokerConnectionError, MalformedMessageError):
                 is_answered = False
             for partition, offset in found.items():
-                search = searches[partition]
-                search.known[wanted[partition]] = offset
-                if search.question is None and search.is_current:
-                    self._set_position(search)
+                lookup = lookups[partition]
+                lookup.known[wanted[partition]] = offset
+                if lookup.next_timestamp is None and lookup.is_current:
+                    self._set_position(lookup)
                     is_found = True
         if is_found:
             self._start_positions.on_changed()
         if refused or not is_answered:
-            await self._try_later(leader_id, refused)
+            await self._pause(leader_id, refused)
         else:
             self._failures.pop(leader_id, None)
         self._busy.discard(leader_id)
         self.wake()
 
-    async def _try_later(self, leader_id: int, refused: list[BrokerError]) -> None:
+    async def _pause(self, leader_id: int, refused: list[BrokerError]) -> None:
+        """Report errors that a retry does not resolve, refresh the metadata, and pause."""
         for error in refused:
             if not error.retriable:
                 self._reader.report(error)
@@ -154,15 +165,16 @@ class OffsetResetter:
         failures = self._failures[leader_id] = self._failures.get(leader_id, 0) + 1
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
 
-    def _set_position(self, search: _Search) -> None:
-        position, (offset, leader_epoch) = search.position, search.start.resolve(search.known)
+    def _set_position(self, lookup: _LookUp) -> None:
+        position, (offset, leader_epoch) = lookup.position, lookup.start.resolve(lookup.known)
         before, policy = position.reset_from, str(position.reset_to)
-        self._start_positions.place(position, offset, leader_epoch=leader_epoch)
+        self._start_positions.set_start(position, offset, leader_epoch=leader_epoch)
         if before is not None:
             lost = offset - before if offset > before else None
             self._observer.emit(OffsetReset(position.partition, before, offset, policy, lost))
 
 
-def _questions(searches: dict[TopicPartition, _Search]) -> dict[TopicPartition, int]:
-    questions = {partition: search.question for partition, search in searches.items()}
-    return {partition: question for partition, question in questions.items() if question is not None}
+def _timestamps(lookups: dict[TopicPartition, _LookUp]) -> dict[TopicPartition, int]:
+    """Return the timestamp to request next of each partition whose start offset is not known."""
+    timestamps = {partition: lookup.next_timestamp for partition, lookup in lookups.items()}
+    return {partition: timestamp for partition, timestamp in timestamps.items() if timestamp is not None}

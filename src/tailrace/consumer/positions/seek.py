@@ -1,7 +1,7 @@
-"""Seek to an offset, to the beginning or end, or to a timestamp.
+"""Seeks to an offset, to the beginning or end of a log, or to a timestamp.
 
 A seek takes effect at once: fetched records are dropped, and no record is delivered until the new offset is known.
-Canceling the call, or a timeout, does not revert the seek.
+A canceled or timed-out call does not revert the seek.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.positions.seek import seeks
+from tailrace.core.positions.seek import seek_targets
 from tailrace.core.positions.start_policy import Start
 from tailrace.errors import ConsumerStateError, OffsetOutOfRangeError, RequestTimedOutError
 from tailrace.records import OffsetAndMetadata, TopicPartition
@@ -24,7 +24,7 @@ class Seek:
     """Moves the positions of assigned partitions.
 
     Args:
-        timeout_s: time limit of a position's look-up at its leader.
+        timeout_s: time limit in seconds of the look-up of offsets at the leaders.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Seek:
         self._positions, self._reader, self._timeout_s = positions, reader, timeout_s
         self._start_positions, self._offset_resetter = start_positions, offset_resetter
 
-    def assigned(self, partition: TopicPartition) -> Position:
+    def assigned_position(self, partition: TopicPartition) -> Position:
         """Return the position of an assigned partition.
 
         Raises:
@@ -47,7 +47,7 @@ class Seek:
         position = self._positions.get(partition)
         if position is None:
             owned = ", ".join(sorted(map(str, self._positions.partitions))) or "none"
-            raise ConsumerStateError(f"{partition} is not assigned to this consumer (assigned now: {owned})")
+            raise ConsumerStateError(f"{partition} is not assigned to this consumer; assigned partitions: {owned}")
         return position
 
     async def position(self, partition: TopicPartition) -> int:
@@ -61,18 +61,18 @@ class Seek:
         return (await self.positions([partition]))[partition]
 
     async def positions(
-        self, partitions: Iterable[TopicPartition], *, may_go: bool = False
+        self, partitions: Iterable[TopicPartition], *, skip_unassigned: bool = False
     ) -> dict[TopicPartition, int]:
         """Return the positions of several partitions, within one timeout; raise the same errors as ``position``.
 
-        With ``may_go``, partitions are left out if they are not assigned or are revoked meanwhile.
+        With ``skip_unassigned``, partitions that are not assigned, or are revoked meanwhile, are left out.
         """
-        among = [one for one in partitions if one in self._positions or not may_go]
-        wanted = [self.assigned(partition) for partition in among]
+        sought = [one for one in partitions if one in self._positions or not skip_unassigned]
+        wanted = [self.assigned_position(partition) for partition in sought]
         await self._offset_resetter.wait_until_found(wanted, self._timeout_s)
-        if may_go:
-            among = [one.partition for one in wanted if self._positions.get(one.partition) is one]
-        return {partition: _known(self.assigned(partition)) for partition in among}
+        if skip_unassigned:
+            sought = [one.partition for one in wanted if self._positions.get(one.partition) is one]
+        return {partition: _found_position(self.assigned_position(partition)) for partition in sought}
 
     async def seek(
         self, partitions: Iterable[TopicPartition], offset: object, whence: str, *, spread: bool
@@ -80,22 +80,22 @@ class Seek:
         """Seek to ``offset``, counted from ``whence``, and return the new positions.
 
         Raises:
-            ConsumerStateError: one of the partitions is not assigned.
+            ConsumerStateError: a partition is not assigned.
             ConfigurationError: ``offset`` or ``whence`` is invalid.
             RequestTimedOutError: a leader did not return its log's offsets in time.
         """
-        among = list(partitions)
-        for partition in among:
-            self.assigned(partition)
-        now = await self.positions(among) if whence == "current" else dict.fromkeys(among, 0)
-        return await self.go(seeks(now, offset, whence, spread=spread))
+        sought = list(partitions)
+        for partition in sought:
+            self.assigned_position(partition)
+        now = await self.positions(sought) if whence == "current" else dict.fromkeys(sought, 0)
+        return await self.seek_to(seek_targets(now, offset, whence, spread=spread))
 
     async def to_committed(
         self,
         partitions: Iterable[TopicPartition],
         look_up: Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
     ) -> dict[TopicPartition, int]:
-        """Seek to the committed offsets that ``look_up`` returns; the reset policy places partitions without one.
+        """Seek to the committed offsets that ``look_up`` returns, or without one to ``auto_offset_reset``.
 
         Records that the offset map lists as finished are not delivered again. A partition that is revoked or sought
         during the look-up is left unchanged.
@@ -105,35 +105,37 @@ class Seek:
             OffsetOutOfRangeError: a partition has no committed offset, and ``auto_offset_reset`` is "none".
             RequestTimedOutError: a leader does not return an offset in time.
         """
-        before = {partition: self.assigned(partition).epoch for partition in partitions}
+        before = {partition: self.assigned_position(partition).epoch for partition in partitions}
         committed = await look_up(before)
         policy = self._start_positions.policy
-        return await self.go(
+        return await self.seek_to(
             {
-                partition: policy.of_chosen(None, committed.get(partition))
+                partition: policy.start_of_assigned(None, committed.get(partition))
                 for partition, epoch in before.items()
                 if (position := self._positions.get(partition)) is not None and position.epoch == epoch
             }
         )
 
-    async def go(self, to: Mapping[TopicPartition, Start]) -> dict[TopicPartition, int]:
-        """Move positions to the given starts, and return the new positions.
+    async def seek_to(self, to: Mapping[TopicPartition, Start]) -> dict[TopicPartition, int]:
+        """Seek to the given starts, and return the new positions.
 
         A partition that is revoked before its new position is known is left out.
 
         Raises:
-            ConsumerStateError: one of the partitions is not assigned.
+            ConsumerStateError: a partition is not assigned.
             RequestTimedOutError: a leader did not return its log's offsets in time.
         """
-        moved = {partition: self.assigned(partition) for partition in to}
+        moved = {partition: self.assigned_position(partition) for partition in to}
         for partition, position in moved.items():
-            self._start_positions.move(position, to[partition])
+            self._start_positions.drop_and_set_start(position, to[partition])
         self._start_positions.on_changed()
         await self._offset_resetter.wait_until_found(moved.values(), self._timeout_s)
-        return {one: _known(position) for one, position in moved.items() if self._positions.get(one) is position}
+        return {
+            one: _found_position(position) for one, position in moved.items() if self._positions.get(one) is position
+        }
 
 
-def _known(position: Position) -> int:
+def _found_position(position: Position) -> int:
     if position.is_refused:
         raise OffsetOutOfRangeError(*position.partition, position.reset_from)
     if position.next_offset is None:

@@ -1,7 +1,7 @@
-"""Start points and times in the forms that users write, and the wall clock.
+"""Conversion of start points and times from the forms that users pass; the wall clock.
 
-Timestamps of records are wall-clock times. Only look-ups by time read the wall clock; everything else uses the event
-loop's clock.
+Timestamps of records are wall-clock times. Only look-ups by time read the wall clock; everything else in the consumer
+uses the event loop's clock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tailrace.errors import ConfigurationError
 __all__ = ["Time", "now_ms", "start_at_time", "start_by_policy", "start_of"]
 
 Time: TypeAlias = int | dt.datetime | dt.timedelta
-"""Milliseconds since the epoch, a datetime with a time zone, or a timedelta before now."""
+"""Milliseconds since 1970, a datetime with a time zone, or a timedelta before now."""
 
 
 def now_ms() -> int:
-    """Return the time in milliseconds since the epoch."""
+    """Return the time of the wall clock in milliseconds since 1970."""
     return int(time.time() * 1000)
 
 
@@ -49,10 +49,11 @@ def start_at_time(when: object) -> StartPoint:
 
 
 def start_of(given: object) -> RequestedStart:
-    """Return the start that a user gave: an offset, "earliest", "latest", "committed", a datetime or a timedelta.
+    """Return the requested start for ``given``; None for "committed".
 
     Raises:
-        ConfigurationError: ``given`` is none of these.
+        ConfigurationError: ``given`` is not an offset, "earliest", "latest", "committed", a datetime with a time zone,
+            or a non-negative timedelta.
     """
     if given is None or given == "committed":
         return None
@@ -63,6 +64,6 @@ def start_of(given: object) -> RequestedStart:
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63:
         return given
     raise ConfigurationError(
-        "a start must be an offset, 'earliest', 'latest', 'committed', a datetime with a time zone, or a timedelta,"
-        f" not {given!r}"
+        "a start must be an offset, 'earliest', 'latest', 'committed', a datetime with a time zone, or a timedelta"
+        f" before now, not {given!r}"
     )

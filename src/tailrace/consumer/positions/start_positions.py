@@ -1,6 +1,6 @@
-"""Moves positions to their start: at a takeover, an assignment, a seek or a reset, or to read records again.
+"""Start positions of partitions: after an assignment, a seek or an offset reset, and to read records again.
 
-No other module of the consumer begins or resets a position.
+No other module of the consumer sets or resets the start of a position.
 """
 
 from __future__ import annotations
@@ -22,16 +22,12 @@ __all__ = ["StartPositions"]
 
 
 class StartPositions:
-    """Places the positions of one consumer where reading begins.
-
-    Args:
-        policy: decides where reading begins.
-        on_changed: called when partitions were assigned or revoked, or positions were changed.
+    """Sets the start positions of one consumer's partitions.
 
     Attributes:
-        policy: decides where reading begins.
-        on_changed: the argument of this name; callers of ``place`` and ``move`` call the function once all positions
-            are set.
+        policy: decides at which start a partition is read.
+        on_changed: function to call when the assignment or positions have changed. Callers of ``set_start`` and
+            ``drop_and_set_start`` call it after all positions are set.
     """
 
     def __init__(
@@ -45,31 +41,31 @@ class StartPositions:
         self._cluster, self._positions, self._reader = cluster, positions, reader
         self.policy, self.on_changed = policy, on_changed
 
-    def place(self, position: Position, start: Start, before: int | None = None, leader_epoch: int = -1) -> None:
-        """Read from ``start`` on; no fetched record of the partition may be left to deliver.
+    def set_start(self, position: Position, start: Start, before: int | None = None, leader_epoch: int = -1) -> None:
+        """Read a partition from ``start`` on; the partition must have no buffered records.
 
         Args:
             position: position of an assigned partition.
-            start: where reading begins.
-            before: position that is out of range, if that is the reason for the reset, which then emits an event.
+            start: start of reading.
+            before: former position, if it is out of range or its topic was recreated; the reset then emits an event.
             leader_epoch: leader epoch that the leader has returned with the offset; -1 if unknown.
         """
         if isinstance(start, StartPoint):
             position.reset(start, before)
         elif isinstance(start, OffsetAndMetadata):
-            self._place_committed(position, start)
+            self._set_committed_start(position, start)
         else:
             position.begin(start, leader_epoch)
 
-    def move(self, position: Position, start: Start, before: int | None = None) -> None:
-        """Drop a partition's fetched records and records in flight, and read from ``start`` on."""
+    def drop_and_set_start(self, position: Position, start: Start, before: int | None = None) -> None:
+        """Drop a partition's buffered records and records in flight, and read the partition from ``start`` on."""
         self._reader.drop([position.partition])
-        self.place(position, start, before)
+        self.set_start(position, start, before)
 
-    def restart(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read recreated topics: drop records fetched from the old topics, and look up the start in the new topics."""
+    def read_recreated(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read partitions of recreated topics: drop records of the old topics, and look up starts in the new topics."""
         for position in self._positions.of(partitions):
-            self.move(position, self.policy.of_added(position.partition), position.next_offset)
+            self.drop_and_set_start(position, self.policy.start_of_added(position.partition), position.next_offset)
         self.on_changed()
 
     def read_again(self, position: Position, committed: OffsetAndMetadata) -> None:
@@ -78,18 +74,18 @@ class StartPositions:
         If the topic was recreated after the commit, the committed offset is ignored and the reset policy applies.
         """
         if is_other_log(position.fetched_topic_id, position.partition, self._cluster.topology):
-            self.restart([position.partition])
+            self.read_recreated([position.partition])
         else:
-            self.move(position, committed)
+            self.drop_and_set_start(position, committed)
             self.on_changed()
 
-    def leave_to_user(self, position: Position) -> None:
+    def require_seek(self, position: Position) -> None:
         """Deliver an error in place of records until the user seeks (``auto_offset_reset="none"``)."""
         error = OffsetOutOfRangeError(*position.partition, position.reset_from)
         self._reader.put(position.partition, BufferedBatch(0, error=error), 0)
         position.refuse()
 
-    def _place_committed(self, position: Position, committed: OffsetAndMetadata) -> None:
+    def _set_committed_start(self, position: Position, committed: OffsetAndMetadata) -> None:
         offset, metadata, leader_epoch = committed
         decoded, topic_id = decode_metadata(metadata, offset), position.fetched_topic_id
         position.begin(offset, -1 if leader_epoch is None else leader_epoch, decoded.offset_map)
@@ -98,5 +94,5 @@ class StartPositions:
         position.fetched_topic_id = topic_id
         position.note_committed(offset, decoded.user_text, decoded.offset_map)
         if not position.is_fetchable:
-            # The map is reported at a takeover only, and not again when its records are read again.
-            self._reader.maps.found(position, decoded)
+            # The map is reported after an assignment only, and not when its records are read again.
+            self._reader.maps.report_found(position, decoded)

@@ -1,8 +1,9 @@
 """Size of a partition's offset map in the commit metadata, estimated between commits.
 
-A map is encoded only if it may be large. While one record is stuck, a million later records may finish between two
-commits. So the size is estimated before each slice (the records that are delivered together), from two cheap numbers:
-how many offsets the map covers, and how many records are in flight.
+While one record is not finished, a million later records may finish between two commits, and the offset map grows with
+them. The size is therefore estimated before each slice (the records that are delivered together), from the number of
+offsets that the map covers and the number of records in flight. Only if the estimate is high is the map encoded, to
+measure its size.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tailrace.core.offset_map import EncodedMetadata, encode_metadata
 __all__ = ["OffsetMapSize"]
 
 _PAUSE_S = 0.02
-"""Pause before a map that was too full is measured again, because encoding a map may take a millisecond."""
+"""Pause before a map that was too large is measured again, because encoding a map may take a millisecond."""
 _OVERHEAD = 73
 """Bytes of the commit metadata apart from the offset map, the writer's name and the user's text."""
 _GAP_BYTES = 3
@@ -24,8 +25,8 @@ class OffsetMapSize:
     """Size of one partition's offset map in one assignment.
 
     Attributes:
-        fill: share of the available space that the map took when it was last measured.
-        is_high: True if no new records should be started.
+        fill: share of the available space that the map took at the last measurement.
+        is_high: True if the map was so large at the last measurement that no more records should be started.
     """
 
     __slots__ = ("_again_at", "_measured_at", "_seen", "fill", "is_high")
@@ -34,14 +35,17 @@ class OffsetMapSize:
         self.fill = 0.0
         self.is_high = False
         self._measured_at = -1
-        """Next offset to deliver at the last measurement or estimate; -1 before the first."""
+        """``Progress.delivered`` at the last measurement or estimate; -1 before the first."""
         self._again_at = 0.0
         """Earliest time of the next measurement."""
         self._seen: tuple[int, int] | None = None
-        """Offset to commit and number of records in flight at the last measurement."""
+        """``Progress.finished`` and ``Progress.started`` at the last measurement; None before the first."""
 
     def is_due(self, progress: Progress, limit: int) -> bool:
-        """Return True if the map may have become too large since the last measurement or estimate."""
+        """Return True if ``measure`` should be called, because the map may be too large; otherwise note the estimate.
+
+        ``limit`` is the maximum size of the commit metadata in bytes.
+        """
         if self._measured_at < 0:
             self._measured_at = progress.delivered
         # ``delivered`` and ``finished`` are offsets; ``started`` is a number of records.
@@ -56,17 +60,17 @@ class OffsetMapSize:
         return False
 
     def measure(self, progress: Progress, limit: int, writer: str, now: float) -> None:
-        """Encode the map and measure it."""
+        """Encode the map to measure its size."""
         self.note_encoded(encode_metadata(progress.offset_map(), "", limit, writer=writer))
         self._measured_at, self._again_at = progress.delivered, now + _PAUSE_S
         self._seen = progress.finished, progress.started
 
     def note_encoded(self, envelope: EncodedMetadata) -> None:
-        """Take the size from a map that was encoded for a commit."""
+        """Set the size to that of a map that was encoded for a commit."""
         self.fill, self.is_high = envelope.fill, envelope.is_high
 
     def again_at(self, progress: Progress, now: float) -> float | None:
-        """Return when to repeat a measurement that found the map too full; None without progress since then."""
+        """Return the time at which to measure a map again that was too large; None without progress since then."""
         if self._seen == (progress.finished, progress.started):
             return None
         return max(now, self._again_at)

@@ -13,21 +13,23 @@ _NONE: Iterator[AnyRecord] = iter(())
 
 
 class PolledRecords:
-    """The leases of one polling user.
+    """Leases of one polling user.
 
     Attributes:
         remaining: iterator from which the user takes records one by one; empty while a batch is in flight, so that the
             next poll calls ``finish`` first.
-        current: lease from which records are taken.
+        current: lease from which records were last taken; None if there is none, or if all its records are finished.
         count_added: number of records in all leases so far, except records that were given back or dropped before the
             user took them.
     """
+
+    __slots__ = ("_used_up", "count_added", "current", "remaining")  # `remaining` is read for each record
 
     def __init__(self) -> None:
         self.remaining: Iterator[AnyRecord] = _NONE
         self.current: Lease | None = None
         self._used_up: list[Lease] = []
-        """Exhausted leases whose records are in flight as part of a batch."""
+        """Earlier leases that have records in flight as part of a batch."""
         self.count_added = 0
 
     @property
@@ -47,7 +49,7 @@ class PolledRecords:
 
     @property
     def has_records(self) -> bool:
-        """True if there is a record to take, or a record was taken since the last ``finish``."""
+        """True if a record can be taken, or was taken since the last ``finish``."""
         return self.current is not None or bool(self._used_up)
 
     def _leases(self) -> list[Lease]:
@@ -56,17 +58,18 @@ class PolledRecords:
     # ---- taking ------------------------------------------------------------------------------------------------
 
     def begin(self, lease: Lease) -> None:
-        """Take records from ``lease`` from now on; the previous lease must be exhausted."""
+        """Take records from ``lease`` from now on; all records of the previous lease must have been taken."""
         if self.current is not None:
             if self.current.lowest is None:
-                self.current.close_if_done()  # its records are tracked by Progress.start_all: no finish() will close it
+                # The records are tracked one by one (``Progress.start_all``), so no ``finish`` closes this lease.
+                self.current.close_if_done()
             else:
                 self._used_up.append(self.current)
         self.current, self.remaining = lease, lease.left
         self.count_added += len(lease.records)
 
     def begin_delivered(self, lease: Lease) -> None:
-        """Begin ``lease`` and mark all its records as taken, because the caller has them already."""
+        """Begin ``lease`` and mark all its records as taken, because the user has them already."""
         self.begin(lease)
         self.remaining = _NONE
         lease.take_at_once()
@@ -79,7 +82,10 @@ class PolledRecords:
         return self.current.take(count)
 
     def give_back(self) -> tuple[Lease, list[AnyRecord]] | None:
-        """Return the current lease and its untaken records, which will be delivered again; None if all were taken."""
+        """Give back the untaken records, which will be delivered again; return the current lease and these records.
+
+        Return None if all records were taken.
+        """
         lease = self.current
         if lease is None or not lease.count:
             return None
@@ -109,7 +115,7 @@ class PolledRecords:
     # ---- finishing ---------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Lease]:
-        """Finish all records in flight, because the user polls again; return their leases."""
+        """Finish all records in flight, because the user polls again; return the leases of these records."""
         leases = self._leases()
         for lease in leases:
             lease.finish_taken()

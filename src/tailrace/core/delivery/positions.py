@@ -1,7 +1,7 @@
 """Positions of the assigned partitions: progress of the current epoch, committed offset, and state of fetching.
 
-Each assignment, seek and reset begins an epoch. Records that were fetched or delivered in an older epoch are ignored.
-All epochs of an assignment share the committed offset.
+Each assignment, seek and reset begins an epoch (an assignment epoch, not a leader epoch). Records that were fetched or
+delivered in an older epoch are ignored. All epochs of an assignment share the committed offset.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tailrace.records import Record, TopicPartition
 
 __all__ = ["Position", "Positions"]
 
-_EPOCHS_OF_ONE = 1 << 20
-"""Maximum number of epochs within one assignment of a partition."""
+_EPOCHS_PER_ASSIGNMENT = 1 << 20
+"""Maximum number of epochs in one assignment of a partition."""
 
 
 @dataclass(slots=True)
@@ -29,57 +29,61 @@ class Position:
 
     partition: TopicPartition
     epoch: int
+    """Number of the current assignment epoch."""
     progress: Progress | None = None
     """Progress of the current epoch; None until the start offset is known."""
     committed: int | None = None
     """Committed offset that the broker last acknowledged; None if the group has no committed offset."""
     committed_metadata: str = ""
-    """User's metadata of the committed offset."""
+    """User's metadata in the same commit as ``committed``."""
     committed_map: OffsetMap | None = None
-    """Offset map of the same commit as ``committed``."""
+    """Offset map in the same commit as ``committed``."""
     has_stale_commit: bool = True
-    """True if the last commit is older than the epoch, so that a commit is due whatever the finished offset is."""
+    """True if no offset was committed in the current epoch, so that a commit is due whatever ``finished`` is."""
     map_fill: OffsetMapSize = field(default_factory=OffsetMapSize)
-    """Share of the commit metadata that the offset map takes."""
+    """Size of the offset map in the commit metadata."""
     last_fetched_epoch: int = -1
-    """Leader epoch of the last fetched batch (KIP-595)."""
+    """Leader epoch of the last fetched batch (KIP-595); -1 if unknown."""
     fetched_topic_id: UUID | None = None
-    """Topic id of the last fetch in this epoch; a recreated topic has another id."""
+    """Topic id of the last fetch in this epoch, or None; a recreated topic has another id."""
     delivered_epoch: int = -1
-    """Leader epoch of the last delivered batch, for commits."""
+    """Leader epoch of the last delivered batch, for commits; -1 if unknown."""
     reset_to: StartPoint | None = None
-    """Start point to look up; None while the position is valid."""
+    """Start point whose offset has to be looked up; None if no lookup is needed."""
     reset_from: int | None = None
-    """Position that was out of range."""
+    """Position that was out of range and led to the reset; None if there is none."""
     is_refused: bool = False
-    """True if only a seek can set the position (``auto_offset_reset="none"``)."""
+    """True if the partition has no position until a seek, because of ``auto_offset_reset="none"``."""
     is_fetchable: bool = False
     """True after the rebalance callbacks have returned and the positions that they chose are set."""
     is_halted: bool = False
-    """True if the partition is about to be revoked, so that nothing more is delivered."""
+    """True if the partition is about to be revoked, so that no more records are delivered."""
     is_paused: bool = False
     """True if the user has paused the partition."""
     is_unsubscribed: bool = False
     """True if the topic is no longer subscribed to; the next rebalance revokes the partition."""
     high_watermark: int | None = None
     last_stable_offset: int | None = None
-    """Last stable offset with ``read_committed``, else the high watermark."""
+    """Last stable offset with ``read_committed``, otherwise the high watermark."""
     log_start: int | None = None
+    """Lowest offset of the log; None before the first fetch."""
     preferred_read_replica: int | None = None
-    """Follower that the leader has named to fetch from (KIP-392)."""
+    """Id of the follower from which the leader wants this consumer to fetch (KIP-392); None for the leader."""
     preferred_read_replica_until: float = 0.0
+    """Time until which ``preferred_read_replica`` is used."""
     failures: int = 0
-    """Failed fetches in a row."""
+    """Number of fetches that failed since the last success."""
     retry_at: float = 0.0
+    """Earliest time of the next fetch after a failure."""
 
     @property
     def assignment(self) -> int:
-        """Number of the assignment; seeks do not change it."""
-        return self.epoch // _EPOCHS_OF_ONE
+        """Number of the partition's assignment, which seeks and resets do not change."""
+        return self.epoch // _EPOCHS_PER_ASSIGNMENT
 
     @property
     def is_held_back(self) -> bool:
-        """True if the user's pause or subscription keeps records from being delivered."""
+        """True if no records are delivered because the user has paused the partition or unsubscribed from the topic."""
         return self.is_paused or self.is_unsubscribed
 
     # ---- offsets -----------------------------------------------------------------------------------------------
@@ -96,26 +100,29 @@ class Position:
 
     @property
     def next_offset(self) -> int | None:
-        """Offset of the next record to start: the position, as users know it."""
+        """Position as users see it: the offset of the next record to take; None until the start offset is known."""
         return None if self.progress is None else self.progress.next_offset
 
     @property
     def finished(self) -> int | None:
-        """Offset to commit: the lowest unfinished offset."""
+        """Offset to commit: the lowest unfinished offset; None until the start offset is known."""
         return None if self.progress is None else self.progress.finished
 
     @property
     def has_in_flight(self) -> bool:
-        """True if a delivered record is neither finished nor left to the partition's next owner."""
+        """True if a delivered record is in flight: neither finished nor left to the partition's next owner."""
         return self.progress is not None and self.progress.has_in_flight
 
     @property
     def is_dirty(self) -> bool:
-        """True if a commit is due; within an epoch, the offset to commit is never below the last committed one.
+        """True if a commit is due.
 
-        A start offset that was never committed is due, too: after ``latest`` on an empty partition, records written
-        while the consumer is down must not be skipped. After a seek to the committed offset a commit is due as well,
-        because an older commit may still be on its way.
+        That is the case if the offset to commit has advanced since the last commit. Within an epoch, it never goes
+        back. It is also the case for the first offset of each epoch:
+
+        - The start offset of a partition without a committed offset has to be committed. Otherwise a consumer with
+          ``latest`` would skip records that are written while it is down.
+        - After a seek, even to the committed offset, a commit that was sent before may still arrive at the broker.
         """
         finished = self.finished
         if finished is None:
@@ -124,7 +131,7 @@ class Position:
 
     @property
     def offset_map(self) -> OffsetMap | None:
-        """Offsets finished after ``finished``; None if there are none."""
+        """Finished offsets after ``finished``; None if there are none."""
         if self.progress is None or (found := self.progress.offset_map()) is None:
             return None
         if self.progress.known is None:
@@ -133,13 +140,13 @@ class Position:
 
     @property
     def topic_id(self) -> UUID | None:
-        """Id of the topic last fetched; None before the first fetch, and on brokers without topic ids."""
+        """Topic id of the last fetch in this epoch; None before the first fetch, and with brokers without topic ids."""
         return None if self.fetched_topic_id == NO_TOPIC_ID else self.fetched_topic_id
 
-    # ---- where reading begins ----------------------------------------------------------------------------------
+    # ---- start of an epoch -------------------------------------------------------------------------------------
 
     def begin(self, offset: int, leader_epoch: int = -1, known: OffsetMap | None = None) -> None:
-        """Begin an epoch at ``offset``; ``known`` is the offset map of an earlier owner."""
+        """Begin an epoch at ``offset``; ``known`` is the offset map of an earlier owner, if there is one."""
         self.end_epoch()
         self.progress, self.map_fill = Progress(self.partition, offset, known), OffsetMapSize()
         self.last_fetched_epoch = self.delivered_epoch = leader_epoch
@@ -149,14 +156,14 @@ class Position:
         self.failures, self.retry_at = 0, 0.0
 
     def reset(self, to: StartPoint, before: int | None) -> None:
-        """Begin an epoch whose start has to be looked up; ``before`` is the position that was out of range, if any."""
+        """Begin an epoch whose start has to be looked up; ``before`` is the position if it was out of range."""
         self.end_epoch()
         self.reset_to, self.reset_from, self.fetched_topic_id = to, before, None
         self.is_refused = False
         self.preferred_read_replica = None
 
     def end_epoch(self) -> None:
-        """End the epoch; from now on its records in flight are ignored."""
+        """End the epoch: its records in flight are ignored, and the partition has no position."""
         self.epoch += 1
         if self.progress is not None:
             self.progress.end()
@@ -166,31 +173,32 @@ class Position:
         """Leave the position unset until the user seeks, and look up no start offset."""
         self.reset_to, self.is_refused = None, True
 
-    def diverged(self, end_offset: int) -> tuple[int, int]:
-        """Return where to continue after the log was truncated to ``end_offset``, and the number of lost records.
+    def after_truncation(self, end_offset: int) -> tuple[int, int]:
+        """Return the offset at which to continue after the log was truncated to ``end_offset`` (KIP-320).
 
-        Records in flight and records that were only fetched are fetched again (KIP-320).
+        Also return the number of offsets that were lost after they had been taken. Records in flight, and records that
+        were fetched but not taken, are fetched again.
         """
         assert self.progress is not None
         return min(self.progress.finished, end_offset), max(0, self.progress.next_offset - end_offset)
 
     # ---- fetching and delivery ---------------------------------------------------------------------------------
 
-    def fetched_to(self, offset: int, leader_epoch: int) -> None:
+    def set_fetched(self, offset: int, leader_epoch: int) -> None:
         """Set the next offset to fetch, and the leader epoch of the batch before it."""
         assert self.progress is not None
-        self.progress.fetched_to(offset)
+        self.progress.set_fetched(offset)
         self.last_fetched_epoch = leader_epoch
 
     def fetch_again(self) -> None:
-        """Fetch all records again that were fetched but not delivered."""
+        """Set the next offset to fetch back to the next offset to deliver."""
         if self.progress is not None:
-            self.fetched_to(self.progress.delivered, self.delivered_epoch)
+            self.set_fetched(self.progress.delivered, self.delivered_epoch)
 
     def stop_fetching(self) -> None:
-        """Fetch nothing more until a seek, because an error follows the buffered batches."""
+        """Fetch nothing more until a seek, because an error will be raised after the buffered batches."""
         if self.progress is not None:
-            self.progress.fetched_to(None)
+            self.progress.set_fetched(None)
 
     def deliver(
         self, records: Sequence[Record], end: int, leader_epoch: int = -1, in_flight: InFlight = InFlight.NOTHING
@@ -207,7 +215,7 @@ class Position:
             self.delivered_epoch = max(self.delivered_epoch, leader_epoch)
 
     def note_committed(self, offset: int, user_text: str = "", offset_map: OffsetMap | None = None) -> None:
-        """Note an offset that the broker has stored in this epoch."""
+        """Note the offset, user text and offset map of a commit that was acknowledged in this epoch."""
         self.committed, self.committed_metadata, self.committed_map = offset, user_text, offset_map
         self.has_stale_commit = False
 
@@ -223,8 +231,9 @@ class Positions:
 
     _all: dict[TopicPartition, Position] = field(default_factory=dict)
     _epoch: int = 0
+    """First epoch of the last assignment."""
     _is_subscribed: Callable[[str], object] | None = None
-    """Predicate that selects topics by name; None if every assigned partition is read."""
+    """Returns True for the name of a subscribed topic; None if every assigned partition is read."""
 
     def __contains__(self, partition: object) -> bool:
         return partition in self._all
@@ -249,19 +258,20 @@ class Positions:
         added = []
         for partition in partitions:
             if partition not in self._all:
-                # Epochs of one assignment rise by 1, those of the next begin 2**20 higher, so none is used twice.
-                self._epoch += _EPOCHS_OF_ONE
+                # Within an assignment, the epoch rises by 1. The next assignment begins 2**20 higher, so that no epoch
+                # is used twice.
+                self._epoch += _EPOCHS_PER_ASSIGNMENT
                 self._all[partition] = Position(partition, self._epoch)
                 added.append(self._all[partition])
-        self._mark(added)
+        self._mark_unsubscribed(added)
         return added
 
     def subscribe(self, is_subscribed: Callable[[str], object] | None) -> None:
-        """Read only partitions of topics for which ``is_subscribed`` is true, including partitions assigned later."""
+        """Mark partitions, also those assigned later, as unsubscribed if ``is_subscribed`` is false for their topic."""
         self._is_subscribed = is_subscribed
-        self._mark(self)
+        self._mark_unsubscribed(self)
 
-    def _mark(self, positions: Iterable[Position]) -> None:
+    def _mark_unsubscribed(self, positions: Iterable[Position]) -> None:
         is_subscribed = self._is_subscribed
         for position in positions:
             position.is_unsubscribed = is_subscribed is not None and not is_subscribed(position.partition.topic)
@@ -273,5 +283,5 @@ class Positions:
                 position.end_epoch()
 
     def of(self, partitions: Iterable[TopicPartition]) -> list[Position]:
-        """Return the positions of the assigned ones among ``partitions``."""
+        """Return the positions of ``partitions``, without those that are not assigned."""
         return [self._all[partition] for partition in partitions if partition in self._all]

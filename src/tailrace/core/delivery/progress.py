@@ -1,12 +1,14 @@
-"""Delivery progress of partitions: fetched, delivered, started, finished and abandoned offsets.
+"""Delivery progress of partitions: fetched, delivered and finished offsets.
 
-Each offset names the *next* record: ``delivered``, for example, is the next offset to deliver. In one epoch,
-committed ≤ finished ≤ delivered ≤ fetched, unless the user commits an offset of their choice. Each assignment, seek and
-reset begins an epoch with a ``Progress`` of its own; a ``Lease`` of an older epoch changes nothing.
+Each of these offsets is that of the *next* record: ``delivered``, for example, is the next offset to deliver. In one
+epoch, committed ≤ finished ≤ delivered ≤ fetched, unless the user commits an offset of their choice. Each assignment,
+seek and reset begins an epoch with its own ``Progress``; a ``Lease`` of an older epoch changes nothing.
 
-Only delivered records can be unfinished. The other offsets below ``delivered`` are gaps, which compaction, control
-records and aborted transactions leave. A record whose handler does not suspend costs nothing here, since the progress
-reads the cursor of the record's lease.
+A ``Lease`` has the records that are delivered together. Its cursor and ``InFlight`` tell which records are in flight,
+so that a record whose handler does not suspend costs nothing here. A record that may be finished out of order is
+*started by offset* (``Progress.start``): its offset is kept until the record is finished, or *abandoned*, which means
+left to the partition's next owner. Offsets below ``delivered`` without a delivered record are gaps, which compaction,
+control records and aborted transactions leave.
 """
 
 from __future__ import annotations
@@ -28,30 +30,30 @@ _offset_of = attrgetter("offset")
 
 
 class InFlight(Enum):
-    """Records of a lease that are in flight without being started by offset."""
+    """Records of a lease that are in flight although they were not started by offset."""
 
     NOTHING = 0
     LAST = 1
     """The record taken last; it is finished when the next record is taken."""
     ALL = 2
-    """All records taken since the last ``finish_taken`` or ``finish_through``."""
+    """All taken records from the offset ``Lease.finished`` on."""
     RECORDS = 3
-    """Exactly ``Lease.records``; all other records of the batch are finished."""
+    """All of ``Lease.records``, from which finished records have been removed."""
 
 
 class Lease:
     """Records of one partition that were delivered together.
 
-    ``left`` is the cursor: the holder of the lease takes records from it, in order. A taken record is finished unless
-    it was started by offset (``Progress.start``) or is in flight.
+    The iterator ``left`` is the cursor: the holder of the lease takes the records from it, in order. A taken record is
+    finished, unless it is in flight according to ``in_flight`` or was started by offset (``Progress.start``).
 
     Attributes:
         progress: progress of the epoch in which the records were delivered.
         records: the records, taken or not.
-        left: iterator of the records that were not taken, which are the last of ``records``.
+        left: iterator of the records that were not taken; they are the last of ``records``.
         end: offset at which the partition continues after the lease.
-        in_flight: taken records that are in flight without being started by offset.
-        finished: offset below which taken records are finished, for ``InFlight.LAST`` and ``InFlight.ALL``.
+        in_flight: rule by which taken records are in flight.
+        finished: offset below which taken records are finished, with ``InFlight.LAST`` and ``InFlight.ALL``.
     """
 
     __slots__ = ("end", "finished", "in_flight", "left", "progress", "records")
@@ -88,13 +90,13 @@ class Lease:
 
     @property
     def next_record(self) -> Record | None:
-        """Record to take next; None if all were taken."""
+        """Record to take next; None if all records were taken."""
         count = length_hint(self.left)
         return self.records[-count] if count else None
 
     @property
     def unstarted(self) -> int | None:
-        """Lowest offset that was not taken; None if all were taken."""
+        """Offset of the first record that was not taken; None if all records were taken."""
         record = self.next_record
         return None if record is None else record.offset
 
@@ -112,18 +114,18 @@ class Lease:
 
     @property
     def finished_to(self) -> int:
-        """Offset from which on no record is finished, apart from records started by offset."""
+        """Offset from which on no record of the lease is finished, apart from records started by offset."""
         in_flight = None if self.in_flight is InFlight.RECORDS else self.lowest_in_flight
         return self.started_to if in_flight is None else in_flight
 
     def open_offsets(self) -> Iterator[int]:
-        """Return the offsets that are in flight or not taken, lowest first."""
+        """Return the offsets of records that are in flight or not taken, lowest first."""
         start = self.lowest
         return iter(()) if start is None else (record.offset for record in self.records if record.offset >= start)
 
     @property
     def has_started(self) -> bool:
-        """True if a record was taken."""
+        """True if a record was taken, or may have been taken in another process."""
         return not self.records or length_hint(self.left) < len(self.records)
 
     @property
@@ -139,7 +141,7 @@ class Lease:
 
     @property
     def lowest(self) -> int | None:
-        """Lowest offset in flight or not taken; None if all are finished or started by offset."""
+        """Lowest offset in flight or not taken; None if all records are finished or were started by offset."""
         in_flight = self.lowest_in_flight
         return self.unstarted if in_flight is None else in_flight
 
@@ -159,27 +161,27 @@ class Lease:
             return self.records
         return self.records[-count:] if count else ()
 
-    # ---- what happens to its records ---------------------------------------------------------------------------
+    # ---- taking, finishing, moving records ---------------------------------------------------------------------
 
     def holds(self, record: Record) -> bool:
-        """Return True if ``record`` is in flight; a record that was polled alone must be the very object delivered."""
+        """Return True if ``record`` is in flight; with ``InFlight.LAST``, it must be the object that was taken last."""
         lowest = self.lowest_in_flight
         if lowest is None or self.in_flight is InFlight.LAST:
             return lowest is not None and record is self.last_taken
         return record.topic_partition == self.partition and lowest <= record.offset < self.started_to
 
     def take(self, count: int) -> list[Record]:
-        """Take the next ``count`` records; a polling user's records are in flight until ``finish_taken``."""
+        """Take and return up to ``count`` records; with ``LAST``, they stay in flight until ``finish_taken``."""
         if self.in_flight is InFlight.LAST:
             self.in_flight, self.finished = InFlight.ALL, self.started_to
         return list(islice(self.left, count))
 
     def send_away(self) -> None:
-        """Mark all records as in flight in another process, which reports ``finish_through``."""
+        """Mark all records as in flight in another process; its reports lead to calls of ``finish_through``."""
         self.in_flight, self.records, self.left = InFlight.ALL, (), iter(())
 
     def finish_taken(self) -> None:
-        """Finish all records in flight."""
+        """Finish all records in flight according to ``in_flight``."""
         if self.in_flight is not InFlight.NOTHING:
             self.in_flight, self.finished = InFlight.LAST, self.started_to
         self.close_if_done()
@@ -199,18 +201,18 @@ class Lease:
             self.progress.close(self)
 
     def give_back(self) -> list[Record]:
-        """Return the untaken records, to be delivered again; only the lease delivered last can give records back."""
+        """Remove and return the untaken records, to be delivered again; this must be the lease delivered last."""
         rest = list(self.left)
         if rest:
-            self.end = self.progress.gave_back(self, rest[0].offset)
+            self.end = self.progress.give_back(self, rest[0].offset)
             self.records = self.records[: len(self.records) - len(rest)]
             self.left = iter(())
         self.close_if_done()
         return rest
 
     def take_out(self, taken: Sequence[Record], left: Sequence[Record]) -> Lease:
-        """Return a lease of some of the records that were not taken; ``left`` are the others."""
-        part = self.progress.shared(self, [taken], taken[-1].offset + 1 if left else self.end)[0]
+        """Move the untaken records ``taken`` to a new lease, and return it; ``left`` are the other untaken records."""
+        part = self.progress.add_shares(self, [taken], taken[-1].offset + 1 if left else self.end)[0]
         self.records, self.left = left, iter(left)
         if not left:
             self.progress.forget(self)
@@ -221,15 +223,15 @@ class Lease:
         self.in_flight = InFlight.LAST
 
     def release_last(self) -> None:
-        """Mark all taken records as finished, apart from records started by offset."""
+        """Finish all taken records, apart from records started by offset."""
         self.in_flight = InFlight.NOTHING
 
     def take_all(self) -> None:
-        """Mark all records as in flight until ``finish_taken`` or ``keep_in_flight``."""
+        """Mark all records as taken, and as in flight until ``finish_taken`` or ``keep_in_flight``."""
         self.in_flight, self.left, self.finished = InFlight.ALL, iter(()), self.records[0].offset
 
     def take_at_once(self) -> None:
-        """Take all records of a new lease; a polling user's records are in flight until ``finish_taken``."""
+        """Mark all records as taken; with ``InFlight.LAST``, all of them are in flight until ``finish_taken``."""
         self.left = iter(())
         if self.in_flight is InFlight.LAST:
             self.in_flight = InFlight.ALL
@@ -245,12 +247,12 @@ class Lease:
         self.keep_in_flight(())
 
     def split(self, count: int) -> Lease:
-        """Return a lease of the next ``count`` records, at least one."""
+        """Move the next ``count`` records, of which there is at least one, to a new lease, and return it."""
         return self.share([list(islice(self.left, count))])[0]
 
     def share(self, shares: Iterable[Sequence[Record]]) -> list[Lease]:
-        """Return a lease for each of ``shares``; their records were taken out of this lease and have not started."""
-        return self.progress.shared(self, shares, self.started_to)
+        """Return a new lease for each non-empty list in ``shares``, whose records were taken from this lease."""
+        return self.progress.add_shares(self, shares, self.started_to)
 
     def abandon_left(self) -> None:
         """Leave the records that were not taken to the partition's next owner."""
@@ -266,15 +268,15 @@ class Progress:
     Args:
         partition: the partition.
         base: first offset to read.
-        known: offset map of an earlier owner. The map stays part of ``offset_map`` until the position has passed the
-            map's limit, so that nothing is lost when the partition moves twice.
+        known: offset map of an earlier owner. It is part of ``offset_map`` until the position has passed its limit, so
+            that it is not lost if the partition is reassigned before.
 
     Attributes:
         fetched: next offset to fetch; None while nothing may be fetched after the buffered batches.
         delivered: next offset to deliver.
         is_over: True if another epoch of the partition has begun, or the partition was revoked.
         is_halted: True if no more records are started here and failed records are not retried.
-        held_from: offset from which finished records stay in flight until a transaction is committed.
+        held_from: offset from which on finished records count as in flight until a transaction is committed, or None.
     """
 
     __slots__ = (
@@ -316,8 +318,8 @@ class Progress:
         """Skip offsets below ``to`` that hold no deliverable record (control, aborted, compacted)."""
         self.delivered = max(self.delivered, to)
 
-    def shared(self, lease: Lease, shares: Iterable[Sequence[Record]], end: int) -> list[Lease]:
-        """Add and return the leases for ``Lease.share``; each of them ends at ``end``."""
+    def add_shares(self, lease: Lease, shares: Iterable[Sequence[Record]], end: int) -> list[Lease]:
+        """Add and return a lease that ends at ``end`` for each of ``shares`` that has records; see ``Lease.share``."""
         leases = [Lease(self, records, end, InFlight.NOTHING) for records in shares if records]
         self._leases |= dict.fromkeys(leases)
         if lease.unstarted is None:
@@ -330,8 +332,8 @@ class Progress:
         """Remove a lease whose records are part of other leases or no longer count as delivered."""
         self._leases.pop(lease, None)
 
-    def gave_back(self, lease: Lease, offset: int) -> int:
-        """See ``Lease.give_back``."""
+    def give_back(self, lease: Lease, offset: int) -> int:
+        """Set the next offset to deliver to ``offset``, and return it; ``lease`` must be the lease delivered last."""
         assert lease.end == self.delivered, "only the last lease can be given back"
         self.delivered = offset
         return offset
@@ -347,7 +349,7 @@ class Progress:
             lease.finish_through(offset)
 
     def cut(self, offset: int) -> None:
-        """Forget the deliveries from ``offset`` on, because these records will be delivered again."""
+        """Forget the records that were delivered from ``offset`` on, because they will be delivered again."""
         for lease in list(self._leases):
             if lease.finished >= offset:
                 self.forget(lease)
@@ -357,14 +359,14 @@ class Progress:
         self.delivered = min(self.delivered, max(offset, self._started_to))
 
     def halt(self) -> None:
-        """Start no more records here and retry none."""
+        """Start no more records, and retry no failed records."""
         self.is_halted = True
 
     def end(self) -> None:
         """End the epoch: the partition was sought, reset or revoked."""
         self.is_over = True
 
-    def fetched_to(self, offset: int | None) -> None:
+    def set_fetched(self, offset: int | None) -> None:
         """Set the next offset to fetch; None to fetch nothing after the buffered batches."""
         self.fetched = offset
 
@@ -391,7 +393,7 @@ class Progress:
         self._offsets.start_all(offsets)
 
     def unstart(self, offsets: Iterable[int]) -> None:
-        """Undo ``start_all`` for records that are delivered again."""
+        """Undo ``start_all`` for records that will be delivered again."""
         self._offsets.in_flight.difference_update(offsets)
 
     def finish(self, offset: int) -> bool:
@@ -399,7 +401,7 @@ class Progress:
         return self._offsets.finish(offset)
 
     def abandon(self, offset: int) -> None:
-        """Leave a record to the partition's next owner: no commit will pass its offset."""
+        """Leave a record to the partition's next owner, so that no commit passes its offset."""
         self._offsets.abandon(offset)
 
     def abandon_all(self, offsets: Iterable[int], end: int) -> None:
@@ -412,7 +414,7 @@ class Progress:
 
     @property
     def started(self) -> int:
-        """Number of records started by offset and neither finished nor abandoned."""
+        """Number of records that were started by offset and are neither finished nor abandoned."""
         return len(self._offsets.in_flight)
 
     @property
@@ -424,13 +426,13 @@ class Progress:
 
     @property
     def next_offset(self) -> int:
-        """Offset of the next record to start: the position, as users know it."""
+        """Position: the lowest offset that was abandoned, not taken, or not delivered."""
         offsets = [offset for one in self._leases if (offset := one.unstarted) is not None]
         return min([self.delivered, *offsets, *self._offsets.abandoned])
 
     @property
     def finished(self) -> int:
-        """Offset to commit: the lowest offset that is not finished, or is held for a transaction."""
+        """Offset to commit: the lowest offset that is not finished or is held for a transaction."""
         return self.lowest if self.held_from is None else min(self.held_from, self.lowest)
 
     @property
@@ -447,19 +449,19 @@ class Progress:
 
     @property
     def known(self) -> OffsetMap | None:
-        """Offset map of an earlier owner, while it covers offsets that are not delivered yet."""
+        """Offset map of an earlier owner; None if there is none, or if the position has passed its limit."""
         if self._known is not None and self._known.limit <= self.next_offset:
             self._known = None
         return self._known
 
     @property
     def finished_after_lowest(self) -> int:
-        """Number of offsets from ``lowest`` on that are finished."""
+        """Number of finished offsets from ``lowest`` on."""
         found = self.offset_map()
         return 0 if found is None else found.finished_count
 
     def record_at(self, offset: int) -> Record | None:
-        """Return the delivered record at an offset; None if no lease contains it."""
+        """Return the delivered record at an offset; None if no lease has a record there."""
         for lease in self._leases:
             records = lease.records
             if records and records[0].offset <= offset <= records[-1].offset:
@@ -469,7 +471,7 @@ class Progress:
         return None
 
     def forget_known(self) -> None:
-        """Drop the offset map of an earlier owner, so that its records are handled again."""
+        """Drop the offset map of an earlier owner, so that the records finished there are handled again."""
         self._known = None
 
     def offset_map(self) -> OffsetMap | None:
@@ -496,9 +498,9 @@ class Progress:
         return OffsetMap(finished, limit, unfinished).bind_to_log(known.topic_id, known.leader_epoch)
 
     def _finished_to(self) -> int:
-        """Return the offset from which no record is finished."""
+        """Return the offset from which on no record is finished."""
         if not self._leases:
             return max(self._started_to, self.delivered)
         end = max([self._started_to, *(one.finished_to for one in self._leases if one.has_started)])
-        # Of records in another process, only the lowest unfinished offset is known.
+        # For records in another process, only the lowest unfinished offset is known.
         return min([end, *(one.finished_to for one in self._leases if not one.records)])

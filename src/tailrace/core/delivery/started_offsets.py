@@ -1,4 +1,4 @@
-"""Offsets of records that were started one by one, and the lowest unfinished one of these offsets."""
+"""Offsets of records that are tracked one by one, and the lowest unfinished offset among them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 __all__ = ["StartedOffsets"]
 
 _SLACK = 1_024
-"""Number of finished offsets that the heap may always hold, even if few offsets are in flight."""
+"""Number of finished offsets that the heap may always have, even if few offsets are in flight."""
 
 
 class StartedOffsets:
@@ -24,10 +24,12 @@ class StartedOffsets:
     def __init__(self) -> None:
         self.in_flight: set[int] = set()
         self.abandoned: set[int] = set()
-        # Heap of started offsets. A finished offset stays until it reaches the top, or until ``_tidy``.
         self._heap: list[int] = []
+        """Heap of started offsets. A finished offset is removed when it reaches the top, or by ``_tidy``."""
         self._highest = -1
+        """Highest offset that was started; -1 if there is none."""
         self._most = _SLACK
+        """Size of the heap above which ``_tidy`` is called."""
 
     def __bool__(self) -> bool:
         return bool(self.in_flight or self.abandoned)
@@ -51,7 +53,7 @@ class StartedOffsets:
             self._tidy()
 
     def finish(self, offset: int) -> bool:
-        """Remove an offset; return False if it is not in flight."""
+        """Note that an offset is finished; return False if it is not in flight."""
         try:
             self.in_flight.remove(offset)
         except KeyError:
@@ -59,7 +61,7 @@ class StartedOffsets:
         return True
 
     def abandon(self, offset: int) -> None:
-        """Mark an offset as abandoned, started or not."""
+        """Mark an offset as abandoned, whether it was started or not."""
         if offset not in self.in_flight:
             self.start(offset)
         self.in_flight.remove(offset)
@@ -74,6 +76,6 @@ class StartedOffsets:
         return heap[0] if heap else None
 
     def _tidy(self) -> None:
-        """Remove the finished offsets, which pile up in the heap while the lowest record is stuck."""
+        """Remove finished offsets from the heap, where they pile up while the lowest offset stays unfinished."""
         self._heap = sorted(self.in_flight | self.abandoned)
         self._most = 2 * len(self._heap) + _SLACK

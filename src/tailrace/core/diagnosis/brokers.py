@@ -16,17 +16,19 @@ _RELEASES = {7: "3.3", 8: "3.4", 11: "3.5", 14: "3.6", 19: "3.7", 20: "3.8", 21:
 }
 """Release of Apache Kafka by the greatest metadata.version that its brokers support."""
 _SLOW_MS = 500
+"""Round trip from which on a broker is slow."""
 _SKEW_MS = 1_000
+"""Difference between two clocks from which on there is a warning."""
 _BAD_SKEW_MS = 300_000
-"""Kerberos refuses tickets from this difference on; other tokens have similar tolerances."""
+"""Difference between two clocks from which on there is a problem: Kerberos refuses tickets, and some tokens fail."""
 _BEHIND_MS = 10_000
-"""Controllers fetch at least every 500 ms and stand for election after two seconds without a fetch."""
+"""Delay above which a controller does not follow the metadata log. Normally, controllers fetch every 500 ms."""
 _LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}  # noqa: S104 - compared, not listened on
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """Broker of the metadata, or address of ``bootstrap_servers``, and the result of a connection to it."""
+    """Broker of the cluster, or address of ``bootstrap_servers``, and the result of a connection to it."""
 
     node_id: int
     host: str
@@ -34,14 +36,14 @@ class BrokerFacts:
     failure: str = ""
     """Reason why the broker was not reached; empty if it answered."""
     hint: str = ""
-    """Advice of the error, if it is not about the connection, but about credentials or versions."""
+    """Advice of the error, if it is about credentials or versions; empty if it is about the connection."""
     round_trip_ms: float = 0.0
     supported: Mapping[str, int] = field(default_factory=dict)
-    """Greatest supported level of each feature."""
+    """Greatest level of each feature that the broker supports."""
     finalized: Mapping[str, int] = field(default_factory=dict)
-    """Level of each feature in effect."""
+    """Level of each feature that is in effect in the cluster."""
     has_consumer_protocol: bool = False
-    """True if the broker answers ConsumerGroupHeartbeat (KIP-848)."""
+    """True if the broker supports ConsumerGroupHeartbeat (KIP-848)."""
 
     @property
     def address(self) -> str:
@@ -50,7 +52,7 @@ class BrokerFacts:
 
     @property
     def release(self) -> str:
-        """Release of Apache Kafka; empty if the broker does not tell its features."""
+        """Release of Apache Kafka; empty if unknown, as before Kafka 3.3."""
         level = self.supported.get("metadata.version", 0)
         if level > max(_RELEASES):
             return f"newer than {_RELEASES[max(_RELEASES)]}"
@@ -63,7 +65,10 @@ class VoterFacts:
 
     node_id: int
     behind_ms: float | None
-    """Time since it had last read the whole metadata log; None if it never did under this leader."""
+    """Milliseconds since the controller had read the whole metadata log.
+
+    None if it has not done so since the last election of the active controller.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +77,23 @@ class ClockReading:
 
     node_id: int
     ahead_ms: float
-    """Difference from this host's clock; negative if the controller's clock is behind."""
+    """Milliseconds by which the controller's clock is ahead of this host's; negative if it is behind."""
     error_ms: float
-    """Maximum error of the difference: half of the request's round trip."""
+    """Maximum error of ``ahead_ms``: half of the request's round trip."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """Brokers and controllers."""
+    """State of the brokers and controllers of a cluster."""
 
     bootstrap: Sequence[BrokerFacts]
     brokers: Sequence[BrokerFacts] = ()
     fenced: Sequence[BrokerFacts] = ()
-    """Brokers that are registered but do not run."""
+    """Brokers that are registered, but send no heartbeats to the controllers."""
     voters: Sequence[VoterFacts] = ()
     clock: ClockReading | None = None
     no_quorum: str = ""
-    """Reason why the controllers are not known: they were not asked, or did not answer."""
+    """Reason why ``voters`` and ``clock`` are unknown; empty if they are known."""
     is_quorum_silent: bool = False
     """True if the controllers were asked and did not answer."""
 
@@ -102,18 +107,18 @@ def broker_findings(
     facts: ClusterFacts, commands: CommandLines, *, needs_consumer_protocol: bool = False
 ) -> Iterator[Finding]:
     """Yield the findings about brokers, controllers and clocks."""
-    yield from _bootstrap(facts, commands)
+    yield from _bootstrap_findings(facts, commands)
     if not facts.brokers:
         return
-    yield from _reachability(facts, commands)
+    yield from _reachability_findings(facts, commands)
     if facts.reached:
-        yield from _versions(facts.reached, commands)
-        yield from _features(facts.reached, commands, needs_consumer_protocol=needs_consumer_protocol)
-    yield from _controllers(facts, commands)
-    yield _clock(facts)
+        yield from _version_findings(facts.reached, commands)
+        yield from _feature_findings(facts.reached, commands, needs_consumer_protocol=needs_consumer_protocol)
+    yield from _controller_findings(facts, commands)
+    yield _clock_finding(facts)
 
 
-def _bootstrap(facts: ClusterFacts, commands: CommandLines) -> Iterator[Finding]:
+def _bootstrap_findings(facts: ClusterFacts, commands: CommandLines) -> Iterator[Finding]:
     failed = [one for one in facts.bootstrap if one.failure]
     level = Level.PROBLEM if len(failed) == len(facts.bootstrap) else Level.WARNING
     for one in failed:
@@ -132,11 +137,11 @@ def _bootstrap(facts: ClusterFacts, commands: CommandLines) -> Iterator[Finding]
         )
 
 
-def _reachability(facts: ClusterFacts, commands: CommandLines) -> Iterator[Finding]:
+def _reachability_findings(facts: ClusterFacts, commands: CommandLines) -> Iterator[Finding]:
     bootstrap_hosts = {one.host for one in facts.bootstrap}
     for one in facts.brokers:
         if one.failure:
-            yield _unreachable(one, bootstrap_hosts, commands)
+            yield _unreachable_finding(one, bootstrap_hosts, commands)
         elif one.round_trip_ms >= _SLOW_MS:
             yield Finding(
                 "broker.slow",
@@ -146,13 +151,13 @@ def _reachability(facts: ClusterFacts, commands: CommandLines) -> Iterator[Findi
                 "check the load of the broker and the network",
                 f"ping -c 5 {one.host}",
             )
-    yield from _shared_addresses(facts.brokers, commands)
+    yield from _shared_address_findings(facts.brokers, commands)
     for one in facts.fenced:
         yield Finding(
             "broker.fenced",
             Level.PROBLEM,
             f"broker {one.node_id}",
-            "is registered but does not run: the controllers receive no heartbeats from it",
+            "is registered, but the controllers receive no heartbeats from it, so it takes no part in the cluster",
             f"start broker {one.node_id}; its last address was {one.address}",
             commands.connect(one.host, one.port),
         )
@@ -176,30 +181,30 @@ def _reachability(facts: ClusterFacts, commands: CommandLines) -> Iterator[Findi
         )
 
 
-def _unreachable(one: BrokerFacts, bootstrap_hosts: Collection[str], commands: CommandLines) -> Finding:
-    if one.hint:
-        advice = one.hint
-    elif one.host in _LOOPBACK and not _LOOPBACK.intersection(bootstrap_hosts):
+def _unreachable_finding(broker: BrokerFacts, bootstrap_hosts: Collection[str], commands: CommandLines) -> Finding:
+    if broker.hint:
+        advice = broker.hint
+    elif broker.host in _LOOPBACK and not _LOOPBACK.intersection(bootstrap_hosts):
         advice = (
-            f"{one.host} is this host: set advertised.listeners of broker {one.node_id} to a name that clients resolve"
-            " to the broker"
+            f"{broker.host} is this host: set advertised.listeners of broker {broker.node_id} to a name that clients"
+            " resolve to the broker"
         )
     else:
         advice = (
-            f"check that broker {one.node_id} runs, and that its advertised.listeners is an address that this host"
+            f"check that broker {broker.node_id} runs, and that its advertised.listeners is an address that this host"
             " reaches"
         )
     return Finding(
         "broker.unreachable",
         Level.PROBLEM,
-        f"broker {one.node_id}",
-        f"does not answer under its advertised name: {one.failure}",
+        f"broker {broker.node_id}",
+        f"does not answer under its advertised name: {broker.failure}",
         advice,
-        commands.connect(one.host, one.port),
+        commands.connect(broker.host, broker.port),
     )
 
 
-def _shared_addresses(brokers: Sequence[BrokerFacts], commands: CommandLines) -> Iterator[Finding]:
+def _shared_address_findings(brokers: Sequence[BrokerFacts], commands: CommandLines) -> Iterator[Finding]:
     by_address: dict[str, list[int]] = {}
     for one in brokers:
         by_address.setdefault(one.address, []).append(one.node_id)
@@ -215,7 +220,7 @@ def _shared_addresses(brokers: Sequence[BrokerFacts], commands: CommandLines) ->
             )
 
 
-def _versions(reached: Sequence[BrokerFacts], commands: CommandLines) -> Iterator[Finding]:
+def _version_findings(reached: Sequence[BrokerFacts], commands: CommandLines) -> Iterator[Finding]:
     releases: dict[str, list[int]] = {}
     for one in reached:
         releases.setdefault(one.release or "unknown", []).append(one.node_id)
@@ -264,7 +269,7 @@ def _release_of(level: int) -> str:
     return next((release for newest, release in _RELEASES.items() if level <= newest), f"after {max(_RELEASES)}")
 
 
-def _features(
+def _feature_findings(
     reached: Sequence[BrokerFacts], commands: CommandLines, *, needs_consumer_protocol: bool
 ) -> Iterator[Finding]:
     without = [one.node_id for one in reached if not one.has_consumer_protocol]
@@ -293,15 +298,15 @@ def _features(
     )
 
 
-def _controllers(facts: ClusterFacts, commands: CommandLines) -> Iterator[Finding]:
+def _controller_findings(facts: ClusterFacts, commands: CommandLines) -> Iterator[Finding]:
     if facts.is_quorum_silent:
         yield Finding(
             "controller.silent",
             Level.PROBLEM,
             "controllers",
-            f"no active controller answers: {facts.no_quorum}; until one does, no leader is elected and no topic is"
-            " created",
-            "start the controllers, of which a majority has to run",
+            f"no active controller answers: {facts.no_quorum}; until one does, no partition leader is elected and no"
+            " topic is created",
+            "start the controllers; a majority of them must run",
             commands.kafka("kafka-metadata-quorum", "describe", "--status"),
         )
     if not facts.voters:
@@ -315,15 +320,19 @@ def _controllers(facts: ClusterFacts, commands: CommandLines) -> Iterator[Findin
         return
     states = ", ".join(
         f"controller {one.node_id} "
-        + ("has not read it under this leader" if one.behind_ms is None else f"is {duration(one.behind_ms)} behind")
+        + (
+            "has not read it since the last election"
+            if one.behind_ms is None
+            else f"is {duration(one.behind_ms)} behind"
+        )
         for one in behind
     )
     spare = following - majority
     if spare > 0:
         consequence = f"the cluster survives the loss of {counted(spare, 'more controller')}"
     else:
-        condition = "if one more fails" if spare == 0 else "without a majority"
-        consequence = f"{condition}, no leader is elected and no topic is created"
+        condition = "if one more controller fails" if spare == 0 else "without a majority"
+        consequence = f"{condition}, no partition leader is elected and no topic is created"
     yield Finding(
         "controller.behind",
         Level.WARNING,
@@ -334,7 +343,7 @@ def _controllers(facts: ClusterFacts, commands: CommandLines) -> Iterator[Findin
     )
 
 
-def _clock(facts: ClusterFacts) -> Finding:
+def _clock_finding(facts: ClusterFacts) -> Finding:
     clock = facts.clock
     if clock is None:
         return Finding("clock", Level.SKIPPED, "clocks", f"not compared: {facts.no_quorum or 'no controller answered'}")
@@ -343,7 +352,7 @@ def _clock(facts: ClusterFacts) -> Finding:
     else:
         side = "ahead of" if clock.ahead_ms >= 0 else "behind"
         difference = f"controller {clock.node_id} is {duration(abs(clock.ahead_ms))} {side} this host"
-    text = f"{difference}, ± {clock.error_ms:.0f} ms; other brokers do not tell their time"
+    text = f"{difference}, ± {clock.error_ms:.0f} ms; the clocks of other brokers cannot be read"
     if abs(clock.ahead_ms) - clock.error_ms < _SKEW_MS:
         return Finding("clock", Level.OK, "clocks", text)
     return Finding(

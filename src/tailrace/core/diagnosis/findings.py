@@ -1,4 +1,4 @@
-"""Findings: what was checked, how bad it is, and the next step."""
+"""Findings: results of checks, each with its severity and the next step."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Finding:
     """Stable name of the check, such as ``topic.min-isr``."""
     level: Level
     subject: str
-    """Checked thing, such as ``topic orders``."""
+    """Object that was checked, such as ``topic orders``."""
     text: str
-    """Measured value and its consequence."""
+    """Measured value and its consequence, worded so that the text can follow the subject and a colon."""
     advice: str = ""
     """Next step; empty if nothing has to be done."""
     command: str = ""

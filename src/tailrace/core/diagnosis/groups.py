@@ -1,8 +1,8 @@
 """Findings about a group: members, assignment, lag, stalled members, and records deleted before they are read.
 
-Progress is judged from two looks: a member that owns a lag and has committed nothing between them is stalled, or slower
-than the interval. A commit of tailrace also counts if only its metadata has changed, because it lists records finished
-after the committed offset.
+A look is one reading of the group's state. Progress is judged from two looks: a member that owns partitions with a lag,
+and has committed nothing between the looks, is stalled, or slower than the interval between them. A commit counts even
+if only its metadata has changed, because the metadata of tailrace lists records finished after the committed offset.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from tailrace.core.diagnosis.findings import Finding, Level
 from tailrace.core.diagnosis.needs import GroupNeeds
 from tailrace.core.diagnosis.permissions import permission_findings
 from tailrace.core.diagnosis.wording import CommandLines, counted, duration, named
-from tailrace.protocol.metadata import NOT_ASKED_FOR
+from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 from tailrace.records import TopicPartition
 
 __all__ = ["OLD", "VERY_OLD", "Commit", "GroupFacts", "MemberFacts", "PartitionFacts", "group_findings"]
 
 OLD, VERY_OLD = 0.5, 0.9
-"""Shares of retention.ms from which on the age of an unread record is a warning, and a problem."""
+"""Shares of retention.ms: an unread record older than ``OLD`` is a warning, older than ``VERY_OLD`` a problem."""
 
 _MOST_OF_LOG = 0.8
+"""Share of a log from which on the lag is a warning, if the size of the log is limited."""
 _SETTLED = {"Stable"}
 _REBALANCING = {"PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling"}
 _SHORT_OFFSETS_RETENTION_MS = 86_400_000
+"""Retention of committed offsets below which there is a warning: one day."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Committed offset at one time."""
+    """Committed offset of a partition at one look."""
 
     offset: int
     metadata: str = ""
@@ -38,18 +40,22 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """Partition of a group's topics, at the first look and, if there was one, at the second."""
+    """State of one partition of a group's topics at the first look, and at the second if there was one."""
 
     partition: TopicPartition
     committed: Commit | None
+    """Committed offset at the first look; None if there was none."""
     begin: int | None
-    """First offset of the log; None if unknown."""
+    """First offset of the log at the last look; None if unknown."""
     end: int | None
+    """End offset of the log at the first look; None if unknown."""
     later_committed: Commit | None = None
+    """Committed offset at the last look; None if there was none."""
     later_end: int | None = None
+    """End offset of the log at the last look; None if unknown."""
     owner: str = ""
     """Member id of the owner at the last look; empty if there is none."""
-    is_kept: bool = True
+    has_same_owner: bool = True
     """False if the owner changed between the looks."""
     age: float = 0.0
     """``OLD`` or ``VERY_OLD`` if the oldest unread record is older than this share of retention.ms, otherwise 0."""
@@ -58,14 +64,14 @@ class PartitionFacts:
 
     @property
     def lag(self) -> int:
-        """Number of offsets up to the end of the log, at the last look; 0 if unknown."""
+        """Number of offsets from the committed offset to the end of the log, at the last look; 0 if unknown."""
         end = self.end if self.later_end is None else self.later_end
         committed = self.later_committed or self.committed
         return 0 if committed is None or end is None else max(0, end - committed.offset)
 
     @property
     def lost(self) -> int:
-        """Number of offsets of the lag that are no longer in the log."""
+        """Number of offsets of the lag that are no longer in the log, at the last look."""
         committed = self.later_committed or self.committed
         return 0 if committed is None or self.begin is None else max(0, self.begin - committed.offset)
 
@@ -83,12 +89,12 @@ class PartitionFacts:
 
     @property
     def has_progress(self) -> bool:
-        """True if a commit has changed between the looks."""
+        """True if the committed offset or its metadata has changed between the looks."""
         return self.later_committed != self.committed
 
     @property
     def is_held_back(self) -> bool:
-        """True if later records were finished between the looks, but not the one at the committed offset."""
+        """True if later records were finished between the looks, but not the record at the committed offset."""
         first, second = self.committed, self.later_committed
         return first is not None and second is not None and first != second and first.offset == second.offset
 
@@ -99,7 +105,7 @@ class MemberFacts:
 
     member_id: str
     name: str
-    """Client, static name and host."""
+    """Description for users: client id, ``group_instance_id`` if there is one, and host."""
     topics: tuple[str, ...] = ()
     """Subscribed topics."""
     partitions: int = 0
@@ -118,10 +124,13 @@ class GroupFacts:
     """Existing group with a similar name; empty if there is none."""
     failure: str = ""
     """Reason why the group was not checked."""
-    operations: int = NOT_ASKED_FOR
+    operations: int = OPERATIONS_NOT_REQUESTED
+    """Bit field of the operations that the principal may perform on the group."""
     group_type: str = ""
+    """Protocol of the members: ``classic`` or ``consumer``; empty if unknown."""
     protocol_type: str = "consumer"
     state: str = ""
+    """State at the first look, as the coordinator names it."""
     later_state: str = ""
     """State at the second look; empty without one."""
     assignor: str = ""
@@ -129,13 +138,13 @@ class GroupFacts:
     members: Sequence[MemberFacts] = ()
     partitions: Sequence[PartitionFacts] = ()
     interval_ms: float = 0.0
-    """Time between the looks; 0 without a second look."""
+    """Milliseconds between the looks; 0 without a second look."""
     offsets_retention_ms: int | None = None
-    """Time after which the offsets of a group without members are deleted; None if unknown."""
-    patterns: bool = False
+    """Milliseconds after which the offsets of a group without members are deleted; None if unknown."""
+    has_pattern: bool = False
     """True if a member subscribes to a pattern."""
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Reasons why parts of the group were not checked."""
+    """Reasons why parts of the group were not checked, by the name of the part."""
 
     @property
     def lag(self) -> int:
@@ -153,7 +162,7 @@ def group_findings(facts: GroupFacts, need: GroupNeeds, commands: CommandLines) 
             "group.permission",
             Level.PROBLEM,
             subject,
-            f"{commands.principal} is not authorized to Describe it, so nothing else was checked",
+            f"{commands.principal} is not authorized to Describe this group, so nothing else was checked",
             "grant Read, which includes Describe",
             commands.allow("Read", "group", facts.group_id),
         )
@@ -162,7 +171,7 @@ def group_findings(facts: GroupFacts, need: GroupNeeds, commands: CommandLines) 
         yield Finding("group.unknown", Level.PROBLEM, subject, f"not checked: {facts.failure}", "try again", show)
         return
     if facts.is_missing:
-        yield _missing(facts, need, subject, commands)
+        yield _missing_finding(facts, need, subject, commands)
         return
     if facts.protocol_type not in {"consumer", ""}:
         yield Finding(
@@ -175,19 +184,19 @@ def group_findings(facts: GroupFacts, need: GroupNeeds, commands: CommandLines) 
         )
         return
     found = [
-        *_state(facts, need, subject, commands),
-        *_assignment(facts, need, subject, commands),
-        *_deletion(facts, subject, commands),
-        *_progress(facts, subject, commands),
-        *_offsets_retention(facts, subject, commands),
+        *_state_findings(facts, need, subject, commands),
+        *_assignment_findings(facts, need, subject, commands),
+        *_deletion_findings(facts, subject, commands),
+        *_progress_findings(facts, subject, commands),
+        *_offsets_retention_findings(facts, subject, commands),
     ]
-    yield _summary(facts, subject)
+    yield _summary_finding(facts, subject)
     yield from found
-    for what, reason in facts.problems.items():
-        yield Finding("group.partial", Level.SKIPPED, subject, f"{what} not checked: {reason}")
+    for part, reason in facts.problems.items():
+        yield Finding("group.partial", Level.SKIPPED, subject, f"{part} not checked: {reason}")
 
 
-def _missing(facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandLines) -> Finding:
+def _missing_finding(facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandLines) -> Finding:
     if need.is_of_app:
         return Finding(
             "group.missing",
@@ -205,13 +214,13 @@ def _missing(facts: GroupFacts, need: GroupNeeds, subject: str, commands: Comman
     )
 
 
-def _summary(facts: GroupFacts, subject: str) -> Finding:
+def _summary_finding(facts: GroupFacts, subject: str) -> Finding:
     idle = sum(not one.partitions for one in facts.members)
     members = counted(len(facts.members), "member") + (f", {idle} of them without partitions" if idle else "")
     protocol = {"consumer": "protocol consumer (KIP-848)"}.get(facts.group_type, "classic protocol")
     assignor = f", {facts.assignor}" if facts.assignor else ""
     uncommitted = sum(one.committed is None for one in facts.partitions)
-    without = f", {uncommitted:,} without a committed offset" if uncommitted else ""
+    without = f", {uncommitted:,} of them without a committed offset" if uncommitted else ""
     return Finding(
         "group",
         Level.OK,
@@ -221,11 +230,11 @@ def _summary(facts: GroupFacts, subject: str) -> Finding:
     )
 
 
-def _state(facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandLines) -> Iterator[Finding]:
+def _state_findings(facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandLines) -> Iterator[Finding]:
     if not facts.members:
         expiry = (
             f"; its offsets are deleted {duration(facts.offsets_retention_ms)} after the last member left"
-            " (offsets.retention.minutes), and auto_offset_reset decides then"
+            " (offsets.retention.minutes), and auto_offset_reset then decides where it starts"
             if facts.offsets_retention_ms is not None
             else ""
         )
@@ -242,9 +251,9 @@ def _state(facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandL
             "group.rebalancing",
             Level.WARNING,
             subject,
-            f"is {facts.state}, and {duration(facts.interval_ms)} later {facts.later_state}: the rebalance waits for a"
+            f"was {facts.state}, and {duration(facts.interval_ms)} later {facts.later_state}: the rebalance waits for a"
             " member that neither joins nor leaves",
-            "find the member that blocks it in the log of each member",
+            "look in the log of each member for the reason why it does not join",
             commands.tailrace("groups", "show", facts.group_id),
         )
     if not need.is_of_app or not facts.members:
@@ -256,8 +265,9 @@ def _state(facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandL
                 Level.PROBLEM,
                 subject,
                 f"its members use the assignor {facts.assignor!r}, the app has {named(need.strategies)}: the app cannot"
-                " join unless each member also has one of these",
-                f"add {facts.assignor!r} to partition_assignment_strategy until all members have changed",
+                " join unless every member supports one of the app's assignors",
+                f"add {facts.assignor!r} to the app's partition_assignment_strategy until every member supports"
+                " another one",
                 commands.tailrace("groups", "show", facts.group_id),
             )
     elif facts.group_type == "classic" and need.group_protocol == "consumer":
@@ -272,7 +282,9 @@ def _state(facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandL
         )
 
 
-def _assignment(facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandLines) -> Iterator[Finding]:
+def _assignment_findings(
+    facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandLines
+) -> Iterator[Finding]:
     if not facts.members:
         return
     show = commands.tailrace("groups", "show", facts.group_id)
@@ -283,12 +295,12 @@ def _assignment(facts: GroupFacts, need: GroupNeeds, subject: str, commands: Com
             "group.unassigned",
             Level.PROBLEM,
             subject,
-            f"is {facts.state}, but {counted(len(unassigned), 'partition')} of its members' topics assigned to no"
-            f" member: {named(unassigned)}",
-            "restart a member to rebalance; then check its assignor",
+            f"is {facts.state}, but no member owns {counted(len(unassigned), 'partition')} of the subscribed topics:"
+            f" {named(unassigned)}",
+            "restart a member, so that the group rebalances; if that does not help, check the assignor",
             show,
         )
-    if need.topics and not facts.patterns and (missing := sorted(need.topics - subscribed)):
+    if need.topics and not facts.has_pattern and (missing := sorted(need.topics - subscribed)):
         yield Finding(
             "group.subscription",
             Level.WARNING,
@@ -300,15 +312,15 @@ def _assignment(facts: GroupFacts, need: GroupNeeds, subject: str, commands: Com
         )
 
 
-def _deletion(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterator[Finding]:
+def _deletion_findings(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterator[Finding]:
     lost = [one for one in facts.partitions if one.lost]
     if lost:
         yield Finding(
             "group.lost",
             Level.PROBLEM,
             subject,
-            f"{counted(sum(one.lost for one in lost), 'record')} of {named([one.partition for one in lost])} deleted"
-            " from the log before the group read them",
+            f"the log no longer contains {counted(sum(one.lost for one in lost), 'record')} of"
+            f" {named([one.partition for one in lost])} that the group had not read",
             "raise the retention of these topics, or add members",
             commands.set_topic(lost[0].partition.topic, f"retention.ms={max(lost[0].retention_ms, 302_400_000) * 2}"),
         )
@@ -345,13 +357,13 @@ def _deletion(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterat
         )
 
 
-def _progress(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterator[Finding]:
+def _progress_findings(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterator[Finding]:
     if not facts.interval_ms:
         return
-    looked = duration(facts.interval_ms)
+    interval = duration(facts.interval_ms)
     owned: dict[str, list[PartitionFacts]] = {}
     for one in facts.partitions:
-        if one.owner and one.is_kept:
+        if one.owner and one.has_same_owner:
             owned.setdefault(one.owner, []).append(one)
     for member in facts.members:
         waiting = [one for one in owned.get(member.member_id, ()) if one.is_waiting]
@@ -363,7 +375,7 @@ def _progress(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterat
             "group.stalled",
             Level.PROBLEM if growth else Level.WARNING,
             subject,
-            f"{member.name} committed nothing in {looked} for {named([one.partition for one in waiting])}; its lag of"
+            f"{member.name} committed nothing in {interval} for {named([one.partition for one in waiting])}; its lag of"
             f" {lag:,} {change}",
             "look at the member's log and health; restart it if it hangs",
             commands.tailrace("lag", facts.group_id, "--watch"),
@@ -375,8 +387,8 @@ def _progress(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterat
             "group.held-back",
             Level.WARNING,
             subject,
-            f"{named([one.partition for one in held])}: later records were finished in {looked}, but not the one at"
-            f" offset {offset} of {first.partition}, which the commit waits for",
+            f"later records of {named([one.partition for one in held])} were finished in {interval}, but the committed"
+            f" offset waits for an earlier record: offset {offset} of {first.partition}",
             "look at the record that is not finished",
             commands.tailrace(
                 "tail", first.partition.topic, "--partition", str(first.partition.partition), "--from", str(offset),
@@ -385,7 +397,7 @@ def _progress(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterat
         )  # fmt: skip
 
 
-def _offsets_retention(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterator[Finding]:
+def _offsets_retention_findings(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterator[Finding]:
     kept = facts.offsets_retention_ms
     if kept is not None and facts.members and kept < _SHORT_OFFSETS_RETENTION_MS:
         yield Finding(

@@ -1,4 +1,4 @@
-"""Topics and groups that an app uses, as far as its checks need them."""
+"""Topics and groups to check, and the use that an app makes of them."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class TopicNeeds:
 
     name: str
     roles: frozenset[TopicRole] = frozenset()
-    """Roles; empty for a topic that is only named on the command line."""
+    """Roles of the topic; empty if it was only named on the command line."""
     origins: frozenset[str] = frozenset()
     """Topics whose records a retry, replay or dead-letter topic contains."""
     delay_ms: int = 0
-    """Delay of a retry topic."""
+    """Delay of a retry topic in milliseconds; 0 for other topics."""
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -76,13 +76,13 @@ class GroupNeeds:
 
     @property
     def is_of_app(self) -> bool:
-        """True if the group was found in an app instead of being named on the command line."""
+        """True if the group is that of an app; False if it was only named on the command line."""
         return bool(self.group_protocol)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNeeds:
-    """Topics and groups to check; without any, the whole cluster is checked."""
+    """Topics and groups to check; if there are neither, the whole cluster is checked."""
 
     groups: tuple[GroupNeeds, ...] = ()
     topics: Mapping[str, TopicNeeds] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from tailrace.core.diagnosis.findings import Finding, Level
 from tailrace.core.diagnosis.wording import CommandLines, named
-from tailrace.protocol.metadata import NOT_ASKED_FOR
+from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 
 __all__ = ["allowed", "missing_operations", "permission_findings"]
 
@@ -26,13 +26,13 @@ _CODES = {
 
 
 def allowed(operations: int) -> tuple[str, ...]:
-    """Return the names of the operations in a bit field of a response."""
+    """Return the names of the operations in ``operations``, a bit field of a response."""
     return tuple(name for name, code in _CODES.items() if operations >> code & 1)
 
 
 def missing_operations(operations: int, needed: Iterable[str]) -> tuple[str, ...]:
-    """Return the ``needed`` operations that are not in the bit field; none if the field is unknown."""
-    if operations == NOT_ASKED_FOR:
+    """Return the ``needed`` operations that are not in the bit field ``operations``; none if it is unknown."""
+    if operations == OPERATIONS_NOT_REQUESTED:
         return ()
     return tuple(name for name in needed if not operations >> _CODES[name] & 1)
 
@@ -40,13 +40,14 @@ def missing_operations(operations: int, needed: Iterable[str]) -> tuple[str, ...
 def permission_findings(
     resource: str, name: str, operations: int, needed: Iterable[str], commands: CommandLines
 ) -> Iterator[Finding]:
-    """Yield a finding for each missing operation on a ``topic`` or ``group``."""
+    """Yield a finding for each needed operation that is missing; ``resource`` is "topic" or "group"."""
     for operation in missing_operations(operations, needed):
         yield Finding(
             f"{resource}.permission",
             Level.PROBLEM,
             f"{resource} {name}",
-            f"{commands.principal} is not authorized to {operation} it, only to {named(allowed(operations), 8) or '-'}",
+            f"{commands.principal} is not authorized to {operation} this {resource}, only to"
+            f" {named(allowed(operations), 8) or '-'}",
             f"grant {operation}",
             commands.allow(operation, resource, name),
         )

@@ -21,9 +21,9 @@ class SoftwareFacts:
     is_compiled: bool = True
     """True if records are decoded by the compiled module."""
     is_pure_requested: bool = False
-    """True if ``TAILRACE_PURE_PYTHON`` turns the compiled module off."""
+    """True if the variable ``TAILRACE_PURE_PYTHON`` turns the compiled module off."""
     has_fast_checksums: bool = True
-    """True if checksums are computed by the processor's instructions."""
+    """True if CRC-32C checksums are computed by instructions of the processor."""
 
 
 def software_findings(facts: SoftwareFacts) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def software_findings(facts: SoftwareFacts) -> Iterator[Finding]:
             "software.checksums",
             Level.WARNING,
             "checksums",
-            "google-crc32c is not compiled here, so a slower implementation computes CRC-32C",
+            "the compiled part of google-crc32c is not installed, so a slower implementation computes CRC-32C",
             "install a wheel of google-crc32c for this platform",
             "python -m pip install --force-reinstall --only-binary :all: google-crc32c",
         )

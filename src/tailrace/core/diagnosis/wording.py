@@ -1,4 +1,4 @@
-"""Words of findings: durations, lists of names, and commands to type."""
+"""Wording of findings: durations, numbers, lists of names, and commands to copy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 __all__ = ["CommandLines", "counted", "duration", "named"]
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
-_EXACT = 2
-"""A unit is used from this many of it on, so that 36 hours are not "2 d"."""
+_LEAST_COUNT = 2
+"""Least number of a unit with which the unit is used, so that 36 hours are not rounded to "2 d"."""
 
 
 def duration(milliseconds: float) -> str:
     """Format a duration: ``7 d``, ``90 min``, ``250 ms``."""
     for unit, size in _UNITS:
-        if abs(milliseconds) >= _EXACT * size or abs(milliseconds) == size:
+        if abs(milliseconds) >= _LEAST_COUNT * size or abs(milliseconds) == size:
             return f"{milliseconds / size:,.0f} {unit}"
     return f"{milliseconds:.1f} ms"
 
@@ -35,7 +35,7 @@ def named(names: Collection[object], most: int = 4) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CommandLines:
-    """Commands to type, with the arguments that reach this cluster."""
+    """Builder of commands to copy, with the arguments that reach this cluster."""
 
     bootstrap: str = "localhost:9092"
     """Address of a broker, for Kafka's tools."""
@@ -47,16 +47,16 @@ class CommandLines:
     """Principal of this client, for ACLs."""
 
     def tailrace(self, *words: str) -> str:
-        """Return a command of tailrace."""
+        """Return the command ``tailrace`` with these arguments."""
         return " ".join(["tailrace", *map(shlex.quote, words), *([self.connection] if self.connection else [])])
 
     def kafka(self, tool: str, *words: str) -> str:
-        """Return a command of Kafka's own tools."""
+        """Return a command of one of Kafka's tools, such as ``kafka-topics``, with these arguments."""
         security = ["--command-config", "client.properties"] if self.client_config else []
         return shlex.join([f"{tool}.sh", "--bootstrap-server", self.bootstrap, *security, *words])
 
     def set_topic(self, topic: str, setting: str) -> str:
-        """Return the command that sets ``setting``, such as ``retention.ms=-1``, of a topic."""
+        """Return the command that sets a topic's ``setting``, such as ``retention.ms=-1``."""
         return self.kafka(
             "kafka-configs", "--alter", "--entity-type", "topics", "--entity-name", topic, "--add-config", setting
         )

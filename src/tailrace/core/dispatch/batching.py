@@ -4,14 +4,15 @@ A batch is due when it is full (``max_records`` or ``max_bytes``), when its firs
 or when no more records can be added or are expected. ``order_by`` decides which records a batch may contain, and when
 the next batch may start:
 
-| ``order_by``  | a batch is of      | the next batch starts                                    |
+| ``order_by``  | records of a batch | the next batch may start                                 |
 |---------------|--------------------|----------------------------------------------------------|
 | ``partition`` | one partition      | when the previous batch of its partition is finished     |
 | ``key``       | one partition      | at once, without records whose key is in a running batch |
 | ``none``      | all partitions     | at once                                                  |
 
-Records without a key share one key, as in ``core.dispatch.lanes``. No work is done per record except where bytes are
-counted or keys are looked up.
+Records without a key count as records of one key, as in ``core.dispatch.lanes``. A key is *busy* while a batch with a
+record of this key runs. Records are processed one by one only if bytes are counted or keys are looked up; otherwise the
+cost is per slice.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["Batch", "BatchAssembler", "HandlerBatch", "size_of"]
 Key: TypeAlias = bytes | None
 
 _STALE_ALLOWED = 64
-"""Number of stale due times that are always allowed, even if there are few partitions."""
+"""Number of outdated entries that the heap of due times may always have, even if there are few partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class Batch:
     Args:
         max_records: Maximum number of records.
         max_wait_ms: Maximum time in milliseconds that the first record of a batch waits for other records.
-        max_bytes: Maximum size of keys, values and headers; a larger record is a batch of its own. Unlimited by
-            default.
+        max_bytes: Maximum size of keys, values and headers in bytes; a larger record is a batch of its own. Unlimited
+            by default.
 
     Raises:
         ConfigurationError: A limit is not an integer, or too small.
@@ -67,9 +68,11 @@ class HandlerBatch:
     """Records to be handled together.
 
     Attributes:
+        pool: pool that the records were taken from.
         records: records that are not finished, in the order in which they were added.
         leases: leases of these records, all in flight. A lease has one partition; a partition may have several leases.
-        failing: number of failed records that count as waiting, by partition; empty unless the batch failed.
+        failing: number of records that will be retried, by partition; empty unless the batch failed.
+        keys: keys of the records with ``order_by="key"``, otherwise empty.
     """
 
     __slots__ = ("failing", "keys", "leases", "pool", "records")
@@ -83,7 +86,7 @@ class HandlerBatch:
 
 
 class _BatchSlice:
-    """Lease whose untaken records wait for a batch, and the time since when they have waited."""
+    """Lease whose untaken records wait for a batch, and the time at which it was added."""
 
     __slots__ = ("lease", "since")
 
@@ -92,7 +95,7 @@ class _BatchSlice:
 
 
 class _Pool:
-    """Waiting records of one partition, or of all partitions."""
+    """Waiting records that may form a batch together: those of one partition, or of all with ``order_by="none"``."""
 
     __slots__ = ("blocked", "busy_keys", "count", "due", "is_busy", "is_ready", "size", "slices")
 
@@ -101,31 +104,32 @@ class _Pool:
         self.count = self.size = 0
         """Number of waiting records, and their size in bytes if ``max_bytes`` is set."""
         self.is_busy = False
-        """True while a batch of the pool runs and no other batch of the pool may start."""
+        """True while a batch runs, with ``order_by="partition"``: no other batch of the pool may start."""
         self.busy_keys: set[Key] = set()
         self.blocked = 0
-        """Number of waiting records whose key is busy, as last counted."""
+        """Number of waiting records whose key is busy, at the last count."""
         self.is_ready = False
-        """True if the next batch may start now."""
+        """True if a batch is due and may start now."""
         self.due: float | None = None
-        """Time at which the first waiting record has waited for ``max_wait_ms``; None while none is scheduled."""
+        """Time at which the next batch is due; None if it is due now, or if no waiting record may run."""
 
 
 class BatchAssembler:
-    """Waiting records of one batch handler, taken as batches.
+    """Queue of the records of one batch handler, which are taken as batches.
 
     Args:
         order_by: order in which records are handled.
         limits: limits of a batch.
-        window: maximum number of records that wait to start or to be retried; raised to ``max_records`` if lower.
-        ahead: with ``order_by="partition"``, maximum number of additional records that wait behind a running batch of
-            their partition.
+        window: maximum number of records that wait in this queue or for their next attempt; raised to ``max_records``
+            if lower.
+        ahead: with ``order_by="partition"``, maximum number of additional records that may wait until the running batch
+            of their partition is finished.
         on_full: called when a partition accepts no more records, because too many of its records have failed or wait
             for a busy key. The arguments are a failed record and the number of these records.
 
     Attributes:
-        waiting: number of waiting records.
-        failing: number of records in failed batches that are not finished; always 0 with ``order_by="partition"``.
+        waiting: number of records that wait in this queue.
+        failing: number of records in failed batches that will be retried; always 0 with ``order_by="partition"``.
     """
 
     def __init__(
@@ -144,31 +148,32 @@ class BatchAssembler:
         self._is_by_partition, self._is_by_key = order_by == "partition", order_by == "key"
         self._pools: dict[TopicPartition | None, _Pool] = {}
         self._most_ahead, self._ahead = ahead, 0
-        """Maximum and present number of records that wait behind a running batch of their partition."""
+        """Maximum and present number of records that wait until the running batch of their partition is finished."""
         self._ready: deque[_Pool] = deque()
+        """Pools with ``is_ready`` set, the next to run first."""
         self._dues: list[tuple[float, int, _Pool]] = []
-        """Heap of due times; an entry is stale unless it equals its pool's due time."""
+        """Heap of due times, serial numbers and pools. An entry is outdated if its pool has another due time."""
         self._numbers = count()
         self._is_hurried = False
-        """True while no more records are expected until all waiting records are finished."""
+        """True from ``hurry`` to the next ``add``."""
 
     # ---- adding ------------------------------------------------------------------------------------------------
 
     def add(self, lease: Lease, now: float) -> None:
-        """Add the next records of a partition, in order, at most as many as ``room_of`` allows."""
+        """Add the next records of a partition, at most ``room_of``."""
         self._is_hurried = False
-        name = self._name_of(lease.partition)
-        pool = self._pools.get(name)
+        key = self._pool_key(lease.partition)
+        pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[name] = _Pool()
+            pool = self._pools[key] = _Pool()
         pool.slices.append(_BatchSlice(lease, now))
-        self._grow(pool, lease.count, 0 if self.limits.max_bytes is None else self._size(lease.rest))
+        self._change_counts(pool, lease.count, 0 if self.limits.max_bytes is None else self._size(lease.rest))
         self._schedule(pool)
 
     def hurry(self) -> None:
-        """Make all waiting records due, because no more are expected for now.
+        """Make all batches due, because no more records are expected until the waiting records are finished.
 
-        Records that wait behind a running batch are due when that batch is finished.
+        A record that has to wait until a running batch is finished is due then.
         """
         if not self._is_hurried:
             self._is_hurried = True
@@ -179,10 +184,10 @@ class BatchAssembler:
         """Return how many records of a partition may be added now.
 
         With ``order_by="key"`` or ``"none"``, a partition may have up to twice as many records that failed or wait for
-        a busy key as the window has free places, as in ``core.dispatch.lanes``. A partition without waiting or failed
-        records always has room for one record.
+        a busy key as there are free places; see ``core.dispatch.lanes.Lanes.room_of``. A partition without waiting or
+        failed records always has room for one record.
         """
-        pool = self._pools.get(self._name_of(partition))
+        pool = self._pools.get(self._pool_key(partition))
         most = self.limits.max_records
         left = self.window - self.waiting + self._ahead - self.failing
         if not self._is_by_partition:
@@ -198,9 +203,9 @@ class BatchAssembler:
     # ---- batches -----------------------------------------------------------------------------------------------
 
     def take(self, now: float) -> HandlerBatch | None:
-        """Return the next batch to run; None if no batch is due."""
+        """Take the next batch that is due and return it; None if no batch is due and may start."""
         while (due := self._next_due()) is not None:
-            if due[0] > now and (self._ready or not self._is_crowded):
+            if due[0] > now and (self._ready or not self._is_window_full):
                 break
             heappop(self._dues)
             self._make_ready(due[2])
@@ -208,19 +213,19 @@ class BatchAssembler:
             pool = self._ready.popleft()
             pool.is_ready = False
             if pool.slices:
-                return self._cut(pool)
+                return self._take_from(pool)
         return None
 
     @property
     def due_at(self) -> float | None:
-        """Time at which the next batch is due, if nothing else happens; None if no waiting record may run."""
+        """Time at which the next batch is due; 0 if a batch is due now, None if no waiting record may run."""
         if self._ready:
             return 0.0
         due = self._next_due()
         return None if due is None else due[0]
 
     def failed(self, batch: HandlerBatch) -> None:
-        """Count the records of a batch as failing until the batch is finished, because they will be retried."""
+        """Count the records of a batch as failing until they are finished, because they will be retried."""
         if self._is_by_partition:
             return
         self._count_failing(batch, batch.records)
@@ -231,14 +236,14 @@ class BatchAssembler:
                 self._on_full(next(one for one in batch.records if one.topic_partition == partition), stuck)
 
     def shrink(self, batch: HandlerBatch, records: list[Record]) -> None:
-        """Finish all records of a running batch but ``records``."""
+        """Finish all records of a running batch except ``records``."""
         kept = {id(record) for record in records}
         for lease in batch.leases:
             lease.keep_in_flight([record for record in lease.records if id(record) in kept])
         self._keep(batch, records)
 
     def abandon(self, batch: HandlerBatch, partition: TopicPartition) -> None:
-        """Leave a batch's records of a partition to its next owner."""
+        """Leave the records of a partition, which are part of a running batch, to the partition's next owner."""
         for lease in batch.leases:
             if lease.partition == partition:
                 lease.abandon_in_flight()
@@ -256,7 +261,7 @@ class BatchAssembler:
             self._schedule(batch.pool)
 
     def finish(self, batch: HandlerBatch) -> None:
-        """Finish a batch, whatever its outcome; batches of dropped partitions have to be finished, too."""
+        """Finish a batch, whatever its outcome. This must be called for batches of dropped partitions, too."""
         for lease in batch.leases:
             lease.finish_taken()
         pool = batch.pool
@@ -273,25 +278,25 @@ class BatchAssembler:
     def drop(self, partition: TopicPartition) -> tuple[list[Lease], list[QueuedRecord]]:
         """Forget the waiting records of a partition and return their leases; a running batch continues.
 
-        The second list is always empty here; ``Lanes.drop`` returns its parked records in it.
+        The second list is always empty; it is for the parked records that ``Lanes.drop`` returns.
         """
-        pool = self._pools.get(self._name_of(partition))
+        pool = self._pools.get(self._pool_key(partition))
         if pool is None:
             return [], []
         dropped = [one for one in pool.slices if one.lease.partition == partition]
         for one in dropped:
-            self._grow(pool, -one.lease.count, -self._size(one.lease.rest))
+            self._change_counts(pool, -one.lease.count, -self._size(one.lease.rest))
         pool.slices = deque(one for one in pool.slices if one.lease.partition != partition)
         self._schedule(pool)
         return [one.lease for one in dropped], []
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _name_of(self, partition: TopicPartition) -> TopicPartition | None:
+    def _pool_key(self, partition: TopicPartition) -> TopicPartition | None:
         return partition if self._is_by_partition or self._is_by_key else None
 
     @property
-    def _is_crowded(self) -> bool:
+    def _is_window_full(self) -> bool:
         return self.waiting - self._ahead + self.failing >= self.window
 
     def _stuck_of(self, partition: TopicPartition) -> int:
@@ -306,7 +311,7 @@ class BatchAssembler:
         self._failing_of.update(batch.failing)
         self.failing += batch.failing.total()
 
-    def _grow(self, pool: _Pool, records: int, size: int) -> None:
+    def _change_counts(self, pool: _Pool, records: int, size: int) -> None:
         pool.count += records
         pool.size += size
         self.waiting += records
@@ -317,7 +322,7 @@ class BatchAssembler:
         return 0 if self.limits.max_bytes is None else sum(map(size_of, records))
 
     def _schedule(self, pool: _Pool) -> None:
-        """Determine whether a batch of ``pool`` is full, or when one is due."""
+        """Set the time at which the next batch of ``pool`` is due, or make the pool ready if a batch is due now."""
         before, pool.due = pool.due, None
         if pool.is_busy or pool.is_ready or not pool.slices:
             return
@@ -337,7 +342,7 @@ class BatchAssembler:
         self._ready.append(pool)
 
     def _runnable(self, pool: _Pool) -> tuple[int, int, float]:
-        """Return how many records may run, their size in bytes, and since when the first of them has waited."""
+        """Return count and bytes of the records whose key is not busy, and the time at which the first was added."""
         if not pool.busy_keys:
             pool.blocked = 0
             return pool.count, pool.size, pool.slices[0].since
@@ -352,7 +357,7 @@ class BatchAssembler:
         return records, size, since
 
     def _tidy(self) -> None:
-        """Remove stale due times, which pile up in the heap while batches are full long before they are due."""
+        """Remove outdated entries, which pile up in the heap while batches are full long before they are due."""
         if len(self._dues) > 2 * len(self._pools) + _STALE_ALLOWED:
             pools = self._pools.values()
             self._dues = [(pool.due, next(self._numbers), pool) for pool in pools if pool.due is not None]
@@ -365,10 +370,10 @@ class BatchAssembler:
             heappop(self._dues)
         return None
 
-    def _cut(self, pool: _Pool) -> HandlerBatch:
-        """Take the next batch out of ``pool``."""
+    def _take_from(self, pool: _Pool) -> HandlerBatch:
+        """Remove the records of the next batch from ``pool``, and return the batch."""
         batch = HandlerBatch(pool)
-        passed: list[_BatchSlice] = []
+        remaining: list[_BatchSlice] = []
         wanted, room = self.limits.max_records, self.limits.max_bytes
         while wanted and pool.slices:
             one = pool.slices.popleft()
@@ -382,11 +387,11 @@ class BatchAssembler:
                 wanted -= len(taken)
                 room = None if room is None else room - self._size(taken)
             if left:
-                passed.append(one)
+                remaining.append(one)
             if is_full:
                 break
-        pool.slices.extendleft(reversed(passed))
-        self._grow(pool, -len(batch.records), -self._size(batch.records))
+        pool.slices.extendleft(reversed(remaining))
+        self._change_counts(pool, -len(batch.records), -self._size(batch.records))
         if self._is_by_partition:
             pool.is_busy = True
             self._ahead += pool.count
@@ -398,7 +403,7 @@ class BatchAssembler:
 
 
 def size_of(record: Record) -> int:
-    """Return the bytes of a record, as ``max_bytes`` counts them."""
+    """Return the size of a record's key, value and headers in bytes, for ``max_bytes``."""
     size = len(record.key or b"") + len(record.value or b"")
     return size + sum(len(name) + len(data or b"") for name, data in record.headers) if record.headers else size
 
@@ -406,7 +411,15 @@ def size_of(record: Record) -> int:
 def _split(
     records: Sequence[Record], wanted: int, room: int | None, busy: Collection[Key], *, is_first: bool
 ) -> tuple[Sequence[Record], Sequence[Record], bool]:
-    """Return the records that go into the batch, the records that stay, and True if the batch is full."""
+    """Return the records for the batch, the other records, and True if the batch is full.
+
+    Args:
+        records: waiting records of one lease.
+        wanted: number of records that the batch still lacks.
+        room: number of bytes that the batch still lacks; None without a limit.
+        busy: keys whose records have to wait.
+        is_first: True if the batch has no record yet, so that its first record may be larger than ``room``.
+    """
     if room is None and not busy:
         return records[:wanted], records[wanted:], False
     taken: list[Record] = []

@@ -1,14 +1,21 @@
 """Order of the records of one handler: the records of a lane are handled one after the other.
 
 A lane is a partition (``order_by="partition"``), a key within a partition (``"key"``), or a single record (``"none"``).
-Lanes of different partitions never mix. With ``"key"``, records without a key share one lane of their partition; an
-empty key is a key like any other.
+Records of different partitions are never in the same lane. With ``"key"``, records without a key share one lane of
+their partition; an empty key is a key like any other.
 
-Only records whose handler *suspends* are tracked. Between two suspensions a worker iterates over ``free``. With
-``order_by="partition"``, a slice waits as a whole while one of its records is suspended. With ``"key"``, all workers
-share a slice, and a record whose lane is busy is parked. Records are also parked with ``"partition"`` if other handlers
-read the same partitions, since a waiting slice would make those handlers wait, too. At any time at most one record is
-taken but neither suspended nor finished, since a worker awaits nothing between ``take`` and ``suspended``.
+Records are added in *slices*: a slice is the lease of several records of one partition. All workers take records from
+the current slice, until no record is left or the slice has to wait. A lane is *busy* while the handler of one of its
+records is suspended. What happens to the following records depends on ``order_by``:
+
+- With ``"key"``, a worker that meets a record of a busy lane *parks* the record: the record waits in its lane, and the
+  worker goes on with the next record of the slice.
+- With ``"partition"``, the slice waits as a whole, and the workers go on with another partition. If other handlers read
+  the same partitions, records are parked instead, because a waiting slice would make those handlers wait, too.
+
+To keep the cost of a record low, only records whose handler suspends are tracked. Until a handler suspends, a worker
+takes records from the iterator ``free``. At any time, at most one record is taken but neither suspended nor finished,
+because a worker awaits nothing but the handler between ``take`` and ``suspended``.
 """
 
 from __future__ import annotations
@@ -31,37 +38,37 @@ Lane: TypeAlias = bytes | None
 """Key of the lane; None for records without a key, and for all records if the partition is the lane."""
 
 FEW_RECORDS = 64
-"""Number of records that are read together before the handler runs, if they come in smaller slices."""
+"""Number of records that are read before the handler runs, if slices are smaller."""
 
-_NONE: Iterator[Record] = iter(())
+_NO_RECORDS: Iterator[Record] = iter(())
 
 
 class QueuedRecord(msgspec.Struct, eq=False):
-    """Record that runs or may run next."""
+    """Record that was taken or parked."""
 
     record: Record
     lease: Lease
-    """Lease that the record was taken from."""
-    stock: _PartitionStock
-    """Waiting records of the record's partition."""
+    """Slice that the record was taken from."""
+    queue: _PartitionQueue
+    """Queue of the record's partition."""
     is_started: bool = False
-    """True if the record is suspended or was parked, so that ``finished`` has to be called."""
+    """True if the record was suspended or parked, so that ``finished`` has to be called."""
     is_failing: bool = False
-    """True while the record counts as failing, from ``failed`` to ``recovered``."""
+    """True from ``failed`` to ``recovered``."""
     parked: deque[QueuedRecord] | None = None
-    """Records that are parked in the lane of this record."""
+    """Records that are parked in the lane of this record, if this record keeps the lane busy."""
 
 
-class _PartitionStock:
-    """Waiting records of one partition."""
+class _PartitionQueue:
+    """Waiting records and busy lanes of one partition."""
 
     __slots__ = ("busy", "failing", "full_lanes", "parked", "slices")
 
     def __init__(self) -> None:
         self.busy: dict[Lane, QueuedRecord] = {}
-        """Busy lanes, each with its suspended record."""
+        """Busy lanes, each with the suspended record, or the parked record that runs next."""
         self.slices: deque[_LaneSlice] = deque()
-        """Slices that wait for their turn, in order."""
+        """Slices after the current slice, in order."""
         self.failing = 0
         """Number of failed records that will be retried."""
         self.full_lanes = 0
@@ -71,9 +78,9 @@ class _PartitionStock:
 
 
 class _LaneSlice(NamedTuple):
-    """Slice of a partition, and the waiting records of the partition."""
+    """Slice of a partition, and the queue of the partition."""
 
-    stock: _PartitionStock
+    queue: _PartitionQueue
     lease: Lease
 
 
@@ -82,17 +89,17 @@ class Lanes:
 
     Args:
         order_by: order in which records are handled.
-        window: maximum number of records that wait to start or to be retried.
-        on_full: called when a lane reaches ``lane_limit``, or when a partition accepts no more records because so many
-            have failed. The arguments are a record, and the number of records that are parked in its lane, or that are
-            parked or have failed in its partition.
+        window: maximum number of records that wait in this queue or for their next attempt.
+        on_full: called when a partition accepts no more records, because one of its lanes has ``lane_limit`` parked
+            records, or because too many of its records are parked or failed. The arguments are a record of the lane or
+            partition, and the number of these records.
         is_shared: True if other handlers read the same partitions.
 
     Attributes:
-        parked: number of records that wait for an earlier record of their lane.
-        failing: number of failed records that are not finished; not counted if slices wait as a whole.
-        lane_limit: number of parked records with which one lane keeps its partition from accepting more slices. It is
-            half the window, so that a poisoned key blocks its partition late and other partitions never.
+        parked: number of parked records.
+        failing: number of failed records that will be retried; always 0 if slices wait as a whole.
+        lane_limit: number of parked records in one lane with which its partition accepts no more slices. It is half the
+            window, so that a lane whose first record is not finished leaves room for other partitions.
     """
 
     def __init__(
@@ -109,54 +116,59 @@ class Lanes:
         self.parked = self.failing = 0
         self._on_full = on_full
         self._is_by_key = order_by == "key"
-        self._waits_whole = order_by == "partition" and not is_shared
+        self._slices_wait = order_by == "partition" and not is_shared
         """True if a slice waits as a whole while one of its records is suspended."""
-        self._stocks: dict[TopicPartition, _PartitionStock] = {}
-        self._turn: deque[_PartitionStock] = deque()
-        """Partitions other than the current one that have a slice to run, the next partition first."""
+        self._queues: dict[TopicPartition, _PartitionQueue] = {}
+        self._next_queues: deque[_PartitionQueue] = deque()
+        """Queues that have a slice to run, apart from the queue of the current slice; the next to run is the first."""
         self._ready: deque[QueuedRecord] = deque()
-        """Parked records whose turn has come."""
+        """Parked records that may run now, because the record before them in their lane is finished."""
         self._slice: _LaneSlice | None = None
-        """Current slice, from which all workers take."""
-        self._left = _NONE
+        """Current slice, from which all workers take records."""
+        self._left = _NO_RECORDS
         """Records of the current slice that were not taken."""
         self._busy: dict[Lane, QueuedRecord] = {}
-        """Busy lanes of the current partition."""
+        """Busy lanes of the partition of the current slice."""
         self._last_slice: _LaneSlice | None = None
-        """Slice of the record taken last, even if it was dropped since."""
-        self._in_turn = 0
-        """Number of records in slices other than the current one."""
+        """Slice of the record taken last, even if the slice was dropped since."""
+        self._waiting_in_slices = 0
+        """Number of records in all slices but the current one."""
 
     # ---- adding ------------------------------------------------------------------------------------------------
 
     def add(self, lease: Lease, _now: float = 0.0) -> None:
         """Add the next slice of a partition, with at most ``room_of`` records."""
-        stock = self._stocks.get(lease.partition)
-        if stock is None:
-            stock = self._stocks[lease.partition] = _PartitionStock()
-        stock.slices.append(_LaneSlice(stock, lease))
-        self._in_turn += lease.count
-        is_waiting = self._waits_whole and stock.busy
-        if len(stock.slices) == 1 and not is_waiting and not self._is_current(stock):
-            self._turn.append(stock)
+        queue = self._queues.get(lease.partition)
+        if queue is None:
+            queue = self._queues[lease.partition] = _PartitionQueue()
+        queue.slices.append(_LaneSlice(queue, lease))
+        self._waiting_in_slices += lease.count
+        is_waiting = self._slices_wait and queue.busy
+        if len(queue.slices) == 1 and not is_waiting and not self._is_current(queue):
+            self._next_queues.append(queue)
 
     def room_of(self, partition: TopicPartition) -> int:
-        """Return how many records of a partition may be added now; 0 while added records would only wait.
+        """Return how many records of a partition may be added now.
 
-        A partition may hold up to twice as many records as the window has free places. All partitions then tend to hold
-        equally many, and a lagging partition is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998). If
-        slices wait as a whole, a partition may hold half as many records as there are free places. A partition that
-        holds no records always has room for one record, whatever fails in other partitions; if slices wait as a whole,
-        only while at most a few records wait. Otherwise several partitions would halve each other's slices again and
-        again, down to a few records, although each slice costs as much time as many records.
+        The number of *free places* is the size of the window minus the number of waiting and failed records.
+
+        If records are parked, a partition may have up to twice as many waiting and failed records as free places are
+        left. All partitions then tend to have equally many records, and a partition with a large backlog does not crowd
+        out others (dynamic thresholds: Choudhury and Hahne, 1998). A partition without such records always has room for
+        one record, however many records fail in other partitions.
+
+        If slices wait as a whole, a partition may add half as many records as there are free places. It may add none
+        while one of its records is suspended, or while there are enough records to run. Otherwise several partitions
+        would halve each other's slices again and again, down to a few records, although the fixed cost of a slice is
+        that of many records.
         """
-        stock, left = self._stocks.get(partition), self.window - self.waiting - self.failing
-        if self._waits_whole:
-            may_run = self._turn or length_hint(self._left)
+        queue, left = self._queues.get(partition), self.window - self.waiting - self.failing
+        if self._slices_wait:
+            may_run = self._next_queues or length_hint(self._left)
             is_full = may_run and self.waiting > min(FEW_RECORDS, self.window // 4)
-            return 0 if is_full or (stock is not None and stock.busy) else max(1, (left + 1) // 2)
-        held = 0 if stock is None else self._held_of(stock) + stock.failing
-        if stock is not None and stock.full_lanes:
+            return 0 if is_full or (queue is not None and queue.busy) else max(1, (left + 1) // 2)
+        held = 0 if queue is None else self._waiting_in(queue) + queue.failing
+        if queue is not None and queue.full_lanes:
             return 0
         return max(0 if held else 1, (2 * left - held + 2) // 3)
 
@@ -164,30 +176,30 @@ class Lanes:
 
     @property
     def free(self) -> Iterator[Record]:
-        """Records of the current slice that may run without ``take``, until one of them suspends."""
-        return _NONE if self._busy or self._ready else self._left
+        """Records of the current slice that may run without a call of ``take``, until the handler of one suspends."""
+        return _NO_RECORDS if self._busy or self._ready else self._left
 
     def work_of(self, record: Record) -> QueuedRecord:
-        """Return ``record``, which was just taken from ``free``, as ``take`` would have returned it."""
+        """Return the queued record for ``record``, the last record taken from ``free``."""
         assert self._last_slice is not None
-        return QueuedRecord(record, self._last_slice.lease, self._last_slice.stock)
+        return QueuedRecord(record, self._last_slice.lease, self._last_slice.queue)
 
     def take(self) -> QueuedRecord | None:
-        """Return the next record to run; None if no record may run now.
+        """Return the next record to run, and park records before it whose lane is busy; None if no record may run now.
 
-        The record taken before must be finished or suspended.
+        The record that was taken before must be finished or suspended.
         """
         self.release_last()
         if self._ready:
             ready = self._ready.popleft()
             self.parked -= 1
-            ready.stock.parked -= 1
+            ready.queue.parked -= 1
             return ready
         while True:
             busy, current, is_by_key = self._busy, self._slice, self._is_by_key
             for record in self._left:
                 assert current is not None
-                work = QueuedRecord(record, current.lease, current.stock)
+                work = QueuedRecord(record, current.lease, current.queue)
                 if not busy or (record.key if is_by_key else None) not in busy:
                     current.lease.hold_last()
                     return work
@@ -196,12 +208,12 @@ class Lanes:
                 return None
 
     def release_last(self) -> None:
-        """Note that the record taken last is finished, or suspended."""
+        """Note that the record taken last is finished or suspended."""
         if self._last_slice is not None:
             self._last_slice.lease.release_last()
 
     def suspended(self, work: QueuedRecord) -> None:
-        """Mark the lane of a record as busy until it is finished, because its handler suspended."""
+        """Mark the lane of a record as busy until ``finished``, because the handler of the record has suspended."""
         if work.is_started:
             return
         self._start(work)
@@ -209,151 +221,151 @@ class Lanes:
         if self.order_by == "none":
             return
         lane = self._lane_of(work)
-        assert lane not in work.stock.busy, "two records of one lane run at a time"
-        work.stock.busy[lane] = work
-        if self._waits_whole and self._slice is not None and self._slice.stock is work.stock:
+        assert lane not in work.queue.busy, "two records of one lane run at the same time"
+        work.queue.busy[lane] = work
+        if self._slices_wait and self._slice is not None and self._slice.queue is work.queue:
             self._set_aside(self._slice)
 
     def finished(self, work: QueuedRecord) -> None:
         """Finish a suspended or parked record, whatever its outcome, so that the next record of its lane may run.
 
-        Records of dropped partitions have to be finished, too.
+        This must be called for records of dropped partitions, too.
         """
         work.lease.progress.finish(work.record.offset)
-        stock, lane = work.stock, self._lane_of(work)
-        if stock.busy.get(lane) is not work:
+        queue, lane = work.queue, self._lane_of(work)
+        if queue.busy.get(lane) is not work:
             return
         if work.parked:
-            stock.full_lanes -= len(work.parked) == self.lane_limit
-            following = stock.busy[lane] = work.parked.popleft()
+            queue.full_lanes -= len(work.parked) == self.lane_limit
+            following = queue.busy[lane] = work.parked.popleft()
             following.parked, work.parked = work.parked, None
             self._ready.append(following)
             return
-        del stock.busy[lane]
-        if self._waits_whole and stock.slices:
-            self._turn.appendleft(stock)
+        del queue.busy[lane]
+        if self._slices_wait and queue.slices:
+            self._next_queues.appendleft(queue)
 
     def failed(self, work: QueuedRecord) -> None:
-        """Count a record as failing until ``recovered``, because the record will be retried."""
-        stock = work.stock
-        if self._waits_whole or work.is_failing:
+        """Count a record as failing until ``recovered``, because it will be retried."""
+        queue = work.queue
+        if self._slices_wait or work.is_failing:
             return
         work.is_failing = True
         self.failing += 1
-        stock.failing += 1
-        stuck = stock.parked + stock.failing
+        queue.failing += 1
+        stuck = queue.parked + queue.failing
         if stuck >= 2 * (self.window - self.parked - self.failing):
             self._on_full(work, stuck)
 
     def recovered(self, work: QueuedRecord) -> None:
-        """Undo ``failed``: the record will not be retried, and ``finished`` is called next."""
+        """Count a record no longer as failing, because it will not be retried; ``finished`` is called next."""
         if work.is_failing:
             work.is_failing = False
             self.failing -= 1
-            work.stock.failing -= 1
+            work.queue.failing -= 1
 
     # ---- dropping ----------------------------------------------------------------------------------------------
 
     def drop(self, partition: TopicPartition) -> tuple[list[Lease], list[QueuedRecord]]:
-        """Forget the waiting records of a partition; return the leases of untaken records, and the parked records.
+        """Forget the waiting records of a partition; return the leases of its slices, and its parked records.
 
-        The lane of a running record stays busy until the record is finished, so that no two records of a lane overlap
-        in this process, even after a seek or a reassignment.
+        The lane of a suspended record stays busy until the record is finished. So two records of a lane never run at
+        the same time in this process, even after a seek or a reassignment.
         """
-        stock = self._stocks.get(partition)
-        if stock is None:
+        queue = self._queues.get(partition)
+        if queue is None:
             return [], []
-        leases = [one.lease for one in stock.slices]
-        self._in_turn -= sum(lease.count for lease in leases)
-        stock.slices.clear()
-        if self._slice is not None and self._is_current(stock):
+        leases = [one.lease for one in queue.slices]
+        self._waiting_in_slices -= sum(lease.count for lease in leases)
+        queue.slices.clear()
+        if self._slice is not None and self._is_current(queue):
             leases.append(self._slice.lease)
-            self._slice, self._left, self._busy = None, _NONE, {}
-        elif stock in self._turn:
-            self._turn.remove(stock)
-        parked = [work for work in self._ready if work.stock is stock]
-        self._ready = deque(work for work in self._ready if work.stock is not stock)
-        for work in stock.busy.values():
+            self._slice, self._left, self._busy = None, _NO_RECORDS, {}
+        elif queue in self._next_queues:
+            self._next_queues.remove(queue)
+        parked = [work for work in self._ready if work.queue is queue]
+        self._ready = deque(work for work in self._ready if work.queue is not queue)
+        for work in queue.busy.values():
             parked += work.parked or ()
             work.parked = None
         for work in parked:
-            if stock.busy.get(self._lane_of(work)) is work:
-                del stock.busy[self._lane_of(work)]
+            if queue.busy.get(self._lane_of(work)) is work:
+                del queue.busy[self._lane_of(work)]
         self.parked -= len(parked)
-        stock.full_lanes = stock.parked = 0
+        queue.full_lanes = queue.parked = 0
         return leases, parked
 
     # ---- counts ------------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> list[Record]:
-        """Parked records whose turn has come."""
+        """Parked records that may run now."""
         return [work.record for work in self._ready]
 
     @property
     def waiting(self) -> int:
-        """Number of records that were not taken."""
-        return self.parked + self._in_turn + length_hint(self._left)
+        """Number of records that wait in this queue, parked or in a slice."""
+        return self.parked + self._waiting_in_slices + length_hint(self._left)
 
-    def held_of(self, partition: TopicPartition) -> int:
-        """Return how many records of a partition were not taken."""
-        stock = self._stocks.get(partition)
-        return 0 if stock is None else self._held_of(stock)
+    def waiting_of(self, partition: TopicPartition) -> int:
+        """Return how many records of a partition wait in this queue, parked or in a slice."""
+        queue = self._queues.get(partition)
+        return 0 if queue is None else self._waiting_in(queue)
 
     def parked_of(self, partition: TopicPartition, key: bytes | None) -> int:
         """Return how many records are parked in a lane."""
-        stock = self._stocks.get(partition)
-        work = stock.busy.get(key if self._is_by_key else None) if stock is not None else None
+        queue = self._queues.get(partition)
+        work = queue.busy.get(key if self._is_by_key else None) if queue is not None else None
         return len(work.parked) if work is not None and work.parked else 0
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _held_of(self, stock: _PartitionStock) -> int:
-        current = length_hint(self._left) if self._is_current(stock) else 0
-        return stock.parked + current + sum(one.lease.count for one in stock.slices)
+    def _waiting_in(self, queue: _PartitionQueue) -> int:
+        current = length_hint(self._left) if self._is_current(queue) else 0
+        return queue.parked + current + sum(one.lease.count for one in queue.slices)
 
-    def _is_current(self, stock: _PartitionStock | None) -> bool:
-        return self._slice is not None and self._slice.stock is stock
+    def _is_current(self, queue: _PartitionQueue | None) -> bool:
+        return self._slice is not None and self._slice.queue is queue
 
     def _lane_of(self, work: QueuedRecord) -> Lane:
         return work.record.key if self._is_by_key else None
 
     def _open_slice(self) -> bool:
-        """Open the next slice; the partition of the previous slice goes to the end of the turn."""
+        """Open the next slice; return False if there is none. The partition of the previous slice becomes the last."""
         last = self._slice
         self._close_slice()
-        if last is not None and last.stock.slices:
-            self._turn.append(last.stock)
-        if not self._turn:
+        if last is not None and last.queue.slices:
+            self._next_queues.append(last.queue)
+        if not self._next_queues:
             return False
-        stock = self._turn.popleft()
-        self._slice = self._last_slice = stock.slices.popleft()
-        self._left, self._busy = self._slice.lease.left, stock.busy
-        self._in_turn -= length_hint(self._left)
+        queue = self._next_queues.popleft()
+        self._slice = self._last_slice = queue.slices.popleft()
+        self._left, self._busy = self._slice.lease.left, queue.busy
+        self._waiting_in_slices -= length_hint(self._left)
         return True
 
     def _close_slice(self) -> None:
         if self._slice is not None:
             self._slice.lease.close_if_done()
-        self._slice, self._left, self._busy = None, _NONE, {}
+        self._slice, self._left, self._busy = None, _NO_RECORDS, {}
 
     def _set_aside(self, current: _LaneSlice) -> None:
-        """Let the rest of the current slice wait until the record taken from it is finished."""
+        """Close the current slice; its untaken records wait until the suspended record is finished."""
         if left := current.lease.count:
-            current.stock.slices.appendleft(current)
-            self._in_turn += left
+            current.queue.slices.appendleft(current)
+            self._waiting_in_slices += left
         self._close_slice()
 
     def _park(self, work: QueuedRecord) -> None:
         self._start(work)
-        first = work.stock.busy[self._lane_of(work)]
+        first = work.queue.busy[self._lane_of(work)]
         if first.parked is None:
             first.parked = deque()
         first.parked.append(work)
         self.parked += 1
-        work.stock.parked += 1
+        work.queue.parked += 1
         if len(first.parked) == self.lane_limit:
-            work.stock.full_lanes += 1
+            work.queue.full_lanes += 1
             self._on_full(work, self.lane_limit)
 
     def _start(self, work: QueuedRecord) -> None:

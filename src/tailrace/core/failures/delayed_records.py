@@ -1,8 +1,8 @@
 """Records of retry topics that were fetched and are not due yet.
 
-The writer of a record puts the due time into a header; this host's clock decides when that time has come. A record
-never waits longer than its topic's delay, so that a wrong clock cannot hold it forever. Records of one partition leave
-in order: all records of a topic have the same delay, so the first record is due first.
+The writer of a record puts the due time into a header, and the reader compares it with the clock of its own host. A
+record never waits longer than the delay of its topic, so a wrong clock cannot delay the record forever. The records of
+a partition are delivered in order; all have the same delay, so normally the first record is due first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tailrace.core.delivery.progress import Lease
 from tailrace.records import TopicPartition
 
-__all__ = ["DelayedRecords", "delay_name", "hop_of", "wait_ms"]
+__all__ = ["DelayedRecords", "delay_name", "retry_topic_index", "wait_ms"]
 
 _UNITS = ((3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
 
@@ -26,11 +26,11 @@ def delay_name(delay_ms: int) -> str:
 
 
 def wait_ms(due_at_ms: int | None, *, written_at_ms: int, delay_ms: int, now_ms: int) -> int:
-    """Return how long a record of a retry topic has to wait from now on.
+    """Return how many milliseconds a record of a retry topic has to wait from now on, at most ``delay_ms``.
 
     Args:
-        due_at_ms: due time in the record's header; None if it cannot be read.
-        written_at_ms: the record's timestamp.
+        due_at_ms: due time in the record's header; None if the header is missing or invalid.
+        written_at_ms: timestamp of the record.
         delay_ms: delay of the topic.
         now_ms: current time of this host.
     """
@@ -38,31 +38,35 @@ def wait_ms(due_at_ms: int | None, *, written_at_ms: int, delay_ms: int, now_ms:
     return min(max(due - now_ms, 0), delay_ms)
 
 
-def hop_of(delay_ms: int | None, retry_topics: Sequence[int]) -> int | None:
-    """Return the index of the retry topic that a record came from; None if its next retry topic is the first one.
+def retry_topic_index(delay_ms: int | None, topic_delays_ms: Sequence[int]) -> int | None:
+    """Return the index of the retry topic that a record was read from; None for the original topic.
 
-    If the handler no longer has a retry topic with the delay ``delay_ms``, the record counts as from the topic before
-    the first one with a longer delay.
+    If the handler no longer has a retry topic with the record's delay, return the index before that of the first topic
+    with a longer delay, so that the record continues with that topic.
+
+    Args:
+        delay_ms: delay of the topic that the record was read from; None for the original topic.
+        topic_delays_ms: delays of the handler's retry topics.
     """
     if delay_ms is None:
         return None
-    if delay_ms in retry_topics:
-        return retry_topics.index(delay_ms)
-    longer = next((at for at, one in enumerate(retry_topics) if one > delay_ms), len(retry_topics))
+    if delay_ms in topic_delays_ms:
+        return topic_delays_ms.index(delay_ms)
+    longer = next((index for index, one in enumerate(topic_delays_ms) if one > delay_ms), len(topic_delays_ms))
     return longer - 1 if longer else None
 
 
-class _DelayedSlice(NamedTuple):
+class _DelayedLease(NamedTuple):
     lease: Lease
     due: deque[float]
     """Due time of each record."""
 
 
 class DelayedRecords:
-    """Records that are not due yet, at most one slice of each partition."""
+    """Records that are not due yet, at most one lease of each partition; the times are those of one clock."""
 
     def __init__(self) -> None:
-        self._held: dict[TopicPartition, _DelayedSlice] = {}
+        self._held: dict[TopicPartition, _DelayedLease] = {}
 
     def __contains__(self, partition: object) -> bool:
         return partition in self._held
@@ -71,20 +75,20 @@ class DelayedRecords:
         return len(self._held)
 
     def put(self, lease: Lease, due: Iterable[float]) -> None:
-        """Add a slice of a partition that holds no slice; ``due`` are the due times of the records."""
-        assert lease.partition not in self._held, "a partition was read although it holds records that are not due"
-        self._held[lease.partition] = _DelayedSlice(lease, deque(due))
+        """Add a lease of a partition that has none here; ``due`` are the due times of its records, in order."""
+        assert lease.partition not in self._held, "a partition was read although its earlier records are not due yet"
+        self._held[lease.partition] = _DelayedLease(lease, deque(due))
 
     def next_at(self, now: float) -> float | None:
-        """Return the earliest future due time among the first records of the partitions; None if there is none."""
+        """Return the earliest due time after ``now`` of any partition's first record; None if there is none."""
         return min((head for one in self._held.values() if (head := one.due[0]) > now), default=None)
 
-    def due(self, now: float) -> list[TopicPartition]:
+    def due_partitions(self, now: float) -> list[TopicPartition]:
         """Return the partitions whose first record is due."""
         return [partition for partition, one in self._held.items() if one.due[0] <= now]
 
     def take(self, partition: TopicPartition, now: float, room: int) -> Lease | None:
-        """Return a lease of up to ``room`` due records of a partition, in order; None if no record is due."""
+        """Remove up to ``room`` due records of a partition; return their lease, or None if there are none."""
         lease, due = self._held[partition]
         count = 0
         while due and count < room and due[0] <= now:
@@ -95,6 +99,6 @@ class DelayedRecords:
         return lease.split(count) if count else None
 
     def drop(self, partition: TopicPartition) -> Lease | None:
-        """Forget a partition and return the lease of its records."""
+        """Remove all records of a partition; return their lease, or None if there are none."""
         held = self._held.pop(partition, None)
         return None if held is None else held.lease

@@ -1,13 +1,13 @@
 """Retry policy of a handler, and the decision about a record whose handler failed.
 
-``after_failure`` decides by the first row that applies:
+``after_failure`` decides by the first row that applies; an empty cell means that the column does not matter:
 
 | error             | attempts left | a later retry topic | dead-letter topic | decision                        |
 |-------------------|---------------|---------------------|-------------------|---------------------------------|
 | outage            |               |                     |                   | PAUSE, with backoff             |
 | retriable         | yes           |                     |                   | RETRY, after a backoff          |
-| retriable         |               | yes                 |                   | RETRY_TOPIC, after its delay    |
-| any               |               |                     | yes               | DEAD_LETTER                     |
+| retriable         |               | exists              |                   | RETRY_TOPIC, after its delay    |
+| any               |               |                     | exists            | DEAD_LETTER                     |
 | any               |               |                     |                   | as ``on_failure``               |
 """
 
@@ -26,8 +26,8 @@ __all__ = ["FailureAction", "OnFailure", "Retry", "RetryDecision", "after_failur
 Exceptions: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 OnFailure: TypeAlias = Literal["pause", "stop", "skip"]
 
-_EVEN = 0.5
-"""Chance that leaves a backoff without jitter."""
+_NO_JITTER = 0.5
+"""Value of ``chance`` that leaves a backoff unchanged."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Retry:
     """Retry policy: which errors of a handler are retried, how often, when and where.
 
     Args:
-        attempts: Maximum number of attempts, the first one included, before a record goes to a retry topic or has
-            failed.
-        backoff_ms: Time in milliseconds before the second attempt. It doubles with each further attempt.
-        max_backoff_ms: Maximum time in milliseconds between two attempts.
-        jitter: Vary each backoff by up to 20 percent, so that records which failed together are not retried together.
-        on: Exception class, or a tuple of them, that is retried. Subclasses are included.
-        not_on: Exception class, or a tuple of them, that is not retried although ``on`` includes it.
+        attempts: Maximum number of attempts, including the first one, before a record goes to a retry topic or fails
+            for good.
+        backoff_ms: Time in milliseconds before the second attempt. The time doubles with each further attempt.
+        max_backoff_ms: Maximum time in milliseconds between two attempts, before jitter.
+        jitter: Vary each backoff by up to 20 percent, so that records that failed together are not retried together.
+        on: Exception class, or tuple of exception classes, to retry. Subclasses are included.
+        not_on: Exception class, or tuple of exception classes, not to retry although ``on`` includes it.
         topic_delays_ms: Delays in milliseconds of the retry topics, such as ``[5_000, 60_000]``. A record without an
-            attempt left is published to the topic of the next delay and retried when that delay is over, while later
-            records are handled. Each topic gives a record ``attempts`` more attempts.
-        allow_reordering: Accept that later records of a key overtake a record in a retry topic. Required for
+            attempt left is published to the retry topic with the next delay and retried after that delay, while later
+            records are handled. In each retry topic, the record has ``attempts`` more attempts.
+        allow_reordering: Accept that later records of a key are handled before a record in a retry topic. Required for
             ``topic_delays_ms`` with ``order_by="key"``.
 
     Raises:
@@ -81,13 +81,13 @@ class Retry:
 
     def _check_exceptions(self) -> None:
         for name in ("on", "not_on"):
-            given: tuple[object, ...] = _several(getattr(self, name))
+            given: tuple[object, ...] = _as_tuple(getattr(self, name))
             for one in given:
                 if not isinstance(one, type) or not issubclass(one, Exception):
                     raise ConfigurationError(
                         f"Retry: {name} must be an exception class or a tuple of exception classes, not {one!r}"
                     )
-        for one in _several(self.on):
+        for one in _as_tuple(self.on):
             if issubclass(one, self.not_on):
                 raise ConfigurationError(f"Retry: {one.__name__} is in on= and in not_on= - remove it from one of them")
 
@@ -98,46 +98,44 @@ class Retry:
                 f"Retry: topic_delays_ms must be a list of positive integers such as [5_000, 60_000], not {delays!r}"
             )
         if len(set(delays)) < len(delays):
-            raise ConfigurationError(
-                f"Retry: topic_delays_ms={delays!r} has a delay twice - each delay is a topic, so name each once"
-            )
+            raise ConfigurationError(f"Retry: topic_delays_ms={delays!r} contains a delay twice - list each delay once")
 
     def is_retriable(self, error: BaseException, never: tuple[type[BaseException], ...] = ()) -> bool:
-        """Return True if another attempt may succeed; errors of the classes ``never`` are not retried.
+        """Return True if the policy retries ``error``; errors of the classes ``never`` are not retried.
 
-        An exception group is retriable if ``on`` includes the group, or every error in it, and no error in it is
-        included in ``not_on`` or ``never``.
+        An exception group is retriable if ``on`` includes the group itself or every error in it, and if ``not_on`` and
+        ``never`` include neither the group nor any error in it.
         """
-        return _is_all(error, _several(self.on)) and not _is_any(error, (*_several(self.not_on), *never))
+        return _is_all(error, _as_tuple(self.on)) and not _is_any(error, (*_as_tuple(self.not_on), *never))
 
     def pause_s(self, failures: int, chance: float) -> float | None:
-        """Return the backoff in seconds after a number of failures of a record; None if no attempt is left.
+        """Return the backoff in seconds before the next attempt; None if no attempt is left.
 
         Args:
-            failures: Number of failures, at least one.
+            failures: Number of failures of the record, at least one.
             chance: Random number in [0, 1) for the jitter.
         """
         return None if failures >= self.attempts else self.wait_s(failures, chance)
 
     def wait_s(self, failures: int, chance: float) -> float:
-        """Return the backoff in seconds after a number of failures, without regard to ``attempts``."""
+        """Return the backoff in seconds as ``pause_s`` does, but for any number of failures, without ``attempts``."""
         backoff = Backoff.of_ms(self.backoff_ms, self.max_backoff_ms)
-        return backoff.pause_s(failures, chance if self.jitter else _EVEN)
+        return backoff.pause_s(failures, chance if self.jitter else _NO_JITTER)
 
 
 class FailureAction(Enum):
     """Action for a failed record."""
 
     RETRY = auto()
-    """Retry the record in place; its lane waits."""
+    """Retry the record after a pause, during which its lane waits."""
     RETRY_TOPIC = auto()
     """Publish the record to a retry topic and finish its offset."""
     DEAD_LETTER = auto()
     """Publish the record to the dead-letter topic and finish its offset."""
     PAUSE = auto()
-    """Retry the record in place without limit; its lane waits.
+    """Retry the record after a pause, during which its lane waits, without a limit of attempts.
 
-    The pause before each attempt is ``max_backoff_ms``, or in an outage the backoff of the policy.
+    The pause is ``max_backoff_ms``, or in an outage the backoff of the policy.
     """
     STOP = auto()
     """Stop the app with the error."""
@@ -149,17 +147,17 @@ class FailureAction(Enum):
 class RetryDecision:
     """Action for a failed record, and the pause before its next attempt."""
 
-    step: FailureAction
+    action: FailureAction
     pause_s: float = 0.0
-    """Time in seconds before the next attempt, in place or from the retry topic."""
+    """Time in seconds before the next attempt; 0 if this handler makes no further attempt."""
     retry_topic: int | None = None
-    """Index of the retry topic."""
+    """Index of the retry topic; None unless ``action`` is RETRY_TOPIC."""
 
 
-_GIVEN_UP = {"pause": FailureAction.PAUSE, "stop": FailureAction.STOP, "skip": FailureAction.SKIP}
+_ON_FAILURE_ACTIONS = {"pause": FailureAction.PAUSE, "stop": FailureAction.STOP, "skip": FailureAction.SKIP}
 
 
-def after_failure(  # noqa: PLR0913 - the columns of the table
+def after_failure(  # noqa: PLR0913 - each argument is a condition of the table above
     retry: Retry,
     failures: int,
     error: BaseException,
@@ -175,15 +173,15 @@ def after_failure(  # noqa: PLR0913 - the columns of the table
 
     Args:
         retry: Policy of the handler.
-        failures: Number of failures since the record was read from its present topic, this one included. For an
-            outage, the number of outages.
+        failures: Number of failures since the record was read from its current topic, including the last failure. If
+            the last failure is an outage, the number of outages.
         error: Error of the last attempt.
         dead_letter: True if there is a dead-letter topic.
-        on_failure: Action without a dead-letter topic.
+        on_failure: Action if there is no dead-letter topic.
         chance: Random number in [0, 1) for the jitter.
         attempt_topic_index: Index of the retry topic that the record was read from; None for the original topic.
-        never: Error classes that are not retried, because the record was rejected or cannot be decoded.
-        outages: Error classes that the record does not cause: something that the handler needs is unavailable.
+        never: Error classes that are never retried, because another attempt would fail with the same error.
+        outages: Error classes of outages: something that the handler needs is unavailable, whatever the record is.
     """
     if _is_all(error, outages):
         return RetryDecision(FailureAction.PAUSE, retry.wait_s(failures, chance))
@@ -196,8 +194,8 @@ def after_failure(  # noqa: PLR0913 - the columns of the table
             return RetryDecision(FailureAction.RETRY_TOPIC, retry.topic_delays_ms[following] / 1000, following)
     if dead_letter:
         return RetryDecision(FailureAction.DEAD_LETTER)
-    step = _GIVEN_UP[on_failure]
-    return RetryDecision(step, retry.max_backoff_ms / 1000 if step is FailureAction.PAUSE else 0.0)
+    action = _ON_FAILURE_ACTIONS[on_failure]
+    return RetryDecision(action, retry.max_backoff_ms / 1000 if action is FailureAction.PAUSE else 0.0)
 
 
 def _is_all(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
@@ -212,5 +210,5 @@ def _is_any(error: BaseException, kinds: tuple[type[BaseException], ...]) -> boo
     return isinstance(error, BaseExceptionGroup) and any(_is_any(one, kinds) for one in error.exceptions)
 
 
-def _several(exceptions: Exceptions) -> tuple[type[Exception], ...]:
+def _as_tuple(exceptions: Exceptions) -> tuple[type[Exception], ...]:
     return exceptions if isinstance(exceptions, tuple) else (exceptions,)

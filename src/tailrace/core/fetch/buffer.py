@@ -1,9 +1,9 @@
-"""Bounded buffer between fetching and delivery: one FIFO per partition; partitions are read in turn.
+"""Bounded buffer between fetching and delivery: one FIFO queue per partition; partitions are read in turn.
 
-The buffer holds chunks of any type, each with a size in bytes. There is a limit for the bytes of all partitions, and
-each partition has an equal share of these bytes, so that a paused or slow partition uses only its own share. Space is
-reserved before it is filled. The limit may be exceeded by one batch per broker, since a broker sends a first batch even
-if the batch is larger than requested.
+The buffer holds chunks of any type, each with a size in bytes. The size of all chunks is limited, and each partition
+has an equal share of the limit, so that a paused or slow partition uses only its own share. Before a fetch is sent,
+space for its answer is reserved. The limit may be exceeded by one batch per broker, because a broker sends a first
+batch even if it is larger than requested.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ ChunkT = TypeVar("ChunkT")
 class _SizedChunk(NamedTuple, Generic[ChunkT]):
     chunk: ChunkT
     size: int
-    """Bytes that the chunk holds in the buffer."""
+    """Bytes that count for the chunk; 0 for a chunk that was put back."""
 
 
 class FetchBuffer(Generic[ChunkT]):
-    """FIFOs of chunks by partition, with ``max_bytes`` in total."""
+    """FIFO queues of chunks by partition, with ``max_bytes`` in total."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.held_bytes = 0
-        """Bytes held."""
+        """Bytes of all chunks in the buffer."""
         self.reserved_bytes = 0
         """Bytes reserved for fetches in flight."""
         self.taken_bytes = 0
-        """Bytes taken out of the buffer so far. The number grows while records are delivered."""
+        """Bytes of all chunks that ``pop`` has removed so far, so that the number grows while records are delivered."""
         self.largest_bytes = 0
         """Size of the largest chunk so far."""
         self._queues: dict[TopicPartition, deque[_SizedChunk[ChunkT]]] = {}
         self._bytes: dict[TopicPartition, int] = {}
         self._reserved: dict[Hashable, int] = {}
         self._turn: OrderedDict[TopicPartition, None] = OrderedDict()
-        """Partitions that hold a chunk, in the order in which they are read."""
+        """Partitions with a chunk, in the order in which they are read."""
 
     @property
     def free_bytes(self) -> int:
@@ -51,41 +51,41 @@ class FetchBuffer(Generic[ChunkT]):
         return max(0, self.max_bytes - self.held_bytes - self.reserved_bytes)
 
     def bytes_of(self, partition: TopicPartition) -> int:
-        """Return the bytes that one partition holds."""
+        """Return the bytes of the chunks of a partition."""
         return self._bytes.get(partition, 0)
 
     def share_of(self, partitions: int) -> int:
-        """Return the bytes that each of ``partitions`` partitions may hold."""
+        """Return the share of each partition in bytes if there are ``partitions`` partitions."""
         return self.max_bytes // max(partitions, 1)
 
     def reserve(self, fetch: Hashable, size: int) -> None:
-        """Reserve space for a fetch until ``unreserve``, which must follow whatever the outcome of the fetch."""
+        """Reserve ``size`` bytes for a fetch until ``unreserve``, which must follow in any case."""
         self.unreserve(fetch)
         self._reserved[fetch] = size
         self.reserved_bytes += size
 
     def unreserve(self, fetch: Hashable) -> None:
-        """Release the space reserved for a fetch."""
+        """Release the space that is reserved for a fetch."""
         self.reserved_bytes -= self._reserved.pop(fetch, 0)
 
     def put(self, partition: TopicPartition, chunk: ChunkT, size: int) -> None:
-        """Append a chunk."""
+        """Append a chunk of ``size`` bytes to the queue of a partition."""
         self._queue_of(partition).append(_SizedChunk(chunk, size))
         self._bytes[partition] = self.bytes_of(partition) + size
         self.held_bytes += size
         self.largest_bytes = max(self.largest_bytes, size)
 
     def put_back(self, partition: TopicPartition, chunk: ChunkT) -> None:
-        """Prepend a chunk that was taken but not used; its bytes, which ``pop`` has freed, are not held again."""
+        """Prepend a chunk that was removed but not used up; its bytes, which ``pop`` has freed, do not count again."""
         self._queue_of(partition).appendleft(_SizedChunk(chunk, 0))
 
     def head(self, partition: TopicPartition) -> ChunkT | None:
-        """Return the oldest chunk of a partition."""
+        """Return the oldest chunk of a partition; None if it has none."""
         queue = self._queues.get(partition)
         return queue[0].chunk if queue else None
 
     def last(self, partition: TopicPartition) -> ChunkT | None:
-        """Return the newest chunk of a partition."""
+        """Return the newest chunk of a partition; None if it has none."""
         queue = self._queues.get(partition)
         return queue[-1].chunk if queue else None
 
@@ -105,9 +105,10 @@ class FetchBuffer(Generic[ChunkT]):
             self.drop(partition)
 
     def cut(self, partition: TopicPartition, most: int, least: int = 0) -> ChunkT | None:
-        """Drop the newest chunks of a partition that holds more than ``most`` bytes, but never its oldest chunk.
+        """Drop newest chunks of a partition until it has at most ``most`` bytes.
 
-        At least ``least`` bytes are kept. Return the last chunk that is left; None if no chunk was dropped.
+        The oldest chunk and at least ``least`` bytes are kept, even if that is more than ``most``. Return the newest
+        chunk that is left; None if no chunk was dropped.
         """
         queue, left = self._queues.get(partition, deque()), self.bytes_of(partition)
         count = forgotten = 0
@@ -130,7 +131,7 @@ class FetchBuffer(Generic[ChunkT]):
         self.held_bytes -= self._bytes.pop(partition, 0)
 
     def next_partition(self, is_readable: Callable[[TopicPartition], bool]) -> TopicPartition | None:
-        """Return the next partition that holds a chunk and is readable, and move it to the end of the turn."""
+        """Return the next partition that has a chunk and is readable, or None; the partition becomes the last."""
         for _ in range(len(self._turn)):
             partition = next(iter(self._turn))
             self._turn.move_to_end(partition)

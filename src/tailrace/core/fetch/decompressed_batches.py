@@ -1,8 +1,8 @@
 """Limit of the memory that the decompressed batches of all partitions take together.
 
-The limit is ``FetchBuffer.max_bytes``. While decompressed batches have this many bytes or more, further batches wait
-until a decompressed batch is consumed. If none of the partitions with a decompressed batch is being read, for example
-because all are paused, batches are compressed again, so that no other partition waits for them.
+The limit is ``FetchBuffer.max_bytes``. While the decompressed batches have this many bytes or more, no further batch is
+decompressed until one of them is consumed. If all partitions with a decompressed batch are paused or cannot be read for
+another reason, their batches are packed (replaced by their compressed form), so that no other partition waits for them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tailrace.records import TopicPartition
 __all__ = ["DecompressedBatches", "PackableBatch"]
 
 _MOST_IN_FLIGHT = 2
-"""Maximum number of batches that threads decompress at a time; low, as decompressed sizes are not known in advance."""
+"""Maximum number of batches that threads decompress at a time; low, because decompressed sizes are not known before."""
 
 
 class PackableBatch(Protocol):
-    """Buffered batch that may be decompressed and compressed again."""
+    """Buffered batch that can be decompressed, and packed again."""
 
     @property
     def has_error(self) -> bool: ...
@@ -39,31 +39,31 @@ BatchT = TypeVar("BatchT", bound=PackableBatch)
 
 
 class DecompressedBatches(Generic[BatchT]):
-    """Decompressed batches in ``buffer``, at most one of each partition."""
+    """Decompressed batches in ``buffer``, at most one per partition."""
 
     def __init__(self, buffer: FetchBuffer[BatchT]) -> None:
         self._buffer = buffer
         self._held: dict[TopicPartition, BatchT] = {}
         self._in_flight = 0
         self._most_bytes = 0
-        """Upper bound of the bytes of all decompressed batches; includes batches consumed since the last count."""
+        """Bytes of all decompressed batches, including those that were consumed since the last ``_count``."""
 
     def add(self, partition: TopicPartition, batch: BatchT) -> None:
-        """Count a batch that is decompressed, or that a thread is decompressing."""
+        """Add a batch that is decompressed, or that a thread is decompressing."""
         self._held[partition] = batch
         self._most_bytes += batch.plain_bytes
         self._in_flight += batch.is_decompressing
 
     def decompressed(self, batch: BatchT) -> None:
-        """Count the bytes of a batch that a thread has decompressed, even if it is no longer buffered."""
+        """Add the bytes of a batch that a thread has decompressed, even if the batch is no longer buffered."""
         self._most_bytes += batch.plain_bytes
         self._in_flight -= 1
 
     def has_room(self, is_read: Callable[[TopicPartition], bool]) -> bool:
-        """Return True if one more batch may be decompressed.
+        """Return True if one more batch may be decompressed; pack batches that no partition reads if that is necessary.
 
         Args:
-            is_read: returns True for a partition from which records are taken now.
+            is_read: returns True for a partition whose records may be taken now.
         """
         if self._in_flight >= _MOST_IN_FLIGHT:
             return False
@@ -74,7 +74,7 @@ class DecompressedBatches(Generic[BatchT]):
             return True
         if any(one.is_decompressing or is_read(partition) for partition, one in self._held.items()):
             return False
-        # None of these partitions is being read, so any order is right.
+        # No partition with a decompressed batch is read, so the batches may be packed in any order.
         while self._held and self._most_bytes >= self._buffer.max_bytes:
             batch = self._held.pop(next(iter(self._held)))
             self._most_bytes -= batch.plain_bytes
@@ -84,9 +84,9 @@ class DecompressedBatches(Generic[BatchT]):
     def _count(self) -> None:
         for partition, batch in [*self._held.items()]:
             if batch.has_error:
-                # Every read of the batch now raises its error, so no record is taken from it any more.
+                # No more records are taken from a batch with an error, so its decompressed form is not needed.
                 batch.pack()
-            # Records that were taken and put back may come before the batch.
+            # A chunk of records that were put back may be before the batch in the queue.
             is_buffered = any(one is batch for one in islice(self._buffer.all_buffered(partition), 2))
             if not is_buffered or not (batch.plain_bytes or batch.is_decompressing):
                 del self._held[partition]

@@ -1,4 +1,4 @@
-"""Choice of the partitions whose end offsets no fetch brings."""
+"""Selection of the partitions whose end offsets have to be requested, because no fetch reports them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from tailrace.core.delivery.positions import Position
 from tailrace.core.fetch.plan import FetchPlan
 
-__all__ = ["without_fetch"]
+__all__ = ["positions_without_fetch"]
 
 
-def without_fetch(positions: Iterable[Position], in_flight: Iterable[FetchPlan]) -> list[Position]:
-    """Return the positions that no fetch in flight includes: paused ones, and those whose share of the buffer is full.
+def positions_without_fetch(positions: Iterable[Position], in_flight: Iterable[FetchPlan]) -> list[Position]:
+    """Return the positions of partitions that no fetch in flight includes, for example because they are paused.
 
-    A fetch in flight brings the end offset when it changes.
+    The answer to a fetch in flight reports the end offset of its partitions when it changes.
     """
     requested = {partition for plan in in_flight for partition in plan.partitions}
     return [one for one in positions if one.is_fetchable and one.partition not in requested]

@@ -1,7 +1,8 @@
-"""Visibility of fetched batches: control batches are never delivered, aborted batches not with ``read_committed``.
+"""Visibility of fetched batches: the records of control batches and of aborted transactions are not delivered.
 
-The broker sends all batches, and a list of aborted transactions. Of each aborted transaction, the producer's records
-are skipped from the transaction's first offset up to its abort marker (KIP-98).
+With ``read_committed``, the broker sends all batches and a list of aborted transactions. The records of an aborted
+transaction are those of its producer from the transaction's first offset up to its abort marker (KIP-98). With
+``read_uncommitted``, records of aborted transactions are delivered.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ BatchT = TypeVar("BatchT", bound=BatchHeader)
 
 
 def visible(batches: Iterable[BatchT], aborted: Sequence[AbortedTransaction] | None) -> Iterator[tuple[BatchT, bool]]:
-    """Yield each batch, with True if its records are delivered, else False.
+    """Yield each batch, with True if its records are to be delivered.
 
-    ``aborted`` is the broker's list for ``read_committed``; None for ``read_uncommitted``, which delivers all records.
+    Args:
+        batches: fetched batches of one partition, in order.
+        aborted: list of aborted transactions from the broker; None with ``read_uncommitted``.
     """
     pending = [(one.first_offset, one.producer_id) for one in aborted or ()]
     heapq.heapify(pending)

@@ -1,7 +1,7 @@
 """Fetch plans: the partitions to fetch from each broker, sizes, and reactions to error codes.
 
-A plan reflects the current state only. A partition is fetched if its position is known, it is not paused, its backoff
-is over, and its share of the buffer has room.
+A partition is fetched if its position is known, it is neither paused nor about to be revoked, its backoff is over, and
+its share of the buffer has room.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ __all__ = [
 
 
 _SHORTEST_WAIT_S = 0.02
-"""First time for which a broker holds a fetch while the buffer lacks room."""
+"""Shortest time for which a broker may hold a fetch while the buffer lacks room."""
 _ADDED_WAIT_S = 0.1
-"""Time for which a broker holds a fetch of added partitions until one brings no record."""
+"""Time for which a broker may hold a fetch of added partitions, until such a fetch was answered without a record."""
 _INTERRUPTIONS = 2
-"""Number of failures in a row that a change of leaders explains."""
+"""Number of failed fetches in a row that a change of the leader may cause."""
 
 
 class FetchErrorAction(StrEnum):
     """Reactions to a partition's error code."""
 
     ACCEPT = "accept the records"
-    RESET = "reset the position, which the log does not have"
+    RESET = "reset the position, which is outside the log"
     REFRESH_METADATA = "refresh metadata, then fetch again after a pause"
     RETRY = "fetch again after a pause"
     RAISE = "raise the error, then fetch again after a pause"
 
 
-# Retriable codes nearly always mean that leadership has moved: refreshing metadata is cheap. Without a backoff, a
-# restarting broker would be sent fetches as fast as the network allows.
+# Retriable codes nearly always mean that the leader has changed, so metadata is refreshed. A pause follows, because a
+# restarting broker would otherwise receive fetches as fast as the network allows.
 FETCH_REACTIONS: ReactionTable[StrEnum, FetchErrorAction] = ReactionTable(
     {
         ErrorCode.NONE: FetchErrorAction.ACCEPT,
@@ -72,16 +72,20 @@ FETCH_REACTIONS: ReactionTable[StrEnum, FetchErrorAction] = ReactionTable(
 
 
 def is_interruption(action: FetchErrorAction, failures: int) -> bool:
-    """Return True if a fetch failed as during a change of leaders, after ``failures`` failures in a row.
+    """Return True if a failed fetch may be due to a change of the leader.
 
-    The first failure may come from the old leader, the second failure from metadata that still named the old leader.
+    The first failure may come from the old leader, the second from metadata that still had the old leader.
+
+    Args:
+        action: reaction to the error code of the fetch.
+        failures: number of fetches of the partition that failed before, since the last success.
     """
     return action is FetchErrorAction.REFRESH_METADATA and failures < _INTERRUPTIONS
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Limits of a fetch, from the options."""
+    """Limits of a fetch: ``fetch_max_bytes``, ``max_partition_fetch_bytes`` and ``fetch_max_wait_ms``."""
 
     max_bytes: int
     partition_max_bytes: int
@@ -89,7 +93,7 @@ class FetchLimits:
 
 
 class BufferRoom(Protocol):
-    """Free space of the buffer (``core.fetch.buffer.FetchBuffer``)."""
+    """Space in the buffer; implemented by ``core.fetch.buffer.FetchBuffer``."""
 
     @property
     def free_bytes(self) -> int: ...
@@ -108,24 +112,26 @@ class FetchPlan:
 
     partitions: Mapping[TopicPartition, FetchPartition]
     epochs: Mapping[TopicPartition, int]
-    """Epochs of the positions, to recognize an outdated answer."""
+    """Assignment epochs of the positions, to recognize an outdated answer."""
     max_bytes: int
+    """Limit of the answer."""
     lacks_room: bool
-    """True if a partition was left out because its share of the buffer, or the buffer, is full."""
+    """True if a partition was left out because its share of the buffer, or the whole buffer, is full."""
     retry_at: float | None
-    """End of the earliest backoff; None if no partition backs off."""
+    """Time at which the first backoff of a partition ends; None if no partition backs off."""
     is_idle: bool
-    """True if no partition is fetched from this broker."""
+    """True if this broker is the source of no partition (``source_of``)."""
     overdrawn: tuple[TopicPartition, ...] = ()
-    """Partitions that hold more than their share and leave no room for the partitions to fetch."""
+    """Partitions that use more than their share of the buffer, if that leaves no room for the partitions to fetch."""
     recreated: tuple[TopicPartition, ...] = ()
-    """Partitions left out because their topics were recreated."""
+    """Partitions that were left out because their topics were recreated."""
 
-    def counts(self, position: Position) -> bool:
-        """Return True if the answer is still valid: no seek or other broker's answer has changed ``position`` since.
+    def is_valid_for(self, position: Position) -> bool:
+        """Return True if the answer to this fetch is valid for ``position``.
 
-        While leadership moves, the old leader may answer after the request to the new leader was sent. Of two answers
-        for the same offset, the second is not valid: it would lack the control batches that came with the first.
+        It is not valid if the position has changed since, by a seek or by the answer of another broker. While the
+        leader changes, the old leader may answer after a fetch was sent to the new leader. Only the first of two
+        answers for the same offset is valid, because the second would be without the control batches of the first.
         """
         fetch = self.partitions.get(position.partition)
         return (
@@ -134,12 +140,12 @@ class FetchPlan:
             and fetch.fetch_offset == position.fetched
         )
 
-    def added_to(self, under_way: FetchPlan) -> FetchPlan:
-        """Return this plan without the partitions that the older plan ``under_way`` has in the same epoch."""
+    def added_to(self, in_flight: FetchPlan) -> FetchPlan:
+        """Return this plan without the partitions that the older plan ``in_flight`` contains in the same epoch."""
         added = {
             partition: fetch
             for partition, fetch in self.partitions.items()
-            if under_way.epochs.get(partition) != self.epochs[partition]
+            if in_flight.epochs.get(partition) != self.epochs[partition]
         }
         return replace(
             self,
@@ -149,32 +155,38 @@ class FetchPlan:
         )
 
     def topic_names(self) -> dict[UUID, str]:
-        """Return the names of the topic ids in an answer."""
-        # A UUID is slow to hash, so each is hashed once for its topic and not for each of its partitions.
+        """Return the names of the topics of this plan, by topic id."""
+        # A UUID is slow to hash, so the id of a topic is hashed once, and not for each partition.
         topics = {fetch.topic: fetch.topic_id for fetch in self.partitions.values()}
         return {topic_id: topic for topic, topic_id in topics.items()}
 
 
 def source_of(position: Position, topology: ClusterMetadata, now: float) -> int | None:
-    """Return the broker to fetch a partition from: its leader, or the nearer replica named by the leader (KIP-392)."""
+    """Return the id of the broker to fetch a partition from; None if it has no leader.
+
+    This is the leader, or the replica that the leader prefers for this consumer (KIP-392).
+    """
     leadership = topology.leader(position.partition)
     if leadership is None:
         return None
-    replica, is_named = position.preferred_read_replica, now < position.preferred_read_replica_until
-    if is_named and replica in topology.brokers and replica in set(leadership.replicas) - set(leadership.offline):
+    replica, is_preferred = position.preferred_read_replica, now < position.preferred_read_replica_until
+    if is_preferred and replica in topology.brokers and replica in set(leadership.replicas) - set(leadership.offline):
         return replica
     return None if leadership.leader_id < 0 else leadership.leader_id
 
 
 def is_recreated(position: Position, topology: ClusterMetadata) -> bool:
-    """Return True if the topic was recreated since its last fetch, so that its offsets mean other records."""
+    """Return True if the topic was recreated since its last fetch, so that the position belongs to another log."""
     return is_other_log(position.fetched_topic_id, position.partition, topology)
 
 
 def sources_change_at(positions: Positions, now: float) -> float | None:
-    """Return the time at which the first preferred read replica expires, so that the leader is used again."""
-    named = (one.preferred_read_replica_until for one in positions if one.preferred_read_replica is not None)
-    return min((until for until in named if until > now), default=None)
+    """Return the time at which the first preferred read replica expires; None if there is none.
+
+    From this time on, the partition is fetched from its leader again.
+    """
+    expiries = (one.preferred_read_replica_until for one in positions if one.preferred_read_replica is not None)
+    return min((until for until in expiries if until > now), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +194,17 @@ class FetcherSlot:
     """One of several connections to a broker; a partition always uses the same connection."""
 
     number: int = 0
-    of: int = 1
+    count: int = 1
+    """Number of connections to the broker."""
 
     def has(self, partition: TopicPartition) -> bool:
         """Return True if ``partition`` uses this connection."""
-        return slot_of(partition, self.of) == self.number
+        return slot_of(partition, self.count) == self.number
 
 
-def slot_of(partition: TopicPartition, of: int) -> int:
-    """Return the number of the connection that ``partition`` uses if a broker has ``of`` connections."""
-    return 0 if of == 1 else (crc32(partition.topic.encode()) + partition.partition) % of
+def slot_of(partition: TopicPartition, count: int) -> int:
+    """Return the number of the connection that ``partition`` uses if there are ``count`` connections to a broker."""
+    return 0 if count == 1 else (crc32(partition.topic.encode()) + partition.partition) % count
 
 
 def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
@@ -204,13 +217,16 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     slot: FetcherSlot = FetcherSlot(),
 ) -> FetchPlan:
     """Return the fetch to send to the broker ``node_id`` now, on the connection ``slot``."""
-    mine = [one for one in positions if source_of(one, topology, now) == node_id]
-    if slot.of > 1:
-        mine = [one for one in mine if slot.has(one.partition)]
-    ready = [position for position in mine if _is_ready(position)]
-    awake = [position for position in ready if position.retry_at <= now]
-    due = [position for position in awake if not is_recreated(position, topology)]
-    # A broker would answer a smaller fetch with one batch at a time, for which a request costs too much.
+    candidates = [one for one in positions if source_of(one, topology, now) == node_id]
+    if slot.count > 1:
+        candidates = [one for one in candidates if slot.has(one.partition)]
+    ready = [position for position in candidates if _is_ready(position)]
+    without_backoff = [position for position in ready if position.retry_at <= now]
+    due = [position for position in without_backoff if not is_recreated(position, topology)]
+    recreated: tuple[TopicPartition, ...] = ()
+    if len(due) < len(without_backoff):
+        recreated = tuple(one.partition for one in without_backoff if is_recreated(one, topology))
+    # A broker would answer a fetch of fewer bytes with a single batch, for which a request costs too much.
     share = room.share_of(len(positions))
     least = min(limits.max_bytes, limits.partition_max_bytes, max(1, share // 2))
     chosen, wanted = {}, 0
@@ -220,10 +236,11 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
         if size >= least:
             wanted += size
             if not held:
-                # A broker sends a batch that is larger than requested only for one partition of an answer.
+                # Ask for as much as the largest batch so far. A broker sends a batch that is larger than requested for
+                # only one partition of an answer.
                 size = min(limits.partition_max_bytes, max(size, room.largest_bytes))
             chosen[position.partition] = _fetch_of(position, topology, size)
-    # No more than the shares of these partitions, so that room is left for the fetches from other brokers.
+    # The answer may not be larger than the shares of these partitions, so that room is left for other brokers.
     max_bytes = min(limits.max_bytes, room.free_bytes, wanted)
     overdrawn: tuple[TopicPartition, ...] = ()
     if max_bytes < least:
@@ -235,9 +252,9 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
         max_bytes=max_bytes,
         lacks_room=len(chosen) < len(due),
         retry_at=min((position.retry_at for position in ready if position.retry_at > now), default=None),
-        is_idle=not mine,
+        is_idle=not candidates,
         overdrawn=overdrawn,
-        recreated=tuple(one.partition for one in awake if is_recreated(one, topology)) if len(due) < len(awake) else (),
+        recreated=recreated,
     )
 
 
@@ -269,50 +286,65 @@ def _fetch_of(position: Position, topology: ClusterMetadata, size: int) -> Fetch
 
 @dataclass(slots=True)
 class FetchWait:
-    """Time that a broker may hold a fetch, which is short if partitions were left out for lack of room.
+    """Time for which a broker may hold a fetch; it is short if partitions were left out for lack of room.
 
-    Room may become free at any moment, and a partition cannot be added to a fetch in flight. The short time doubles as
-    long as nothing is taken out of the buffer.
+    Room may become free at any moment, and a partition cannot be added to a fetch in flight. As long as no record is
+    taken out of the buffer, the short time doubles with each fetch.
     """
 
     longest_s: float
-    _next_s: float = 0.0
+    """``fetch_max_wait_ms``, in seconds."""
+    _last_s: float = 0.0
+    """Last short time; 0 if the last fetch lacked no room."""
     _taken: int = -1
+    """``FetchBuffer.taken_bytes`` at the last fetch that lacked room."""
 
     def wait_s(self, *, lacks_room: bool, taken_bytes: int) -> float:
-        """Return the time for the next fetch; ``taken_bytes`` is the number of bytes taken out of the buffer so far."""
+        """Return the time in seconds for the next fetch.
+
+        Args:
+            lacks_room: ``FetchPlan.lacks_room`` of the next fetch.
+            taken_bytes: ``FetchBuffer.taken_bytes``.
+        """
         if not lacks_room:
-            self._next_s = 0.0
+            self._last_s = 0.0
             return self.longest_s
-        if self._next_s == 0.0 or taken_bytes != self._taken:
-            self._next_s = min(_SHORTEST_WAIT_S, self.longest_s)
+        if self._last_s == 0.0 or taken_bytes != self._taken:
+            self._last_s = min(_SHORTEST_WAIT_S, self.longest_s)
         else:
-            self._next_s = min(self._next_s * 2, self.longest_s)
+            self._last_s = min(self._last_s * 2, self.longest_s)
         self._taken = taken_bytes
-        return self._next_s
+        return self._last_s
 
 
 @dataclass(slots=True)
 class AddedWait:
-    """Time that a broker may hold a fetch of added partitions while it holds another fetch.
+    """Time for which a broker may hold a fetch of added partitions, which is sent while another fetch is in flight.
 
-    The time is short until a fetch brings no record, so that seeks in quick succession need no new connection. After
-    that, the fetch is held almost as long as the other fetch.
+    The time is short until such a fetch was answered without a record, so that seeks in quick succession need no new
+    connection. After that, the broker may hold the fetch almost as long as the other fetch.
     """
 
     _empty: FetchPlan | None = None
+    """Last fetch of added partitions, if it was answered without a record."""
 
     def is_long(self, plan: FetchPlan) -> bool:
-        """Return True if the last fetch of all partitions of ``plan`` brought no record."""
+        """Return True if the last fetch of added partitions contained those of ``plan`` and brought no record."""
         return self._empty is not None and not plan.added_to(self._empty).partitions
 
     def wait_s(self, plan: FetchPlan, longest_s: float, rest_s: float) -> float | None:
-        """Return the time for the next fetch; None to send none, but wait for the other, held for ``rest_s`` more."""
+        """Return the time in seconds for the next fetch; None to send none before the other fetch is answered.
+
+        Args:
+            plan: plan of the next fetch.
+            longest_s: ``fetch_max_wait_ms``, in seconds.
+            rest_s: time for which the broker may still hold the other fetch.
+        """
         if not self.is_long(plan):
             return min(_ADDED_WAIT_S, longest_s)
-        # This fetch must be answered before the other fetch, whose answer would cut this one short.
+        # This fetch must be answered before the other fetch, because the answer to the other fetch would end it early.
         return rest_s - _ADDED_WAIT_S if rest_s > 2 * _ADDED_WAIT_S else None
 
     def answered(self, plan: FetchPlan, *, is_empty: bool) -> None:
-        """Note whether a fetch of ``plan`` brought records."""
+        """Note that a fetch of ``plan`` was answered, without records if ``is_empty``."""
         self._empty = plan if is_empty else None

@@ -1,7 +1,7 @@
-"""Incremental fetch sessions (KIP-227): the broker remembers the partitions, so a request names only changes.
+"""Incremental fetch sessions (KIP-227): the broker remembers the partitions, so a request lists only changes.
 
-There is one session per broker. A request is full (session epoch 0, all partitions) or incremental. Any error of a
-session ends it, and the next request is full again.
+There is one session per connection. A request is full (session epoch 0, all partitions) or incremental. Any error ends
+the session, and the next request is full again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def without_session(wanted: Mapping[TopicPartition, FetchPartition]) -> SessionP
 
 
 class FetchSession:
-    """Client side of the session with one broker."""
+    """Client side of one session."""
 
     def __init__(self) -> None:
         self._id = 0
@@ -50,30 +50,32 @@ class FetchSession:
         self._known: dict[TopicPartition, FetchPartition] = {}
         """Partitions that the broker remembers."""
         self._requested: Mapping[TopicPartition, FetchPartition] = {}
+        """Partitions that the broker remembers once it has answered the request in flight."""
 
     @property
     def is_full(self) -> bool:
-        """True if the next request names all partitions."""
+        """True if the next request lists all partitions."""
         return self._epoch == 0
 
     def knows(self, partition: TopicPartition) -> bool:
-        """Return True if the broker remembers a partition, so that answers name the partition only after a change."""
+        """Return True if the broker remembers a partition, so that answers contain it only after a change."""
         return partition in self._known
 
     def ask(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
-        """Return the session fields of the next request, by which the broker fetches exactly ``wanted``."""
-        # Ids are nearly always the same objects; comparing two of them is slow.
+        """Return the session fields of the next request, after which the session contains exactly ``wanted``."""
+        # Two topic ids that are equal are nearly always the same object; a comparison by value is slow.
         if any(
             (known := self._known.get(key)) is not None
             and known.topic_id is not one.topic_id
             and known.topic_id != one.topic_id
             for key, one in wanted.items()
         ):
-            # A topic was recreated. A broker that identifies topics by name would forget both topics.
-            self.lost()
+            # A topic was recreated, so an incremental request would add and forget topics of the same name. A broker
+            # that identifies topics by name would forget both.
+            self.restart()
         self._requested = dict(wanted)
         if self.is_full:
-            # The id of an old session with epoch 0 ends that session and starts another.
+            # A request with the id of the old session and epoch 0 ends that session and starts another.
             return SessionPart(self._id, 0, tuple(wanted.values()), ())
         changed = tuple(one for key, one in wanted.items() if self._known.get(key) != one)
         forgotten = tuple(
@@ -84,9 +86,9 @@ class FetchSession:
         return SessionPart(self._id, self._epoch, changed, forgotten)
 
     def answered(self, answer: FetchResponse) -> bool:
-        """Process an answer; return False if it only reports that the broker has ended the session."""
+        """Update the session by an answer; return False if the answer only reports an error of the session."""
         if answer.error_code:
-            self.lost()
+            self.restart()
             if answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
                 self._id = 0
             return answer.error_code not in _SESSION_ERRORS
@@ -99,6 +101,6 @@ class FetchSession:
         self._known = dict(self._requested)
         return True
 
-    def lost(self) -> None:
-        """End the session after a missing or wrong answer: the broker's state is unknown."""
+    def restart(self) -> None:
+        """Make the next request full, because it is uncertain which partitions the broker remembers."""
         self._epoch, self._known = 0, {}

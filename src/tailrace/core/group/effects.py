@@ -1,6 +1,6 @@
-"""Effects of a group membership: requests to send, changes of the assignment, reports to the application.
+"""Effects of a group membership: requests to send, partitions to take over or release, errors to report.
 
-Each effect is a plain value that carries everything needed to perform it.
+Each effect is a plain value with all the data that is needed to perform the effect.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tailrace.values import Value
 
 __all__ = [
     "Effect",
-    "EmitGroupEvent",
     "FailMembership",
     "FindPartitions",
     "FindTopicNames",
     "ForgetCoordinator",
     "Partitions",
     "Release",
+    "ReportGroupError",
     "SendGroupHeartbeat",
     "SendHeartbeat",
     "SendJoin",
@@ -36,24 +36,26 @@ Partitions: TypeAlias = frozenset[TopicPartition]
 
 
 class SendJoin(Value):
-    """JoinGroup request. The coordinator may hold it until the slowest member has joined."""
+    """JoinGroup request, which the coordinator may hold until all members have joined."""
 
     member_id: str
     subscriptions: tuple[tuple[str, MemberSubscription], ...]
     """Subscriptions by assignor, most preferred first."""
     reason: str
     timeout_s: float
-    held_before: tuple[OwnedPartitions, ...] = ()
-    """Partitions assigned in ``generation``, for eager sticky assignors."""
-    generation: int = -1
+    last_assigned: tuple[OwnedPartitions, ...] = ()
+    """Last assignment of this member, for eager sticky assignors."""
+    last_generation: int = -1
+    """Generation of ``last_assigned``; -1 if there was no assignment."""
 
 
 class SendSync(Value):
-    """SyncGroup request. ``assignments`` has every member's partitions if this member leads, otherwise no entry."""
+    """SyncGroup request."""
 
     identity: Identity
     protocol: str
     assignments: Mapping[str, MemberAssignment]
+    """Partitions of every member, by member id; empty if this member is not the leader."""
     timeout_s: float
 
 
@@ -65,7 +67,7 @@ class SendHeartbeat(Value):
 
 
 class SendGroupHeartbeat(Value):
-    """ConsumerGroupHeartbeat request (KIP-848). A field that is None has not changed since the last heartbeat."""
+    """ConsumerGroupHeartbeat request (KIP-848). An optional field is None if it has not changed or is not used."""
 
     identity: Identity
     timeout_s: float
@@ -75,55 +77,59 @@ class SendGroupHeartbeat(Value):
     rebalance_timeout_s: float | None = None
     rack: str | None = None
     owned: Mapping[UUID, tuple[int, ...]] | None = None
+    """Partition numbers that the member owns, by topic id."""
 
 
 class FindTopicNames(Value):
-    """Request for the names of topic ids."""
+    """Lookup of the topic names that belong to topic ids."""
 
     topic_ids: frozenset[UUID]
 
 
 class SendLeave(Value):
-    """LeaveGroup request, or the last heartbeat under KIP-848."""
+    """LeaveGroup request; under KIP-848, the heartbeat that leaves the group."""
 
     identity: Identity
     reason: str
 
 
 class FindPartitions(Value):
-    """Request for the partition counts of topics."""
+    """Lookup of the partition counts of topics."""
 
     topics: frozenset[str]
 
 
 class TakeOver(Value):
-    """Takeover of assigned partitions: find the start positions, call the application's callbacks, then consume."""
+    """Takeover of assigned partitions: find their start positions, call the application's callbacks, then fetch."""
 
     added: Partitions
     kept: Partitions
+    """Partitions that an earlier takeover has made ready."""
     identity: Identity
     protocol: str
+    """Protocol of the generation; in a consumer group, the name of an assignor."""
     is_leader: bool
 
 
 class Release(Value):
-    """Release of partitions, after a drain and a commit, or at once if the partitions are already lost."""
+    """Release of partitions: after records in flight are finished and offsets committed, or at once after a loss."""
 
     partitions: Partitions
     is_lost: bool
+    """True if other members may already own the partitions, so that nothing may be committed."""
     is_last: bool
-    """True if the member stops. No later poll would finish the records in flight, so the release skips the drain."""
+    """True if the member stops. No poll follows that would finish the records in flight, so they are not awaited."""
     reason: str
 
 
 class ForgetCoordinator(Value):
-    """Request to look up the coordinator again."""
+    """Removal of the known coordinator, so that the next request looks up the coordinator again."""
 
     reason: str
 
 
-class EmitGroupEvent(Value):
-    """Error that the application's next call raises; the membership continues."""
+class ReportGroupError(Value):
+    """Error that the application's next poll raises; the membership continues."""
 
     error: TailraceError
 
@@ -145,6 +151,6 @@ Effect: TypeAlias = (
     | TakeOver
     | Release
     | ForgetCoordinator
-    | EmitGroupEvent
+    | ReportGroupError
     | FailMembership
 )

@@ -1,7 +1,7 @@
 """Reactions of a group member to broker error codes.
 
-After ``ILLEGAL_GENERATION`` a member joins again with the same member id, after ``UNKNOWN_MEMBER_ID`` without a member
-id. Under KIP-848 members generate their ids and keep them in both cases.
+After ``ILLEGAL_GENERATION`` a member joins again with the same member id. After ``UNKNOWN_MEMBER_ID`` it joins without
+a member id; under KIP-848, where members generate their ids, it keeps its id.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tailrace.errors import (
     broker_error,
 )
 
-__all__ = ["NOT_HELD", "REACTIONS", "GroupReaction", "GroupRequestKind", "error_of", "event_of"]
+__all__ = ["INSTANCE_RELEASED", "REACTIONS", "GroupReaction", "GroupRequestKind", "error_of", "event_of"]
 
 
 class GroupRequestKind(StrEnum):
-    """Group requests whose answers carry error codes."""
+    """Requests of a group member whose answers contain error codes."""
 
     JOIN = "JoinGroup"
     SYNC = "SyncGroup"
@@ -64,21 +64,21 @@ _GENERAL: Mapping[int, GroupReaction] = {
     ErrorCode.UNKNOWN_MEMBER_ID: GroupReaction.REJOIN_AS_NEW,
     ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.REJOIN,
     ErrorCode.FENCED_MEMBER_EPOCH: GroupReaction.REJOIN_WITH_SAME_ID,
-    # The group has a newer epoch for the member. After the answer to the next heartbeat, which contains the newer
-    # epoch, the request can be repeated.
+    # The group has a newer epoch for this member. The answer to the next heartbeat contains it; after that, the request
+    # can be repeated.
     ErrorCode.STALE_MEMBER_EPOCH: GroupReaction.RETRY,
 }
 
 _BY_REQUEST: Mapping[GroupRequestKind, Mapping[int, GroupReaction]] = {
-    # The group is between two generations: the member has to repeat the same join.
+    # The group is between two generations, so the member has to repeat the join.
     GroupRequestKind.JOIN: {ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.RETRY},
-    # Partitions kept through a rebalance can be committed once the new generation is known (KIP-429).
+    # Offsets of partitions that the member keeps can be committed when it knows the new generation (KIP-429).
     GroupRequestKind.COMMIT: {ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.RETRY},
 }
 
 REACTIONS = ReactionTable(_GENERAL, GroupReaction.RETRY, GroupReaction.FAIL, _BY_REQUEST)
 
-NOT_HELD = frozenset(
+INSTANCE_RELEASED = frozenset(
     {
         ErrorCode.NONE,
         ErrorCode.UNKNOWN_MEMBER_ID,
@@ -86,10 +86,10 @@ NOT_HELD = frozenset(
         ErrorCode.FENCED_INSTANCE_ID,
     }
 )
-"""Answers to a static member's leave after which the member may join again.
+"""Error codes after which a static member may join again, in the answer to the heartbeat that releases its instance id.
 
-The group has released the instance id, does not know the instance id, or has given it to another member. If the other
-member is alive, the join is refused.
+Each of these codes means that the group does not hold the instance id for this member: the id is released, unknown, or
+held for another member. If that other member is alive, the join is refused.
 """
 
 
@@ -117,13 +117,15 @@ def error_of(code: int, request: GroupRequestKind) -> TailraceError:
         return error
     if code == ErrorCode.FENCED_INSTANCE_ID:
         return FencedMemberError(
-            f"another member has joined with the same group_instance_id and replaced this one {_shown(code)}"
+            f"another member has joined with the same group_instance_id and replaced this member {_code_text(code)}"
             " - give each process its own group_instance_id"
         )
     if code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
         return NoCommonAssignorError(
-            f"the group's members have no assignment strategy in common, or it is not a consumer group {_shown(code)}"
-            " - set partition_assignment_strategy to one that the others offer, such as ('range',) or ('roundrobin',)"
+            "the group's members have no assignment strategy in common, or it is not a consumer group"
+            f" {_code_text(code)}"
+            " - set partition_assignment_strategy to a strategy that all members offer, such as ('range',),"
+            " or use another group_id"
         )
     return broker_error(code, f"{request} was refused")
 
@@ -132,35 +134,38 @@ def _error_of_group_heartbeat(code: int) -> TailraceError | None:
     match code:
         case ErrorCode.UNRELEASED_INSTANCE_ID:
             return FencedMemberError(
-                f"another live member of the group holds this group_instance_id {_shown(code)}"
-                " - give each process its own group_instance_id, or wait until the other stops or its session expires"
+                f"another live member of the group holds this group_instance_id {_code_text(code)}"
+                " - give each process its own group_instance_id, or wait until the other member stops or its session"
+                " expires"
             )
-        # GROUP_ID_NOT_FOUND answers a join that may not convert the existing group to the consumer protocol.
+        # The broker answers a join with GROUP_ID_NOT_FOUND if a group exists that it must not convert to the consumer
+        # protocol.
         case ErrorCode.INCONSISTENT_GROUP_PROTOCOL | ErrorCode.GROUP_ID_NOT_FOUND:
             return NoCommonAssignorError(
                 "the group does not use the consumer protocol and cannot be converted now: it has live members of the"
-                f" classic protocol that the broker does not convert, or it is not a consumer group {_shown(code)}"
-                " - set group_protocol='classic', stop those members first, or use another group_id"
+                f" classic protocol that the broker does not convert, or it is not a consumer group {_code_text(code)}"
+                " - set group_protocol='classic', stop the members of the classic protocol, or use another group_id"
             )
         case ErrorCode.UNSUPPORTED_ASSIGNOR:
             return ConfigurationError(
-                f"the broker does not offer this assignor {_shown(code)}"
-                " - set group_remote_assignor to one of its group.consumer.assignors"
-                " (such as 'uniform' or 'range'), or leave it out"
+                f"the broker does not offer the assignor of group_remote_assignor {_code_text(code)}"
+                " - set group_remote_assignor to an assignor that the broker's group.consumer.assignors lists"
+                " (such as 'uniform' or 'range'), or leave the option out"
             )
         case ErrorCode.INVALID_REGULAR_EXPRESSION:
             return ConfigurationError(
-                f"the broker cannot compile pattern {_shown(code)}"
-                " - write it as an RE2 regular expression, without look-around or back references"
+                f"the broker cannot compile the topic pattern {_code_text(code)}"
+                " - write the pattern as an RE2 regular expression, without look-around or back references"
             )
         case ErrorCode.UNSUPPORTED_VERSION:
             return UnsupportedVersionError(
-                f"the broker does not support the consumer group protocol (KIP-848) or has it disabled {_shown(code)}"
+                "the broker does not support the consumer group protocol (KIP-848) or has it disabled"
+                f" {_code_text(code)}"
                 " - set group_protocol='classic'"
             )
         case _:
             return None
 
 
-def _shown(code: int) -> str:
+def _code_text(code: int) -> str:
     return f"({name_of(code)}, code {code})"

@@ -1,6 +1,6 @@
 """Events of a group membership, for both protocols.
 
-Each event is a plain value, named by what happened and not by the reaction to it.
+Each event is a plain value. Its name states what happened, not how the member reacts.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ __all__ = [
 
 
 class Identity(Value):
-    """Member id, generation (or member epoch) and instance id of a member, as commits carry them."""
+    """Identity of a member in its requests. The default is the identity of a consumer that is in no group."""
 
     member_id: str = ""
     generation: int = -1
+    """Generation, or member epoch under KIP-848."""
     instance_id: str | None = None
+    """``group_instance_id`` of a static member; None for other members."""
 
 
 class GroupEvent(Value):
@@ -63,7 +65,7 @@ class GroupEvent(Value):
 
 
 class StartMembership(GroupEvent):
-    """The consumer started."""
+    """The membership begins."""
 
 
 class Resubscribed(GroupEvent):
@@ -73,15 +75,15 @@ class Resubscribed(GroupEvent):
 
 
 class StopDue(GroupEvent):
-    """A stop has waited long enough for the end of a rebalance; emitted by the membership's own timer."""
+    """The time for which a stop waits for the end of a rebalance is over; created by ``Membership.handle_timer``."""
 
 
 class JoinDue(GroupEvent):
-    """The pause before a join is over; emitted by the membership's own timer."""
+    """The pause before a join is over; created by ``Membership.handle_timer``."""
 
 
 class MemberIdAssigned(GroupEvent):
-    """The coordinator assigned a member id to join with (KIP-394)."""
+    """The coordinator assigned a member id, with which the member has to repeat its join (KIP-394)."""
 
     member_id: str
 
@@ -92,6 +94,7 @@ class JoinedAsFollower(GroupEvent):
     member_id: str
     generation: int
     protocol: str
+    """Protocol that the coordinator chose; in a consumer group, the name of an assignor."""
 
 
 class JoinedAsLeader(GroupEvent):
@@ -100,10 +103,13 @@ class JoinedAsLeader(GroupEvent):
     member_id: str
     generation: int
     protocol: str
+    """Protocol that the coordinator chose; in a consumer group, the name of an assignor."""
     members: Mapping[str, MemberSubscription]
+    """Subscriptions of all members, by member id."""
     instances: Mapping[str, str]
     """Instance ids of static members, by member id."""
     skip_assignment: bool = False
+    """True if the group keeps its assignment, so that the leader must send none (KIP-814)."""
 
 
 class PartitionsFound(GroupEvent):
@@ -115,104 +121,108 @@ class PartitionsFound(GroupEvent):
 
 
 class Synced(GroupEvent):
-    """The group assigned partitions to this member."""
+    """The coordinator answered the sync with the partitions of this member."""
 
     assignment: MemberAssignment
 
 
 class TakenOver(GroupEvent):
-    """The takeover is complete: the partitions are being consumed."""
+    """``TakeOver`` was performed: the added partitions can be fetched."""
 
 
 class Released(GroupEvent):
-    """The release is complete: the partitions are no longer consumed."""
+    """``Release`` was performed: the consumer has removed the partitions."""
 
 
 class PartitionsChanged(GroupEvent):
-    """Cluster metadata was refreshed; topics may have grown, appeared or disappeared."""
+    """Cluster metadata was refreshed: topics may have been created or deleted, or have more partitions."""
 
     counts: Mapping[str, int]
+    """Partition counts by topic: 0 for a topic that does not exist, no entry for a topic without metadata."""
 
 
 class HeartbeatAnswered(GroupEvent):
-    """The group acknowledged a heartbeat."""
+    """The coordinator acknowledged a heartbeat of the classic protocol."""
 
 
 class HeartbeatOutcome(GroupEvent):
-    """Outcome of one heartbeat, with the identity that the heartbeat carried."""
+    """Outcome of one heartbeat of the classic protocol."""
 
     identity: Identity
+    """Identity in the heartbeat; an outcome for an earlier identity is ignored."""
     outcome: GroupEvent
 
 
 class GroupHeartbeatAnswered(GroupEvent):
-    """The group acknowledged a KIP-848 heartbeat; the answer may bring a new target assignment."""
+    """The coordinator acknowledged a KIP-848 heartbeat; its answer may contain a new target assignment."""
 
     member_id: str
     epoch: int
+    """Member epoch."""
     interval_s: float
+    """Time until the next heartbeat."""
     assigned: Mapping[UUID, tuple[int, ...]] | None = None
-    """Target assignment by topic id; None if unchanged since the last answer that had a target assignment."""
+    """Assigned partition numbers by topic id; None if the target assignment has not changed."""
 
 
 class InstanceReleased(GroupEvent):
-    """The group released this member's instance id, so the member may join with it again."""
+    """The group no longer holds the instance id for this static member, so the member may join with the id again."""
 
 
 class TopicNamesFound(GroupEvent):
-    """Topic names by id, from cluster metadata; ids that are not in the metadata are left out."""
+    """Topic names by topic id; ids that are not in the cluster metadata are left out."""
 
     names: Mapping[UUID, str]
 
 
 class SessionKnown(GroupEvent):
-    """The session timeout was read from the broker, which decides it under KIP-848."""
+    """The session timeout of the group was read from the broker, where it is configured under KIP-848."""
 
     timeout_s: float
 
 
 class LeaveAnswered(GroupEvent):
-    """The group acknowledged the leave, or the attempts to send the leave ended."""
+    """The coordinator acknowledged the leave, or the leave failed and is not repeated."""
 
 
 class RebalanceCalled(GroupEvent):
-    """The group began a new generation."""
+    """The group rebalances, so the member has to join again."""
 
     reason: str = "the group rebalances"
 
 
 class RetryLater(GroupEvent):
-    """The coordinator refused a request that can be repeated after a pause."""
+    """The coordinator refused a request, which can be repeated after a pause."""
 
     reason: str
 
 
 class CoordinatorGone(GroupEvent):
-    """The broker is no longer the coordinator, or does not answer."""
+    """The broker to which the request was sent is no longer the coordinator, or does not answer."""
 
     reason: str
 
 
 class GenerationLost(GroupEvent):
-    """The group continued without this member, but still knows its member id."""
+    """The group has left the generation (or member epoch) of the request, but still knows the member id."""
 
     reason: str
 
 
 class MemberLost(GroupEvent):
-    """The group does not know this member any more."""
+    """The group does not know the member id."""
 
     reason: str
 
 
 class SessionOver(GroupEvent):
-    """No heartbeat was acknowledged for a whole session; emitted by the membership's own timer."""
+    """No heartbeat was acknowledged within the session timeout; created by ``Membership.handle_timer``."""
 
     reason: str
 
 
 class MembershipFailed(GroupEvent):
-    """An error occurred from which the membership cannot recover."""
+    """An error occurred that a repeated request cannot resolve."""
 
     error: TailraceError
 
@@ -230,5 +240,5 @@ class PollingResumed(GroupEvent):
 class StopMembership(GroupEvent):
     """The consumer is stopping."""
 
-    is_owing: bool = True
-    """True if there may be offsets to commit before the partitions go to another member."""
+    may_commit: bool = True
+    """True if offsets may have to be committed when the partitions are released."""

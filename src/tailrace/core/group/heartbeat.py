@@ -1,7 +1,7 @@
 """Times of a member's heartbeats and of its session.
 
-The session is counted from the time at which the last acknowledged heartbeat was *sent*. The broker received the
-heartbeat later, so the member considers its session expired no later than the broker does, and stops in time.
+A session begins when the last acknowledged heartbeat is *sent*. The broker receives this heartbeat later, so the member
+considers its session expired no later than the broker does.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ __all__ = ["Heartbeat"]
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Heartbeat and session timer of one membership."""
+    """Heartbeat and session timer of one membership; all times are in seconds, of one clock."""
 
     session_timeout_s: float
     interval_s: float
     _alive_since: float = 0.0
     """Start of the current session."""
     _next_at: float = 0.0
+    """Time of the next heartbeat, if no heartbeat is in flight then."""
     _sent_at: float | None = None
-    """Time at which the heartbeat in flight was sent."""
+    """Time at which the heartbeat in flight was sent; None if no heartbeat is in flight."""
 
     def reset(self, now: float) -> None:
-        """Start a new session, because the group has just heard from the member."""
+        """Start a new session at ``now``, and schedule a heartbeat one interval later."""
         self._alive_since = now
         self._next_at = now + self.interval_s
         self._sent_at = None
 
     def sent(self, now: float) -> None:
-        """Note that a heartbeat was sent; no other heartbeat is due before its answer."""
+        """Note that a heartbeat was sent; no other heartbeat is due until it is acknowledged or has failed."""
         self._sent_at = now
         self._next_at = now + self.interval_s
 
     def received(self, now: float, pause_s: float = 0.0) -> None:
-        """Note that the heartbeat was acknowledged.
+        """Note that the heartbeat was acknowledged, so that the session begins at the time at which it was sent.
 
-        The next heartbeat is not due for at least ``pause_s``, the broker's throttle time.
+        The next heartbeat is due ``pause_s`` from now at the earliest.
         """
         if self._sent_at is not None:
             self._alive_since = max(self._alive_since, self._sent_at)
@@ -49,8 +50,8 @@ class Heartbeat:
         self._sent_at = None
         self._next_at = now + pause_s
 
-    def ttl(self, now: float) -> float:
-        """Return the seconds until the next heartbeat is due; 0 if it is due now."""
+    def until_next_s(self, now: float) -> float:
+        """Return the seconds until the next heartbeat is due; 0 if a heartbeat is due now."""
         return max(0.0, self._next_at - now)
 
     def should_heartbeat(self, now: float) -> bool:
@@ -63,12 +64,12 @@ class Heartbeat:
 
     @property
     def expires_at(self) -> float:
-        """Time at which the session ends if no other heartbeat is acknowledged."""
+        """Time at which the session ends unless another heartbeat is acknowledged."""
         return self._alive_since + self.session_timeout_s
 
     @property
     def next_at(self) -> float:
-        """Time of the next heartbeat or of the end of the session, whichever comes first."""
+        """Time at which a heartbeat is due or the session ends, whichever comes first."""
         return self.expires_at if self._sent_at is not None else min(self._next_at, self.expires_at)
 
     def age_s(self, now: float) -> float:

@@ -1,6 +1,6 @@
-"""Limit on joins that fail in a row.
+"""Limit on the attempts to join a group that fail in a row.
 
-A round is a join and the sync that follows; the round succeeds when the sync brings an assignment.
+An attempt is a join and the sync that follows. It succeeds when the sync is answered with an assignment.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ __all__ = ["JoinLimit"]
 
 
 class JoinLimit:
-    """Counter of consecutive rounds that failed.
+    """Counter of attempts that failed since the last success.
 
     Args:
-        retries: number of rounds that may fail after the first; None for no limit.
+        retries: ``rebalance_max_retries``, the number of attempts after the first; None for no limit.
     """
 
     def __init__(self, retries: int | None) -> None:
         self._retries, self._failures = retries, 0
 
-    def after(self, effect: Effect, event: GroupEvent) -> GroupEvent:
-        """Count failed rounds and return the event to pass to the membership.
+    def apply(self, effect: Effect, event: GroupEvent) -> GroupEvent:
+        """Count ``event`` if it ends an attempt, and return the event to pass to the membership.
+
+        This is ``event``, except after several failed attempts: then it is an event that pauses or ends the membership.
 
         Args:
             effect: request of the membership; only joins and syncs are counted.
-            event: outcome of ``effect``; another event replaces it after several failed rounds.
+            event: outcome of ``effect``.
         """
         if not isinstance(effect, SendJoin | SendSync):
             return event
@@ -51,12 +53,12 @@ class JoinLimit:
         if self._retries is not None and self._failures > self._retries:
             return MembershipFailed(
                 RebalanceError(
-                    f"the group could not be joined in {self._failures} attempts; the last one failed with: {reason}"
+                    f"the group could not be joined in {self._failures} attempts; the last attempt failed: {reason}"
                     " - check the other members of the group, or raise rebalance_max_retries"
                 )
             )
         if isinstance(event, RebalanceCalled) and self._failures > 1:
-            # A single failure may be due to another member that joined meanwhile. Pause before the next join from the
-            # second failure on.
+            # A first failure may be due to another member that joined meanwhile, so the next join follows at once. From
+            # the second failure on, the member pauses before it joins.
             return RetryLater(reason)
         return event

@@ -1,7 +1,7 @@
 """Interface of a group membership, for both protocols.
 
-Events go in and effects come out, both as plain values. The coroutine that drives a membership performs the effects and
-reports their outcomes, but decides nothing.
+A membership is a state machine: it receives events and returns effects, both plain values. The coroutine that drives
+the membership performs the effects and reports their outcomes as events, but decides nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tailrace.core.group.events import GroupEvent, Identity
 
 __all__ = ["Identity", "MemberSettings", "Membership"]
 
-# Allowance for the network on top of the rebalance timeout.
 _JOIN_GRACE_S = 5.0
+"""Time allowed for the network, in addition to the rebalance timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """Settings of a membership; times in seconds."""
+    """Settings of a membership."""
 
     group_id: str
     topics: frozenset[str]
@@ -32,23 +32,29 @@ class MemberSettings:
     retry_first_s: float
     retry_longest_s: float
     leaves_on_stop: bool
+    """True if the member leaves the group when it stops; False if the group keeps its place until the session ends."""
     stop_max_wait_s: float = 5.0
-    """Longest time that a stop waits for the end of a rebalance, because the group accepts no commits until then."""
+    """Longest time for which a stop waits for the end of a rebalance; the group accepts no commits before."""
     instance_id: str | None = None
+    """``group_instance_id`` of a static member; None for other members."""
     rack: str | None = None
+    """``client_rack``, for rack-aware assignors."""
     pattern: str | None = None
     """Regular expression that the broker matches against topic names (KIP-848)."""
     remote_assignor: str | None = None
-    """Broker-side assignor to request (KIP-848); None for the broker's default."""
+    """Assignor that the broker is to use (KIP-848); None for the broker's default."""
 
     @property
     def max_wait_s(self) -> float:
-        """Timeout of a join or sync; the coordinator holds the request until the slowest member has joined."""
+        """Timeout of a join or sync, which the coordinator may hold until all members have sent theirs."""
         return max(self.request_timeout_s, self.rebalance_timeout_s + _JOIN_GRACE_S)
 
 
 class Membership(Protocol):
-    """One member of one group, driven by one coroutine, without clock and I/O."""
+    """State machine of one member of one group, driven by one coroutine, without clock and I/O.
+
+    All times are in seconds, of the clock of the driving coroutine.
+    """
 
     @property
     def identity(self) -> Identity: ...
@@ -58,16 +64,16 @@ class Membership(Protocol):
 
     @property
     def is_member(self) -> bool:
-        """True while the group counts this member in a generation, so that the member may commit."""
+        """True while this member is in a generation of the group, so that it may commit and has to send heartbeats."""
 
     @property
     def is_over(self) -> bool: ...
 
     def is_current(self, identity: Identity) -> bool:
-        """Return True if an error in the answer to a request sent as ``identity`` still matters."""
+        """Return True if the membership has to react to an error in the answer to a request sent as ``identity``."""
 
     def awaits(self, effect: Effect) -> bool:
-        """Return True if the outcome of ``effect`` still matters."""
+        """Return True if the membership awaits the outcome of ``effect``; only such an outcome may be reported."""
 
     def heartbeat_age_s(self, now: float) -> float:
         """Return the seconds since the last acknowledged heartbeat was sent."""
@@ -76,7 +82,7 @@ class Membership(Protocol):
         """Handle an event."""
 
     def handle_timer(self, now: float) -> None:
-        """Perform the steps that are due."""
+        """Perform the steps that are due at ``now``."""
 
     def next_deadline(self) -> float | None:
         """Return the time at which ``handle_timer`` is due; None for never."""

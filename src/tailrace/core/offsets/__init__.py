@@ -1,1 +1,1 @@
-"""Commits: content and schedule."""
+"""Content and schedule of commits."""

@@ -1,11 +1,11 @@
 """Content of commits: offsets of finished records, offset maps, and the user's text.
 
-``Commits`` takes a snapshot of the positions when a commit is sent. The answer counts only for the epochs in the
-snapshot, so a late answer to an older commit does not undo a newer commit.
+``Commits`` takes a snapshot of the positions when a commit is sent. The response changes a position only if its
+assignment epoch is still that of the snapshot.
 
 A commit contains the offset map (``core.offset_map``), which lists the records finished after the committed offset. A
-commit is also due if only the map has changed, as while a record is stuck. The user's text belongs to the offset with
-which it was committed, and is kept as long as that offset is.
+commit is also due if only the map has changed, for example while one record takes long. The user's text belongs to the
+offset with which it was committed: it is committed again while that offset does not change.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ __all__ = ["CommitNote", "CommitSnapshot", "Commits"]
 
 
 class CommitNote(NamedTuple):
-    """Content of the metadata of one entry."""
+    """Content of the metadata that is committed with one offset."""
 
     user_text: str
     offset_map: OffsetMap | None
     """Offsets finished after the committed offset."""
     fill: float
+    """Size of the offset map, divided by the space for it."""
     is_map_dropped: bool
-    """True if the map does not fit and is left out."""
+    """True if the offset map does not fit and is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitSnapshot:
-    """Entries of one commit, and the epochs in which they are valid."""
+    """Offsets of one commit, and the state of their partitions when the snapshot was taken."""
 
     offsets: Mapping[TopicPartition, CommitOffset]
     epochs: Mapping[TopicPartition, int]
+    """Assignment epoch of each partition that was assigned."""
     assignments: Mapping[TopicPartition, int]
-    """Number of each partition's assignment when the snapshot was taken; missing for partitions not assigned."""
+    """Number of the assignment of each partition that was assigned; unlike the epoch, a seek does not change it."""
     notes: Mapping[TopicPartition, CommitNote] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -53,12 +55,12 @@ class CommitSnapshot:
 
 
 class Commits:
-    """Content of commits of ``positions``.
+    """Content of the commits of one consumer.
 
     Args:
-        positions: assigned partitions.
-        max_bytes: limit of an entry's metadata; 0 leaves offset maps out.
-        writer: name of this consumer, for readers of its offset maps.
+        positions: positions of the assigned partitions.
+        max_bytes: limit of the metadata of one offset; 0 to commit no offset maps.
+        writer: name of this consumer, which is committed with its offset maps.
     """
 
     def __init__(self, positions: Positions, *, max_bytes: int = 4_096, writer: str = "") -> None:
@@ -66,15 +68,18 @@ class Commits:
         self._max_bytes, self._writer = max_bytes, writer
 
     def snapshot(self, partitions: Iterable[TopicPartition] | None = None) -> CommitSnapshot:
-        """Return the finished offsets and maps that are not committed, of ``partitions`` or of all if None."""
+        """Return the finished offsets and offset maps that are not committed yet; of all partitions if None."""
         among = self.positions if partitions is None else self.positions.of(partitions)
         due = [position for position in among if position.is_dirty or self._is_map_due(position)]
         entries = {one.partition: self._entry(one) for one in due}
-        return self._snapshot_of(due, entries)
+        return self._snapshot(due, entries)
 
-    def chosen(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitSnapshot:
-        """Return a commit of ``offsets`` chosen by the user; a finished offset is committed with its offset map."""
-        ours = self.positions.of(offsets)
+    def snapshot_of(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitSnapshot:
+        """Return a commit of ``offsets``, which the user has chosen.
+
+        An offset that equals the finished offset of its position is committed with the offset map of the position.
+        """
+        assigned = self.positions.of(offsets)
         entries = {}
         for partition, one in offsets.items():
             position = self.positions.get(partition)
@@ -83,21 +88,21 @@ class Commits:
             entries[partition] = self._with_map(
                 CommitOffset(*partition, one.offset, epoch, one.metadata, _topic_id(position)), offset_map, position
             )
-        return self._snapshot_of(ours, entries)
+        return self._snapshot(assigned, entries)
 
     def without_map(self, entry: CommitOffset, note: CommitNote) -> CommitOffset | None:
-        """Return ``entry`` with the user's text as its only metadata; None if there is nothing to remove."""
+        """Return ``entry`` with only the user's text as metadata; None if ``entry`` has no other metadata."""
         text = encode_metadata(None, note.user_text, self._max_bytes).text
         return replace(entry, metadata=text) if text != entry.metadata else None
 
-    def _snapshot_of(
+    def _snapshot(
         self, positions: Iterable[Position], entries: Mapping[TopicPartition, tuple[CommitOffset, CommitNote]]
     ) -> CommitSnapshot:
-        taken = list(positions)
+        assigned = list(positions)
         return CommitSnapshot(
             {partition: entry for partition, (entry, _) in entries.items()},
-            {position.partition: position.epoch for position in taken},
-            {position.partition: position.assignment for position in taken},
+            {position.partition: position.epoch for position in assigned},
+            {position.partition: position.assignment for position in assigned},
             {partition: note for partition, (_, note) in entries.items()},
         )
 
@@ -124,34 +129,37 @@ class Commits:
         return position.offset_map if self._max_bytes else None
 
     def _is_map_due(self, position: Position) -> bool:
-        is_there = position.finished is not None and position.finished == position.committed
-        return is_there and self._map_of(position) != position.committed_map
+        is_committed = position.finished is not None and position.finished == position.committed
+        return is_committed and self._map_of(position) != position.committed_map
 
-    def gone(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
-        """Return the partitions of ``snapshot`` that were released since; other members may commit them now."""
+    def released_since(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
+        """Return the partitions of ``snapshot`` that were revoked or lost since; other members may commit them now."""
         now = {position.partition: position.assignment for position in self.positions.of(snapshot.assignments)}
         return frozenset(one for one, then in snapshot.assignments.items() if now.get(one) != then)
 
-    def unmoved(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
-        """Return the partitions of ``snapshot`` that have the same epoch and are not about to be released."""
+    def unchanged_since(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
+        """Return the partitions of ``snapshot`` that have the same epoch and are not about to be revoked."""
         now = (one for one in self.positions.of(snapshot.epochs) if not one.is_halted)
         return frozenset(one.partition for one in now if one.epoch == snapshot.epochs[one.partition])
 
-    def acknowledged(
+    def note_stored(
         self,
         snapshot: CommitSnapshot,
         partitions: Iterable[TopicPartition],
-        textless: AbstractSet[TopicPartition] = frozenset(),
+        without_text: AbstractSet[TopicPartition] = frozenset(),
     ) -> None:
-        """Note that the broker stored ``partitions`` of ``snapshot``, and no metadata for those in ``textless``."""
+        """Note that the broker has stored the offsets of ``partitions``.
+
+        For partitions in ``without_text``, the broker has stored no metadata.
+        """
         for position in self.positions.of(partitions):
             entry = snapshot.offsets[position.partition]
             if snapshot.epochs.get(position.partition) == position.epoch:
                 note = snapshot.notes[position.partition]
-                user_text = "" if position.partition in textless else note.user_text
+                user_text = "" if position.partition in without_text else note.user_text
                 position.note_committed(entry.offset, user_text, note.offset_map)
 
 
 def _topic_id(position: Position | None) -> UUID:
-    """Return the id of the topic that the records were read from; all zeros if nothing was fetched."""
+    """Return the id of the topic that was fetched; all zeros if nothing was fetched."""
     return NO_TOPIC_ID if position is None or position.fetched_topic_id is None else position.fetched_topic_id

@@ -1,6 +1,6 @@
-"""Partitions named by the user in any of several forms, with a start point for each.
+"""Partitions that the user names in any of several forms, each with its requested start.
 
-Forms may be mixed; the result is one list. A topic without partitions is expanded later, from cluster metadata.
+A topic that is named without partitions stands for all of them; the caller looks them up in the cluster metadata.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace.errors import ConfigurationError
 __all__ = ["PartitionSpec", "RequestedStart", "StartParser", "partition_specs"]
 
 RequestedStart: TypeAlias = int | StartPoint | None
-"""Requested start: an offset or a start point; None for the committed offset, or ``auto_offset_reset`` without one."""
+"""Offset or start point; None to start at the committed offset, or at ``auto_offset_reset`` if there is none."""
 
 
 class PartitionSpec(NamedTuple):
@@ -30,39 +30,41 @@ StartParser: TypeAlias = Callable[[object], RequestedStart]
 """Function that parses a start given by the user."""
 
 
-def partition_specs(given: Iterable[object], default: RequestedStart, parse_start: StartParser) -> list[PartitionSpec]:
-    """Return the partitions that ``given`` names, in order; partitions without a start begin at ``default``.
+def partition_specs(
+    entries: Iterable[object], default: RequestedStart, parse_start: StartParser
+) -> list[PartitionSpec]:
+    """Return the partitions that ``entries`` name, in order.
 
-    Accepted are a topic name; (topic, partition); (topic, partition, offset); {topic: partition or partitions};
-    {(topic, partition): start}; and lists of all these.
+    An entry is a topic; (topic, partition); (topic, partition, start); {topic: partition or partitions};
+    {(topic, partition): start}; or a list or set of entries. Partitions without a start begin at ``default``.
 
     Raises:
-        ConfigurationError: an entry is none of these.
+        ConfigurationError: an entry has another form.
     """
-    return [spec for one in given for spec in _read(one, default, parse_start)]
+    return [spec for entry in entries for spec in _parse(entry, default, parse_start)]
 
 
-def _read(given: object, default: RequestedStart, parse_start: StartParser) -> Iterator[PartitionSpec]:
-    match given:
-        case str() if given:
-            yield PartitionSpec(given, None, default)
-        case (str() as topic, partition) if isinstance(given, tuple) or _is_number(partition):
+def _parse(entry: object, default: RequestedStart, parse_start: StartParser) -> Iterator[PartitionSpec]:
+    match entry:
+        case str() if entry:
+            yield PartitionSpec(entry, None, default)
+        case (str() as topic, partition) if isinstance(entry, tuple) or _is_number(partition):
             yield PartitionSpec(_topic(topic), _partition(partition), default)
-        case (str() as topic, partition, offset) if isinstance(given, tuple):
-            yield PartitionSpec(_topic(topic), _partition(partition), parse_start(offset))
+        case (str() as topic, partition, start) if isinstance(entry, tuple):
+            yield PartitionSpec(_topic(topic), _partition(partition), parse_start(start))
         case Mapping():
-            for key, value in given.items():
-                yield from _read_entry(key, value, default, parse_start)
+            for key, value in entry.items():
+                yield from _parse_item(key, value, default, parse_start)
         case list() | set() | frozenset():
-            yield from partition_specs(given, default, parse_start)
+            yield from partition_specs(entry, default, parse_start)
         case _:
             raise ConfigurationError(
-                f"{given!r} is not a partition - use 'topic', ('topic', 0), ('topic', 0, offset), {{'topic': [0, 1]}}"
+                f"{entry!r} is not a partition - use 'topic', ('topic', 0), ('topic', 0, offset), {{'topic': [0, 1]}}"
                 " or {('topic', 0): offset}"
             )
 
 
-def _read_entry(
+def _parse_item(
     key: object, value: object, default: RequestedStart, parse_start: StartParser
 ) -> Iterator[PartitionSpec]:
     match key, value:
@@ -78,17 +80,17 @@ def _read_entry(
             )
 
 
-def _topic(given: object) -> str:
-    if isinstance(given, str) and given:
-        return given
-    raise ConfigurationError(f"a topic must be a name such as 'orders', not {given!r}")
+def _topic(value: object) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise ConfigurationError(f"a topic must be a name such as 'orders', not {value!r}")
 
 
-def _partition(given: object) -> int:
-    if _is_number(given) and int(str(given)) < 1 << 31:
-        return int(str(given))
-    raise ConfigurationError(f"a partition must be an integer from 0 on, not {given!r}")
+def _partition(value: object) -> int:
+    if _is_number(value) and int(str(value)) < 1 << 31:
+        return int(str(value))
+    raise ConfigurationError(f"a partition must be an integer from 0 on, not {value!r}")
 
 
-def _is_number(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63

@@ -9,21 +9,27 @@ from tailrace.core.positions.start_point import StartFrom, StartPoint, shares_of
 from tailrace.errors import ConfigurationError
 from tailrace.records import TopicPartition
 
-__all__ = ["SeekFrom", "seeks"]
+__all__ = ["SeekFrom", "seek_targets"]
 
 SeekFrom: TypeAlias = Literal["offset", "earliest", "current", "latest"]
-"""Origin of a seek: "offset" for an absolute offset; "earliest", "current" and "latest" for a number of records after
-the first one, the next one to deliver, or the end of the log. Negative numbers lie before the origin.
+"""Meaning of a seek's ``offset``: an absolute offset ("offset"), or a number of records after the first record
+("earliest"), the position ("current") or the end of the log ("latest"). A negative number counts backward.
 """
 
 
-def seeks(
+def seek_targets(
     positions: Mapping[TopicPartition, int], offset: object, whence: str, *, spread: bool
 ) -> dict[TopicPartition, int | StartPoint]:
-    """Return the target of each of ``positions``.
+    """Return the target of each partition.
+
+    Args:
+        positions: position of each partition.
+        offset: offset or number of records; its meaning depends on ``whence``.
+        whence: see ``SeekFrom``.
+        spread: True if ``offset`` is a number of records of all partitions together, of which each has an equal share.
 
     Raises:
-        ConfigurationError: an argument is invalid, or the arguments do not go together.
+        ConfigurationError: an argument is invalid, or the arguments contradict each other.
     """
     if whence not in get_args(SeekFrom):
         raise ConfigurationError(f"whence={whence!r} is unknown; it must be one of {', '.join(get_args(SeekFrom))}")
@@ -35,12 +41,12 @@ def seeks(
         )
     if spread and whence not in {"earliest", "latest"}:
         raise ConfigurationError(f"spread=True needs whence='earliest' or 'latest', not {whence!r}")
-    among: Sequence[TopicPartition] = sorted(positions)
-    shares = shares_of(offset, len(among)) if spread and among else [offset] * len(among)
-    return {one: _place(positions[one], share, whence) for one, share in zip(among, shares, strict=True)}
+    partitions: Sequence[TopicPartition] = sorted(positions)
+    shares = shares_of(offset, len(partitions)) if spread and partitions else [offset] * len(partitions)
+    return {one: _target(positions[one], share, whence) for one, share in zip(partitions, shares, strict=True)}
 
 
-def _place(position: int, share: int, whence: str) -> int | StartPoint:
+def _target(position: int, share: int, whence: str) -> int | StartPoint:
     match whence:
         case "offset":
             return share

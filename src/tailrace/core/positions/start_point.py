@@ -1,7 +1,7 @@
-"""Start points in a log that only the partition leader can resolve to an offset.
+"""Start points: places in a log that only the partition leader can resolve to an offset.
 
-A start point is, for example, the first record, ten records before the end, or a time. It determines which timestamps
-to request from the leader with ListOffsets, one after the other, and resolves the answers to an offset within the log.
+Examples are the first record, ten records before the end, and a time. A start point determines which timestamps to
+request from the leader with ListOffsets, one after the other, and resolves the answers to an offset within the log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tailrace.protocol.list_offsets import ListedOffset
 __all__ = ["EARLIEST", "LATEST", "StartFrom", "StartPoint", "shares_of"]
 
 LATEST, EARLIEST = -1, -2
-"""Special timestamps of ListOffsets."""
+"""Special timestamps of ListOffsets, which request the end offset and the first offset."""
 
 
 class StartFrom(StrEnum):
@@ -24,10 +24,13 @@ class StartFrom(StrEnum):
     EARLIEST = "earliest"
     LATEST = "latest"
     NONE = "none"
-    """No start point: the user has to seek."""
+    """No start (``auto_offset_reset="none"``): the user has to seek."""
     TIME = "time"
+    """First record with a timestamp from ``StartPoint.number`` on; the end of the log if there is none."""
     AGO = "ago"
+    """As TIME, with an age in place of the timestamp."""
     OFFSET = "offset"
+    """Offset ``StartPoint.number``, or the nearest offset that the log contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,10 @@ class StartPoint:
     """Point in a log at which reading begins.
 
     Attributes:
-        number: timestamp or age in milliseconds, or an offset.
-        shift: number of records after the first record or the end of the log; negative numbers lie before it.
+        whence: origin, which determines the meaning of the numbers.
+        number: timestamp, or age, in milliseconds, or offset; not used with EARLIEST and LATEST.
+        shift: number of records after the first record (EARLIEST) or the end of the log (LATEST); a negative number
+            counts backward.
     """
 
     whence: StartFrom
@@ -54,13 +59,13 @@ class StartPoint:
             case _:
                 return f"{self.whence}{self.shift:+d}" if self.shift else str(self.whence)
 
-    def fixed(self, now_ms: int) -> StartPoint:
-        """Return the start point with a timestamp in place of an age."""
+    def with_timestamp(self, now_ms: int) -> StartPoint:
+        """Return the start point with a timestamp in place of an age; ``self`` if it has no age."""
         return replace(self, whence=StartFrom.TIME, number=max(0, now_ms - self.number)) if self.is_duration else self
 
     @property
     def is_duration(self) -> bool:
-        """True if the start point is an age, so that it depends on the current time."""
+        """True if the start point has an age, so that the offset depends on the current time."""
         return self.whence is StartFrom.AGO
 
     def next_timestamp(self, known: Mapping[int, ListedOffset]) -> int | None:
@@ -76,7 +81,10 @@ class StartPoint:
         return next((timestamp for timestamp in wanted if timestamp not in known), None)
 
     def resolve(self, known: Mapping[int, ListedOffset]) -> tuple[int, int]:
-        """Return the offset and its leader epoch (-1 if unknown), once ``next_timestamp`` returns None."""
+        """Return the offset and its leader epoch, which is -1 if unknown.
+
+        ``known`` contains the answers to all timestamps that ``next_timestamp`` has returned.
+        """
         if self.whence is StartFrom.TIME:
             found = known[self.number] if known[self.number].offset >= 0 else known[LATEST]
             return found.offset, found.leader_epoch
@@ -89,7 +97,7 @@ class StartPoint:
 
 
 def shares_of(total: int, parts: int) -> list[int]:
-    """Divide ``total`` records into ``parts`` shares; with a remainder, the first shares have one record more."""
+    """Divide ``total`` into ``parts`` shares; the first shares are greater by one if there is a remainder."""
     each, left = divmod(abs(total), parts)
     sign = 1 if total >= 0 else -1
     return [sign * (each + (number < left)) for number in range(parts)]

@@ -1,4 +1,4 @@
-"""Start of each partition: the user's choice, the committed offset, or ``auto_offset_reset``."""
+"""Choice of the start of each partition: the user's start, the committed offset, or ``auto_offset_reset``."""
 
 from __future__ import annotations
 
@@ -20,40 +20,41 @@ Start: TypeAlias = int | StartPoint | OffsetAndMetadata
 
 
 class StartPolicy:
-    """Decides where reading of a partition begins.
+    """Decides where a partition is read from.
 
-    If ``auto_offset_reset`` is "latest", partitions added and topics recreated after the subscription are read from
-    their first record, since their records were written while the consumer was subscribed.
+    If ``auto_offset_reset`` is "latest", partitions that were added and topics that were recreated after the
+    subscription are read from their first record, since their records were written while the consumer was subscribed.
 
     Args:
         reset: start point that ``auto_offset_reset`` names.
-        whole: topics to which the group itself publishes records. They are read from their first record, whatever
-            ``auto_offset_reset`` is.
+        own_topics: topics to which the group itself publishes records. Without a committed offset, they are read from
+            their first record, whatever ``auto_offset_reset`` is.
     """
 
-    def __init__(self, reset: StartPoint, whole: Container[str] = frozenset()) -> None:
-        self.reset, self._whole = reset, whole
-        self._seen: dict[str, tuple[UUID, int]] = {}
+    def __init__(self, reset: StartPoint, own_topics: Container[str] = frozenset()) -> None:
+        self.reset, self._own_topics = reset, own_topics
+        self._subscribed: dict[str, tuple[UUID, int]] = {}
         """Topic id and number of partitions of each topic at the time of the subscription."""
-        self._is_fixed = False
+        self._has_subscribed = False
 
     def note_topics(self, topics: Mapping[str, TopicInfo]) -> None:
-        """Remember the topics that exist when the consumer subscribes."""
-        self._is_fixed = True
-        self._seen = {name: (one.topic_id, len(one.partitions)) for name, one in topics.items()} | self._seen
+        """Remember the topics that exist when the consumer subscribes; topics noted before stay unchanged."""
+        self._has_subscribed = True
+        found = {name: (one.topic_id, len(one.partitions)) for name, one in topics.items()}
+        self._subscribed = found | self._subscribed
 
-    def of_chosen(self, requested: RequestedStart, committed: OffsetAndMetadata | None) -> Start:
-        """Return the start of a partition that the user assigned."""
+    def start_of_assigned(self, requested: RequestedStart, committed: OffsetAndMetadata | None) -> Start:
+        """Return the start of a partition that the user has assigned."""
         if requested is not None:
             return requested
         return self.reset if committed is None else committed
 
-    def of_subscribed(
+    def start_of_subscribed(
         self,
         partition: TopicPartition,
         topology: ClusterMetadata,
         committed: OffsetAndMetadata | None = None,
-        released: tuple[UUID | None, int | None] = (None, None),
+        last_release: tuple[UUID | None, int | None] = (None, None),
         *,
         ignores_committed: bool = False,
     ) -> Start:
@@ -63,29 +64,32 @@ class StartPolicy:
             partition: partition that is about to be read.
             topology: newest metadata of the cluster.
             committed: offset committed by the group; None if there is none.
-            released: topic id and committed offset of the partition when this member released it last. A group's
-                offsets are stored by topic name, so offsets of a deleted topic are found for its recreated successor.
+            last_release: topic id and committed offset of the partition when it was last taken from this member; None
+                where unknown. Kafka stores offsets by topic name. So if the topic was recreated since and the committed
+                offset is unchanged, the offset belongs to the deleted topic and is ignored.
             ignores_committed: True if ``reset_offset_on_start`` applies.
         """
-        if ignores_committed and self._applies_to(partition):
+        if ignores_committed and self._uses_reset(partition):
             return self.reset
-        topic_id, offset = released
+        topic_id, offset = last_release
         if committed is None or (committed.offset == offset and is_other_log(topic_id, partition, topology)):
-            return self._by_option(partition, topology)
+            return self._start_without_commit(partition, topology)
         return committed
 
-    def of_added(self, partition: TopicPartition) -> StartPoint:
-        """Return the start of ``partition`` if it was added, or its topic recreated, after the subscription."""
-        return _EARLIEST if self.reset.whence is StartFrom.LATEST else self.of_reset(partition)
+    def start_of_added(self, partition: TopicPartition) -> StartPoint:
+        """Return the start of a partition that was added, or whose topic was recreated, after the subscription."""
+        return _EARLIEST if self.reset.whence is StartFrom.LATEST else self.start_after_reset(partition)
 
-    def of_reset(self, partition: TopicPartition) -> StartPoint:
-        """Return where to continue ``partition`` when its log no longer has the position."""
-        return self.reset if self._applies_to(partition) else _EARLIEST
+    def start_after_reset(self, partition: TopicPartition) -> StartPoint:
+        """Return where to continue a partition whose log does not contain the position, or that has none."""
+        return self.reset if self._uses_reset(partition) else _EARLIEST
 
-    def _by_option(self, partition: TopicPartition, topology: ClusterMetadata) -> StartPoint:
-        topic_id, count = self._seen.get(partition.topic, (None, 0))
+    def _start_without_commit(self, partition: TopicPartition, topology: ClusterMetadata) -> StartPoint:
+        topic_id, count = self._subscribed.get(partition.topic, (None, 0))
         is_added = partition.partition >= count or is_other_log(topic_id, partition, topology)
-        return self.of_added(partition) if self._is_fixed and is_added else self.of_reset(partition)
+        return (
+            self.start_of_added(partition) if self._has_subscribed and is_added else self.start_after_reset(partition)
+        )
 
-    def _applies_to(self, partition: TopicPartition) -> bool:
-        return partition.topic not in self._whole
+    def _uses_reset(self, partition: TopicPartition) -> bool:
+        return partition.topic not in self._own_topics

@@ -1,1 +1,1 @@
-"""Plans and messages of worker processes."""
+"""Worker processes: their number and partitions, their messages, and the merged stream of what they read."""

@@ -1,7 +1,8 @@
 """Merged stream of the records that several processes read.
 
-Each process has a lease of each of its partitions; messages about a lease that is over are ignored. Slices are
-delivered in the order of their arrival, so the records of each partition stay in order.
+A process reads each of its partitions under a lease, which ends when the partition is revoked or read from another
+position. The process sends slices: consecutive records of one partition. Slices are delivered in the order of their
+arrival, so the records of each partition stay in order.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["LeaseKey", "MergedStream", "PartitionLease"]
 
 LeaseKey: TypeAlias = tuple[int, int]
-"""Incarnation of a process, and the number of the lease within this incarnation."""
+"""Number that stands for a process from its start to its end, and number of the lease within the process.
+
+If the parent assigns the partitions, a lease keeps its key when its process is restarted; the first number is then the
+same for all leases.
+"""
 
 
 class PartitionLease(Progress):
     """Progress of one partition as one process reads it.
 
     Attributes:
-        key: key of the lease.
+        key: process and number of the lease.
         received: next offset expected from the process.
         unreleased: number of records that have left the queue since the last report to the process.
-        reported: finished offset last reported to the process.
+        reported: finished offset in the last report to the process; -1 before the first report.
     """
 
     __slots__ = ("key", "received", "reported", "unreleased")
@@ -39,14 +44,14 @@ class PartitionLease(Progress):
 
 
 class MergedStream:
-    """Merges slices of several processes.
+    """Merges slices of several processes for one user.
 
     Args:
-        report: called with a lease to report its ``finished`` and ``unreleased`` to its process.
+        report: called with a lease when ``finished`` or ``unreleased`` of the lease should be sent to its process.
 
     Attributes:
-        polled: records that the user has in flight; the user takes further records from ``polled.remaining``.
-        queued_records: number of records in the queue, without the current slice.
+        polled: current slice and records in flight; the user takes records from ``polled.remaining``.
+        queued_records: number of records in the queued slices, without the current slice.
     """
 
     def __init__(self, report: Callable[[PartitionLease], None]) -> None:
@@ -59,21 +64,21 @@ class MergedStream:
     # ---- from the processes ------------------------------------------------------------------------------------
 
     def put(self, key: LeaseKey, partition: TopicPartition, end: int, records: list[Record]) -> None:
-        """Queue a slice."""
+        """Queue a slice, which opens its lease if necessary; ``end`` is the offset at which the partition continues."""
         lease = self.open(key, partition, records[0].offset)
         lease.received = end
         self._queue.append((lease, end, records))
         self.queued_records += len(records)
 
     def open(self, key: LeaseKey, partition: TopicPartition, offset: int) -> PartitionLease:
-        """Return the lease of a key; a key without a lease gets one that begins at ``offset``."""
+        """Return the lease of a key; if there is none, open a lease that begins at ``offset``."""
         lease = self._leases.get(key)
         if lease is None:
             lease = self._leases[key] = PartitionLease(key, partition, offset)
         return lease
 
     def halt(self, key: LeaseKey) -> PartitionLease | None:
-        """Deliver no more records of a lease and return the lease; None if the key has none.
+        """Drop the records of a lease that were not delivered, and return the lease; None if the key has no lease.
 
         Records in flight stay in flight.
         """
@@ -89,7 +94,7 @@ class MergedStream:
         return lease
 
     def end(self, key: LeaseKey) -> PartitionLease | None:
-        """End a lease: its records in flight are ignored from now on."""
+        """End a lease, drop all its records, including those in flight, and return it; None if the key has no lease."""
         lease = self.halt(key)
         if lease is not None:
             lease.end()
@@ -98,19 +103,19 @@ class MergedStream:
         return lease
 
     def leases(self) -> list[PartitionLease]:
-        """Return the leases that are not over."""
+        """Return the open leases."""
         return list(self._leases.values())
 
     # ---- to the user -------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Finish the records in flight."""
-        for used in self.polled.finish():
-            if isinstance(used.progress, PartitionLease):
-                self._report(used.progress)
+        """Finish the records in flight, and report that to their processes."""
+        for lease in self.polled.finish():
+            if isinstance(lease.progress, PartitionLease):
+                self._report(lease.progress)
 
     def next_slice(self) -> bool:
-        """Begin the next slice; return False if none has arrived."""
+        """Make the next queued slice the current slice; return False if none is queued."""
         if not self._queue:
             return False
         lease, end, records = self._queue.popleft()
@@ -120,7 +125,7 @@ class MergedStream:
         return True
 
     def take(self, count: int) -> list[Record]:
-        """Finish the records in flight and return up to ``count`` of the records that have arrived."""
+        """Finish the records in flight and deliver up to ``count`` records that have arrived."""
         self.finish()
         taken: list[Record] = []
         while len(taken) < count and (self.polled.count_left or self.next_slice()):
@@ -132,7 +137,7 @@ class MergedStream:
         return self.polled.acknowledge(record)
 
     def report_all(self) -> None:
-        """Report to every process which records are finished."""
+        """Report the progress of all leases that have changed since their last report."""
         for lease in self._leases.values():
             self._report(lease)
 

@@ -1,7 +1,8 @@
 """Messages between the processes of one program, and their encoding.
 
-A message is its length, followed by its fields in MessagePack. A slice of records is encoded by column, one list per
-field, which costs both sides less than a list of records.
+An encoded message begins with a header, which contains the length of the body; the body contains the fields in
+MessagePack. Records are encoded by column, one list for each field, which takes both processes less time than a list of
+records.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ __all__ = [
     "BeginMessage",
     "CommitMessage",
     "CommittedMessage",
-    "DoneMessage",
     "FailedMessage",
     "FromChild",
-    "GoneMessage",
-    "HaltedMessage",
-    "LeftMessage",
+    "HaltRequest",
+    "HaltResponse",
+    "LeaseEndedMessage",
+    "ProgressMessage",
     "ReadyMessage",
     "SliceMessage",
     "StatisticsMessage",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 HEADER = 4
+"""Size of the header in bytes."""
 _LENGTH = struct.Struct("!I")
 
 Headers: TypeAlias = list[tuple[tuple[str, bytes | None], ...]]
@@ -57,25 +59,28 @@ class _ProcessMessage(msgspec.Struct, tag_field="is", frozen=True, array_like=Tr
 
 
 class BeginMessage(_ProcessMessage, frozen=True, tag=1):
-    """Job of a child; pickled, because both sides belong to one program."""
+    """First message to a child, with its job."""
 
     spec: bytes
+    """Pickled mapping; pickling is safe, because both processes belong to one program."""
 
 
 class StopMessage(_ProcessMessage, frozen=True, tag=2):
-    """Request to stop in order."""
+    """Request to stop after the usual cleanup."""
 
 
-class DoneMessage(_ProcessMessage, frozen=True, tag=3):
-    """Next unfinished offset of a lease, and how many of the lease's records left the queue since the last report."""
+class ProgressMessage(_ProcessMessage, frozen=True, tag=3):
+    """Progress of a lease in the parent."""
 
     lease: int
     offset: int
+    """Offset below which all records are finished."""
     released: int
+    """Number of records that have left the parent's queue since the last message."""
 
 
-class LeftMessage(_ProcessMessage, frozen=True, tag=4):
-    """Answer to ``HaltedMessage``: no record from ``offset`` on was or will be delivered."""
+class HaltResponse(_ProcessMessage, frozen=True, tag=4):
+    """Answer to ``HaltRequest``: the parent neither has delivered nor will deliver records from ``offset`` on."""
 
     lease: int
     offset: int
@@ -97,10 +102,12 @@ class StatisticsRequest(_ProcessMessage, frozen=True, tag=6):
 
 
 class ReadyMessage(_ProcessMessage, frozen=True, tag=11):
-    """A child has started: its stop timeout and, from a reader, the start offsets of its partitions."""
+    """A child has started."""
 
     stop_timeout_s: float
+    """Time in seconds that the child may take to stop."""
     begins: list[tuple[str, int, int]] = []
+    """Topic, partition and start offset of each partition that a reader was assigned by its parent."""
     status: str = "starting"
     """Status of the child until its first ``StatusMessage``."""
 
@@ -111,24 +118,29 @@ class StatusMessage(_ProcessMessage, frozen=True, tag=12):
     status: str
     detail: str
     silence_s: float
-    """Time without a message after which the child counts as lost. From now on it reports its status every second."""
+    """Time in seconds after which the parent kills the child if no further message comes.
+
+    From the first status message on, a child sends one every second.
+    """
 
 
 class FailedMessage(_ProcessMessage, frozen=True, tag=13):
-    """A child cannot continue; ``error`` is a pickled error of tailrace, or None for any other error."""
+    """A child cannot continue."""
 
     error: bytes | None
+    """Pickled error of tailrace; None if the error is of another library."""
     text: str
+    """Description of the error."""
 
 
 class SliceMessage(_ProcessMessage, frozen=True, tag=14):
-    """Records of one partition, in order."""
+    """Consecutive records of one partition, one list for each of their fields."""
 
     lease: int
     topic: str
     partition: int
     end_offset: int
-    """Offset at which the partition continues, after the last record and after offsets without a record."""
+    """Offset at which the partition continues, after the last record and any offsets without a record after it."""
     offsets: list[int]
     keys: list[bytes | None]
     values: list[bytes | None]
@@ -140,40 +152,43 @@ class SliceMessage(_ProcessMessage, frozen=True, tag=14):
     timestamp_type: TimestampType | None = "CreateTime"
 
 
-class HaltedMessage(_ProcessMessage, frozen=True, tag=15):
-    """No more records of a lease may be delivered, because its partition is about to be revoked."""
+class HaltRequest(_ProcessMessage, frozen=True, tag=15):
+    """Request to deliver no more records of a lease, whose partition is about to be revoked."""
 
     lease: int
 
 
-class GoneMessage(_ProcessMessage, frozen=True, tag=16):
+class LeaseEndedMessage(_ProcessMessage, frozen=True, tag=16):
     """A lease is over: its partition was revoked or is read from another position."""
 
     lease: int
 
 
 class CommittedMessage(_ProcessMessage, frozen=True, tag=17):
-    """Answer to ``CommitMessage``, with a pickled error if the commit failed."""
+    """Answer to ``CommitMessage``."""
 
     number: int
+    """Number of the ``CommitMessage``."""
     error: bytes | None
+    """Pickled error; None if the commit succeeded."""
 
 
 class StatisticsMessage(_ProcessMessage, frozen=True, tag=18):
     """Answer to ``StatisticsRequest``."""
 
     number: int
+    """Number of the ``StatisticsRequest``."""
     statistics: AppStatistics
 
 
-ToChild: TypeAlias = BeginMessage | StopMessage | DoneMessage | LeftMessage | CommitMessage | StatisticsRequest
+ToChild: TypeAlias = BeginMessage | StopMessage | ProgressMessage | HaltResponse | CommitMessage | StatisticsRequest
 FromChild: TypeAlias = (
     ReadyMessage
     | StatusMessage
     | FailedMessage
     | SliceMessage
-    | HaltedMessage
-    | GoneMessage
+    | HaltRequest
+    | LeaseEndedMessage
     | CommittedMessage
     | StatisticsMessage
 )
@@ -184,30 +199,30 @@ _from_child: msgspec.msgpack.Decoder[FromChild] = msgspec.msgpack.Decoder(FromCh
 
 
 def encode(message: ToChild | FromChild) -> bytes:
-    """Encode a message with its length."""
+    """Encode a message with its header."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def length_of(header: bytes) -> int:
-    """Return the length of a message from its header."""
+    """Return the length of a body, which the header contains."""
     return int(_LENGTH.unpack(header)[0])
 
 
 def decode_to_child(body: bytes) -> ToChild:
-    """Decode a message to a child."""
+    """Decode the body of a message to a child."""
     return _to_child.decode(body)
 
 
 def decode_from_child(body: bytes) -> FromChild:
-    """Decode a message from a child."""
+    """Decode the body of a message from a child."""
     return _from_child.decode(body)
 
 
 def slice_of(
     lease: int, partition: TopicPartition, end_offset: int, records: Sequence[Record], topic_id: UUID | None = None
 ) -> SliceMessage:
-    """Return a message with ``records``."""
+    """Return a message with ``records`` of one partition; ``topic_id`` is None if unknown."""
     has_headers = any(record.headers for record in records)
     return SliceMessage(
         lease,
@@ -220,13 +235,20 @@ def slice_of(
         [record.timestamp for record in records],
         [tuple(record.headers) for record in records] if has_headers else None,
         topic_id,
-        # The records come from one batch, so they have the same timestamp type.
+        # All records come from one batch and therefore have the same timestamp type.
         records[0].timestamp_type if records else "CreateTime",
     )
 
 
-def records_of(part: SliceMessage) -> list[Record]:
+def records_of(message: SliceMessage) -> list[Record]:
     """Return the records of a message."""
-    columns = (repeat(part.topic), repeat(part.partition), part.offsets, part.keys, part.values, part.timestamps)
-    headers = repeat(()) if part.headers is None else part.headers
-    return list(map(Record, *columns, headers, repeat(part.timestamp_type)))
+    columns = (
+        repeat(message.topic),
+        repeat(message.partition),
+        message.offsets,
+        message.keys,
+        message.values,
+        message.timestamps,
+    )
+    headers = repeat(()) if message.headers is None else message.headers
+    return list(map(Record, *columns, headers, repeat(message.timestamp_type)))

@@ -1,1 +1,1 @@
-"""Transactional producer as a state machine (KIP-98), partitioner."""
+"""Idempotent and transactional producers: batches, partitions, and the state machine of transactions (KIP-98)."""

@@ -1,6 +1,6 @@
 """Undelivered records of a producer: batches by partition, the requests to send next, and reactions to answers.
 
-Each record gets exactly one outcome. Within a partition records are stored in the order in which they were appended.
+Each record has exactly one outcome. Within a partition, records are stored in the order in which they were appended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tailrace.core.backoff import Backoff
 from tailrace.core.producer.events import ProducerId
 from tailrace.core.producer.partition_queue import PartitionQueue
-from tailrace.core.producer.pending_batch import BatchContent, Delivered, Failed, Outcome, PendingBatch
+from tailrace.core.producer.pending_batch import BatchContent, DeliveredBatch, FailedBatch, Outcome, PendingBatch
 from tailrace.core.producer.produce_reactions import ProduceReaction, publish_error, reaction_to
 from tailrace.error_codes import name_of
 from tailrace.errors import PublishError, TailraceError
@@ -24,20 +24,20 @@ __all__ = ["Appended", "ErrorAnswer", "ProducerSettings", "RecordAccumulator"]
 
 
 class Appended(Enum):
-    """Effect of an appended record on the batches of its partition."""
+    """Batch to which a record was appended."""
 
     JOINED = auto()
-    """The record joined the open batch."""
+    """The open batch."""
     OPENED = auto()
-    """The record opened a batch."""
+    """A new batch, as there was no open batch."""
     FILLED = auto()
-    """The open batch was full, so the record opened the next batch."""
+    """A new batch, as the open batch was full."""
 
 
 _JOINED = Appended.JOINED
 
 _FORGOTTEN_AFTER_S = 3_600.0
-"""Time without records after which a partition is forgotten."""
+"""Seconds without records after which the state of a partition is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,14 @@ class ProducerSettings:
     """Limits of a producer; times in seconds."""
 
     linger_s: float
+    """Time for which a batch waits for more records."""
     delivery_timeout_s: float
+    """Time after which a record fails; the caller of ``append`` computes the deadline."""
     max_buffered_bytes: int
+    """Size of the undelivered records from which on ``RecordAccumulator.is_full``."""
     backoff: Backoff
     max_request_bytes: int = 1_048_576
+    """Size from which on no batch is added to a request."""
 
 
 class ErrorAnswer(NamedTuple):
@@ -71,8 +75,8 @@ class RecordAccumulator:
     Attributes:
         producer: newest producer id.
         buffered_bytes: size of the undelivered records.
-        is_flushing: True while batches are sent without lingering.
-        needs_leaders: True if the leader of a partition has to be looked up.
+        is_flushing: True while batches are sent without waiting for more records.
+        needs_leaders: True if the leader of a partition has to be looked up; reset by the caller.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class RecordAccumulator:
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._active: dict[TopicPartition, PartitionQueue] = {}
         self._requests: defaultdict[int, int] = defaultdict(int)
-        self._trouble: dict[TopicPartition, str] = {}
+        self._last_errors: dict[TopicPartition, str] = {}
         self._forgotten = ProducerId()
         """Newest producer id that forgotten partitions have used, and its highest epoch among them."""
         self._forget_at = 0.0
@@ -100,21 +104,21 @@ class RecordAccumulator:
 
     @property
     def is_empty(self) -> bool:
-        """True if no record is undelivered."""
+        """True if all records have an outcome."""
         return not self._active
 
     @property
     def needs_producer_id(self) -> bool:
-        """True if a partition waits for another producer id."""
+        """True if a partition waits for a new producer id."""
         return any(queue.needs_producer_id for queue in self._active.values())
 
     def batches(self) -> Iterator[PendingBatch]:
         """Yield all batches without an outcome."""
-        return (batch for queue in self._active.values() for batch in queue.batches() if not batch.is_over)
+        return (batch for queue in self._active.values() for batch in queue.batches() if not batch.has_failed)
 
     # ---- records -----------------------------------------------------------------------------------------------
 
-    def append(  # noqa: PLR0913, PLR0917 - a record
+    def append(  # noqa: PLR0913, PLR0917 - the fields of a record
         self,
         partition: TopicPartition,
         key: bytes | None,
@@ -125,7 +129,17 @@ class RecordAccumulator:
         now: float,
         deadline: float,
     ) -> Appended:
-        """Append a record to the open batch of its partition.
+        """Append a record to the open batch of its partition, or to a new batch.
+
+        Args:
+            partition: partition of the record.
+            key: key; None for a record without a key.
+            value: value; None for a tombstone.
+            headers: headers.
+            timestamp_ms: timestamp; None for the current time.
+            ticket: object that identifies the record in the outcome.
+            now: time.
+            deadline: time at which the record fails; used if the record opens a batch.
 
         Raises:
             MalformedMessageError: the record cannot be encoded; nothing has changed.
@@ -160,7 +174,8 @@ class RecordAccumulator:
     def _forget_idle(self, before: float) -> None:
         """Forget the partitions without records since ``before``.
 
-        If records are appended to such a partition again, its epoch is above the epochs of all forgotten partitions.
+        If records are appended to such a partition later, it begins with an epoch above those of all forgotten
+        partitions.
         """
         for partition, queue in list(self._queues.items()):
             if queue.is_empty and queue.may_be_forgotten(before):
@@ -169,21 +184,23 @@ class RecordAccumulator:
                     self._forgotten = max(self._forgotten, queue.producer)
 
     def flush(self) -> None:
-        """Close the open batches, so that they take no more records."""
+        """Close all open batches, so that no records are appended to them."""
         for queue in self._active.values():
             queue.close_open()
 
     # ---- requests ----------------------------------------------------------------------------------------------
 
-    def take(
+    def take_requests(
         self, now: float, leader_of: Callable[[TopicPartition], int], most_requests: Callable[[int], int]
     ) -> list[tuple[int, list[PendingBatch]]]:
-        """Return the requests to send now, each a broker and its batches, at most one of each partition.
+        """Return the requests to send now, and count their batches as in flight.
+
+        Each request is a broker with at most one batch of each partition.
 
         Args:
             now: time.
             leader_of: returns the leader of a partition; -1 if it is not known.
-            most_requests: returns how many requests a broker may have in flight.
+            most_requests: returns the maximum number of requests in flight to a broker.
         """
         requests: list[tuple[int, list[PendingBatch]]] = []
         linger_s = 0.0 if self.is_flushing or self.is_full else self._settings.linger_s
@@ -207,7 +224,7 @@ class RecordAccumulator:
                     by_leader.setdefault(leader, []).append(batch)
                     sizes[leader] += batch.size
                     again.append(queue)
-                    # Move the partition to the end, so that other partitions come first in the next request.
+                    # Move the partition to the end, so that all other partitions come first in the next request.
                     self._active[queue.partition] = self._active.pop(queue.partition)
             for leader, batches in by_leader.items():
                 self._requests[leader] += 1
@@ -219,13 +236,13 @@ class RecordAccumulator:
         """Return the partitions whose batches may be sent: all that have undelivered records."""
         return list(self._active.values())
 
-    def request_ended(self, leader: int) -> None:
-        """Count a request as answered or lost."""
+    def end_request(self, leader: int) -> None:
+        """Note that a request to a broker is no longer in flight, whether or not it was answered."""
         self._requests[leader] -= 1
 
     # ---- answers -----------------------------------------------------------------------------------------------
 
-    def answered(  # noqa: PLR0913, PLR0917 - what an answer holds
+    def handle_answer(  # noqa: PLR0913, PLR0917 - the fields of an answer
         self,
         batch: PendingBatch,
         code: int,
@@ -234,18 +251,27 @@ class RecordAccumulator:
         detail: str = "",
         refused_records: Sequence[int] = (),
     ) -> list[Outcome]:
-        """Act on the answer about a batch; ``refused_records`` are the indices of the records that the broker named."""
+        """React to the answer about a batch, and return the outcomes.
+
+        Args:
+            batch: batch in flight.
+            code: error code.
+            base_offset: offset of the first record; -1 if unknown.
+            now: time.
+            detail: error message of the broker; empty if there is none.
+            refused_records: indices of the records that the broker named as the cause; empty if it named none.
+        """
         queue = self._queues[batch.partition]
         reaction = reaction_to(code)
         if reaction is not ProduceReaction.STORED:
-            self._trouble[batch.partition] = f"{name_of(code)}{detail and f': {detail}'}"
+            self._last_errors[batch.partition] = f"{name_of(code)}{detail and f': {detail}'}"
         match reaction:
             case ProduceReaction.STORED:
-                queue.stored(batch, now)
-                self._trouble.pop(batch.partition, None)
-                return self._outcomes(queue, [Delivered(batch, base_offset)])
+                queue.remove_stored(batch, now)
+                self._last_errors.pop(batch.partition, None)
+                return self._outcomes(queue, [DeliveredBatch(batch, base_offset)])
             case ProduceReaction.RETRY | ProduceReaction.LOOK_UP:
-                # The leader may have stored the batch, but given up waiting for the replicas.
+                # The leader may have stored the batch before it gave up waiting for the replicas.
                 batch.is_uncertain = True
                 self.needs_leaders |= reaction is ProduceReaction.LOOK_UP
                 self._pause(queue, now)
@@ -258,7 +284,7 @@ class RecordAccumulator:
         return self._outcomes(queue, [])
 
     def _not_stored(self, queue: PartitionQueue, batch: PendingBatch, answer: ErrorAnswer, now: float) -> list[Outcome]:
-        """Act on an answer after which the batch cannot be sent again unchanged."""
+        """React to an answer after which the batch cannot be sent again unchanged."""
         match reaction_to(answer.code):
             case ProduceReaction.ISOLATE:
                 error = publish_error(batch.partition.topic, answer.code, answer.detail)
@@ -266,18 +292,21 @@ class RecordAccumulator:
             case ProduceReaction.FAIL:
                 error = publish_error(batch.partition.topic, answer.code, answer.detail)
                 queue.replace(batch, [])
-                return self._outcomes(queue, [Failed(batch, error)])
-        # All earlier batches were acknowledged. Either the log has lost some, or it no longer knows the producer.
+                return self._outcomes(queue, [FailedBatch(batch, error)])
+        # All earlier batches were acknowledged. The log has lost some of them, or no longer knows the producer.
         batch.is_uncertain = False
         queue.needs_renewal = True
         self._pause(queue, now)
         queue.send_again(batch)
         return self._outcomes(queue, [])
 
-    def unanswered(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
-        """Queue a batch again whose request was not answered; ``was_sent`` is False if it was never written."""
+    def handle_no_answer(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
+        """Queue a batch again whose request was not answered, and return the outcomes.
+
+        ``was_sent`` is False if no byte of the request was written.
+        """
         queue = self._queues[batch.partition]
-        self._trouble[batch.partition] = reason
+        self._last_errors[batch.partition] = reason
         batch.is_uncertain |= was_sent
         self.needs_leaders = True
         self._pause(queue, now)
@@ -285,51 +314,50 @@ class RecordAccumulator:
         return self._outcomes(queue, [])
 
     def fail_batch(self, batch: PendingBatch, error: TailraceError) -> list[Outcome]:
-        """Fail a batch in flight with an error that another attempt would not avoid."""
+        """Fail a batch in flight, because another attempt would fail, too; return the outcomes."""
         queue = self._queues[batch.partition]
         queue.replace(batch, [])
-        return self._outcomes(queue, [Failed(batch, error)])
+        return self._outcomes(queue, [FailedBatch(batch, error)])
 
     def expire(self, now: float) -> list[Outcome]:
-        """Fail the batches that were not delivered in time."""
+        """Fail the batches whose deadline has passed, and return the outcomes."""
         outcomes: list[Outcome] = []
         for queue in list(self._active.values()):
-            if expired := queue.expired(now):
+            if expired := queue.expire(now):
                 error = self._too_late(queue)
-                outcomes += self._outcomes(queue, [Failed(batch, error) for batch in expired])
+                outcomes += self._outcomes(queue, [FailedBatch(batch, error) for batch in expired])
         return outcomes
 
     def fail_all(self, error: TailraceError) -> list[Outcome]:
-        """Fail all undelivered records."""
+        """Fail all undelivered records, and return the outcomes."""
         outcomes: list[Outcome] = []
         for queue in list(self._active.values()):
-            outcomes += self._outcomes(queue, [Failed(batch, error) for batch in queue.expired(float("inf"))])
+            outcomes += self._outcomes(queue, [FailedBatch(batch, error) for batch in queue.expire(float("inf"))])
         return outcomes
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the next time after ``now`` at which a batch expires or may be sent; None to wait for an answer."""
+        """Return the next time after ``now`` at which a batch expires or may be sent; None if there is none."""
         linger_s = 0.0 if self.is_flushing else self._settings.linger_s
         times = [time for queue in self._active.values() for time in (queue.deadline(), queue.due_at(linger_s))]
         return min((time for time in times if time is not None and time > now), default=None)
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- outcomes ----------------------------------------------------------------------------------------------
 
     def _isolate(
         self, queue: PartitionQueue, batch: PendingBatch, error: TailraceError, refused_records: Sequence[int]
     ) -> list[Outcome]:
         count = len(batch.tickets)
         named = set(refused_records) & set(range(count))
-        if batch.is_over or count == 1 or len(named) == count:
+        if batch.has_failed or count == 1 or len(named) == count:
             queue.replace(batch, [])
-            return self._outcomes(queue, [Failed(batch, error)])
+            return self._outcomes(queue, [FailedBatch(batch, error)])
         if not named:
-            # The broker named no record, so each half is sent as a batch. A half without a refused record is stored; a
-            # half with one is split again.
-            queue.replace(batch, batch.parts(range(count // 2), range(count // 2, count)))
+            # The broker named no record, so each half is sent as a batch. A half that is refused again is split again.
+            queue.replace(batch, batch.split(range(count // 2), range(count // 2, count)))
             return self._outcomes(queue, [])
-        bad, good = batch.parts(sorted(named), [index for index in range(count) if index not in named])
-        queue.replace(batch, [good])
-        return self._outcomes(queue, [Failed(bad, error)])
+        refused, accepted = batch.split(sorted(named), [index for index in range(count) if index not in named])
+        queue.replace(batch, [accepted])
+        return self._outcomes(queue, [FailedBatch(refused, error)])
 
     def _pause(self, queue: PartitionQueue, now: float) -> None:
         # Batches that were in flight together fail together, so their failures count once.
@@ -338,13 +366,14 @@ class RecordAccumulator:
             queue.retry_at = now + self._settings.backoff.pause_s(queue.failures, self._chance())
 
     def _outcomes(self, queue: PartitionQueue, found: Sequence[Outcome]) -> list[Outcome]:
+        """Release the memory of the batches; return the outcomes, except of batches that had an outcome before."""
         if queue.is_empty:
             self._active.pop(queue.partition, None)
-            self._trouble.pop(queue.partition, None)
+            self._last_errors.pop(queue.partition, None)
         return [outcome for outcome in found if self._release_memory(outcome.batch)]
 
     def _release_memory(self, batch: PendingBatch) -> bool:
-        """Free the memory of a batch; return False if it was freed before, with an earlier outcome."""
+        """Release the memory of a batch; return False if it was released with an earlier outcome."""
         if not batch.size:
             return False
         self.buffered_bytes -= batch.size
@@ -352,8 +381,9 @@ class RecordAccumulator:
         return True
 
     def _too_late(self, queue: PartitionQueue) -> PublishError:
-        trouble = self._trouble.get(queue.partition)
-        why = f"last: {trouble}" if trouble else "are enough replicas alive?"
+        last_error = self._last_errors.get(queue.partition)
+        cause = f"; last error: {last_error}" if last_error else ""
         return PublishError(
-            f"{queue.partition.topic}: no acknowledgement within {self._settings.delivery_timeout_s:.0f} s - {why}"
+            f"{queue.partition.topic}: no acknowledgement within {self._settings.delivery_timeout_s:.0f} s - check that"
+            f" the partition has a leader and enough in-sync replicas{cause}"
         )

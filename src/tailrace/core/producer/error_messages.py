@@ -1,4 +1,4 @@
-"""Errors of the transactional producer."""
+"""Errors of the transactional producer; ``last_error`` is the reason why the last request has failed."""
 
 from __future__ import annotations
 
@@ -7,53 +7,78 @@ import copy
 from tailrace.core.producer.events import TransactionSettings
 from tailrace.errors import ProducerFencedError, PublishError, TailraceError
 
-__all__ = ["DOUBT", "closed", "fenced", "not_aborted", "not_begun", "not_committed", "not_in_time", "not_known", "over"]
+__all__ = [
+    "DOUBT",
+    "abort_unanswered_error",
+    "commit_canceled_error",
+    "fenced_error",
+    "no_producer_id_error",
+    "timeout_error",
+    "transaction_over_error",
+    "unknown_outcome_error",
+    "user_aborted_error",
+]
 
 DOUBT = "; it is not known whether the commit that was sent before has succeeded"
 
 
-def not_in_time(trouble: str) -> PublishError:
-    """Return the error of a transaction that was aborted because it took too long."""
-    return PublishError(f"the transaction was aborted: not through in time; last: {trouble}")
-
-
-def not_known(trouble: str) -> PublishError:
-    """Return the error of a commit that was sent and not answered."""
+def timeout_error(last_error: str) -> PublishError:
+    """Return the error of a transaction that was aborted because its requests were not answered in time."""
     return PublishError(
-        "the commit was sent and not answered in time, so it is not known whether it has succeeded"
-        f" - call commit() again, or begin(), to find out; last: {trouble}"
+        "the transaction was aborted, because it was not completed in time - check that the brokers are reachable, or"
+        f" raise default_api_timeout_ms; last error: {last_error}"
     )
 
 
-def not_begun(trouble: str) -> PublishError:
-    """Return the error of a start without a producer id."""
-    return PublishError(f"the brokers gave no producer id in time; last: {trouble}")
+def unknown_outcome_error(last_error: str) -> PublishError:
+    """Return the error of a commit that was sent and not answered."""
+    return PublishError(
+        "the commit was sent and not answered in time, so it is not known whether it has succeeded"
+        f" - call commit() again, or begin(), to find out; last error: {last_error}"
+    )
 
 
-def not_aborted(trouble: str) -> PublishError:
-    """Return the error of an abort that was not answered."""
-    return PublishError(f"the abort was not acknowledged in time; last: {trouble}")
+def no_producer_id_error(last_error: str) -> PublishError:
+    """Return the error of a call that got no producer id in time."""
+    return PublishError(
+        f"the brokers gave no producer id in time - check that they are reachable; last error: {last_error}"
+    )
 
 
-def not_committed() -> PublishError:
-    """Return the cause of the abort of a transaction whose commit was canceled before EndTxn."""
+def abort_unanswered_error(last_error: str) -> PublishError:
+    """Return the error of an abort that was not acknowledged in time."""
+    return PublishError(
+        "the abort was not acknowledged in time - call abort() again, or begin(), to complete it; last error:"
+        f" {last_error}"
+    )
+
+
+def commit_canceled_error() -> PublishError:
+    """Return the error of a transaction that was aborted because its commit was canceled before EndTxn was sent."""
     return PublishError("the transaction was aborted: its commit was canceled")
 
 
-def closed() -> PublishError:
-    """Return the error of records in a transaction that the user aborted."""
+def user_aborted_error() -> PublishError:
+    """Return the error of the records in a transaction that the user has aborted."""
     return PublishError("the transaction was aborted")
 
 
-def over(cause: TailraceError) -> TailraceError:
-    """Return an error of the type of ``cause`` for a call in a transaction that was aborted by ``cause``."""
+def transaction_over_error(cause: TailraceError) -> TailraceError:
+    """Return the error of a call after the transaction was aborted by ``cause``; it has the type of ``cause``."""
     error = copy.copy(cause)
     error.args = (f"the transaction is over: {cause}",)
     return error
 
 
-def fenced(settings: TransactionSettings, open_s: float | None, doubt: str, reason: str) -> ProducerFencedError:
-    """Return the error of a fenced producer; ``open_s`` is the age of its transaction, or None without one."""
+def fenced_error(settings: TransactionSettings, open_s: float | None, doubt: str, reason: str) -> ProducerFencedError:
+    """Return the error of a fenced producer.
+
+    Args:
+        settings: settings of the producer.
+        open_s: age of the transaction in seconds; None if the coordinator knows of none.
+        doubt: ``DOUBT`` if a commit was sent and not answered; otherwise empty.
+        reason: error of the broker.
+    """
     limit_s = settings.transaction_timeout_s
     if open_s is not None and open_s >= limit_s:
         why = (

@@ -1,7 +1,7 @@
 """Reactions of a transactional producer to broker error codes.
 
-A code that has no entry and is not retriable aborts the transaction if the request names partitions, since the
-partitions of the next transaction may be valid. After any other request, such a code ends the producer.
+A code without an entry that is not retriable aborts the transaction if it answers AddPartitionsToTxn or Produce, since
+the partitions of the next transaction may be valid. After all other requests, such a code stops the producer.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from enum import StrEnum
 
 from tailrace.core.error_reactions import ReactionTable
 from tailrace.core.producer.events import (
-    Fenced,
+    CoordinatorMoved,
     GenerationRefused,
-    Moved,
     MustAbort,
-    NoTransaction,
+    NoOpenTransaction,
+    ProducerFenced,
     TransactionEvent,
     TransactionFailed,
     TryAgain,
@@ -35,7 +35,7 @@ __all__ = ["REACTIONS", "TransactionReaction", "TransactionRequestKind", "error_
 
 
 class TransactionRequestKind(StrEnum):
-    """Requests of a transactional producer."""
+    """Kind of request of a transactional producer."""
 
     FIND = "FindCoordinator"
     INIT = "InitProducerId"
@@ -47,17 +47,17 @@ class TransactionRequestKind(StrEnum):
 
 
 class TransactionReaction(StrEnum):
-    """Reaction to an error code."""
+    """Reaction to an error code; "stop" ends the producer for good."""
 
-    RETRY_SOON = "send it again in a moment"
-    RETRY = "send it again after a backoff"
-    LOOK_UP = "find the coordinator, then send it again"
-    REJOINED = "send it again under the newer generation, if the partitions are still owned; else abort"
+    RETRY_SOON = "send the request again in a moment"
+    RETRY = "send the request again after a backoff"
+    LOOK_UP = "look up the coordinator, then send the request again"
+    RESEND_OFFSETS = "send the offsets again with the newer generation if their partitions are still owned, else abort"
     ABORT = "abort the transaction"
-    ABORT_AND_RENEW = "abort the transaction and take a new epoch"
-    LOOK_BACK = "nothing to abort if the coordinator never acknowledged the transaction; else stop"
-    FENCED = "stop: the epoch is not the newest of its transactional id"
-    FAIL = "stop and report the error"
+    ABORT_AND_RENEW = "abort the transaction, and use a new producer epoch"
+    END_IF_UNKNOWN = "end the abort if the coordinator never acknowledged the transaction, else stop"
+    FENCED = "stop, because a newer producer has the same transactional id"
+    FAIL = "stop, and report the error"
 
 
 _GENERAL: Mapping[int, TransactionReaction] = {
@@ -65,7 +65,7 @@ _GENERAL: Mapping[int, TransactionReaction] = {
     ErrorCode.COORDINATOR_NOT_AVAILABLE: TransactionReaction.LOOK_UP,
     ErrorCode.NOT_COORDINATOR: TransactionReaction.LOOK_UP,
     ErrorCode.REQUEST_TIMED_OUT: TransactionReaction.LOOK_UP,
-    # The end of the previous transaction is not written to all partitions yet.
+    # The broker has not written the end of the previous transaction to all partitions yet.
     ErrorCode.CONCURRENT_TRANSACTIONS: TransactionReaction.RETRY_SOON,
     ErrorCode.INVALID_PRODUCER_EPOCH: TransactionReaction.FENCED,
     ErrorCode.PRODUCER_FENCED: TransactionReaction.FENCED,
@@ -75,7 +75,7 @@ _GENERAL: Mapping[int, TransactionReaction] = {
     ErrorCode.UNSUPPORTED_VERSION: TransactionReaction.FAIL,
     ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: TransactionReaction.FAIL,
     ErrorCode.TRANSACTION_ABORTABLE: TransactionReaction.ABORT,
-    # Brokers forget a producer that has written nothing for days. A new epoch makes the producer known again (KIP-360).
+    # Brokers forget a producer that has not written for days. A new epoch makes it known again (KIP-360).
     ErrorCode.UNKNOWN_PRODUCER_ID: TransactionReaction.ABORT_AND_RENEW,
     ErrorCode.INVALID_PRODUCER_ID_MAPPING: TransactionReaction.ABORT_AND_RENEW,
 }
@@ -88,21 +88,21 @@ _BY_REQUEST: Mapping[TransactionRequestKind, Mapping[int, TransactionReaction]] 
         ErrorCode.UNKNOWN_PRODUCER_ID: TransactionReaction.FAIL,
         ErrorCode.INVALID_PRODUCER_ID_MAPPING: TransactionReaction.FAIL,
     },
-    # The broker answers so for the valid partitions if another partition is refused.
+    # The broker returns this code for the valid partitions if it refuses another partition of the request.
     TransactionRequestKind.ADD_PARTITIONS: {ErrorCode.OPERATION_NOT_ATTEMPTED: TransactionReaction.RETRY},
-    # Batches that can be sent again are handled by `produce_reactions`; these codes are for all other batches.
+    # For batches that, according to `produce_reactions`, cannot be sent again unchanged.
     TransactionRequestKind.PRODUCE: {
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: TransactionReaction.ABORT_AND_RENEW,
-        # The leader has asked the coordinator (KIP-890), where the partition is not part of an open transaction.
+        # The leader has checked with the coordinator (KIP-890): the partition is not part of an open transaction.
         ErrorCode.INVALID_TXN_STATE: TransactionReaction.ABORT_AND_RENEW,
     },
     TransactionRequestKind.ADD_OFFSETS: {ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT},
-    TransactionRequestKind.END: {ErrorCode.INVALID_TXN_STATE: TransactionReaction.LOOK_BACK},
-    # The partitions belong to another member now, or the offsets cannot be stored as they are (KIP-447).
+    TransactionRequestKind.END: {ErrorCode.INVALID_TXN_STATE: TransactionReaction.END_IF_UNKNOWN},
+    # The partitions are assigned to another member now, or the broker cannot store these offsets (KIP-447).
     TransactionRequestKind.COMMIT_OFFSETS: {
-        # A member may keep its partitions in a cooperative rebalance, and in each new member epoch (KIP-848).
-        ErrorCode.ILLEGAL_GENERATION: TransactionReaction.REJOINED,
-        ErrorCode.STALE_MEMBER_EPOCH: TransactionReaction.REJOINED,
+        # The member may have kept its partitions in a cooperative rebalance, or in a new member epoch (KIP-848).
+        ErrorCode.ILLEGAL_GENERATION: TransactionReaction.RESEND_OFFSETS,
+        ErrorCode.STALE_MEMBER_EPOCH: TransactionReaction.RESEND_OFFSETS,
         ErrorCode.UNKNOWN_MEMBER_ID: TransactionReaction.ABORT,
         ErrorCode.REBALANCE_IN_PROGRESS: TransactionReaction.ABORT,
         ErrorCode.FENCED_INSTANCE_ID: TransactionReaction.ABORT,
@@ -128,7 +128,7 @@ REACTIONS = ReactionTable(
 
 _TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
-_LEFT_BEHIND = frozenset(
+_REBALANCED = frozenset(
     {
         ErrorCode.ILLEGAL_GENERATION,
         ErrorCode.UNKNOWN_MEMBER_ID,
@@ -141,65 +141,72 @@ _LEFT_BEHIND = frozenset(
 """Error codes that a broker returns if the group has rebalanced without this member."""
 
 
-def event_of(  # noqa: C901, PLR0911 - one for each reaction
-    code: int, asked: TransactionRequestKind, detail: str = ""
+def event_of(  # noqa: C901, PLR0911 - one case for each reaction
+    code: int, request: TransactionRequestKind, detail: str = ""
 ) -> TransactionEvent | None:
-    """Return the event of an error code; None if there is no error. ``detail`` names the partition or group."""
+    """Return the event that an error code leads to; None if there is no error.
+
+    Args:
+        code: error code.
+        request: kind of the request.
+        detail: partition or group that the code is about, for messages.
+    """
     if code == ErrorCode.NONE:
         return None
-    message = f"{detail}: {asked}: {name_of(code)}" if detail else f"{asked}: {name_of(code)}"
-    match REACTIONS.reaction_to(code, asked):
+    message = f"{detail}: {request}: {name_of(code)}" if detail else f"{request}: {name_of(code)}"
+    match REACTIONS.reaction_to(code, request):
         case TransactionReaction.RETRY_SOON:
             return TryAgain(message, is_soon=True)
         case TransactionReaction.RETRY:
             return TryAgain(message)
         case TransactionReaction.LOOK_UP:
-            return Moved(message)
-        case TransactionReaction.REJOINED:
-            return GenerationRefused(error_of(code, asked, detail))
+            return CoordinatorMoved(message)
+        case TransactionReaction.RESEND_OFFSETS:
+            return GenerationRefused(error_of(code, request, detail))
         case TransactionReaction.ABORT:
-            return MustAbort(error_of(code, asked, detail))
+            return MustAbort(error_of(code, request, detail))
         case TransactionReaction.ABORT_AND_RENEW:
-            return MustAbort(error_of(code, asked, detail), needs_new_epoch=True)
-        case TransactionReaction.LOOK_BACK:
-            return NoTransaction(error_of(code, asked, detail))
+            return MustAbort(error_of(code, request, detail), needs_new_epoch=True)
+        case TransactionReaction.END_IF_UNKNOWN:
+            return NoOpenTransaction(error_of(code, request, detail))
         case TransactionReaction.FENCED:
-            return Fenced(message)
+            return ProducerFenced(message)
         case TransactionReaction.FAIL:
-            return TransactionFailed(error_of(code, asked, detail))
+            return TransactionFailed(error_of(code, request, detail))
 
 
-def error_of(code: int, asked: TransactionRequestKind, detail: str = "") -> TailraceError:
-    """Return the error that the user gets."""
-    if asked is TransactionRequestKind.COMMIT_OFFSETS and code in _LEFT_BEHIND:
+def error_of(code: int, request: TransactionRequestKind, detail: str = "") -> TailraceError:
+    """Return the error to raise for an error code; see ``event_of`` for the arguments."""
+    if request is TransactionRequestKind.COMMIT_OFFSETS and code in _REBALANCED:
         return CommitFailedError(
-            f"the transaction was aborted: the group has gone on without this member ({name_of(code)}, code {code})"
+            f"the transaction was aborted: the group has rebalanced without this member ({name_of(code)}, code {code})"
             " - its records are handled again by their new owners; if handling takes long, raise"
             " session_timeout_ms or max_poll_interval_ms"
         )
-    if asked is TransactionRequestKind.COMMIT_OFFSETS and code == ErrorCode.FENCED_INSTANCE_ID:
+    if request is TransactionRequestKind.COMMIT_OFFSETS and code == ErrorCode.FENCED_INSTANCE_ID:
         return FencedMemberError(
             "the transaction was aborted: another member has joined with the same group_instance_id and fenced this one"
             f" ({name_of(code)}, code {code}) - give each process a group_instance_id of its own"
         )
-    is_final = REACTIONS.reaction_to(code, asked) in {TransactionReaction.FAIL, TransactionReaction.LOOK_BACK}
-    outcome = "this producer cannot go on" if is_final else "the transaction was aborted"
-    refusal = broker_error(code, f"{detail or 'the transaction'}: {asked} was refused")
-    kind = PublishTooLargeError if asked is TransactionRequestKind.PRODUCE and code in _TOO_LARGE else PublishError
-    return kind(f"{refusal} - {outcome}")
+    is_final = REACTIONS.reaction_to(code, request) in {TransactionReaction.FAIL, TransactionReaction.END_IF_UNKNOWN}
+    outcome = "this producer cannot continue" if is_final else "the transaction was aborted"
+    refusal = broker_error(code, f"{detail or 'the transaction'}: {request} was refused")
+    is_too_large = request is TransactionRequestKind.PRODUCE and code in _TOO_LARGE
+    error_class = PublishTooLargeError if is_too_large else PublishError
+    return error_class(f"{refusal} - {outcome}")
 
 
-_WORST_LAST: tuple[type[TransactionEvent], ...] = (
+_BY_SEVERITY: tuple[type[TransactionEvent], ...] = (
     TryAgain,
-    Moved,
+    CoordinatorMoved,
     Unanswered,
     GenerationRefused,
     MustAbort,
-    Fenced,
+    ProducerFenced,
     TransactionFailed,
 )
 
 
-def worst_of(troubles: Iterable[TransactionEvent]) -> TransactionEvent | None:
-    """Return the worst of ``troubles``, the events of the parts of a request; None if no part failed."""
-    return max(troubles, key=lambda one: _WORST_LAST.index(type(one)), default=None)
+def worst_of(failures: Iterable[TransactionEvent]) -> TransactionEvent | None:
+    """Return the most severe of ``failures``, the events of partitions in one response; None if there are none."""
+    return max(failures, key=lambda event: _BY_SEVERITY.index(type(event)), default=None)

@@ -1,4 +1,4 @@
-"""Events and effects of a transactional producer, as plain values."""
+"""Events and effects of the state machine of a transactional producer, as plain values."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ __all__ = [
     "AbortTransaction",
     "AddPartitions",
     "BeginTransaction",
+    "CallCanceled",
+    "CallTimedOut",
     "CommitTransaction",
+    "CompletePendingWork",
+    "CoordinatorMoved",
+    "CoordinatorRequest",
     "DeliverRecords",
     "DiscardRecords",
     "Effect",
-    "Ended",
-    "Fenced",
     "GenerationRefused",
     "GroupOffsets",
-    "Interrupted",
-    "LookUpAgain",
-    "Moved",
+    "LookUpCoordinator",
     "MustAbort",
-    "NoTransaction",
+    "NoOpenTransaction",
     "OffsetsAdded",
     "OffsetsStored",
     "PartitionsAdded",
+    "ProducerFenced",
     "ProducerId",
-    "ProducerIdGiven",
-    "Question",
+    "ProducerIdReceived",
     "RecordsDelivered",
     "RecordsDiscarded",
     "ReportError",
@@ -41,8 +42,7 @@ __all__ = [
     "SendEnd",
     "SendInit",
     "SendOffsets",
-    "Settle",
-    "TimeOver",
+    "TransactionEnded",
     "TransactionEvent",
     "TransactionFailed",
     "TransactionSettings",
@@ -52,7 +52,7 @@ __all__ = [
 
 
 class ProducerId(NamedTuple):
-    """Producer id and epoch; brokers refuse requests with an older epoch of the same id."""
+    """Producer id and epoch, both -1 if unknown; brokers refuse requests with an older epoch of the same id."""
 
     id: int = -1
     epoch: int = -1
@@ -60,7 +60,7 @@ class ProducerId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """Offsets of a group to be committed with the transaction, and the member that commits them (KIP-447)."""
+    """Offsets of a group to commit with the transaction, and the member that commits them (KIP-447)."""
 
     group_id: str
     identity: Identity
@@ -75,12 +75,15 @@ class TransactionSettings:
     transaction_timeout_s: float
     """Time after which the broker aborts an open transaction."""
     request_timeout_s: float
+    """Maximum time of one request."""
     abort_s: float
     """Time limit of an abort that the user did not request."""
     retry_first_s: float
+    """Pause before the second attempt of a request."""
     retry_longest_s: float
+    """Limit of the pauses between attempts."""
     soon_s: float = 0.005
-    """First pause while the broker still writes the end of the previous transaction."""
+    """Pause before the second attempt, if the broker is still ending the previous transaction."""
 
 
 # ---- events ----------------------------------------------------------------------------------------------------
@@ -88,12 +91,15 @@ class TransactionSettings:
 
 @dataclass(frozen=True, slots=True)
 class TransactionEvent:
-    """Base class of events."""
+    """Base class of events.
+
+    In the events that begin a call, ``within_s`` is the time limit of the call in seconds.
+    """
 
 
 @dataclass(frozen=True, slots=True)
-class Settle(TransactionEvent):
-    """A call waits until work left from the previous transaction is complete, before a new one begins."""
+class CompletePendingWork(TransactionEvent):
+    """A call completes what must precede a transaction: it gets a producer id, or ends the previous transaction."""
 
     within_s: float
 
@@ -105,7 +111,7 @@ class BeginTransaction(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class AddPartitions(TransactionEvent):
-    """Records wait because their partitions are not yet part of the transaction."""
+    """Records wait for their partitions to become part of the transaction."""
 
     partitions: tuple[TopicPartition, ...]
     within_s: float
@@ -116,6 +122,7 @@ class CommitTransaction(TransactionEvent):
     """The user commits the transaction."""
 
     offsets: GroupOffsets | None
+    """Offsets to commit with the transaction; None if there are none."""
     within_s: float
 
 
@@ -127,8 +134,8 @@ class AbortTransaction(TransactionEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerIdGiven(TransactionEvent):
-    """InitProducerId succeeded; every earlier producer with the transactional id is fenced."""
+class ProducerIdReceived(TransactionEvent):
+    """InitProducerId succeeded; all earlier producers with the transactional id are fenced."""
 
     producer: ProducerId
 
@@ -143,7 +150,7 @@ class RecordsDelivered(TransactionEvent):
     """All records of the transaction are stored."""
 
     needs_new_epoch: bool
-    """True if an unanswered request may still bring a second copy of a batch that is already stored."""
+    """True if a request without an answer may still bring a second copy of a batch that is stored already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +158,7 @@ class RecordsDiscarded(TransactionEvent):
     """No record of the transaction is queued or in flight any more."""
 
     needs_new_epoch: bool
-    """True if a sequence has a gap, or a batch may still arrive."""
+    """True if the sequence numbers of a partition have a gap, or a batch may still arrive at a broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,36 +172,36 @@ class OffsetsStored(TransactionEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended(TransactionEvent):
-    """EndTxn succeeded; the outcome of the transaction is decided."""
+class TransactionEnded(TransactionEvent):
+    """EndTxn succeeded: the transaction is committed or aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TryAgain(TransactionEvent):
-    """The request failed for a temporary reason."""
+    """The effect failed for a temporary reason."""
 
     reason: str
     is_soon: bool = False
-    """True if the request will succeed in a moment, when the end of the previous transaction is written."""
+    """True if the reason is expected to be over in a moment, as while the broker ends the previous transaction."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moved(TransactionEvent):
-    """The coordinator has to be looked up again; the request had no effect."""
+class CoordinatorMoved(TransactionEvent):
+    """The coordinator must be looked up again; the request had no effect."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswered(TransactionEvent):
-    """The request got no answer; it may have taken effect, or may still take effect."""
+    """The request was not answered; it may have had an effect, or may still have one."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MustAbort(TransactionEvent):
-    """The transaction cannot be committed, but the next transaction may be."""
+    """The transaction cannot be committed, but a later transaction may be."""
 
     error: TailraceError
     needs_new_epoch: bool = False
@@ -207,18 +214,18 @@ class GenerationRefused(TransactionEvent):
 
     error: TailraceError
     current: Identity | None = None
-    """Current identity of this member; None if the member no longer owns all partitions of the offsets."""
+    """Current identity of this member; None if it no longer owns all partitions of the offsets."""
 
 
 @dataclass(frozen=True, slots=True)
-class NoTransaction(TransactionEvent):
-    """The coordinator knows no open transaction to end."""
+class NoOpenTransaction(TransactionEvent):
+    """The coordinator answered EndTxn with an error: it knows no open transaction."""
 
     error: TailraceError
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced(TransactionEvent):
+class ProducerFenced(TransactionEvent):
     """The producer's epoch is not the newest epoch of its transactional id."""
 
     reason: str
@@ -226,19 +233,19 @@ class Fenced(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class TransactionFailed(TransactionEvent):
-    """Neither another attempt nor another transaction would succeed."""
+    """Neither another attempt nor a later transaction would succeed."""
 
     error: TailraceError
 
 
 @dataclass(frozen=True, slots=True)
-class TimeOver(TransactionEvent):
-    """The time of the call is over."""
+class CallTimedOut(TransactionEvent):
+    """The time limit of the call has passed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted(TransactionEvent):
-    """The call was canceled: the outcome of the effect in progress will not be reported."""
+class CallCanceled(TransactionEvent):
+    """The call was canceled, so the outcome of the effect in progress will not be reported."""
 
 
 # ---- effects ---------------------------------------------------------------------------------------------------
@@ -263,14 +270,14 @@ class SendAddPartitions:
 
 @dataclass(frozen=True, slots=True)
 class DeliverRecords:
-    """Wait until all records are stored; if they cannot be stored, another event ends the wait early."""
+    """Wait until all records are stored, or until a record has failed or needs a new partition."""
 
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardRecords:
-    """Drop queued records and wait for the records in flight."""
+    """Fail all records that are not stored, and wait for the requests in flight."""
 
     timeout_s: float
 
@@ -302,15 +309,16 @@ class SendEnd:
     timeout_s: float
 
 
-Question: TypeAlias = SendInit | SendAddPartitions | SendAddOffsets | SendOffsets | SendEnd
-"""Request to a coordinator; its outcome is an event."""
+CoordinatorRequest: TypeAlias = SendInit | SendAddPartitions | SendAddOffsets | SendOffsets | SendEnd
+"""Request to a coordinator; its outcome is reported as an event."""
 
 
 @dataclass(frozen=True, slots=True)
-class LookUpAgain:
-    """Look up the coordinator again before the next request of this kind."""
+class LookUpCoordinator:
+    """Look up a coordinator again before the next request to it."""
 
-    asked: Question
+    request: CoordinatorRequest
+    """Failed request, which determines the coordinator: that of the group, or that of transactions."""
     reason: str
 
 
@@ -321,4 +329,4 @@ class ReportError:
     error: TailraceError
 
 
-Effect: TypeAlias = Question | DeliverRecords | DiscardRecords | LookUpAgain | ReportError
+Effect: TypeAlias = CoordinatorRequest | DeliverRecords | DiscardRecords | LookUpCoordinator | ReportError

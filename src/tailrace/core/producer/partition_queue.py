@@ -1,9 +1,9 @@
 """Batches of one partition: the batch to send next, its producer epoch and its sequence number.
 
 Each partition has its own producer epoch, since brokers check epoch and sequence by partition. A batch that fails or is
-divided leaves a gap in the sequence. The partition then sends all batches again that the broker may have stored, until
-each has a definite answer, raises its epoch, and numbers the remaining batches from zero (KIP-360). Brokers refuse
-requests of the old epoch that arrive later.
+split leaves a gap in the sequence. Then, the batches that the broker may have stored are sent again until the result of
+each is known; after that, the epoch is raised, and the other batches are numbered from zero (KIP-360). Brokers refuse
+late requests with the old epoch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from tailrace.core.producer.events import ProducerId
 from tailrace.core.producer.pending_batch import PendingBatch
 from tailrace.records import TopicPartition
 
-__all__ = ["IN_FLIGHT", "PartitionQueue"]
+__all__ = ["MAX_IN_FLIGHT", "PartitionQueue"]
 
-IN_FLIGHT = 5
-"""Number of batches of a partition whose sequence numbers a broker remembers."""
+MAX_IN_FLIGHT = 5
+"""Maximum number of batches of a partition in flight: a broker remembers the sequence numbers of five batches."""
 
 _CONFIRMED_FOR_S = 60.0
-"""Time for which the broker remembers the epoch of a stored batch; far less than ``producer.id.expiration.ms``."""
+"""Seconds for which the broker certainly remembers the epoch of a stored batch.
+
+This is far less than ``producer.id.expiration.ms``.
+"""
 
 _LAST_EPOCH = 2**15 - 1
 _LAST_SEQUENCE = 2**31 - 1
@@ -32,14 +35,14 @@ class PartitionQueue:
     """Undelivered batches of one partition.
 
     Attributes:
-        open: batch that takes records; None if there is none.
-        waiting: closed batches, in order.
+        open: batch to which records are appended; None if there is none.
+        waiting: closed batches that are not in flight, in order.
         in_flight: batches that were sent and not answered.
-        producer: current producer id and epoch.
-        needs_renewal: True if the sequence has a gap.
-        needs_producer_id: True if the epochs of the producer id are used up.
-        retry_at: time before which nothing is sent.
-        failures: failed attempts in a row.
+        producer: current producer id and epoch of the partition.
+        needs_renewal: True if the sequence has a gap, so that a new epoch is needed.
+        needs_producer_id: True if a new epoch is needed, but the producer id has no further epoch.
+        retry_at: time before which no batch is sent.
+        failures: number of consecutive failed attempts.
     """
 
     def __init__(self, partition: TopicPartition, producer: ProducerId) -> None:
@@ -67,35 +70,39 @@ class PartitionQueue:
         return chain(self.in_flight, self.waiting, () if self.open is None else (self.open,))
 
     def next_order(self) -> tuple[int]:
-        """Return the place of the next batch."""
+        """Return the sort key of the next batch."""
         self._count += 1
         return (self._count,)
 
     def close_open(self) -> None:
-        """Close the open batch, so that it takes no more records."""
+        """Close the open batch; the next record opens another batch."""
         if self.open is not None:
             self.waiting.append(self.open)
             self.open = None
 
     def may_be_forgotten(self, before: float) -> bool:
-        """Return True if the last batch was stored well before ``before``, and the producer id has another epoch."""
+        """Return True if the last batch was stored some time before ``before``, and a further epoch is possible."""
         return self._confirmed_until < before and self.producer.epoch < _LAST_EPOCH
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
     def take(self, now: float, linger_s: float, latest: ProducerId) -> PendingBatch | None:
-        """Return the next batch to send and count it as in flight; None if no batch may be sent now.
+        """Move the next batch to send to ``in_flight`` and return it; None if no batch may be sent now.
 
-        ``latest`` is the newest producer id.
+        Args:
+            now: time.
+            linger_s: time for which an open batch waits for more records.
+            latest: newest producer id, with its first epoch.
         """
         in_flight, waiting = self.in_flight, self.waiting
-        # A broker without a record of this epoch accepts any sequence number, so the first batch goes alone.
-        if now < self.retry_at or len(in_flight) >= (IN_FLIGHT if now < self._confirmed_until else 1):
+        # A broker that does not know this epoch accepts any sequence number. So the first batch must be answered before
+        # the next batch is sent.
+        if now < self.retry_at or len(in_flight) >= (MAX_IN_FLIGHT if now < self._confirmed_until else 1):
             return None
         if self.needs_renewal and not (waiting and waiting[0].is_uncertain) and (in_flight or not self._renew(latest)):
             return None
         if waiting:
-            # A batch that is sent again goes alone, so that no other batch can overtake it.
+            # A batch that is sent again waits until no batch is in flight, so that the batches stay in order.
             if in_flight and waiting[0].was_sent:
                 return None
             batch = waiting.popleft()
@@ -110,7 +117,7 @@ class PartitionQueue:
         return batch
 
     def due_at(self, linger_s: float) -> float | None:
-        """Return the time at which a batch may be sent; None if none can be sent before an answer comes."""
+        """Return the time at which a batch may be sent; None if another event must come first, such as an answer."""
         if self.in_flight or self.needs_producer_id:
             return None
         if self.waiting:
@@ -127,59 +134,59 @@ class PartitionQueue:
             return False
         self.needs_producer_id = self.needs_renewal = False
         self._sequence, self._confirmed_until = 0, 0.0
-        # No waiting batch is stored: batches that the broker might have stored have a definite answer by now.
+        # No waiting batch is stored: for all batches that the broker may have stored, the result is known by now.
         for batch in self.waiting:
             batch.sequence, batch.is_uncertain = -1, False
         return True
 
     # ---- answers -----------------------------------------------------------------------------------------------
 
-    def stored(self, batch: PendingBatch, now: float) -> None:
+    def remove_stored(self, batch: PendingBatch, now: float) -> None:
         """Remove a batch that the broker has stored."""
         self.in_flight.remove(batch)
         self._confirmed_until = now + _CONFIRMED_FOR_S
         self.failures, self.retry_at = 0, 0.0
 
     def send_again(self, batch: PendingBatch) -> None:
-        """Move a batch from flight to its place in the queue; drop a failed batch, which leaves a gap."""
+        """Move a batch that is in flight back to the waiting batches; remove it instead if its records have failed."""
         self.in_flight.remove(batch)
-        if batch.is_over:
+        if batch.has_failed:
             self.needs_renewal = True
         else:
             self._insert(batch)
 
     def replace(self, batch: PendingBatch, parts: list[PendingBatch]) -> None:
-        """Put the parts of a refused batch in its place; without parts, only remove the batch."""
+        """Replace a refused batch by its ``parts``; only remove it if there are none, or if its records have failed."""
         self.in_flight.remove(batch)
         self.needs_renewal = True
-        if not batch.is_over:
+        if not batch.has_failed:
             for part in parts:
                 self._insert(part)
 
     def has_earlier(self, batch: PendingBatch) -> bool:
-        """Return True if a batch before this one has no definite answer yet."""
+        """Return True if an earlier batch of the partition has no result yet."""
         return any(other.order < batch.order for other in chain(self.in_flight, self.waiting))
 
-    def expired(self, now: float) -> list[PendingBatch]:
-        """Return the batches whose deadline is over, and remove those that are not in flight."""
-        over = [batch for batch in self.in_flight if batch.deadline <= now and not batch.is_over]
-        for batch in over:
-            batch.is_over = True
+    def expire(self, now: float) -> list[PendingBatch]:
+        """Return the batches whose deadline has passed; remove them, or mark those in flight as failed."""
+        expired = [batch for batch in self.in_flight if batch.deadline <= now and not batch.has_failed]
+        for batch in expired:
+            batch.has_failed = True
         while self.waiting and self.waiting[0].deadline <= now:
             batch = self.waiting.popleft()
             self.needs_renewal |= batch.was_sent
-            over.append(batch)
+            expired.append(batch)
         if self.open is not None and self.open.deadline <= now:
-            over.append(self.open)
+            expired.append(self.open)
             self.open = None
-        return over
+        return expired
 
     def deadline(self) -> float | None:
-        """Return the time at which the next batch expires."""
-        return min((batch.deadline for batch in self.batches() if not batch.is_over), default=None)
+        """Return the time at which the next batch expires; None without a batch."""
+        return min((batch.deadline for batch in self.batches() if not batch.has_failed), default=None)
 
     def _insert(self, batch: PendingBatch) -> None:
-        at = 0
-        while at < len(self.waiting) and self.waiting[at].order < batch.order:
-            at += 1
-        self.waiting.insert(at, batch)
+        index = 0
+        while index < len(self.waiting) and self.waiting[index].order < batch.order:
+            index += 1
+        self.waiting.insert(index, batch)

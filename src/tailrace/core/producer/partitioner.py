@@ -1,8 +1,8 @@
-"""Partitioner of records for which the user names no partition.
+"""Choice of the partition of a record for which the user names no partition.
 
-A key's partition is the same as with the Java client (murmur2), so that records of one key from any producer share a
-partition. Records without a key stick to one partition until a batch of that partition is sent (KIP-480), because few
-large batches are cheaper than many small batches.
+A key has the same partition as with the Java client (murmur2), so that records with the same key share a partition,
+whichever client writes them. Records without a key go to one partition until a batch of that partition is sent
+(KIP-480), because few large batches are cheaper than many small batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORD = struct.Struct("<I")
 
 
 def murmur2(data: bytes) -> int:
-    """Return the hash of Kafka's default partitioner, an unsigned 32-bit number."""
+    """Return the hash that Kafka's default partitioner uses, an unsigned 32-bit number."""
     size = len(data)
     whole = size & ~3
     value = (_SEED ^ size) & _MASK
@@ -49,7 +49,10 @@ class Partitioner:
         self._current: dict[str, int] = {}
 
     def choose(self, topic: str, key: bytes | None, partitions: Mapping[int, Leadership]) -> int:
-        """Return the partition of a record; ``partitions`` are all partitions of ``topic``, at least one."""
+        """Return the partition of a record; ``partitions`` contains all partitions of ``topic``, at least one.
+
+        A partition without a leader is chosen for a record without a key only if no partition has a leader.
+        """
         if key is not None:
             return partition_of(key, len(partitions))
         current = self._current.get(topic)
@@ -58,8 +61,8 @@ class Partitioner:
             current = self._current[topic] = choices[int(self._chance() * len(choices))]
         return current
 
-    def move_on(self, topic: str | None = None) -> None:
-        """Choose another partition for the next records without a key; in all topics if ``topic`` is None."""
+    def change_partition(self, topic: str | None = None) -> None:
+        """Choose another partition at the next record without a key, in all topics if ``topic`` is None."""
         if topic is None:
             self._current.clear()
         else:

@@ -1,4 +1,4 @@
-"""One batch of undelivered records, and the outcomes of batches."""
+"""Batch of records that are not delivered yet, and the outcomes of batches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from tailrace.core.producer.events import ProducerId
 from tailrace.errors import TailraceError
 from tailrace.records import TopicPartition
 
-__all__ = ["BatchContent", "Delivered", "Failed", "Outcome", "PendingBatch"]
+__all__ = ["BatchContent", "DeliveredBatch", "FailedBatch", "Outcome", "PendingBatch"]
 
 
 class BatchContent(Protocol):
-    """Records of a batch, encoded."""
+    """Encoded records of a batch."""
 
     count: int
+    """Number of records."""
 
     def append(
         self,
@@ -24,10 +25,10 @@ class BatchContent(Protocol):
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
     ) -> int:
-        """Append a record and return its size; 0 if the batch is full."""
+        """Append a record and return its size in bytes; append nothing and return 0 if the batch is full."""
 
     def selected(self, indices: Sequence[int]) -> Self:
-        """Return a batch of the records at ``indices``."""
+        """Return a new batch with the records at ``indices``."""
 
 
 class PendingBatch:
@@ -36,21 +37,21 @@ class PendingBatch:
     Attributes:
         partition: partition of the records.
         content: records, encoded.
-        tickets: one object for each record, returned with the outcome.
-        order: place among the batches of the partition.
-        size: bytes of the records, before compression.
+        tickets: one object for each record, which identifies the record to the caller in the outcome.
+        order: sort key of the batch among the batches of the partition.
+        size: bytes of the records, before compression; 0 once the batch has an outcome.
         opened_at: time at which the first record was appended.
         deadline: time at which the batch fails if it is not stored before.
-        producer: producer id and epoch under which the batch was sent.
+        producer: producer id and epoch with which the batch was sent.
         sequence: sequence number of the first record; -1 before the batch is sent.
-        is_uncertain: True if the broker may have stored the batch in an attempt without a definite answer.
-        is_over: True if the records have failed while the batch was in flight.
+        is_uncertain: True if the broker may have stored the batch in an attempt whose result is unknown.
+        has_failed: True if the records have failed while the batch was in flight.
     """
 
     __slots__ = (
         "content",
         "deadline",
-        "is_over",
+        "has_failed",
         "is_uncertain",
         "opened_at",
         "order",
@@ -61,7 +62,7 @@ class PendingBatch:
         "tickets",
     )
 
-    def __init__(  # noqa: PLR0913, PLR0917 - its fields
+    def __init__(  # noqa: PLR0913, PLR0917 - the fields of a batch
         self,
         partition: TopicPartition,
         content: BatchContent,
@@ -75,7 +76,7 @@ class PendingBatch:
         self.size = 0
         self.producer = ProducerId()
         self.sequence = -1
-        self.is_uncertain = self.is_over = False
+        self.is_uncertain = self.has_failed = False
 
     def __repr__(self) -> str:
         return f"<PendingBatch {self.partition} {len(self.tickets)} records, sequence {self.sequence}>"
@@ -85,10 +86,10 @@ class PendingBatch:
         """True if the batch has a sequence number."""
         return self.sequence >= 0
 
-    def parts(self, *chosen: Sequence[int]) -> list[PendingBatch]:
-        """Return one batch for each of ``chosen``, in this order; together they have the size of this batch."""
+    def split(self, *groups: Sequence[int]) -> list[PendingBatch]:
+        """Return one batch for each group of record indices, in order; their sizes add up to that of this batch."""
         parts = []
-        for number, indices in enumerate(chosen):
+        for number, indices in enumerate(groups):
             content, tickets = self.content.selected(indices), [self.tickets[index] for index in indices]
             order = (*self.order, number)
             part = PendingBatch(self.partition, content, tickets, order, self.opened_at, self.deadline)
@@ -98,19 +99,19 @@ class PendingBatch:
         return parts
 
 
-class Delivered(NamedTuple):
+class DeliveredBatch(NamedTuple):
     """Batch that the broker has stored."""
 
     batch: PendingBatch
     base_offset: int
-    """Offset of the first record; -1 if the broker does not remember the offset."""
+    """Offset of the first record; -1 if the broker no longer knows the offset."""
 
 
-class Failed(NamedTuple):
+class FailedBatch(NamedTuple):
     """Batch whose records have failed."""
 
     batch: PendingBatch
     error: TailraceError
 
 
-Outcome: TypeAlias = Delivered | Failed
+Outcome: TypeAlias = DeliveredBatch | FailedBatch

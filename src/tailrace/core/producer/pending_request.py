@@ -1,17 +1,17 @@
-"""Request that a transactional producer has in flight, and the time of the next attempt."""
+"""Request that a transactional producer waits for, and the time of its next attempt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from tailrace.core.backoff import Backoff
-from tailrace.core.producer.events import Effect, Moved, TransactionSettings, TryAgain, Unanswered
+from tailrace.core.producer.events import CoordinatorMoved, Effect, TransactionSettings, TryAgain, Unanswered
 
 __all__ = ["PendingRequest"]
 
 
 class PendingRequest:
-    """Attempts of the requests that one call needs, one request at a time, within the time of the call.
+    """Attempts of the requests that a call needs, one request at a time, within the time limit of the call.
 
     Args:
         settings: settings of the producer.
@@ -19,7 +19,7 @@ class PendingRequest:
 
     Attributes:
         awaited: effect whose outcome is awaited; None if there is none.
-        trouble: reason of the last failed attempt.
+        last_error: reason event the last failed attempt has failed.
     """
 
     def __init__(self, settings: TransactionSettings, chance: Callable[[], float]) -> None:
@@ -30,32 +30,35 @@ class PendingRequest:
         self._deadline = 0.0
         self._failures = 0
         self.awaited: Effect | None = None
-        self.trouble = "no answer"
+        self.last_error = "no answer"
 
     def begin(self, within_s: float, now: float) -> None:
-        """Start the time of a call."""
+        """Begin a call with a time limit of ``within_s`` seconds."""
         self._deadline = now + within_s
         self._failures = 0
 
     def timeout_s(self, now: float) -> float | None:
-        """Return the timeout of the next request; None if the time of the call is over, which makes ``due_at`` now."""
+        """Return the timeout of the next request in seconds.
+
+        If the time limit of the call has passed, make ``due_at`` the current time and return None.
+        """
         left_s = min(self._longest_s, self._deadline - now)
         if left_s > 0:
             return left_s
         self._retry_at = now
         return None
 
-    def succeeded(self) -> None:
-        """Reset the backoff: the request has succeeded."""
+    def note_success(self) -> None:
+        """Reset the backoff, because the request has succeeded."""
         self.awaited = None
         self._failures = 0
 
-    def failed(self, why: TryAgain | Moved | Unanswered, now: float) -> None:
+    def note_failure(self, event: TryAgain | CoordinatorMoved | Unanswered, now: float) -> None:
         """Schedule another attempt with exponential backoff."""
         self.awaited = None
-        self.trouble = why.reason
+        self.last_error = event.reason
         self._failures += 1
-        backoff = self._soon if isinstance(why, TryAgain) and why.is_soon else self._backoff
+        backoff = self._soon if isinstance(event, TryAgain) and event.is_soon else self._backoff
         self._retry_at = now + backoff.pause_s(self._failures, self._chance())
 
     def forget(self) -> None:
@@ -64,9 +67,9 @@ class PendingRequest:
 
     @property
     def due_at(self) -> float | None:
-        """Time of the next attempt or of the call's end; None if nothing is scheduled."""
+        """Time of the next attempt, or of the call's time limit if it is earlier; None if no attempt is scheduled."""
         return None if self._retry_at is None else min(self._retry_at, self._deadline)
 
     def is_too_late(self, now: float) -> bool:
-        """Return True if the time of the call is over."""
+        """Return True if the time limit of the call has passed."""
         return now >= self._deadline

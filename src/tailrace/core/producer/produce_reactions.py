@@ -1,4 +1,4 @@
-"""Reactions of a producer to the error code that a Produce response contains for a batch."""
+"""Reactions of a producer to the error codes of batches in Produce responses."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ __all__ = ["ProduceReaction", "publish_error", "reaction_to"]
 
 
 class ProduceReaction(StrEnum):
-    """Treatment of a batch after its response.
+    """Reaction to the error code of a batch.
 
-    If no earlier batch of the partition is unacknowledged, WAIT_FOR_EARLIER is treated as RENEW_EPOCH.
+    If all earlier batches of the partition are acknowledged, WAIT_FOR_EARLIER is treated as RENEW_EPOCH.
     """
 
-    STORED = "complete its records"
-    RETRY = "send it again after a backoff"
-    LOOK_UP = "find the leader, then send it again"
-    WAIT_FOR_EARLIER = "send it again after the earlier batches of the partition"
-    RENEW_EPOCH = "send it again with a new producer epoch"
-    ISOLATE = "split it to find the refused records, fail these, and send the others again"
-    FAIL = "fail its records"
+    STORED = "report the records as delivered"
+    RETRY = "send the batch again after a backoff"
+    LOOK_UP = "look up the leader, then send the batch again"
+    WAIT_FOR_EARLIER = "send the batch again after the earlier batches of the partition"
+    RENEW_EPOCH = "send the batch again with a new producer epoch"
+    ISOLATE = "split the batch to find the refused records, fail these, and send the others again"
+    FAIL = "fail the records"
 
 
 _REACTIONS: ReactionTable[ProduceReaction, ProduceReaction] = ReactionTable(
     {
         ErrorCode.NONE: ProduceReaction.STORED,
-        # The batch is in the log, but older than the five whose offsets the broker remembers: the answer has no offset.
+        # The batch is in the log, but older than the five batches whose offsets the broker remembers, so the response
+        # contains no offset.
         ErrorCode.DUPLICATE_SEQUENCE_NUMBER: ProduceReaction.STORED,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ProduceReaction.LOOK_UP,
         ErrorCode.LEADER_NOT_AVAILABLE: ProduceReaction.LOOK_UP,
@@ -58,7 +59,7 @@ _SIZE_LIMITS: Mapping[int, str] = {
     ErrorCode.MESSAGE_TOO_LARGE: "max.message.bytes",
     ErrorCode.RECORD_LIST_TOO_LARGE: "segment.bytes",
 }
-"""Topic settings that limit the size of a batch, by the error code of a batch above the limit."""
+"""Topic setting that limits the size of a batch, by the error code that the broker returns above the limit."""
 
 
 def reaction_to(code: int) -> ProduceReaction:

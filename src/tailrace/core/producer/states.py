@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["ASKING", "ENDING", "OPEN", "OVER", "ProducerState"]
+__all__ = ["ENDING", "OPEN", "OVER", "REQUESTING", "ProducerState"]
 
 
 class ProducerState(StrEnum):
     """State of a transactional producer."""
 
     UNINITIALIZED = "uninitialized"
-    """No producer id, or an epoch that must not be used any more."""
+    """Without a producer id, or with an epoch that must not be used any more."""
     READY = "ready"
     IN_TRANSACTION = "in transaction"
     COMMITTING = "committing"
@@ -24,10 +24,10 @@ OPEN = (ProducerState.IN_TRANSACTION, ProducerState.COMMITTING)
 """States in which records are sent."""
 
 ENDING = (ProducerState.COMMITTING, ProducerState.ABORTING)
-"""States in which EndTxn is sent."""
+"""States in which a transaction is ended."""
 
-ASKING = (ProducerState.UNINITIALIZED, *OPEN, ProducerState.ABORTING)
-"""States in which a request may be in flight."""
+REQUESTING = (ProducerState.UNINITIALIZED, *OPEN, ProducerState.ABORTING)
+"""States in which a request to a coordinator may be in flight."""
 
 OVER = frozenset({ProducerState.FENCED, ProducerState.FAILED})
 """Final states."""

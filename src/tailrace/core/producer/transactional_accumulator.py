@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tailrace.core.producer.accumulator import ErrorAnswer, ProducerSettings, RecordAccumulator
-from tailrace.core.producer.error_messages import not_in_time
+from tailrace.core.producer.error_messages import timeout_error
 from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of, worst_of
 from tailrace.core.producer.events import MustAbort, ProducerId, TransactionEvent, TransactionFailed
 from tailrace.core.producer.partition_queue import PartitionQueue
@@ -19,9 +19,9 @@ __all__ = ["TransactionAccumulator"]
 class TransactionAccumulator(RecordAccumulator):
     """Undelivered records of the current transaction of one producer.
 
-    A batch is sent once its partition is part of the transaction. If a batch cannot be stored, the transaction fails:
-    no more batches are sent, and the records wait until they are discarded. (An idempotent producer would only fail
-    some records, or raise the epoch of the partition.)
+    A batch is sent only after its partition has become part of the transaction. If a batch cannot be stored, the
+    transaction fails: no more batches are sent, and the caller has to discard the records with ``fail_all``. In this
+    case, the base class only fails records or raises the epoch of the partition.
 
     Args:
         settings: limits.
@@ -29,7 +29,7 @@ class TransactionAccumulator(RecordAccumulator):
         chance: returns a number in [0, 1) for jitter.
 
     Attributes:
-        failure: event that ends the transaction; None while it can be committed.
+        failure: event because of which the transaction cannot be committed; None while it can.
     """
 
     def __init__(
@@ -37,69 +37,69 @@ class TransactionAccumulator(RecordAccumulator):
     ) -> None:
         super().__init__(settings, new_content, chance)
         self._added: set[TopicPartition] = set()
-        self._had_losses = False
+        self._had_unanswered_requests = False
         self.failure: TransactionEvent | None = None
 
     @property
     def new_partitions(self) -> tuple[TopicPartition, ...]:
-        """Partitions that have undelivered records, but are not part of the transaction."""
+        """Partitions with undelivered records that are not yet part of the transaction."""
         return tuple(sorted(self._active.keys() - self._added))
 
     @property
     def needs_new_epoch(self) -> bool:
-        """True if a sequence has a gap, or a batch that was not answered may still arrive."""
-        return self._had_losses or any(queue.needs_renewal for queue in self._queues.values())
+        """True if the sequence numbers of a partition have a gap, or a batch may still arrive at a broker."""
+        return self._had_unanswered_requests or any(queue.needs_renewal for queue in self._queues.values())
 
     # ---- transactions ------------------------------------------------------------------------------------------
 
     def adopt(self, producer: ProducerId) -> None:
-        """Use another producer id or epoch, with sequence numbers from zero; requires that no record is undelivered."""
-        self.producer, self._had_losses = producer, False
+        """Use another producer id or epoch, with sequence numbers from zero; all records must have an outcome."""
+        self.producer, self._had_unanswered_requests = producer, False
         self._queues.clear()
 
     def begin(self) -> None:
-        """Begin a transaction without partitions."""
+        """Begin a transaction, which has no partitions yet."""
         self._added.clear()
         self.failure, self.is_flushing = None, False
 
-    def added(self, partitions: Iterable[TopicPartition]) -> None:
-        """Allow the batches of ``partitions`` to be sent, now that these are part of the transaction."""
+    def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Allow batches of ``partitions`` to be sent, after these have become part of the transaction."""
         self._added.update(partitions)
 
     def finish(self) -> None:
-        """Send all batches without lingering."""
+        """Let all batches be sent without waiting for more records."""
         self.flush()
         self.is_flushing = True
 
     # ---- failures ----------------------------------------------------------------------------------------------
 
-    def unanswered(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
-        """Queue a batch again whose request was not answered."""
-        self._had_losses |= was_sent
-        return super().unanswered(batch, reason, now, was_sent=was_sent)
+    def handle_no_answer(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
+        """Queue a batch again whose request was not answered; if ``was_sent``, require a new epoch."""
+        self._had_unanswered_requests |= was_sent
+        return super().handle_no_answer(batch, reason, now, was_sent=was_sent)
 
     def fail_batch(self, batch: PendingBatch, error: TailraceError) -> list[Outcome]:
-        """Fail the producer with an error that neither another attempt nor another transaction would avoid."""
-        return self._keep(batch, TransactionFailed(error))
+        """Fail the producer, because neither another attempt nor a later transaction would succeed."""
+        return self._fail_with_batch(batch, TransactionFailed(error))
 
     def expire(self, now: float) -> list[Outcome]:
-        """Fail the transaction if a record was not delivered in time."""
+        """Fail the transaction if the deadline of a batch has passed."""
         for queue in self._active.values():
             deadline = queue.deadline()
             if deadline is not None and deadline <= now:
-                trouble = self._trouble.get(queue.partition, "no answer")
-                self._fail(MustAbort(not_in_time(f"{queue.partition}: {trouble}")))
+                last_error = self._last_errors.get(queue.partition, "no answer")
+                self._fail(MustAbort(timeout_error(f"{queue.partition}: {last_error}")))
         return []
 
     def _not_stored(
         self, _queue: PartitionQueue, batch: PendingBatch, answer: ErrorAnswer, _now: float
     ) -> list[Outcome]:
-        place = f"{batch.partition} ({answer.detail})" if answer.detail else str(batch.partition)
-        event = event_of(answer.code, TransactionRequestKind.PRODUCE, place)
+        detail = f"{batch.partition} ({answer.detail})" if answer.detail else str(batch.partition)
+        event = event_of(answer.code, TransactionRequestKind.PRODUCE, detail)
         assert event is not None
-        return self._keep(batch, event)
+        return self._fail_with_batch(batch, event)
 
-    def _keep(self, batch: PendingBatch, event: TransactionEvent) -> list[Outcome]:
+    def _fail_with_batch(self, batch: PendingBatch, event: TransactionEvent) -> list[Outcome]:
         queue = self._queues[batch.partition]
         queue.needs_renewal = True
         queue.send_again(batch)
@@ -110,7 +110,7 @@ class TransactionAccumulator(RecordAccumulator):
         self.failure = event if self.failure is None else worst_of((self.failure, event))
 
     def _forget_idle(self, before: float) -> None:
-        """Forget nothing: all partitions of a transactional producer share one epoch, and ``adopt`` forgets them."""
+        """Do nothing: all partitions of a transactional producer share one epoch, and ``adopt`` forgets them."""
 
     def _sendable(self) -> Sequence[PartitionQueue]:
         if self.failure is not None:

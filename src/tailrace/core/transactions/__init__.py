@@ -1,1 +1,1 @@
-"""Transactions around handlers: when a transaction opens and closes, and which records it leaves out."""
+"""Transactions of an app: when a transaction opens and closes, and which records it does not contain."""

@@ -1,9 +1,9 @@
 """Records whose results or dead letters were too large for their topic.
 
-A broker refuses a batch without naming the record, so windows are halved until a window has a single record. When that
-record is delivered again, it fails instead of publishing its result. If its dead letter was refused, the next shorter
-form of the dead letter is sent. A record is remembered until it is committed, its partition is revoked, or the record
-is tried alone, because the topic may allow larger records by then.
+A broker refuses a batch without naming the record, so transactions are halved until one contains a single record. When
+that record is delivered again, it fails instead of publishing its result. If its dead letter was refused, the next
+shorter form of the dead letter is published. The refusals are forgotten when the record is committed, its partition is
+revoked, or the record is to be retried later, because the topic may allow larger records by then.
 """
 
 from __future__ import annotations
@@ -19,45 +19,47 @@ __all__ = ["RefusedRecords"]
 
 @dataclass(slots=True)
 class _RefusedRecord:
-    output: PublishTooLargeError | None = None
-    letters: list[PublishTooLargeError] = field(default_factory=list)
+    result_error: PublishTooLargeError | None = None
+    dead_letter_errors: list[PublishTooLargeError] = field(default_factory=list)
 
 
 class RefusedRecords:
-    """Refusals by partition and offset of the record."""
+    """Records whose results or dead letters were refused, by partition and offset."""
 
     def __init__(self) -> None:
-        self._of: dict[tuple[TopicPartition, int], _RefusedRecord] = {}
+        self._records: dict[tuple[TopicPartition, int], _RefusedRecord] = {}
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._records)
 
-    def blame(self, partition: TopicPartition, offset: int, error: PublishTooLargeError, *, is_letter: bool) -> None:
-        """Note that the result of a record, or a dead letter about it, was refused."""
-        found = self._of.setdefault((partition, offset), _RefusedRecord())
-        if is_letter:
-            found.letters.append(error)
+    def note_refusal(
+        self, partition: TopicPartition, offset: int, error: PublishTooLargeError, *, is_dead_letter: bool
+    ) -> None:
+        """Note that the result or, if ``is_dead_letter``, the dead letter of a record was refused."""
+        found = self._records.setdefault((partition, offset), _RefusedRecord())
+        if is_dead_letter:
+            found.dead_letter_errors.append(error)
         else:
-            found.output = error
+            found.result_error = error
 
-    def of_output(self, partition: TopicPartition, offset: int) -> PublishTooLargeError | None:
-        """Return the error with which the record fails if its handler publishes; None if there is none."""
-        found = self._of.get((partition, offset))
-        return None if found is None else found.output
+    def result_error(self, partition: TopicPartition, offset: int) -> PublishTooLargeError | None:
+        """Return the error with which the record fails instead of publishing its result; None if it was not refused."""
+        found = self._records.get((partition, offset))
+        return None if found is None else found.result_error
 
-    def of_letters(self, partition: TopicPartition, offset: int) -> Sequence[PublishTooLargeError]:
-        """Return the errors of a record's refused dead letters, that of the longest first."""
-        found = self._of.get((partition, offset))
-        return () if found is None else found.letters
+    def dead_letter_errors(self, partition: TopicPartition, offset: int) -> Sequence[PublishTooLargeError]:
+        """Return the errors of the refused dead letters of a record, in the order of the refusals."""
+        found = self._records.get((partition, offset))
+        return () if found is None else found.dead_letter_errors
 
-    def lift(self, partition: TopicPartition, offset: int) -> None:
-        """Forget a record, so that it is tried again."""
-        self._of.pop((partition, offset), None)
+    def forget_record(self, partition: TopicPartition, offset: int) -> None:
+        """Forget the refusals of a record, so that its result is published again."""
+        self._records.pop((partition, offset), None)
 
-    def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Forget the records before committed offsets."""
-        self._of = {at: one for at, one in self._of.items() if at[1] >= offsets.get(at[0], 0)}
+    def forget_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Forget the records below the committed ``offsets``."""
+        self._records = {key: one for key, one in self._records.items() if key[1] >= offsets.get(key[0], 0)}
 
     def forget(self, partition: TopicPartition) -> None:
         """Forget the records of a partition that was revoked."""
-        self._of = {at: one for at, one in self._of.items() if at[0] != partition}
+        self._records = {key: one for key, one in self._records.items() if key[0] != partition}

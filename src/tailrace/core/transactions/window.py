@@ -1,11 +1,13 @@
 """Windows: when a transaction opens, closes or is aborted, and which records wait for a transaction of their own.
 
-A window opens with the first record that is delivered. The window is committed at the end of its interval if all its
-records are finished; it stays open past its interval while a batch is not full. If a record is not finished, the window
-is cut later: no further records start, the records in flight finish, and the window is committed. Records that have not
-started belong to the next window. A window is cut after a multiple of the time that the end of the last window took, so
-that ends take a small share of the time, and never so late that a record may outlast the transaction. A window that can
-no longer be committed is aborted as a whole; after a failure, the next window is smaller.
+A window is the time of one transaction, and the records that are delivered in it. It opens with the first record. At
+the end of its interval, it is committed if all its records are finished; while a batch waits for more records, the
+window may stay open for longer. If a record is not finished, the window is cut later: no further records start, the
+running handlers finish, and the window is committed. Delivered records that have not started move to the next window.
+
+Handlers that have finished wait for the others while a window ends. So a window is cut after a multiple of the time
+that the end of the last cut window took, and early enough for the last record to finish within the transaction's
+timeout. A window that can no longer be committed is aborted as a whole; after a failure, the next window is smaller.
 """
 
 from __future__ import annotations
@@ -19,120 +21,124 @@ from tailrace.records import Record, TopicPartition
 
 __all__ = ["DeferredOffsets", "Window", "WindowSettings", "WindowStep"]
 
-_SHARE = 0.8
-"""Share of the transaction's timeout after which the transaction is aborted."""
-_TARGET_SHARE = 0.2
-"""Share of the timeout during which a window starts records, unless its interval is longer."""
-_WORK_SHARE = 0.5
-"""Share of the transaction's timeout that a handler without a timeout may take."""
-_LEAST_WORK_SHARE = 0.1
-"""Least share that a handler without a timeout may take, however long its batches are gathered."""
-_ENDS = 4
-"""Time for which a window starts records, as a multiple of the time that the end of the last window took."""
+_ABORT_SHARE = 0.8
+"""Share of the transaction's timeout after which a window is aborted; the rest is time for the abort."""
+_CUT_SHARE = 0.2
+"""Share of the transaction's timeout after which a window is cut at the latest, unless its interval is longer."""
+_MAX_HANDLER_SHARE = 0.5
+"""Share of the transaction's timeout that a handler without a timeout may take at most."""
+_MIN_HANDLER_SHARE = 0.1
+"""Share of the transaction's timeout that a handler without a timeout may always take."""
+_CUT_FACTOR = 4
+"""Age at which a window is cut, as a multiple of the time that the end of the last cut window took."""
 
 
 class WindowStep(StrEnum):
-    """Next step of a window."""
+    """Action that the caller of ``Window.step`` has to take."""
 
-    FEED = "deliver more"
-    DRAIN = "wait until the delivered records are finished"
-    CUT = "start nothing more, and wait for the running handlers"
+    FEED = "deliver more records"
+    DRAIN = "deliver no more records, and wait until the delivered records are finished"
+    CUT = "deliver and start no more records, and wait until the running handlers have returned"
     COMMIT = "commit"
     ABORT = "abort"
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSettings:
-    """Limits of windows; times in seconds."""
+    """Limits of windows; times in seconds. The age of a window is the time since its first record was delivered."""
 
     interval_s: float
-    """Time in which a transaction takes records."""
+    """Age at which a window is committed if all its records are finished."""
     max_records: int
+    """Maximum number of records of a window."""
     timeout_s: float
     """Time after which the broker aborts an open transaction."""
-    gathers_s: float = 0.0
-    """Time for which a window waits for a batch to fill, counted from the first record of the window."""
-    works_s: float = 0.0
+    batch_wait_s: float = 0.0
+    """Age up to which a window stays open for a batch that waits for more records."""
+    max_handler_s: float = 0.0
     """Longest time that a handler may take for a record or a batch."""
 
     @property
-    def longest_s(self) -> float:
-        """Age at which a window is aborted; the rest of the timeout is for the abort."""
-        return self.timeout_s * _SHARE
+    def abort_age_s(self) -> float:
+        """Age at which a window is aborted."""
+        return self.timeout_s * _ABORT_SHARE
 
     @property
-    def target_s(self) -> float:
-        """Longest time in which a window starts records."""
-        in_time_s = self.longest_s - self.works_s
-        return max(self.interval_s, min(self.timeout_s * _TARGET_SHARE, in_time_s))
+    def latest_cut_s(self) -> float:
+        """Age at which a window is cut at the latest."""
+        in_time_s = self.abort_age_s - self.max_handler_s
+        return max(self.interval_s, min(self.timeout_s * _CUT_SHARE, in_time_s))
 
-    def work_share_s(self, gathers_s: float = 0.0) -> float:
-        """Return the timeout of a handler that declares none, for a record or a batch gathered for ``gathers_s``."""
-        starts_s = max(gathers_s, self.interval_s, self.timeout_s * _TARGET_SHARE)
-        least_s, most_s = self.timeout_s * _LEAST_WORK_SHARE, self.timeout_s * _WORK_SHARE
-        return max(least_s, min(most_s, self.longest_s - starts_s))
+    def default_handler_timeout_s(self, batch_wait_s: float = 0.0) -> float:
+        """Return the timeout of a handler without a timeout; a batch may wait ``batch_wait_s`` for more records."""
+        last_start_s = max(batch_wait_s, self.interval_s, self.timeout_s * _CUT_SHARE)
+        least_s, most_s = self.timeout_s * _MIN_HANDLER_SHARE, self.timeout_s * _MAX_HANDLER_SHARE
+        return max(least_s, min(most_s, self.abort_age_s - last_start_s))
 
 
 class Window:
-    """State of the current transaction, and the size of the next one.
+    """Current window, and the size of the next window.
+
+    A window that is closed takes no more records. A window that is cut starts no more records, either.
 
     Attributes:
-        count: records delivered in the open window.
+        count: number of records delivered in the open window.
         opened_at: time of the first record; None while no window is open.
-        doomed_by: reason why the window cannot be committed; None while it can.
-        is_at_fault: True if ``doomed_by`` is a failure after which the next window waits for a backoff.
-        is_late: True if the records took too long.
+        abort_cause: reason why the window must be aborted; None while it may be committed.
+        needs_backoff: True if the next window should open only after a pause, because of ``abort_cause``.
+        is_late: True if the window must be aborted because its records took too long.
     """
 
     def __init__(self, settings: WindowSettings) -> None:
         self._settings = settings
         self._limit = settings.max_records
-        self._is_closing = self._is_cut = False
+        self._is_closed = self._is_cut = False
         self._cut_since: float | None = None
         self._end_s = 0.0
-        """Time that the end of the last cut window took."""
+        """Time from the cut to the commit of the last window that was cut."""
         self.count = 0
         self.opened_at: float | None = None
-        self.doomed_by: TailraceError | None = None
-        self.is_at_fault = self.is_late = False
+        self.abort_cause: TailraceError | None = None
+        self.needs_backoff = self.is_late = False
 
     def __repr__(self) -> str:
-        state = "doomed" if self.doomed_by else "closing" if self._is_closing else "open" if self.is_open else "shut"
+        state = "aborting" if self.abort_cause else "closed" if self._is_closed else "open"
+        state = state if self.is_open else "not open"
         return f"<Window {state} count={self.count}>"
 
     @property
     def is_open(self) -> bool:
-        """True if records were delivered that are not committed."""
+        """True if a window is open."""
         return self.opened_at is not None
 
     @property
     def room(self) -> int:
-        """Number of records that may still be delivered."""
-        return 0 if self._is_closing or self.doomed_by is not None else max(0, self._limit - self.count)
+        """Number of records that may still be delivered into the window."""
+        return 0 if self._is_closed or self.abort_cause is not None else max(0, self._limit - self.count)
 
-    # ---- what happens ------------------------------------------------------------------------------------------
+    # ---- events ------------------------------------------------------------------------------------------------
 
-    def took(self, count: int, now: float) -> None:
-        """Add delivered records; the first records open the window."""
+    def add(self, count: int, now: float) -> None:
+        """Add delivered records, and open a window if none is open; ``count`` is 0 to commit only offsets."""
         if self.opened_at is None:
             self.opened_at = now
         self.count += count
 
     def close(self) -> None:
-        """Take no more records."""
-        self._is_closing = self.is_open
+        """Take no more records into the open window."""
+        self._is_closed = self.is_open
 
     def cut(self) -> None:
-        """Take and start no more records, and commit: a partition is revoked, or the app stops."""
-        self._is_closing = self._is_cut = self.is_open
+        """Take and start no more records, because a partition is revoked or the app stops."""
+        self._is_closed = self._is_cut = self.is_open
 
-    def doom(self, error: TailraceError, *, is_at_fault: bool = True) -> None:
-        """Mark the window to be aborted; of several reasons, the first one counts."""
-        if self.is_open and self.doomed_by is None:
-            self.doomed_by, self.is_at_fault = error, is_at_fault
+    def require_abort(self, cause: TailraceError, *, needs_backoff: bool = True) -> None:
+        """Require that the open window is aborted; of several causes, the first one is kept."""
+        if self.is_open and self.abort_cause is None:
+            self.abort_cause, self.needs_backoff = cause, needs_backoff
 
-    def committed(self, now: float, *, carried: int = 0, is_searching: bool = False) -> None:
-        """Close a committed window; the next window may be twice as large, unless ``is_searching``.
+    def end_committed(self, now: float, *, carried: int = 0, is_searching: bool = False) -> None:
+        """End a committed window; the next window may be twice as large, unless ``is_searching``.
 
         Args:
             now: time.
@@ -143,34 +149,34 @@ class Window:
             self._limit = min(self._settings.max_records, self._limit * 2)
         if self._cut_since is not None:
             self._end_s = now - self._cut_since
-        self.carry_on(now, carried)
+        self.end_empty(now, carried)
 
-    def carry_on(self, now: float, carried: int) -> None:
-        """Open the next window with ``carried`` records that have not started; if there are none, open no window."""
-        self._shut()
+    def end_empty(self, now: float, carried: int) -> None:
+        """End a window without anything to commit; records that have not started (``carried``) open the next window."""
+        self._reset()
         if carried:
-            self.took(carried, now)
+            self.add(carried, now)
 
-    def aborted(self, *, shrink: bool = False) -> None:
-        """Close an aborted window; with ``shrink`` the next window is half as large."""
+    def end_aborted(self, *, shrink: bool = False) -> None:
+        """End an aborted window; with ``shrink`` the next window has at most half as many records."""
         if shrink:
             self._limit = max(1, min(self.count, self._limit) // 2)
-        self._shut()
+        self._reset()
 
-    def _shut(self) -> None:
-        self.count, self.opened_at, self.doomed_by, self._cut_since = 0, None, None, None
-        self._is_closing = self._is_cut = self.is_at_fault = self.is_late = False
+    def _reset(self) -> None:
+        self.count, self.opened_at, self.abort_cause, self._cut_since = 0, None, None, None
+        self._is_closed = self._is_cut = self.needs_backoff = self.is_late = False
 
-    # ---- what follows ------------------------------------------------------------------------------------------
+    # ---- decisions ---------------------------------------------------------------------------------------------
 
-    def takes(self, now: float, *, is_gathering: bool) -> bool:
-        """Return True if more records are delivered, whether or not earlier records are finished."""
-        if self.opened_at is None or self.doomed_by is not None:
+    def takes_records(self, now: float, *, is_gathering: bool) -> bool:
+        """Return True if ``step`` returns FEED even if all delivered records are finished."""
+        if self.opened_at is None or self.abort_cause is not None:
             return self.opened_at is None
-        return self.room > 0 and now < self._gathers_until(is_gathering=is_gathering)
+        return self.room > 0 and now < self._commit_from(is_gathering=is_gathering)
 
     def step(self, now: float, *, is_done: bool, is_idle: bool = False, is_gathering: bool = False) -> WindowStep:
-        """Return the next step.
+        """Return the next step, and note when the window was cut or became late.
 
         Args:
             now: time.
@@ -178,9 +184,9 @@ class Window:
             is_idle: True if no handler runs.
             is_gathering: True if a batch with records waits for more records.
         """
-        if self.takes(now, is_gathering=is_gathering):
+        if self.takes_records(now, is_gathering=is_gathering):
             return WindowStep.FEED
-        if self.doomed_by is not None:
+        if self.abort_cause is not None:
             return WindowStep.ABORT
         if is_done:
             return WindowStep.COMMIT
@@ -193,140 +199,145 @@ class Window:
             self._cut_since = now
         if is_idle:
             return WindowStep.COMMIT
-        if now < self._at(self._settings.longest_s):
+        if now < self._at(self._settings.abort_age_s):
             return WindowStep.CUT
         assert self.opened_at is not None
         self.is_late = True
-        self.doom(
+        self.require_abort(
             PublishError(
                 f"a transaction of {self.count} records was not finished within {now - self.opened_at:.1f} s, and the"
                 f" broker aborts it after {self._settings.timeout_s:g} s - raise transaction_timeout_ms, or give the"
-                " handler a timeout_ms that is shorter"
+                " handler a shorter timeout_ms"
             ),
-            is_at_fault=False,
+            needs_backoff=False,
         )
         return WindowStep.ABORT
 
     def next_deadline(self, now: float) -> float | None:
-        """Return the time at which ``step`` changes without an event; None while no window is open."""
+        """Return the time at which ``step`` may return another step without an event; None while no window is open."""
         if self.opened_at is None:
             return None
-        moments = [self._at(self._settings.longest_s)]
+        times = [self._at(self._settings.abort_age_s)]
         if self.room:
-            moments += [self._gathers_until(is_gathering=False), self._gathers_until(is_gathering=True)]
+            times += [self._commit_from(is_gathering=False), self._commit_from(is_gathering=True)]
         if not self._is_cut:
-            moments.append(self._at(self._cut_s))
-        return min((moment for moment in moments if now < moment), default=moments[0])
+            times.append(self._at(self._cut_s))
+        return min((time for time in times if now < time), default=times[0])
 
     @property
-    def gives_up_at(self) -> float | None:
-        """Time at which the open window is aborted if it is not committed."""
-        return None if self.opened_at is None else self._at(self._settings.longest_s)
+    def abort_at(self) -> float | None:
+        """Time at which the open window is aborted if it is not committed before; None while no window is open."""
+        return None if self.opened_at is None else self._at(self._settings.abort_age_s)
 
     def is_kept_open(self, now: float) -> bool:
-        """Return True if the window has been open for longer than its interval, as for a batch."""
+        """Return True if a window is open whose interval is over, for example because a batch waits for records."""
         return self.opened_at is not None and now >= self._at(self._settings.interval_s)
 
     def has_time(self, seconds: float, now: float) -> bool:
-        """Return True if the open window can wait for ``seconds``."""
-        return self.doomed_by is None and (self.gives_up_at is None or now + seconds < self.gives_up_at)
+        """Return True if a handler may take ``seconds`` from now on: the open window is not aborted before."""
+        return self.abort_cause is None and (self.abort_at is None or now + seconds < self.abort_at)
 
     def is_timed_out(self, now: float) -> bool:
-        """Return True if the transaction's timeout is over, so that the broker may have aborted it."""
+        """Return True if the transaction's timeout is over, so that the broker may have aborted the transaction."""
         return self.opened_at is not None and now >= self._at(self._settings.timeout_s)
 
-    def _gathers_until(self, *, is_gathering: bool) -> float:
-        """Return the time from which finished records are committed."""
-        interval_s, gathers_s = self._settings.interval_s, self._settings.gathers_s
-        return self._at(max(interval_s, gathers_s) if is_gathering else interval_s)
+    def _commit_from(self, *, is_gathering: bool) -> float:
+        """Return the time from which the window is committed as soon as all its records are finished."""
+        interval_s, batch_wait_s = self._settings.interval_s, self._settings.batch_wait_s
+        return self._at(max(interval_s, batch_wait_s) if is_gathering else interval_s)
 
     @property
     def _cut_s(self) -> float:
         """Age at which the window is cut."""
-        return min(self._settings.target_s, max(self._settings.interval_s, self._end_s * _ENDS))
+        return min(self._settings.latest_cut_s, max(self._settings.interval_s, self._end_s * _CUT_FACTOR))
 
     def _at(self, age_s: float) -> float:
         """Return the time at which the window has the age ``age_s``.
 
-        Times are compared instead of ages, because a rounded age could contradict a deadline that was returned.
+        Times are compared instead of ages: ``now - opened_at`` is rounded, so at a deadline it may be below the age.
         """
         assert self.opened_at is not None
         return self.opened_at + age_s
 
 
 @dataclass(slots=True)
-class _Stop:
+class _DeferredOffset:
     offset: int
     due_at: float
     is_given_up: bool
 
 
 class DeferredOffsets:
-    """Records that wait longer than a transaction may last; each stops its partition until the record is tried again.
+    """Records whose next attempt must be in a transaction of their own, at most one of each partition.
 
     A transaction would time out while it waits for such a record. It cannot skip the record, since all records below a
-    committed offset count as finished. So the records before it are committed first, and then the record is tried in a
-    transaction of its own, whose failure repeats no other record.
+    committed offset count as finished. So the records before the deferred record are committed first. Then the deferred
+    record is handled in a transaction of its own, so that another failure makes no other record be handled again. Until
+    it is finished, later records of its partition are not delivered.
     """
 
     def __init__(self) -> None:
-        self._stops: dict[TopicPartition, _Stop] = {}
+        self._deferred: dict[TopicPartition, _DeferredOffset] = {}
 
     def __len__(self) -> int:
-        return len(self._stops)
+        return len(self._deferred)
 
     def __contains__(self, partition: object) -> bool:
-        return partition in self._stops
+        return partition in self._deferred
 
     @property
-    def given_up(self) -> int:
-        """Number of records that have failed permanently."""
-        return sum(stop.is_given_up for stop in self._stops.values())
+    def count_given_up(self) -> int:
+        """Number of deferred records that are retried without a limit of attempts (``FailureAction.PAUSE``)."""
+        return sum(one.is_given_up for one in self._deferred.values())
 
     def put(self, partition: TopicPartition, offset: int, due_at: float, *, is_given_up: bool = True) -> None:
-        """Stop a partition before ``offset``, where a record failed or waits; of several offsets, the lowest counts."""
-        stop = self._stops.get(partition)
-        if stop is None or offset <= stop.offset:
-            self._stops[partition] = _Stop(offset, due_at, is_given_up)
+        """Defer the record at ``offset`` until ``due_at``; keep an earlier deferred record of the partition instead."""
+        deferred = self._deferred.get(partition)
+        if deferred is None or offset <= deferred.offset:
+            self._deferred[partition] = _DeferredOffset(offset, due_at, is_given_up)
 
-    def lift(self, partition: TopicPartition) -> None:
-        """Let a partition continue, because the stopped record is finished or the partition was revoked."""
-        self._stops.pop(partition, None)
+    def remove(self, partition: TopicPartition) -> None:
+        """Remove the deferred record of a partition, because it is finished or the partition was revoked."""
+        self._deferred.pop(partition, None)
 
     def room(self, partition: TopicPartition, delivered: int | None, room: int, now: float, *, is_open: bool) -> int:
         """Return how many records of a partition may be delivered.
 
         Args:
             partition: partition.
-            delivered: next offset to deliver.
-            room: limit for any partition.
+            delivered: next offset to deliver; None if unknown.
+            room: number of records that may be delivered if none is deferred.
             now: time.
-            is_open: True if a window is open. The record that stops a partition needs a window of its own.
+            is_open: True if a window is open, which the deferred record may not join.
         """
-        stop = self._stops.get(partition)
-        if stop is None or not room:
+        deferred = self._deferred.get(partition)
+        if deferred is None or not room:
             return room
-        if delivered is not None and delivered < stop.offset:
-            return min(room, stop.offset - delivered)
-        return 1 if not is_open and now >= stop.due_at else 0
+        if delivered is not None and delivered < deferred.offset:
+            return min(room, deferred.offset - delivered)
+        return 1 if not is_open and now >= deferred.due_at else 0
 
-    def is_stopped_at(self, partition: TopicPartition, offset: int) -> bool:
-        """Return True if the record stops its partition, or comes after the record that does."""
-        stop = self._stops.get(partition)
-        return stop is not None and offset >= stop.offset
+    def reaches(self, partition: TopicPartition, offset: int) -> bool:
+        """Return True if ``offset`` is that of the deferred record of the partition, or after it."""
+        deferred = self._deferred.get(partition)
+        return deferred is not None and offset >= deferred.offset
 
-    def before(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
-        """Return the records before the record that stops the partition."""
-        stop = self._stops.get(partition)
-        return records if stop is None else [one for one in records if one.offset < stop.offset]
+    def records_before(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
+        """Return the records before the deferred record of the partition; all records if none is deferred."""
+        deferred = self._deferred.get(partition)
+        return records if deferred is None else [one for one in records if one.offset < deferred.offset]
 
     def next_due_at(self, now: float, delivered: Mapping[TopicPartition, int | None]) -> float | None:
-        """Return the earliest future attempt among the records that are next in their partitions; None without one."""
+        """Return the earliest due time after ``now`` of a deferred record; None if there is none.
+
+        A deferred record counts if it is the next record to deliver. ``delivered`` contains the next offset to deliver
+        of each partition.
+        """
         return min(
             (
-                stop.due_at
-                for partition, stop in self._stops.items()
-                if stop.due_at > now and (at := delivered.get(partition)) is not None and at >= stop.offset
+                deferred.due_at
+                for partition, deferred in self._deferred.items()
+                if deferred.due_at > now and (at := delivered.get(partition)) is not None and at >= deferred.offset
             ),
             default=None,
         )

@@ -18,27 +18,27 @@ from tailrace.batches.batch_writer import BatchWriter, Compression
 from tailrace.config import ConsumerConfig
 from tailrace.core.backoff import Backoff
 from tailrace.core.group.membership import Identity
-from tailrace.core.producer import error_messages as words
+from tailrace.core.producer import error_messages
 from tailrace.core.producer.accumulator import ProducerSettings
 from tailrace.core.producer.events import (
     AbortTransaction,
     AddPartitions,
     BeginTransaction,
+    CallCanceled,
     CommitTransaction,
+    CompletePendingWork,
     DeliverRecords,
     DiscardRecords,
     Effect,
     GenerationRefused,
     GroupOffsets,
-    Interrupted,
-    LookUpAgain,
+    LookUpCoordinator,
     PartitionsAdded,
-    ProducerIdGiven,
+    ProducerIdReceived,
     RecordsDelivered,
     RecordsDiscarded,
     ReportError,
     SendAddPartitions,
-    Settle,
     TransactionEvent,
     TransactionFailed,
     TryAgain,
@@ -50,9 +50,9 @@ from tailrace.errors import ConfigurationError, ConsumerStateError, PublishError
 from tailrace.producer.partitions import PartitionResolver
 from tailrace.producer.publisher import Published
 from tailrace.producer.record_sender import RecordSender
-from tailrace.producer.runtime import ProducerRuntime, cluster_of
+from tailrace.producer.runtime import ProducerRuntime, new_cluster
 from tailrace.producer.transactional.requests import TransactionRequests
-from tailrace.producer.transactional.settings import CLOSING_ABORT_S, check_options, settings_of
+from tailrace.producer.transactional.settings import ABORT_S, check_options, settings_of
 from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import OffsetAndMetadata, TopicPartition
@@ -60,7 +60,7 @@ from tailrace.records import OffsetAndMetadata, TopicPartition
 __all__ = ["TransactionalProducer"]
 
 _LINGER_S = 0.005
-"""Lingering delays no reader of committed records: they wait for the commit, which sends all batches at once."""
+"""Seconds for which a batch waits for more records; a commit sends all batches at once."""
 
 _NOT_STARTED = "this producer is not started - use it in an `async with`"
 
@@ -72,17 +72,17 @@ _NO_MEMBER = Identity()
 class TransactionalProducer:
     """Publishes in transactions until the end of an ``async with``, which aborts a transaction that is still open.
 
-    There is one transaction at a time. Several tasks may call ``send`` at once; these calls must have returned before
-    ``commit`` is called. Records are sent while the transaction is open, as ``Producer`` sends them.
+    Only one transaction is open at a time. Several tasks may call ``send`` at once; these calls must have returned
+    before ``commit`` is called. Records are sent while the transaction is open, not only by ``commit``.
 
     Args:
-        config: brokers, security and timeouts; the options of reading are not used.
+        config: brokers, security and timeouts; options for reading are not used.
         transactional_id: name that this process uses at each start, and that no other process uses. A start fences an
-            earlier producer with the same name, and the broker aborts that producer's open transaction.
-        transaction_timeout_ms: time after which the broker aborts an open transaction.
-        compression: codec of the batches.
-        max_batch_bytes: size of a batch, before compression; a larger record is a batch by itself.
-        max_buffered_bytes: size of undelivered records above which ``send`` suspends its caller.
+            earlier producer with the same name, and the broker aborts the open transaction of the earlier producer.
+        transaction_timeout_ms: time in milliseconds after which the broker aborts an open transaction.
+        compression: compression codec of the batches.
+        max_batch_bytes: maximum size of a batch, before compression; a larger record is a batch by itself.
+        max_buffered_bytes: size of undelivered records from which on ``send`` suspends its caller.
 
     Raises:
         ConfigurationError: an option is invalid.
@@ -108,9 +108,10 @@ class TransactionalProducer:
         self._records = TransactionAccumulator(
             self._limits, partial(BatchWriter, max_batch_bytes, compression), random.random
         )
-        self._one_at_a_time, self._calls = asyncio.Lock(), 0
+        self._lock, self._calls = asyncio.Lock(), 0
         self._progress = AutoResetEvent()
-        self._news = AutoResetEvent()
+        self._needs_action = AutoResetEvent()
+        """Set when ``_event_of_records`` has an event that must be handled."""
         self._current_identity: Callable[[], Identity | None] = lambda: None
         self._running: ProducerRuntime | None = None
         self._was_started = self._is_cause_unreported = False
@@ -120,12 +121,12 @@ class TransactionalProducer:
 
     @property
     def state(self) -> ProducerState:
-        """State of the producer."""
+        """State of the producer, see ``ProducerState``."""
         return self._machine.state
 
     @property
     def error(self) -> TailraceError | None:
-        """Cause of a final state; None in any other state."""
+        """Cause of the final state; None in all other states."""
         return self._machine.error
 
     @property
@@ -142,26 +143,26 @@ class TransactionalProducer:
             ConsumerStateError: the producer was started before.
             BrokerConnectionError: no broker answers in ``start_timeout_ms``.
             UnsupportedVersionError: the brokers are older than Apache Kafka 2.5.
-            PublishError: the brokers give no producer id in ``start_timeout_ms``, or refuse to give one.
+            PublishError: the brokers give no producer id in ``start_timeout_ms``, or refuse to.
         """
         if self._was_started:
-            raise ConsumerStateError("this producer was started before - create another")
+            raise ConsumerStateError("this producer was started before - create another producer")
         self._was_started = True
         within_s = self._config.start_timeout_ms / 1000
-        cluster = cluster_of(self._config)
+        cluster = new_cluster(self._config)
         try:
             await cluster.reach(within_s)
         except BaseException:
             cluster.close()
             raise
         sender = RecordSender(cluster, self._records, self._limits, self._settings.transactional_id)
-        sender.on_turn = self._note_progress
+        sender.on_progress = self._note_progress
         self._requests = TransactionRequests(cluster, self._settings)
         resolver = PartitionResolver(cluster)
         self._running = ProducerRuntime(cluster, sender, resolver, self._max_wait_s, self._act_on_records)
         try:
-            async with self._turn():
-                await self._do(Settle(within_s))
+            async with self._exclusive():
+                await self._handle(CompletePendingWork(within_s))
         except BaseException:
             await self._end()
             raise
@@ -174,14 +175,14 @@ class TransactionalProducer:
         ending: dict[ProducerState, TransactionEvent] = {
             ProducerState.IN_TRANSACTION: AbortTransaction(within_s),
             ProducerState.ABORTING: AbortTransaction(within_s),
-            ProducerState.COMMITTING: Settle(within_s),
+            ProducerState.COMMITTING: CompletePendingWork(within_s),
         }
         try:
             # If a transaction cannot be ended now, the broker ends it after transaction_timeout_ms.
             with contextlib.suppress(TailraceError):
-                async with self._turn(within_s):
+                async with self._exclusive(within_s):
                     if (event := ending.get(self._machine.state)) is not None:
-                        await self._do(event)
+                        await self._handle(event)
         finally:
             await self._end()
 
@@ -192,29 +193,29 @@ class TransactionalProducer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close(None if error is None else min(CLOSING_ABORT_S, self._config.stop_timeout_ms / 1000))
+        await self.close(None if error is None else min(ABORT_S, self._config.stop_timeout_ms / 1000))
 
     # ---- transactions ------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Begin a transaction, after completing unfinished work of the previous transaction.
+        """Complete unfinished work of the previous transaction, and begin a transaction.
 
         Raises:
             ConsumerStateError: a transaction is open, or the producer is not started.
             ProducerFencedError: another process has the same transactional id.
-            PublishError: unfinished work could not be completed in time; or the previous transaction was aborted, and
-                no call has raised the reason yet.
+            PublishError: unfinished work was not completed in time; or the previous transaction was aborted, and no
+                call has raised the reason yet.
         """
-        async with self._turn():
+        async with self._exclusive():
             self._started()
             if self._is_cause_unreported:
                 self._check(CommitTransaction)
             while self._machine.state is not ProducerState.READY:
-                await self._do(Settle(self._max_wait_s))
-            await self._do(BeginTransaction())
+                await self._handle(CompletePendingWork(self._max_wait_s))
+            await self._handle(BeginTransaction())
             self._records.begin()
 
-    async def send(  # noqa: PLR0913 - a record
+    async def send(  # noqa: PLR0913 - the fields of a record
         self,
         topic: str,
         value: bytes | None,
@@ -226,7 +227,7 @@ class TransactionalProducer:
     ) -> asyncio.Future[Published]:
         """Add one record to the transaction and return the future of its offset.
 
-        Without ``partition`` the partition is chosen by key, as with Kafka's own clients. Suspends while
+        Without ``partition``, the partition is chosen by key, as with Kafka's own clients. The call suspends while
         ``max_buffered_bytes`` of records are undelivered. A record that cannot be stored aborts the transaction;
         ``commit`` raises the reason.
 
@@ -237,25 +238,26 @@ class TransactionalProducer:
                 aborted.
         """
         running = self._check_open()
-        place = running.resolver.known_place_of(topic, key, partition)
-        if place is None:
-            place = await running.place_of(topic, key, partition)
+        topic_partition = running.resolver.resolve_known(topic, key, partition)
+        if topic_partition is None:
+            topic_partition = await running.resolve(topic, key, partition)
             self._check_open()
         future: asyncio.Future[Published] = running.loop.create_future()
         deadline = running.loop.time() + self._max_wait_s
-        await running.sender.append(place, key, value, headers, timestamp_ms, future, deadline)
+        await running.sender.append(topic_partition, key, value, headers, timestamp_ms, future, deadline)
         return future
 
     async def check(self, topic: str, partition: int | None = None) -> None:
         """Check that a topic or partition exists, without sending a record.
 
         Raises:
+            ConsumerStateError: the producer is not started.
             PublishError: the topic or partition does not exist.
         """
         if self._running is None:
             raise ConsumerStateError(_NOT_STARTED)
-        if self._running.resolver.known_place_of(topic, None, partition) is None:
-            await self._running.place_of(topic, None, partition)
+        if self._running.resolver.resolve_known(topic, None, partition) is None:
+            await self._running.resolve(topic, None, partition)
 
     async def commit(
         self,
@@ -265,18 +267,19 @@ class TransactionalProducer:
         topic_ids: Mapping[TopicPartition, UUID] = _NO_IDS,
         current_identity: Callable[[], Identity | None] = lambda: None,
     ) -> None:
-        """Commit the records and, with them, ``offsets`` for the group.
+        """Commit the records of the transaction and, with them, ``offsets`` of the group.
 
-        If the outcome is in doubt (``is_in_doubt``), another call repeats the commit as it was sent.
+        If the outcome of a commit is unknown (``is_in_doubt``), another call repeats that commit with the same offsets.
 
         Args:
-            offsets: next offsets to read, of the partitions whose records this transaction has processed.
-            identity: member of the group that commits; the commit is refused if the member is not in the current
-                generation.
-            group_id: group; the group of the config if None.
-            topic_ids: ids of the topics from which the records were read, as far as the ids are known.
-            current_identity: returns the identity with which to repeat a commit that was refused because the group has
-                rebalanced; None if a partition of ``offsets`` is no longer owned.
+            offsets: next offset to read in each partition whose records this transaction has processed.
+            identity: member of the group that commits; the coordinator refuses the commit if the member is not in the
+                current generation.
+            group_id: id of the group; None for ``group_id`` of the config.
+            topic_ids: ids of the topics that the records were read from, as far as the ids are known.
+            current_identity: called if the coordinator refuses the commit because the group has rebalanced; returns the
+                identity with which to repeat the commit, or None if the member no longer owns all partitions of
+                ``offsets``.
 
         Raises:
             ConsumerStateError: no transaction is open.
@@ -285,57 +288,65 @@ class TransactionalProducer:
             FencedMemberError: another member has the same ``group_instance_id``; the transaction was aborted.
             ProducerFencedError: another process has the same transactional id.
             PublishError: the transaction was aborted because a record was refused or the commit took too long; or the
-                outcome is in doubt.
+                outcome is unknown.
         """
-        async with self._turn():
+        async with self._exclusive():
             self._check(CommitTransaction)
             group_offsets = self._group_offsets(offsets, identity, group_id, topic_ids)
             self._current_identity = current_identity
-            await self._do(CommitTransaction(group_offsets, self._max_wait_s))
+            await self._handle(CommitTransaction(group_offsets, self._max_wait_s))
 
     async def abort(self) -> None:
         """Abort the transaction; do nothing if it was aborted already.
 
         Raises:
-            ConsumerStateError: a commit is in doubt.
-            PublishError: the abort was not acknowledged in time; the records never become visible all the same.
+            ConsumerStateError: the outcome of a commit is unknown.
+            PublishError: the abort was not acknowledged in time. Readers of committed records do not see the records in
+                this case, either.
         """
-        async with self._turn():
+        async with self._exclusive():
             self._is_cause_unreported = False
             if not self._machine.is_over:
-                await self._do(AbortTransaction(self._max_wait_s))
+                await self._handle(AbortTransaction(self._max_wait_s))
 
-    # ---- checks ------------------------------------------------------------------------------------------------
+    # ---- calls -------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _turn(self, within_s: float | None = None) -> AsyncIterator[None]:
-        """Wait for the call in progress, and make other calls wait for this one."""
-        # The call in progress may have to abort the transaction after its own timeout.
+    async def _exclusive(self, within_s: float | None = None) -> AsyncIterator[None]:
+        """Wait for the call in progress, and make later calls wait for this one.
+
+        Raises:
+            PublishError: the call in progress did not finish within ``within_s`` seconds. The default is long enough
+                for any call.
+        """
+        # The call in progress may abort the transaction after its own timeout.
         within_s = self._max_wait_s + self._settings.abort_s if within_s is None else within_s
         self._calls += 1
         try:
             try:
                 async with asyncio.timeout(within_s):
-                    await self._one_at_a_time.acquire()
+                    await self._lock.acquire()
             except TimeoutError:
-                raise PublishError(f"the call before this one did not finish within {within_s:.1f} s") from None
+                raise PublishError(
+                    f"the previous call of this producer did not finish within {within_s:.1f} s"
+                ) from None
             try:
                 yield
             finally:
-                self._one_at_a_time.release()
+                self._lock.release()
         finally:
             self._calls -= 1
             self._note_progress()
 
     def _check(self, event: type[TransactionEvent]) -> None:
-        """Raise if the event cannot happen now."""
+        """Raise if the event cannot happen in the current state."""
         self._started()
         machine = self._machine
         if machine.allows(event):
             return
         if machine.aborted_by is not None:
             self._is_cause_unreported = False
-            raise words.over(machine.aborted_by)
+            raise error_messages.transaction_over_error(machine.aborted_by)
         raise ConsumerStateError(f"this producer is {machine.state}{_ADVICE.get(machine.state, '')}")
 
     def _check_open(self) -> ProducerRuntime:
@@ -351,10 +362,10 @@ class TransactionalProducer:
             raise copy.copy(self._machine.error)
         return self._running
 
-    # ---- driving the machine -----------------------------------------------------------------------------------
+    # ---- state machine -----------------------------------------------------------------------------------------
 
-    async def _do(self, event: TransactionEvent) -> None:
-        """Handle an event, perform the effects that follow, and raise the error that they report."""
+    async def _handle(self, event: TransactionEvent) -> None:
+        """Handle an event, perform all effects that follow, and raise the error if one of them reports an error."""
         self._check(type(event))
         loop, machine = asyncio.get_running_loop(), self._machine
         reported: TailraceError | None = None
@@ -364,8 +375,8 @@ class TransactionalProducer:
                 for effect in machine.effects():
                     if isinstance(effect, ReportError):
                         reported = effect.error
-                    elif isinstance(effect, LookUpAgain):
-                        self._requests.look_up_again(effect)
+                    elif isinstance(effect, LookUpCoordinator):
+                        self._requests.forget_coordinator(effect)
                     else:
                         machine.receive(await self._perform(effect), loop.time())
                 if (at := machine.next_deadline()) is None:
@@ -373,7 +384,7 @@ class TransactionalProducer:
                 await asyncio.sleep(at - loop.time())
                 machine.handle_timer(loop.time())
         except BaseException:
-            machine.receive(Interrupted(), loop.time())
+            machine.receive(CallCanceled(), loop.time())
             raise
         finally:
             if machine.error is not None and self._running is not None:
@@ -388,24 +399,24 @@ class TransactionalProducer:
             case DeliverRecords(timeout_s=timeout_s):
                 self._records.finish()
                 sender.wake()
-                return await self._delivered(timeout_s)
+                return await self._wait_until_delivered(timeout_s)
             case DiscardRecords(timeout_s=timeout_s):
-                self._running.resolver.move_on()
-                await sender.discard(self._machine.aborted_by or words.closed(), timeout_s)
+                self._running.resolver.change_partition()
+                await sender.discard(self._machine.aborted_by or error_messages.user_aborted_error(), timeout_s)
                 return RecordsDiscarded(self._records.needs_new_epoch)
-            case LookUpAgain() | ReportError():
-                raise AssertionError(f"{effect} is no request")
-        outcome = await self._requests.outcome(effect)
+            case LookUpCoordinator() | ReportError():
+                raise AssertionError(f"{effect} is not a request")
+        outcome = await self._requests.send(effect)
         if isinstance(effect, SendAddPartitions) and isinstance(outcome, PartitionsAdded):
-            self._records.added(effect.partitions)
+            self._records.add_partitions(effect.partitions)
             sender.wake()
-        elif isinstance(outcome, ProducerIdGiven):
+        elif isinstance(outcome, ProducerIdReceived):
             self._records.adopt(outcome.producer)
         elif isinstance(outcome, GenerationRefused):
             return replace(outcome, current=self._current_identity())
         return outcome
 
-    async def _delivered(self, timeout_s: float) -> TransactionEvent:
+    async def _wait_until_delivered(self, timeout_s: float) -> TransactionEvent:
         assert self._running is not None
         until = self._running.loop.time() + timeout_s
         while (event := self._event_of_records()) is None:
@@ -419,7 +430,7 @@ class TransactionalProducer:
     def _event_of_records(self) -> TransactionEvent | None:
         if self._records.failure is not None:
             return self._records.failure
-        if self._running is not None and (error := self._running.sender.ended_by) is not None:
+        if self._running is not None and (error := self._running.sender.end_cause) is not None:
             return TransactionFailed(error)
         new = self._records.new_partitions
         return AddPartitions(new, self._max_wait_s) if new else None
@@ -427,20 +438,20 @@ class TransactionalProducer:
     def _note_progress(self) -> None:
         self._progress.set()
         if self._event_of_records() is not None:
-            self._news.set()
+            self._needs_action.set()
 
     async def _act_on_records(self) -> None:
-        """Add partitions or abort after a failure while a transaction is open, unless a call is in progress."""
+        """Add partitions, or abort after a failure, while a transaction is open and no call is in progress."""
         while True:
-            await self._news.wait()
+            await self._needs_action.wait()
             event = self._event_of_records()
             # A call in progress handles the event itself, or wakes this task at its end. So this task never waits for
-            # a call, and a call that directly follows another call does not wait for this task.
+            # a call, and it does not delay a call that directly follows another call.
             if event is None or self._calls or self._machine.state is not ProducerState.IN_TRANSACTION:
                 continue
-            async with self._one_at_a_time:
+            async with self._lock:
                 try:
-                    await self._do(event)
+                    await self._handle(event)
                 except TailraceError:
                     # The next call raises the error.
                     self._is_cause_unreported = True
@@ -456,16 +467,18 @@ class TransactionalProducer:
             return None
         group_id = group_id or self._config.group_id
         if group_id is None:
-            raise ConfigurationError("group_id is missing: offsets are committed for a group")
+            raise ConfigurationError(
+                "group_id is missing - set it in the config, or pass it to commit() with the offsets"
+            )
         entries = (
             CommitOffset(
-                *place,
+                *topic_partition,
                 one.offset,
                 -1 if one.leader_epoch is None else one.leader_epoch,
                 one.metadata,
-                topic_ids.get(place, NO_TOPIC_ID),
+                topic_ids.get(topic_partition, NO_TOPIC_ID),
             )
-            for place, one in offsets.items()
+            for topic_partition, one in offsets.items()
         )
         return GroupOffsets(group_id, identity, tuple(entries))
 
@@ -476,11 +489,11 @@ class TransactionalProducer:
 
 
 _ADVICE: Mapping[ProducerState, str] = {
-    ProducerState.READY: ", no transaction is open - begin() one first",
-    ProducerState.IN_TRANSACTION: " - commit() it or abort() it first",
+    ProducerState.READY: ", no transaction is open - call begin() first",
+    ProducerState.IN_TRANSACTION: " - call commit() or abort() first",
     ProducerState.COMMITTING: (
         ", and a commit that was sent cannot be undone - call commit() again to find out its outcome"
     ),
-    ProducerState.ABORTING: " - abort() again, or begin() the next transaction",
-    ProducerState.UNINITIALIZED: ", no transaction is open - begin() one first",
+    ProducerState.ABORTING: " - call abort() again, or begin()",
+    ProducerState.UNINITIALIZED: ", no transaction is open - call begin() first",
 }

@@ -1,7 +1,8 @@
 """Requests of a transactional producer to coordinators: each is sent once, and its outcome is an event.
 
-``core.producer.error_reactions`` decides which event an error code becomes. A request that fails before it is sent had
-no effect (``Moved``). A request that fails later may have taken effect, or may still do so (``Unanswered``).
+``core.producer.error_reactions`` decides which event an error code leads to. A request that fails before it is sent has
+no effect (``CoordinatorMoved``). A request that fails later may have had an effect, or may still have one
+(``Unanswered``).
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from typing import TypeVar, assert_never
 
 from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of, worst_of
 from tailrace.core.producer.events import (
-    Ended,
-    LookUpAgain,
-    Moved,
+    CoordinatorMoved,
+    CoordinatorRequest,
+    LookUpCoordinator,
     MustAbort,
     OffsetsAdded,
     OffsetsStored,
     PartitionsAdded,
     ProducerId,
-    ProducerIdGiven,
-    Question,
+    ProducerIdReceived,
     SendAddOffsets,
     SendAddPartitions,
     SendEnd,
     SendInit,
     SendOffsets,
+    TransactionEnded,
     TransactionEvent,
     TransactionFailed,
     TransactionSettings,
@@ -48,7 +49,7 @@ from tailrace.errors import (
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.connection import Connection
-from tailrace.net.topic_ids import with_other_ids
+from tailrace.net.topic_ids import partitions_of_recreated_topics
 from tailrace.protocol.committed_offsets import CommitResult
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
@@ -68,9 +69,9 @@ __all__ = ["TransactionRequests"]
 ResponseT = TypeVar("ResponseT")
 
 _TRANSACTION = 1
-"""Coordinator type of FindCoordinator: transactions."""
+"""Key type of FindCoordinator for a transactional id."""
 _TRANSACTIONS = ChannelKey(Channel.MAIN, "transactions")
-"""Connections for these requests only, since brokers answer Produce only after the replicas have fetched."""
+"""Connections for these requests only, so that they do not wait for Produce responses on the same connection."""
 
 
 class TransactionRequests:
@@ -86,39 +87,39 @@ class TransactionRequests:
         self._id = settings.transactional_id
         self._coordinator_id: int | None = None
 
-    async def outcome(self, question: Question) -> TransactionEvent:
-        """Send a request and return its outcome."""
-        deadline = asyncio.get_running_loop().time() + question.timeout_s
+    async def send(self, request: CoordinatorRequest) -> TransactionEvent:
+        """Send a request once, and return its outcome as an event."""
+        deadline = asyncio.get_running_loop().time() + request.timeout_s
         try:
             async with asyncio.timeout_at(deadline):
-                connection = await (await self._coordinator_of(question)).connection_for(_TRANSACTIONS)
+                connection = await (await self._coordinator_of(request)).connection_for(_TRANSACTIONS)
         except TimeoutError:
-            return Moved("the coordinator was not found and connected to in time")
+            return CoordinatorMoved("the coordinator could not be found and connected to in time")
         except TailraceError as error:
-            return _not_sent(error)
+            return _event_before_sending(error)
         try:
-            return await self._ask(question, _TransientConnection(connection, deadline))
+            return await self._outcome(request, _DeadlineConnection(connection, deadline))
         except TailraceError as error:
-            return _not_answered(error)
+            return _event_after_sending(error)
 
-    def look_up_again(self, effect: LookUpAgain) -> None:
-        """Forget a coordinator that has moved or does not answer."""
-        if isinstance(effect.asked, SendOffsets):
-            self._cluster.forget_coordinator(effect.asked.offsets.group_id, effect.reason)
+    def forget_coordinator(self, effect: LookUpCoordinator) -> None:
+        """Forget the coordinator of a request, so that the next request looks it up again."""
+        if isinstance(effect.request, SendOffsets):
+            self._cluster.forget_coordinator(effect.request.offsets.group_id, effect.reason)
         else:
             self._coordinator_id = None
 
-    async def _coordinator_of(self, question: Question) -> Broker:
-        if isinstance(question, SendOffsets):
-            return await self._cluster.coordinator(question.offsets.group_id)
+    async def _coordinator_of(self, request: CoordinatorRequest) -> Broker:
+        if isinstance(request, SendOffsets):
+            return await self._cluster.coordinator(request.offsets.group_id)
         if self._coordinator_id is None:
-            request = FindCoordinatorRequest(self._id, _TRANSACTION)
+            look_up = FindCoordinatorRequest(self._id, _TRANSACTION)
             try:
-                answer = await self._cluster.send_to_any(request)
+                answer = await self._cluster.send_to_any(look_up)
             except BrokerConnectionError:
-                # All known brokers may have moved since the last refresh.
+                # All known brokers may have other addresses since the last refresh.
                 await self._cluster.refresh()
-                answer = await self._cluster.send_to_any(request)
+                answer = await self._cluster.send_to_any(look_up)
             if answer.error_code:
                 raise broker_error(answer.error_code, answer.error_message or "")
             self._coordinator_id = answer.node_id
@@ -128,56 +129,56 @@ class TransactionRequests:
             await self._cluster.refresh()
             return self._cluster.broker(self._coordinator_id)
 
-    async def _ask(self, question: Question, connection: _TransientConnection) -> TransactionEvent:
-        who = question.producer
-        match question:
+    async def _outcome(self, request: CoordinatorRequest, connection: _DeadlineConnection) -> TransactionEvent:
+        producer = request.producer
+        match request:
             case SendInit():
                 timeout_ms = round(self._settings.transaction_timeout_s * 1000)
-                given = await connection.send(InitProducerIdRequest(self._id, timeout_ms, *who))
-                producer = ProducerId(given.producer_id, given.producer_epoch)
-                return event_of(given.error_code, TransactionRequestKind.INIT) or ProducerIdGiven(producer)
+                answer = await connection.send(InitProducerIdRequest(self._id, timeout_ms, *producer))
+                received = ProducerIdReceived(ProducerId(answer.producer_id, answer.producer_epoch))
+                return event_of(answer.error_code, TransactionRequestKind.INIT) or received
             case SendAddPartitions(partitions=partitions):
                 wanted = tuple(PartitionToAdd(*one) for one in partitions)
-                added = await connection.send(AddPartitionsToTxnRequest(self._id, *who, wanted))
-                trouble = _worst(partitions, added.partitions, TransactionRequestKind.ADD_PARTITIONS)
-                return trouble or PartitionsAdded()
+                added = await connection.send(AddPartitionsToTxnRequest(self._id, *producer, wanted))
+                failure = _worst_failure(partitions, added.partitions, TransactionRequestKind.ADD_PARTITIONS)
+                return failure or PartitionsAdded()
             case SendAddOffsets(group_id=group_id):
-                code = (await connection.send(AddOffsetsToTxnRequest(self._id, *who, group_id))).error_code
+                code = (await connection.send(AddOffsetsToTxnRequest(self._id, *producer, group_id))).error_code
                 return event_of(code, TransactionRequestKind.ADD_OFFSETS, f"group {group_id!r}") or OffsetsAdded()
             case SendOffsets():
-                return await self._store(question, connection)
+                return await self._store_offsets(request, connection)
             case SendEnd(is_commit=is_commit):
-                code = (await connection.send(EndTxnRequest(self._id, *who, is_commit))).error_code
-                return event_of(code, TransactionRequestKind.END) or Ended()
+                code = (await connection.send(EndTxnRequest(self._id, *producer, is_commit))).error_code
+                return event_of(code, TransactionRequestKind.END) or TransactionEnded()
             case _:
-                assert_never(question)
+                assert_never(request)
 
-    async def _store(self, question: SendOffsets, connection: _TransientConnection) -> TransactionEvent:
-        group, me = question.offsets, question.offsets.identity
+    async def _store_offsets(self, request: SendOffsets, connection: _DeadlineConnection) -> TransactionEvent:
+        group, identity = request.offsets, request.offsets.identity
         answer = await connection.send(
             TxnOffsetCommitRequest(
                 self._id,
                 group.group_id,
-                *question.producer,
+                *request.producer,
                 group.offsets,
-                generation_id=me.generation,
-                member_id=me.member_id,
-                group_instance_id=me.instance_id,
+                generation_id=identity.generation,
+                member_id=identity.member_id,
+                group_instance_id=identity.instance_id,
             )
         )
         topic_ids = {TopicPartition(one.topic, one.partition): one.topic_id for one in group.offsets}
-        trouble = _worst(list(topic_ids), answer.partitions, TransactionRequestKind.COMMIT_OFFSETS)
-        if trouble is not None:
-            return trouble
-        # TxnOffsetCommit names topics only, so the ids are compared afterwards. No recreated topic goes unnoticed: a
-        # deletion that this broker has not seen by now also removes offsets that wait for the end of the transaction.
-        if others := await with_other_ids(connection.send, topic_ids):
-            return MustAbort(TopicRecreatedError(others))
+        failure = _worst_failure(list(topic_ids), answer.partitions, TransactionRequestKind.COMMIT_OFFSETS)
+        if failure is not None:
+            return failure
+        # TxnOffsetCommit contains no topic ids, so they are compared afterwards. A deletion that this broker learns of
+        # later also removes the offsets that wait for the end of the transaction.
+        if recreated := await partitions_of_recreated_topics(connection.send, topic_ids):
+            return MustAbort(TopicRecreatedError(recreated))
         return OffsetsStored()
 
 
-class _TransientConnection:
-    """Connection with the deadline of one request."""
+class _DeadlineConnection:
+    """Connection whose requests share one deadline."""
 
     def __init__(self, connection: Connection, deadline: float) -> None:
         self._connection, self._deadline = connection, deadline
@@ -186,29 +187,28 @@ class _TransientConnection:
         return await self._connection.send(request, self._deadline - asyncio.get_running_loop().time())
 
 
-def _worst(
-    asked: Sequence[TopicPartition], answered: Iterable[AddedPartition | CommitResult], what: TransactionRequestKind
+def _worst_failure(
+    partitions: Sequence[TopicPartition], results: Iterable[AddedPartition | CommitResult], kind: TransactionRequestKind
 ) -> TransactionEvent | None:
-    codes = {TopicPartition(one.topic, one.partition): one.error_code for one in answered}
-    troubles = [event_of(codes[one], what, str(one)) if one in codes else _missing(one, what) for one in asked]
-    return worst_of(one for one in troubles if one is not None)
+    codes = {TopicPartition(one.topic, one.partition): one.error_code for one in results}
+    events = [
+        event_of(codes[one], kind, str(one)) if one in codes else TryAgain(f"the response to {kind} lacks {one}")
+        for one in partitions
+    ]
+    return worst_of(event for event in events if event is not None)
 
 
-def _missing(partition: TopicPartition, asked: TransactionRequestKind) -> TransactionEvent:
-    return TryAgain(f"the answer to {asked} lacks {partition}")
-
-
-def _not_sent(error: TailraceError) -> TransactionEvent:
+def _event_before_sending(error: TailraceError) -> TransactionEvent:
     match error:
         case AuthenticationError() | UnsupportedVersionError() | ConfigurationError():
             return TransactionFailed(error)
         case BrokerError():
             return event_of(error.code, TransactionRequestKind.FIND) or TryAgain(str(error))
         case _:
-            return Moved(str(error))
+            return CoordinatorMoved(str(error))
 
 
-def _not_answered(error: TailraceError) -> TransactionEvent:
+def _event_after_sending(error: TailraceError) -> TransactionEvent:
     match error:
         case BrokerConnectionError() | MalformedMessageError() if not isinstance(error, AuthenticationError):
             return Unanswered(str(error))

@@ -1,4 +1,4 @@
-"""Options of a transactional producer: checks and conversion."""
+"""Options of a transactional producer: checks, and conversion to settings."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from tailrace.config import ConsumerConfig
 from tailrace.core.producer.events import TransactionSettings
 from tailrace.errors import ConfigurationError
 
-__all__ = ["CLOSING_ABORT_S", "check_options", "settings_of"]
+__all__ = ["ABORT_S", "check_options", "settings_of"]
 
-CLOSING_ABORT_S = 5.0
-"""Time for an abort that the user did not request."""
+ABORT_S = 5.0
+"""Maximum time in seconds for an abort that the user did not request."""
 
 
 def check_options(transactional_id: str, transaction_timeout_ms: int, compression: str, max_batch_bytes: int) -> None:
@@ -32,14 +32,14 @@ def check_options(transactional_id: str, transaction_timeout_ms: int, compressio
 
 
 def settings_of(config: ConsumerConfig, transactional_id: str, transaction_timeout_ms: int) -> TransactionSettings:
-    """Return the options in seconds."""
+    """Return the settings that follow from the options."""
     timeout_s = transaction_timeout_ms / 1000
     return TransactionSettings(
         transactional_id,
         transaction_timeout_s=timeout_s,
-        # Leaves time to ask another broker before the transaction is over.
+        # At most a third, to leave time to ask another broker before the transaction times out.
         request_timeout_s=min(config.request_timeout_ms / 1000, timeout_s / 3),
-        abort_s=min(CLOSING_ABORT_S, config.default_api_timeout_ms / 1000, timeout_s),
+        abort_s=min(ABORT_S, config.default_api_timeout_ms / 1000, timeout_s),
         retry_first_s=config.retry_backoff_ms / 1000,
         retry_longest_s=config.retry_backoff_max_ms / 1000,
     )

@@ -3,7 +3,7 @@
 From an API's first flexible version on, the request header has version 2 and the response header version 1. The
 exception is ApiVersions, whose response header always has version 0, so that newer clients can read it (KIP-511).
 
-Clients encode requests and decode responses. The other two directions serve FaultProxy and tests.
+Clients call ``encode_request`` and ``decode_response``; FaultProxy and tests also call the other methods.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNSUPPORTED = ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big")
 
 
 class RequestHeader(NamedTuple):
-    """Header of a request."""
+    """Header of a request, without its tagged fields."""
 
     api_key: int
     version: int
@@ -41,32 +41,30 @@ class RequestHeader(NamedTuple):
 
 @dataclass(frozen=True)
 class Api(Generic[ResponseT]):
-    """Request type with its response type, created by the declaration of the request."""
+    """API of the protocol. The declaration of a request class creates its API."""
 
     key: int
     name: str
     versions: range
-    """Supported versions; each connection negotiates one."""
-    flexible: int
-    """First flexible version; NEVER if no version is flexible."""
-    message: type
-    """Class of the request."""
-    answer: type[ResponseT]
-    """Class of the response."""
+    """Versions that tailrace supports; each connection negotiates one."""
+    flexible_from: int
+    """First flexible version (KIP-482); NEVER if no version is flexible."""
+    request_type: type
+    response_type: type[ResponseT]
 
     def encode_request(self, request: object, version: int, *, correlation_id: int, client_id: str | None) -> bytearray:
         """Return the frame of a request, including its length.
 
         Raises:
-            UnsupportedVersionError: ``version`` cannot carry a value of ``request``.
+            UnsupportedVersionError: a field of ``request`` is set that ``version`` does not contain.
             MalformedMessageError: a value does not fit its type.
         """
         out = bytearray(_SIZE.size)
         out += _REQUEST_HEADER.pack(self.key, version, correlation_id)
         _write_client_id(out, client_id)
-        if version >= self.flexible:
+        if version >= self.flexible_from:
             out.append(0)
-        return self._encoded(out, request, self.message, version)
+        return self._encoded(out, request, self.request_type, version)
 
     def decode_response(self, frame: memoryview, version: int) -> ResponseT:
         """Return the response in ``frame``, which begins with the correlation id."""
@@ -74,25 +72,25 @@ class Api(Generic[ResponseT]):
         reader.int32()
         if self._response_is_tagged(version):
             reader.skip_tagged_fields()
-        return cast(ResponseT, self._decoded(reader, self.answer, version))
+        return cast(ResponseT, self._decoded(reader, self.response_type, version))
 
-    def version_of_answer(self, frame: memoryview, asked: int) -> int:
-        """Return the version of the response to a request of version ``asked``.
+    def response_version(self, frame: memoryview, request_version: int) -> int:
+        """Return the version of the response in ``frame``.
 
-        The versions differ only for ApiVersions: a broker that does not support version ``asked`` responds in version 0
-        with error code 35.
+        It is that of the request, except for ApiVersions: a broker that does not support ``request_version`` of it
+        responds in version 0 with error code 35 (KIP-511).
         """
-        refused = self.key == _API_VERSIONS_KEY and bytes(frame[4:6]) == _UNSUPPORTED
-        return 0 if refused else asked
+        is_refusal = self.key == _API_VERSIONS_KEY and bytes(frame[4:6]) == _UNSUPPORTED
+        return 0 if is_refusal else request_version
 
     def decode_request(self, frame: memoryview, version: int) -> object:
         """Return the request in ``frame``, which begins with the request header."""
         reader = FrameReader(frame)
         reader.view(_REQUEST_HEADER.size)
         _read_client_id(reader)
-        if version >= self.flexible:
+        if version >= self.flexible_from:
             reader.skip_tagged_fields()
-        return self._decoded(reader, self.message, version)
+        return self._decoded(reader, self.request_type, version)
 
     def encode_response(self, response: ResponseT, version: int, *, correlation_id: int) -> bytearray:
         """Return the frame of a response, including its length."""
@@ -100,18 +98,19 @@ class Api(Generic[ResponseT]):
         out += _SIZE.pack(correlation_id)
         if self._response_is_tagged(version):
             out.append(0)
-        return self._encoded(out, response, self.answer, version)
+        return self._encoded(out, response, self.response_type, version)
 
     def _response_is_tagged(self, version: int) -> bool:
-        return version >= self.flexible and self.key != _API_VERSIONS_KEY
+        return version >= self.flexible_from and self.key != _API_VERSIONS_KEY
 
     def _encoded(self, out: bytearray, message: object, kind: type, version: int) -> bytearray:
-        encoder_of(kind, version, flexible=version >= self.flexible)(out, message)
+        """Append ``message`` to ``out`` and write the length of the frame to its beginning."""
+        encoder_of(kind, version, flexible=version >= self.flexible_from)(out, message)
         _SIZE.pack_into(out, 0, len(out) - _SIZE.size)
         return out
 
     def _decoded(self, reader: FrameReader, kind: type, version: int) -> object:
-        message: object = decoder_of(kind, version, flexible=version >= self.flexible)(reader)
+        message: object = decoder_of(kind, version, flexible=version >= self.flexible_from)(reader)
         if reader.remaining:
             raise MalformedMessageError(f"{reader.remaining} bytes left over after a {self.name} message v{version}")
         return message

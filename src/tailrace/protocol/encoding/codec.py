@@ -1,11 +1,11 @@
-"""Compiled encoders and decoders of layouts.
+"""Generation of encoders and decoders from layouts.
 
-When a version of a message is first used, a function without loops or branches is generated for each structure, as
-``dataclasses`` generates ``__init__``. Adjacent numbers are packed and unpacked together. From the first flexible
-version of a message on, lengths are varints, and tagged fields follow each structure (KIP-482). Unknown tags are
-skipped, so that newer brokers may send them.
+When a version of a message is first used, the source text of a function without loops or branches is generated for each
+structure, as ``dataclasses`` does for ``__init__``. Adjacent numbers are packed and unpacked together. From the first
+flexible version of a message on, lengths are varints, and tagged fields follow each structure (KIP-482). Unknown tagged
+fields are skipped, because newer brokers may send them.
 
-This module handles values as ``Any``; elsewhere they are typed by the attributes that each message declares.
+Values have the type ``Any`` in this module; outside, they have the types that the messages declare.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from msgspec import NODEFAULT
 
 from tailrace.errors import MalformedMessageError, UnsupportedVersionError
 from tailrace.protocol.encoding.frame_reader import FrameReader, write_uvarint
-from tailrace.protocol.encoding.layout import Array, ByTopic, Shape, Single, Slot, Structure, Wrapped, layout
+from tailrace.protocol.encoding.layout import (
+    Array,
+    ByTopic,
+    OneElementArray,
+    OneFieldStructure,
+    Shape,
+    Slot,
+    Structure,
+    layout,
+)
 from tailrace.protocol.encoding.primitives import Decode, Encode, Number, length_reader, write_length
 
 __all__ = ["decoder", "decoder_of", "encoder", "encoder_of"]
@@ -48,11 +57,11 @@ def encoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Encode:
             return _array_encoder(encoder(item, flexible=flexible), flexible=flexible, nullable=nullable)
         case ByTopic():
             return _topics_encoder(shape, flexible=flexible, nullable=nullable)
-        case Structure() | Wrapped():
+        case Structure() | OneFieldStructure():
             encode = _structure_encoder(shape, flexible=flexible)
             return _nullable_encoder(encode) if nullable else encode
-        case Single(element):
-            return _single_encoder(element, flexible=flexible)
+        case OneElementArray(element):
+            return _one_element_encoder(element, flexible=flexible)
         case _:
             return shape.encoder(flexible=flexible, nullable=nullable)
 
@@ -66,11 +75,11 @@ def decoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Decode:
             return _array_decoder(decoder(item, flexible=flexible), flexible=flexible, nullable=nullable)
         case ByTopic():
             return _topics_decoder(shape, flexible=flexible, nullable=nullable)
-        case Structure() | Wrapped():
+        case Structure() | OneFieldStructure():
             decode = _structure_decoder(shape, flexible=flexible)
             return _nullable_decoder(decode) if nullable else decode
-        case Single(element):
-            return _single_decoder(element, flexible=flexible)
+        case OneElementArray(element):
+            return _one_element_decoder(element, flexible=flexible)
         case _:
             return shape.decoder(flexible=flexible, nullable=nullable)
 
@@ -81,7 +90,7 @@ def decoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Decode:
 def _array_encoder(encode_item: Encode, *, flexible: bool, nullable: bool) -> Encode:
     def encode(out: bytearray, value: Any) -> None:
         if value is None and not nullable:
-            raise MalformedMessageError("None where the protocol requires an array")
+            raise MalformedMessageError("the protocol requires an array, not None")
         write_length(out, None if value is None else len(value), flexible=flexible)
         for item in value or ():
             encode_item(out, item)
@@ -92,13 +101,13 @@ def _array_encoder(encode_item: Encode, *, flexible: bool, nullable: bool) -> En
 def _numbers_encoder(number: Number, *, flexible: bool, nullable: bool) -> Encode:
     def encode(out: bytearray, value: Any) -> None:
         if value is None and not nullable:
-            raise MalformedMessageError("None where the protocol requires an array")
+            raise MalformedMessageError("the protocol requires an array, not None")
         write_length(out, None if value is None else len(value), flexible=flexible)
         numbers: Sequence[Any] = () if value is None else value
         try:
             out += struct.pack(f">{len(numbers)}{number.code}", *numbers)
         except struct.error:
-            _raise_unfit([number] * len(numbers), numbers)
+            _raise_misfit([number] * len(numbers), numbers)
 
     return encode
 
@@ -118,13 +127,13 @@ def _numbers_decoder(code: str, *, flexible: bool, nullable: bool) -> Decode:
 
     def decode(reader: FrameReader) -> Any:
         count = read_count(reader)
-        return None if count is None else reader.unpack(_numbers(count, code))
+        return None if count is None else reader.unpack(_numbers_struct(count, code))
 
     return decode
 
 
 @lru_cache(64)
-def _numbers(count: int, code: str) -> struct.Struct:
+def _numbers_struct(count: int, code: str) -> struct.Struct:
     return struct.Struct(f">{count}{code}")
 
 
@@ -137,13 +146,13 @@ def _count_reader(*, flexible: bool, nullable: bool) -> Callable[[FrameReader], 
         if length < 0:
             if length == -1 and nullable:
                 return None
-            raise MalformedMessageError(f"an array of {length} elements")
-        return reader.count(length)
+            raise MalformedMessageError(f"an array claims {length} elements")
+        return reader.checked_count(length)
 
     return read_count
 
 
-def _single_encoder(element: Structure, *, flexible: bool) -> Encode:
+def _one_element_encoder(element: Structure, *, flexible: bool) -> Encode:
     encode_element = _structure_encoder(element, flexible=flexible)
 
     def encode(out: bytearray, message: Any) -> None:
@@ -153,15 +162,15 @@ def _single_encoder(element: Structure, *, flexible: bool) -> Encode:
     return encode
 
 
-def _single_decoder(element: Structure, *, flexible: bool) -> Decode:
+def _one_element_decoder(element: Structure, *, flexible: bool) -> Decode:
     read_length = length_reader(flexible=flexible)
-    decode_element = _structure_decoder(element, flexible=flexible, apart=True)
+    decode_values = _structure_decoder(element, flexible=flexible, returns_values=True)
 
     def decode(reader: FrameReader) -> Any:
         length = read_length(reader)
         if length != 1:
             raise MalformedMessageError(f"{length} elements in an array that must have one")
-        return decode_element(reader)
+        return decode_values(reader)
 
     return decode
 
@@ -176,7 +185,7 @@ def _topics_encoder(shape: ByTopic, *, flexible: bool, nullable: bool) -> Encode
 
     def encode(out: bytearray, value: Any) -> None:
         if value is None and not nullable:
-            raise MalformedMessageError("None where the protocol requires an array of topics")
+            raise MalformedMessageError("the protocol requires an array of topics, not None")
         topics: dict[Any, list[Any]] = {}
         for entry in value or ():
             topics.setdefault(key_of(entry), []).append(entry)
@@ -195,7 +204,7 @@ def _topics_decoder(shape: ByTopic, *, flexible: bool, nullable: bool) -> Decode
     read_topic_count = _count_reader(flexible=flexible, nullable=nullable)
     read_entry_count = _count_reader(flexible=flexible, nullable=False)
     keys = [decoder(slot.shape, flexible=flexible) for slot in shape.keys]
-    decode_entry = _structure_decoder(shape.entry, flexible=flexible, given=[slot.attribute for slot in shape.keys])
+    decode_entry = _structure_decoder(shape.entry, flexible=flexible, arguments=[slot.attribute for slot in shape.keys])
 
     def decode(reader: FrameReader) -> Any:
         count = read_topic_count(reader)
@@ -231,56 +240,66 @@ def _nullable_encoder(encode: Encode) -> Encode:
 
 def _nullable_decoder(decode: Decode) -> Decode:
     def decode_or_null(reader: FrameReader) -> Any:
-        mark = reader.view(1)[0]
-        if mark == _NULL:
+        first = reader.view(1)[0]
+        if first == _NULL:
             return None
-        if mark != _PRESENT:
-            raise MalformedMessageError(f"0x{mark:02x} before a nullable structure: must be 0x01 or 0xff")
+        if first != _PRESENT:
+            raise MalformedMessageError(f"the byte before a nullable structure must be 0x01 or 0xff, not 0x{first:02x}")
         return decode(reader)
 
     return decode_or_null
 
 
-def _structure_encoder(shape: Structure | Wrapped, *, flexible: bool) -> Encode:
-    structure, get = (shape, "message.") if isinstance(shape, Structure) else (_only(shape.slot), "")
+def _structure_encoder(shape: Structure | OneFieldStructure, *, flexible: bool) -> Encode:
+    structure, get = (shape, "message.") if isinstance(shape, Structure) else (_structure_of(shape.slot), "")
     lines: list[str] = []
-    names: dict[str, Any] = {"error": struct.error, "raise_unfit": _raise_unfit}
-    if structure.unsent:
-        names["check"] = _unsent_check(structure)
+    names: dict[str, Any] = {"error": struct.error, "raise_misfit": _raise_misfit}
+    if structure.unsupported_fields:
+        names["check"] = _unsupported_fields_check(structure)
         lines.append("check(message)")
-    for number, run in enumerate(_runs(structure.plain)):
+    for number, run in enumerate(_runs(structure.untagged_fields)):
         values = ", ".join(f"{get}{slot.attribute}" if get and slot.attribute else "message" for slot in run)
         if types := _numbers_in(run):
             names[f"pack{number}"] = _joint_struct(types).pack
             names[f"types{number}"] = types
             lines += [
                 f"try: out += pack{number}({values})",
-                f"except error: raise_unfit(types{number}, ({values},))",
+                f"except error: raise_misfit(types{number}, ({values},))",
             ]
         else:
             names[f"write{number}"] = encoder(run[0].shape, flexible=flexible, nullable=run[0].nullable)
             lines.append(f"write{number}(out, {values})")
     if flexible and not structure.bare:
-        names["write_tags"] = _tags_encoder(structure.tagged)
-        lines.append("write_tags(out, message)" if structure.tagged else "out.append(0)")
+        names["write_tags"] = _tags_encoder(structure.tagged_fields)
+        lines.append("write_tags(out, message)" if structure.tagged_fields else "out.append(0)")
     function: Encode = _function("encode(out, message)", lines, names, structure)
     return function
 
 
 def _structure_decoder(
-    shape: Structure | Wrapped, *, flexible: bool, given: Sequence[str] = (), apart: bool = False
+    shape: Structure | OneFieldStructure,
+    *,
+    flexible: bool,
+    arguments: Sequence[str] = (),
+    returns_values: bool = False,
 ) -> Decode:
-    """Return the function that reads a structure; the function takes the fields named in ``given`` as arguments.
+    """Return the function that reads a structure.
 
-    The function returns the message, or the values of the message's fields if ``apart``.
+    Args:
+        shape: structure to read.
+        flexible: True for a flexible version.
+        arguments: fields that are not read, but passed to the returned function after the reader.
+        returns_values: True if the returned function is to return the values of the fields instead of a message.
     """
-    structure, makes = (shape, not apart) if isinstance(shape, Structure) else (_only(shape.slot), False)
+    structure, creates = (
+        (shape, not returns_values) if isinstance(shape, Structure) else (_structure_of(shape.slot), False)
+    )
     lines: list[str] = []
     names: dict[str, Any] = {}
-    read = list(given)
-    for number, run in enumerate(_runs(structure.plain)):
+    known = list(arguments)
+    for number, run in enumerate(_runs(structure.untagged_fields)):
         attributes = [one for slot in run for one in _attributes(slot)]
-        read += attributes
+        known += attributes
         values = ", ".join(attributes)
         if types := _numbers_in(run):
             names[f"layout{number}"] = _joint_struct(types)
@@ -289,32 +308,35 @@ def _structure_decoder(
             names[f"read{number}"] = decoder(run[0].shape, flexible=flexible, nullable=run[0].nullable)
             lines.append(f"{values} = read{number}(reader)")
     if flexible and not structure.bare:
-        tagged = [slot.attribute for slot in structure.tagged]
-        names["read_tags"] = _tags_decoder(structure.tagged) if tagged else FrameReader.skip_tagged_fields
+        tagged = [slot.attribute for slot in structure.tagged_fields]
+        names["read_tags"] = _tags_decoder(structure.tagged_fields) if tagged else FrameReader.skip_tagged_fields
         lines.append(f"{''.join(f'{one}, ' for one in tagged)}= read_tags(reader)" if tagged else "read_tags(reader)")
-        read += tagged
-    lines.append(_creation_line(structure.message, read, names) if makes else f"return {', '.join(read)}")
-    function: Decode = _function(f"decode({', '.join(['reader', *given])})", lines, names, structure)
+        known += tagged
+    lines.append(_creation_line(structure.message, known, names) if creates else f"return {', '.join(known)}")
+    function: Decode = _function(f"decode({', '.join(['reader', *arguments])})", lines, names, structure)
     return function
 
 
-def _creation_line(message: Any, read: Sequence[str], names: dict[str, Any]) -> str:
-    """Return the line that creates a message from local variables and defaults."""
+def _creation_line(message: Any, known: Sequence[str], names: dict[str, Any]) -> str:
+    """Return the line that creates a message from the local variables ``known`` and from defaults.
+
+    The class and the defaults are added to ``names``.
+    """
     names["kind"] = message
     for name, declared in message.declared.items():
-        if name not in read:
+        if name not in known:
             names[name] = declared.default
             if declared.default is NODEFAULT:
-                raise TypeError(f"{message.__name__}.{name} needs a default for versions without the field")
+                raise TypeError(f"{message.__name__}.{name} needs a default, because some versions do not contain it")
     return f"return kind({', '.join(message.__struct_fields__)})"
 
 
-def _only(slot: Slot) -> Structure:
+def _structure_of(slot: Slot) -> Structure:
     return Structure(object, 0, (slot,))
 
 
 def _runs(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
-    """Yield adjacent numbers together and other fields alone."""
+    """Yield lists of adjacent numbers, and each other field in a list of its own."""
     for are_numbers, run in groupby(slots, lambda slot: isinstance(slot.shape, Number)):
         if are_numbers:
             yield list(run)
@@ -331,7 +353,11 @@ def _joint_struct(types: Sequence[Number]) -> struct.Struct:
 
 
 def _attributes(slot: Slot) -> list[str]:
-    return [one.attribute for one in slot.shape.element.slots] if isinstance(slot.shape, Single) else [slot.attribute]
+    return (
+        [one.attribute for one in slot.shape.element.slots]
+        if isinstance(slot.shape, OneElementArray)
+        else [slot.attribute]
+    )
 
 
 def _function(head: str, lines: Sequence[str], names: dict[str, Any], structure: Structure) -> Any:
@@ -341,20 +367,21 @@ def _function(head: str, lines: Sequence[str], names: dict[str, Any], structure:
     return names[head.partition("(")[0]]
 
 
-def _raise_unfit(types: Sequence[Number], values: Sequence[Any]) -> NoReturn:
+def _raise_misfit(types: Sequence[Number], values: Sequence[Any]) -> NoReturn:
+    """Raise MalformedMessageError for the first value that does not fit its type."""
     for one, value in zip(types, values, strict=True):
         one.encoder(flexible=False, nullable=False)(bytearray(), value)
-    raise AssertionError(f"each of {values!r} fits its type")
+    raise AssertionError(f"all of {values!r} fit their types")
 
 
-def _unsent_check(structure: Structure) -> Callable[[Any], None]:
-    """Return the function that raises if a message has a value that the structure's version cannot carry."""
+def _unsupported_fields_check(structure: Structure) -> Callable[[Any], None]:
+    """Return the function that raises if a message has a value in a field that the version does not contain."""
 
     def check(message: Any) -> None:
-        for one in structure.unsent:
+        for one in structure.unsupported_fields:
             if (value := getattr(message, one.attribute)) != one.default:
                 raise UnsupportedVersionError(
-                    f"version {structure.version} of this request cannot carry {one.name}={value!r}; "
+                    f"version {structure.version} of this request has no field for {one.name}={value!r}; "
                     f"it needs version {one.since} - upgrade the broker, or leave the option at its default"
                 )
 
@@ -384,23 +411,23 @@ def _tags_encoder(slots: Sequence[Slot]) -> Encode:
 
 
 def _tags_decoder(slots: Sequence[Slot]) -> Decode:
-    """Return the function that reads tagged fields as a list, with defaults for missing fields."""
+    """Return the function that reads the tagged fields ``slots`` as a list, with defaults for missing fields."""
     tagged = {
-        slot.tag: (place, decoder(slot.shape, flexible=True, nullable=slot.nullable))
-        for place, slot in enumerate(slots)
+        slot.tag: (index, decoder(slot.shape, flexible=True, nullable=slot.nullable))
+        for index, slot in enumerate(slots)
     }
     defaults = [slot.default for slot in slots]
 
     def decode(reader: FrameReader) -> list[Any]:
-        count = reader.count(reader.uvarint())
+        count = reader.checked_count(reader.uvarint())
         if not count:
             return defaults
         values = defaults.copy()
         for _ in range(count):
             tag, body = reader.uvarint(), FrameReader(reader.view(reader.uvarint()))
             if tag in tagged:
-                place, decode_value = tagged[tag]
-                values[place] = decode_value(body)
+                index, decode_value = tagged[tag]
+                values[index] = decode_value(body)
         return values
 
     return decode

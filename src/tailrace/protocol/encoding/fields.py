@@ -1,7 +1,8 @@
 """Declaration of message fields.
 
 A message is declared once for all versions. As in Kafka's message definitions, the fields are in wire order, and each
-field is declared with the versions that contain it.
+field is declared with the versions that contain it. An array is *bare* if its elements are plain values, such as
+partition numbers, where the message has structures with one field.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ NEVER = 1 << 15
 
 
 class OneElement(NamedTuple):
-    """Array with exactly one element, present from version ``since`` on.
+    """Array with exactly one element, on the wire from version ``since`` on.
 
-    The message has the fields of the element instead of the array. Requests about one group, key or member use this.
+    The message has the fields of the element instead of the array. An example is the array of groups in OffsetFetch,
+    because tailrace sends requests for one group only.
     """
 
     name: str
     since: int
     bare: bool = False
-    """True if the element is a plain value instead of a structure."""
+    """True if the element is a plain value."""
 
 
 class Wire(NamedTuple):
-    """Wire format of a field in all versions; see ``field`` and ``by_topic``."""
+    """Wire format of a field in all versions; ``field`` and ``by_topic`` describe the attributes."""
 
     name: str = ""
     since: int = 0
@@ -38,12 +40,12 @@ class Wire(NamedTuple):
     tag: int | None = None
     ignorable: bool = False
     per_topic: bool = False
-    wrapping: str = ""
+    only_field: str = ""
     inside: OneElement | None = None
-    behind: tuple[int, str] | None = None
-    bare: tuple[str, int] | None = None
+    after: tuple[int, str] | None = None
+    bare_until: tuple[str, int] | None = None
     partitions: str = ""
-    entries_of: int | None = None
+    entry_version: int | None = None
 
 
 class DeclaredField(NamedTuple):
@@ -64,10 +66,10 @@ def field(  # noqa: PLR0913 - one row of a declaration
     tag: int | None = None,
     ignorable: bool = False,
     per_topic: bool = False,
-    wrapping: str = "",
+    only_field: str = "",
     inside: OneElement | None = None,
-    behind: tuple[int, str] | None = None,
-    bare: tuple[str, int] | None = None,
+    after: tuple[int, str] | None = None,
+    bare_until: tuple[str, int] | None = None,
     default: Any = NODEFAULT,
     kw_only: bool = False,
     repr: bool = True,  # noqa: A002 - as in dataclasses.field
@@ -80,18 +82,20 @@ def field(  # noqa: PLR0913 - one row of a declaration
         until: last version with the field.
         nullable_from: first version in which a field of type ``… | None`` may be null.
         tag: tag of a tagged field (KIP-482).
-        ignorable: True if versions without the field drop its value; False if encoding raises for a value other than
-            the default.
+        ignorable: True to drop the field's value in versions without the field; False to raise there if the value is
+            not the default.
         per_topic: True for a field of the entries of ``by_topic`` that is written once per topic, before the entries.
-        wrapping: name of the only field of a structure; the message has the field's value instead of the structure.
+        only_field: Kafka's name of the only field of a structure; the message has the value of this field instead of
+            the structure.
         inside: array of one element that contains the field in newer versions.
-        behind: a version, and the attribute that the field follows on the wire from that version on.
-        bare: Kafka's name of the array in older versions, and the last version in which the elements are plain values.
-        default: value of the field if the constructor or the version of a response does not give one.
-        kw_only: True for a field with a default before fields without one; the constructor takes it last or by name.
-        repr: False for secrets and long values.
+        after: a version, and the attribute after which the field is written from this version on.
+        bare_until: Kafka's name of the array while it is bare, and the last version in which it is.
+        default: value of the field if a call of the constructor, or a response, does not contain it.
+        kw_only: True for a field with a default that is declared before fields without one; it becomes one of the last
+            parameters of the constructor.
+        repr: False to leave the field out of the repr, because it is secret or long.
     """
-    wire = Wire(name, since, until, nullable_from, tag, ignorable, per_topic, wrapping, inside, behind, bare)
+    wire = Wire(name, since, until, nullable_from, tag, ignorable, per_topic, only_field, inside, after, bare_until)
     return DeclaredField(wire, default, kw_only, repr)
 
 
@@ -103,7 +107,7 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
     ignorable: bool = False,
     inside: OneElement | None = None,
     bare: bool = False,
-    entries_of: int | None = None,
+    entry_version: int | None = None,
     default: Any = NODEFAULT,
 ) -> Any:
     """Declare an array that is nested by topic on the wire and a flat tuple of entries in the message.
@@ -112,19 +116,20 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
         name: Kafka's name of the array of topics.
         partitions: Kafka's name of the array in each topic.
         since: first version with the field.
-        ignorable: True if versions without the field drop its value.
+        ignorable: True to drop the entries in versions without the field.
         inside: array of one element that contains the field in newer versions.
         bare: True if the array in each topic contains partition numbers instead of structures.
-        entries_of: version of the entry's declaration to use, if it is declared for another request.
-        default: value of the field if the constructor or the version of a response does not give one.
+        entry_version: version of the entries to use in all versions of the message, if their class was declared for
+            another request.
+        default: value of the field if a call of the constructor, or a response, does not contain it.
     """
     wire = Wire(
         name,
         since,
         ignorable=ignorable,
         inside=inside,
-        bare=(partitions, NEVER) if bare else None,
+        bare_until=(partitions, NEVER) if bare else None,
         partitions=partitions,
-        entries_of=entries_of,
+        entry_version=entry_version,
     )
     return DeclaredField(wire, default)

@@ -1,7 +1,7 @@
 """Cursor over the bytes of a frame.
 
-Each length in a frame is checked against the remaining bytes before memory is allocated, so that a hostile or
-corrupt frame raises MalformedMessageError in bounded time and memory.
+All methods raise MalformedMessageError for bytes that do not follow the protocol. A length is compared with the number
+of remaining bytes before memory is allocated, so that hostile and corrupt frames take bounded time and memory.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class FrameReader:
         end = start + size
         if size < 0 or end > self._size:
             raise MalformedMessageError(
-                f"a field claims {size} bytes at {start} of a message of {self._size} - "
-                "the peer is no Kafka broker, or the bytes are corrupt"
+                f"a field claims {size} bytes at byte {start} of a message of {self._size} bytes - "
+                "the peer is not a Kafka broker, or the bytes are corrupt"
             )
         self._at = end
         return self._data[start:end]
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
-        """Return the next numbers, unpacked by ``layout``."""
+        """Return the next numbers, unpacked with ``layout``."""
         start = self._at
         end = start + layout.size
         if end > self._size:
@@ -55,17 +55,17 @@ class FrameReader:
         return layout.unpack_from(self._data, start)
 
     def int16(self) -> int:
-        """Return a signed 16-bit number."""
+        """Return the next signed 16-bit number."""
         number: int = self.unpack(_INT16)[0]
         return number
 
     def int32(self) -> int:
-        """Return a signed 32-bit number."""
+        """Return the next signed 32-bit number."""
         number: int = self.unpack(_INT32)[0]
         return number
 
     def uvarint(self) -> int:
-        """Return an unsigned varint of at most 32 bits (KIP-482)."""
+        """Return the next unsigned varint, which has at most 32 bits (KIP-482)."""
         data, size, at = self._data, self._size, self._at
         value = 0
         for shift in range(0, 35, 7):
@@ -77,28 +77,27 @@ class FrameReader:
                 self._at = at
                 return value | byte << shift
             value |= (byte & 0x7F) << shift
-        raise MalformedMessageError(f"a varint at {at} has more than five bytes")
+        raise MalformedMessageError(f"the varint before byte {at} has more than five bytes")
 
     def uuid(self) -> UUID:
-        """Return the UUID of the next sixteen bytes."""
+        """Return the next sixteen bytes as a UUID."""
         return UUID(bytes=bytes(self.view(16)))
 
     def skip_tagged_fields(self) -> None:
-        """Skip all tagged fields of a structure."""
+        """Skip all tagged fields of a structure (KIP-482)."""
         at = self._at
         if at < self._size and not self._data[at]:
             self._at = at + 1
             return
-        for _ in range(self.count(self.uvarint())):
+        for _ in range(self.checked_count(self.uvarint())):
             self.uvarint()
             self.view(self.uvarint())
 
-    def count(self, claimed: int) -> int:
-        """Return ``claimed``, a number of elements, if the remaining bytes may hold that many.
+    def checked_count(self, claimed: int) -> int:
+        """Return ``claimed``, the number of elements in an array.
 
         Raises:
-            MalformedMessageError: there are fewer remaining bytes than elements, although each element takes at least
-                one byte.
+            MalformedMessageError: fewer than ``claimed`` bytes remain, but each element takes at least one byte.
         """
         if claimed > self._size - self._at:
             raise MalformedMessageError(f"an array claims {claimed} elements with {self.remaining} bytes left")

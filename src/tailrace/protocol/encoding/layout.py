@@ -15,7 +15,17 @@ from tailrace.protocol.encoding.fields import DeclaredField, OneElement, Wire
 from tailrace.protocol.encoding.primitives import BOOL, BYTES, STRING, UUIDS, Number, Primitive, Sized
 from tailrace.values import Value
 
-__all__ = ["Array", "ByTopic", "Shape", "Single", "Slot", "Structure", "Unsent", "Wrapped", "layout"]
+__all__ = [
+    "Array",
+    "ByTopic",
+    "OneElementArray",
+    "OneFieldStructure",
+    "Shape",
+    "Slot",
+    "Structure",
+    "UnsupportedField",
+    "layout",
+]
 
 
 class Slot(Value):
@@ -31,8 +41,8 @@ class Slot(Value):
     default: Any = None
 
 
-class Unsent(Value):
-    """Field that is not ignorable and that a version cannot carry."""
+class UnsupportedField(Value):
+    """Field that a version does not contain and that is not ignorable."""
 
     name: str
     attribute: str
@@ -41,82 +51,85 @@ class Unsent(Value):
 
 
 class Structure(Value):
-    """Fields in wire order; in flexible versions, tagged fields follow the other fields."""
+    """Structure of fields in wire order; in flexible versions, the tagged fields follow the other fields."""
 
     message: type
     version: int
     slots: tuple[Slot, ...]
-    unsent: tuple[Unsent, ...] = ()
+    unsupported_fields: tuple[UnsupportedField, ...] = ()
     bare: bool = False
-    """True if the structure is encoded as its only field, without tagged fields."""
+    """True if the structure is encoded as the value of its only field."""
 
     @property
-    def plain(self) -> tuple[Slot, ...]:
+    def untagged_fields(self) -> tuple[Slot, ...]:
         """Fields without a tag."""
         return tuple(slot for slot in self.slots if slot.tag is None)
 
     @property
-    def tagged(self) -> tuple[Slot, ...]:
-        """Tagged fields, in the order of their tags."""
+    def tagged_fields(self) -> tuple[Slot, ...]:
+        """Tagged fields (KIP-482), in the order of their tags."""
         return tuple(sorted((slot for slot in self.slots if slot.tag is not None), key=lambda slot: slot.tag or 0))
 
 
 class Array(Value):
-    """Array of elements of one shape; a tuple in messages."""
+    """Array of elements of the same shape; a tuple in messages."""
 
     item: Shape
 
 
 class ByTopic(Value):
-    """Array of topics, each with an array of entries; in messages, a flat tuple of entries with their topics."""
+    """Array of topics, each with an array of entries; in messages, one tuple of entries, which contain their topics."""
 
     keys: tuple[Slot, ...]
+    """Fields of the entries that are written once per topic: its name or id."""
     name: str
+    """Kafka's name of the array of entries."""
     entry: Structure
 
 
-class Wrapped(Value):
-    """Structure with one field; messages have the value of that field instead of the structure."""
+class OneFieldStructure(Value):
+    """Structure with one field; messages have the value of this field instead of the structure."""
 
     slot: Slot
 
 
-class Single(Value):
-    """Array of one structure; messages have the fields of the structure instead of the array."""
+class OneElementArray(Value):
+    """Array of exactly one structure; messages have the fields of the structure instead of the array."""
 
     element: Structure
 
 
-Shape = Primitive | Structure | Array | ByTopic | Wrapped | Single
+Shape = Primitive | Structure | Array | ByTopic | OneFieldStructure | OneElementArray
 
-_PLAIN: dict[object, Primitive] = {bool: BOOL, str: STRING, bytes: BYTES, UUID: UUIDS}
+_PRIMITIVES: dict[object, Primitive] = {bool: BOOL, str: STRING, bytes: BYTES, UUID: UUIDS}
 
 
 @cache
 def layout(message: type, version: int) -> Structure:
-    """Return the wire layout of ``version`` of a message."""
+    """Return the wire layout of a message class in ``version``."""
     slots: list[Slot] = []
-    unsent: list[Unsent] = []
+    unsupported: list[UnsupportedField] = []
     arrays: dict[str, OneElement] = {}
     moves: list[tuple[str, str]] = []
-    for attribute, wire, hint, default in _declared(message):
+    for attribute, wire, hint, default in _declared_fields(message):
         if not wire.since <= version <= wire.until:
             if not wire.ignorable and default is not NODEFAULT:
-                unsent.append(Unsent(wire.name or attribute, attribute, default, wire.since))
+                unsupported.append(UnsupportedField(wire.name or attribute, attribute, default, wire.since))
             continue
         slots.append(_slot(attribute, wire, hint, default, version))
         if wire.inside is not None and version >= wire.inside.since:
             arrays[attribute] = wire.inside
-        if wire.behind is not None and version >= wire.behind[0]:
-            moves.append((attribute, wire.behind[1]))
+        if wire.after is not None and version >= wire.after[0]:
+            moves.append((attribute, wire.after[1]))
     for attribute, other in moves:
         moved = slots.pop(_index_of(slots, attribute))
         slots.insert(_index_of(slots, other) + 1, moved)
-    return Structure(message, version, tuple(_with_single_elements(slots, arrays, message, version)), tuple(unsent))
+    in_arrays = tuple(_with_one_element_arrays(slots, arrays, message, version))
+    return Structure(message, version, in_arrays, tuple(unsupported))
 
 
 @cache
-def _declared(message: type) -> tuple[tuple[str, Wire, Any, Any], ...]:
+def _declared_fields(message: type) -> tuple[tuple[str, Wire, Any, Any], ...]:
     hints = get_type_hints(message, include_extras=True)
     declared: dict[str, DeclaredField] = message.declared  # type: ignore[attr-defined]
     return tuple((name, one.wire, hints[name], one.default) for name, one in declared.items())
@@ -125,22 +138,22 @@ def _declared(message: type) -> tuple[tuple[str, Wire, Any, Any], ...]:
 def _slot(attribute: str, wire: Wire, hint: Any, default: Any, version: int) -> Slot:
     hint, optional = _without_none(hint)
     name = wire.name or attribute
-    shape = _shape(hint, version if wire.entries_of is None else wire.entries_of)
+    shape = _shape(hint, version if wire.entry_version is None else wire.entry_version)
     match shape:
         case Array(Structure() as entry) if wire.partitions:
             shape = _nested_by_topic(entry, wire)
-        case Array(Structure() as item) if wire.bare is not None and version <= wire.bare[1]:
-            shape, name = Array(replace(item, bare=True)), wire.bare[0]
-    if wire.wrapping:
-        shape = Wrapped(Slot(wire.wrapping, attribute, shape))
+        case Array(Structure() as item) if wire.bare_until is not None and version <= wire.bare_until[1]:
+            shape, name = Array(replace(item, bare=True)), wire.bare_until[0]
+    if wire.only_field:
+        shape = OneFieldStructure(Slot(wire.only_field, attribute, shape))
     return Slot(name, attribute, shape, optional and version >= wire.nullable_from, wire.tag, default)
 
 
 def _nested_by_topic(entry: Structure, wire: Wire) -> ByTopic:
-    per_topic = {attribute for attribute, inner, _, _ in _declared(entry.message) if inner.per_topic}
+    per_topic = {attribute for attribute, inner, _, _ in _declared_fields(entry.message) if inner.per_topic}
     keys = tuple(slot for slot in entry.slots if slot.attribute in per_topic)
     own = tuple(slot for slot in entry.slots if slot.attribute not in per_topic)
-    return ByTopic(keys, wire.partitions, replace(entry, slots=own, bare=wire.bare is not None))
+    return ByTopic(keys, wire.partitions, replace(entry, slots=own, bare=wire.bare_until is not None))
 
 
 def _shape(hint: Any, version: int) -> Shape:
@@ -148,24 +161,27 @@ def _shape(hint: Any, version: int) -> Shape:
         return next(one for one in hint.__metadata__ if isinstance(one, Number | Sized))
     if get_origin(hint) is tuple:
         return Array(_shape(get_args(hint)[0], version))
-    return _PLAIN[hint] if hint in _PLAIN else layout(hint, version)
+    return _PRIMITIVES[hint] if hint in _PRIMITIVES else layout(hint, version)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
     if get_origin(hint) not in (Union, UnionType):
         return hint, False
-    (there,) = (one for one in get_args(hint) if one is not NoneType)
-    return there, True
+    (other,) = (one for one in get_args(hint) if one is not NoneType)
+    return other, True
 
 
 def _index_of(slots: list[Slot], attribute: str) -> int:
-    return next(place for place, slot in enumerate(slots) if slot.attribute == attribute)
+    return next(index for index, slot in enumerate(slots) if slot.attribute == attribute)
 
 
-def _with_single_elements(
+def _with_one_element_arrays(
     slots: list[Slot], arrays: dict[str, OneElement], message: type, version: int
 ) -> Iterator[Slot]:
-    """Yield the fields; the fields of an array of one element are combined at the place of the first of them."""
+    """Yield the fields, with an array of one element in place of the first of the fields that it contains.
+
+    ``arrays`` contains the array of each field that is inside one.
+    """
     seen: set[OneElement] = set()
     for slot in slots:
         array = arrays.get(slot.attribute)
@@ -173,5 +189,5 @@ def _with_single_elements(
             yield slot
         elif array not in seen:
             seen.add(array)
-            within = tuple(one for one in slots if arrays.get(one.attribute) == array)
-            yield Slot(array.name, "", Single(Structure(message, version, within, bare=array.bare)))
+            fields = tuple(one for one in slots if arrays.get(one.attribute) == array)
+            yield Slot(array.name, "", OneElementArray(Structure(message, version, fields, bare=array.bare)))

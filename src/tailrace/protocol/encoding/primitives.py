@@ -45,7 +45,9 @@ Decode = Callable[[FrameReader], Any]
 
 
 def write_length(out: bytearray, length: int | None, *, flexible: bool, short: bool = False) -> None:
-    """Append a length (None for null): as a varint in flexible versions, else in two bytes (``short``) or four bytes.
+    """Append a length, or None for null.
+
+    Flexible versions encode a length as a varint, earlier versions in two bytes if ``short``, else in four.
 
     Raises:
         MalformedMessageError: the length does not fit into two or four bytes.
@@ -71,14 +73,14 @@ def length_reader(*, flexible: bool, short: bool = False) -> Callable[[FrameRead
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Type of fixed size that ``struct`` can pack together with adjacent numbers."""
+    """Number of fixed size, which ``struct`` can pack together with adjacent numbers."""
 
     name: str
     """Name in Kafka's message definitions."""
     code: str
     """Format character of ``struct``."""
 
-    def encoder(self, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - one form for all versions
+    def encoder(self, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - the same in all versions
         """Return the function that appends one number."""
         pack = struct.Struct(f">{self.code}").pack
 
@@ -90,7 +92,7 @@ class Number:
 
         return encode
 
-    def decoder(self, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - one form for all versions
+    def decoder(self, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - the same in all versions
         """Return the function that reads one number."""
         layout = struct.Struct(f">{self.code}")
         return lambda reader: reader.unpack(layout)[0]
@@ -99,24 +101,24 @@ class Number:
 class _Uuid:
     name = "uuid"
 
-    def encoder(self, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - one form for all versions
+    def encoder(self, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - the same in all versions
         def encode(out: bytearray, value: UUID) -> None:
             out += value.bytes
 
         return encode
 
-    def decoder(self, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - one form for all versions
+    def decoder(self, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - the same in all versions
         return FrameReader.uuid
 
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """Type of a length followed by that many bytes."""
+    """Type whose values are encoded as a length and that many bytes."""
 
     name: str
     """Name in Kafka's message definitions."""
     short: bool
-    """True if non-flexible versions encode the length in two bytes, as for strings; False if in four bytes."""
+    """True if versions that are not flexible encode the length in two bytes; False if in four."""
     to_bytes: Callable[[Any], bytes]
     from_view: Callable[[memoryview], Any]
 
@@ -127,7 +129,7 @@ class Sized:
         def encode(out: bytearray, value: object) -> None:
             if value is None:
                 if not nullable:
-                    raise MalformedMessageError(f"None where the protocol requires a {self.name}")
+                    raise MalformedMessageError(f"the protocol requires a value of type {self.name}, not None")
                 write_length(out, None, flexible=flexible, short=short)
                 return
             try:
@@ -163,7 +165,7 @@ def _utf8(view: memoryview) -> str:
     try:
         return str(view, "utf-8")
     except UnicodeDecodeError as error:
-        raise MalformedMessageError(f"a string that is not UTF-8: {bytes(view[:40])!r}") from error
+        raise MalformedMessageError(f"a string is not UTF-8: {bytes(view[:40])!r}") from error
 
 
 BOOL = Number("bool", "?")
@@ -175,7 +177,7 @@ UUIDS = _Uuid()
 STRING = Sized("string", short=True, to_bytes=str.encode, from_view=_utf8)
 BYTES = Sized("bytes", short=False, to_bytes=lambda data: data, from_view=bytes)
 RECORDS = Sized("records", short=False, to_bytes=lambda data: data, from_view=lambda view: view)
-"""Record batches, read without a copy, so that each batch keeps the whole frame in memory."""
+"""Type of record batches. They are read as a view of the frame, which keeps the whole frame in memory."""
 
 int8 = Annotated[int, INT8]
 int16 = Annotated[int, INT16]

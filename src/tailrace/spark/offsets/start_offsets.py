@@ -131,7 +131,7 @@ def _maps_of(cluster_state: ClusterState) -> tuple[dict[TopicPartition, OffsetMa
             topic_id = cluster_state.topic_ids.get(one.topic, "")
             problem = offset_map.contradiction(topic_id, cluster_state.logs[one].end)
             if not problem and one in cluster_state.epoch_ends:
-                problem = offset_map.contradiction_of_epoch(cluster_state.epoch_ends[one])
+                problem = offset_map.epoch_contradiction(cluster_state.epoch_ends[one])
         if problem:
             problems[one] = problem
         elif offset_map is not None:

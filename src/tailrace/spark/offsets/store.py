@@ -26,7 +26,7 @@ from tailrace.admin.offsets import (
     epoch_end_offsets,
     list_offsets,
 )
-from tailrace.admin.topics import partitions_of, watched
+from tailrace.admin.topics import partitions_of, watched_topics
 from tailrace.app.handlers import Handler
 from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.topics.creation import create_group_topics
@@ -281,7 +281,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         Raises:
             BrokerError: a retry topic cannot be created.
         """
-        routes = Routes(self.group_id, [(one, defaults.of(one)) for one in handlers])
+        routes = Routes(self.group_id, [(one, defaults.for_handler(one)) for one in handlers])
         self._thread.call(create_group_topics(self._config, routes, self._observer))
 
     def commit(
@@ -326,7 +326,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
             if NO_TOPIC_ID not in {topic_id, current} and topic_id != current:
                 raise _recreated_error(name)
         for partition, end in (await self._epoch_ends(self._watched_maps)).items():
-            if reason := self._watched_maps[partition].contradiction_of_epoch(end):
+            if reason := self._watched_maps[partition].epoch_contradiction(end):
                 raise TailraceError(
                     f"the log of {partition} was truncated: {reason} - start again to handle the records it has now"
                 )
@@ -358,7 +358,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
     async def _partitions(self, topics: Collection[str], patterns: Sequence[Any]) -> list[TopicPartition]:
         names = set(topics)
         if patterns:
-            with watched(self._cluster, None):
+            with watched_topics(self._cluster, None):
                 await self._cluster.retrying(
                     self._cluster.refresh, timeout_s=self._timeout_s, what="looking for topics"
                 )

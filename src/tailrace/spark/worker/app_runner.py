@@ -16,11 +16,11 @@ from typing import TypeAlias, cast
 from tailrace.app.app import App
 from tailrace.app.declare.plan import BoundHandler, Plan
 from tailrace.app.dispatch.group_runtime import GroupRuntime
+from tailrace.app.event_waits import wait_for_any
 from tailrace.app.kafka_substitute import KafkaSubstitute
 from tailrace.app.options import Handle, Middleware
-from tailrace.app.shutdown import first_of
 from tailrace.app.sources import Source
-from tailrace.app.substitution import running_of, substitute_kafka
+from tailrace.app.substitution import app_run_of, substitute_kafka
 from tailrace.app.topics.routes import Routes
 from tailrace.config import resolve
 from tailrace.core.offset_map import OffsetMap
@@ -118,7 +118,7 @@ class AppRunner:
 
     async def _wait(self, *, until_finished: bool) -> None:
         """Wait until all queued records are delivered, or until all of them are finished."""
-        running, source = running_of(self._app), self._source
+        running, source = app_run_of(self._app), self._source
         while True:
             source.changed.clear()
             group = self._group
@@ -129,7 +129,7 @@ class AppRunner:
                 )
             if source.is_empty and (not until_finished or group.is_settled):
                 return
-            await first_of(source.changed, running.is_over)
+            await wait_for_any(source.changed, running.is_over)
             # The executor that reported the last record has still to end its step of the event loop.
             await asyncio.sleep(0)
 
@@ -149,7 +149,7 @@ class AppRunner:
         Raises:
             TailraceError: the app has failed, or does not run the group.
         """
-        running = running_of(self._app)
+        running = app_run_of(self._app)
         if running.failure is not None:
             raise running.failure
         if not running.groups:

@@ -22,7 +22,7 @@ import msgspec
 from tailrace.app.app import App
 from tailrace.app.declare.dependencies import Overrides
 from tailrace.app.declare.parameters import Depends
-from tailrace.app.loading import check_place, load_app
+from tailrace.app.loading import load_app, split_app_name
 from tailrace.app.substitution import settings_of
 from tailrace.config import ConsumerConfig
 from tailrace.errors import ConfigurationError
@@ -111,7 +111,7 @@ def unpack(shipment: Shipment) -> App:
         _, (app, options, overrides) = cloudpickle.loads(shipment.pickled)
         if shipment.import_path is not None:
             # The module is imported first, so that an ImportError is reported here and not by load_app.
-            import_module(check_place(shipment.import_path)[0])
+            import_module(split_app_name(shipment.import_path)[0])
             app = load_app(shipment.import_path)
     except ImportError as error:
         raise ConfigurationError(

@@ -225,8 +225,8 @@ async def test_a_registry_that_is_down_refuses_nothing(gate, register, new_topic
 
 async def test_a_hostile_producer_fills_no_memory(gate, register, new_topic, monkeypatch):
     """Caches of ids and topics are bounded, and an id unknown to the registry needs one request only."""
-    monkeypatch.setattr(subjects, "_MOST_REFUSED", 3)
-    monkeypatch.setattr(subjects, "_MOST_TOPICS", 3)
+    monkeypatch.setattr(subjects, "_MAX_REFUSED", 3)
+    monkeypatch.setattr(subjects, "_MAX_TOPICS", 3)
     topic, foreign = new_topic(), [register(f"{new_topic()}-value", avro(f"Foreign{n}")) for n in range(8)]
     own = register(f"{topic}-value", avro("Order"))
     codec = SchemaRegistry(gate.url)
@@ -261,7 +261,9 @@ async def test_keys_have_a_subject_of_their_own(registry, client, register, new_
 
     prepared = prepare(handle, SchemaRegistry(registry, keys=True))
     await prepared.call(record_of(topic, value(of_value, 1), b"\x00" + of_key.to_bytes(4, "big") + b"\x0e"))
-    with pytest.raises(DecodeError, match=f"the key is no int: schema {alike} is not a version of '{topic}-key'"):
+    with pytest.raises(
+        DecodeError, match=f"the key cannot be decoded as int: schema {alike} is not a version of '{topic}-key'"
+    ):
         await prepared.call(record_of(topic, value(of_value, 1), b"\x00" + alike.to_bytes(4, "big") + b"\x0e"))
 
     assert got == [7]

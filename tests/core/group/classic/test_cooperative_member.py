@@ -63,9 +63,9 @@ COOPERATIVE = "cooperative-sticky"
 NEXT = Identity("me", 8)
 FAULT = MembershipFailed(RebalanceError("the callback raised"))
 LOST = (GenerationLost("late"), MemberLost("late"), SessionOver("late"))
-MOVING = [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING]
+MOVING = [ClassicState.JOINING, ClassicState.LEADING, ClassicState.SYNCING]
 """States in which the group may accept no commits."""
-PAID = StopMembership(is_owing=False)
+PAID = StopMembership(may_commit=False)
 
 
 def of(*partitions: int, topic: str = "t") -> frozenset[TopicPartition]:
@@ -84,7 +84,7 @@ FOLLOWS = JoinedAsFollower("me", 8, COOPERATIVE)
 FROM: dict[ClassicState, tuple[ClassicState | None, GroupEvent | None]] = {
     ClassicState.WAITING: (None, RebalanceCalled()),
     ClassicState.JOINING: (ClassicState.WAITING, None),
-    ClassicState.DEALING: (ClassicState.JOINING, LEADS),
+    ClassicState.LEADING: (ClassicState.JOINING, LEADS),
     ClassicState.SYNCING: (ClassicState.JOINING, FOLLOWS),
     ClassicState.TAKING_OVER: (ClassicState.SYNCING, given(0, 1, 2)),
     ClassicState.RELEASING: (ClassicState.SYNCING, given(0)),
@@ -308,7 +308,7 @@ def test_rebalance_during_a_rebalance_releases_nothing():
     assert claimed(join_of(one)) == (MINE, 8)
 
 
-@pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING])
+@pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.LEADING, ClassicState.SYNCING])
 @pytest.mark.parametrize("event", [RetryLater("loading"), CoordinatorGone("moved")])
 def test_failed_join_releases_nothing(state, event):
     """A failed join is repeated after a pause with the same claim."""
@@ -344,7 +344,7 @@ def test_leader_leaves_moving_partitions_unassigned():
 
 def test_leader_that_rebalances_for_a_topic_releases_nothing():
     """The leader joins the next generation and keeps its partitions."""
-    one = owner_in(ClassicState.DEALING)
+    one = owner_in(ClassicState.LEADING)
     effects_after(one, PartitionsFound({"t": 2}), Synced(ASSIGNMENT), TakenOver())
 
     assert effects_after(one, PartitionsChanged({"t": 3})) == []
@@ -387,7 +387,7 @@ def test_takeover_continues_during_a_join(state):
     one.handle_timer(NOW)
     if one.state is ClassicState.JOINING:
         effects_after(one, FOLLOWS)
-    if one.state is ClassicState.DEALING:
+    if one.state is ClassicState.LEADING:
         effects_after(one, PartitionsFound({"t": 2}))
     (again,) = effects_after(one, given(0, 1))
     assert (again.added, again.kept) == (of(), MINE)

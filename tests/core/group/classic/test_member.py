@@ -11,11 +11,11 @@ from tailrace.core.group import events as membership_events
 from tailrace.core.group.classic.member import TABLE, ClassicMember
 from tailrace.core.group.classic.states import ALIVE, OVER, ClassicState
 from tailrace.core.group.effects import (
-    EmitGroupEvent,
     FailMembership,
     FindPartitions,
     ForgetCoordinator,
     Release,
+    ReportGroupError,
     SendHeartbeat,
     SendJoin,
     SendLeave,
@@ -83,7 +83,7 @@ def member_in(state: ClassicState, **changes) -> ClassicMember:
     one = member(**changes)
     if state is ClassicState.FAILED:
         one.receive(FENCED, NOW)
-    elif state is ClassicState.DEALING:
+    elif state is ClassicState.LEADING:
         one = member_in(ClassicState.JOINING, **changes)
         one.receive(EVENTS[JoinedAsLeader], NOW)
     elif state in {ClassicState.STEPPING_AWAY, ClassicState.AWAY}:
@@ -257,7 +257,7 @@ def test_leader_assigns_to_all_members():
 
 def test_leader_takes_over_the_assignment_in_the_answer():
     """Its own computation does not count, only the answer to its sync."""
-    one = member_in(ClassicState.DEALING)
+    one = member_in(ClassicState.LEADING)
     effects_after(one, PartitionsFound({"t": 5}))
 
     (take_over,) = effects_after(one, Synced(ASSIGNMENT))
@@ -349,7 +349,7 @@ def test_only_a_static_leader_stores_a_digest():
 # ---- failed joins ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING])
+@pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.LEADING, ClassicState.SYNCING])
 def test_pauses_between_joins_grow(state):
     """Each pause is twice as long as the last, up to the limit."""
     one = member_in(state)
@@ -394,7 +394,7 @@ def test_successful_join_resets_the_backoff():
     assert one.next_deadline() == pytest.approx(NOW + 0.1)
 
 
-@pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING])
+@pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.LEADING, ClassicState.SYNCING])
 def test_moved_coordinator_is_found_again(state):
     """The join is then repeated after a pause."""
     one = member_in(state)
@@ -421,7 +421,7 @@ def test_loss_without_partitions_releases_nothing(event, member_id):
     assert join.subscriptions[0][1].generation_id == -1
 
 
-@pytest.mark.parametrize("state", [ClassicState.DEALING, ClassicState.SYNCING])
+@pytest.mark.parametrize("state", [ClassicState.LEADING, ClassicState.SYNCING])
 def test_a_rebalance_during_a_rebalance(state):
     """The member joins again at once under the same id."""
     one = member_in(state)
@@ -531,7 +531,7 @@ def test_session_counts_from_sending_the_last_acknowledged_heartbeat():
     assert one.state is ClassicState.RELEASING
 
 
-@pytest.mark.parametrize("state", [ClassicState.DEALING, ClassicState.SYNCING])
+@pytest.mark.parametrize("state", [ClassicState.LEADING, ClassicState.SYNCING])
 def test_session_may_expire_before_an_assignment(state):
     """The member joins again if its assignment or its sync takes too long."""
     one = member_in(state)
@@ -676,14 +676,14 @@ def test_new_subscription_causes_a_join():
     assert join.reason == "the subscription changed"
 
 
-@pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING])
+@pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.LEADING, ClassicState.SYNCING])
 def test_subscription_changed_during_a_join_causes_another(state):
     """The assignment for the old subscription is not taken over."""
     one = member_in(state)
     effects_after(one, Resubscribed(frozenset("u")))
     if state is ClassicState.JOINING:
         effects_after(one, JoinedAsFollower("me", 7, "range"))
-    if state is ClassicState.DEALING:
+    if state is ClassicState.LEADING:
         effects_after(one, PartitionsFound({"t": 2}))
 
     assert effects_after(one, Synced(ASSIGNMENT)) == []
@@ -708,8 +708,8 @@ def test_join_carries_the_last_assignment():
     one.handle_timer(NOW)
     (second,) = effects_of(one)
 
-    assert (first.held_before, first.generation) == ((), -1)
-    assert (second.held_before, second.generation) == (ASSIGNMENT.assigned_partitions, 7)
+    assert (first.last_assigned, first.last_generation) == ((), -1)
+    assert (second.last_assigned, second.last_generation) == (ASSIGNMENT.assigned_partitions, 7)
     assert second.subscriptions[0][1].owned_partitions == ()
 
 
@@ -781,7 +781,7 @@ GIVES_BACK = [Release(MINE, is_lost=False, is_last=True, reason="the consumer st
         (ClassicState.IDLE, [], ClassicState.LEFT),
         (ClassicState.WAITING, [], ClassicState.LEFT),
         (ClassicState.JOINING, [], ClassicState.JOINING),
-        (ClassicState.DEALING, LEAVES, ClassicState.LEAVING),
+        (ClassicState.LEADING, LEAVES, ClassicState.LEAVING),
         (ClassicState.SYNCING, LEAVES, ClassicState.LEAVING),
         (ClassicState.TAKING_OVER, GIVES_BACK, ClassicState.CLOSING),
         (ClassicState.STABLE, GIVES_BACK, ClassicState.CLOSING),
@@ -909,7 +909,7 @@ def test_member_whose_application_does_not_poll_leaves():
 
     *telling, release = effects_after(one, PollingStalled(UNREAD))
 
-    assert telling == [EmitGroupEvent(UNREAD), SendLeave(Identity("me", 7), "the application does not poll")]
+    assert telling == [ReportGroupError(UNREAD), SendLeave(Identity("me", 7), "the application does not poll")]
     assert release == Release(MINE, is_lost=True, is_last=False, reason="the application does not poll")
     assert effects_after(one, Released()) == []
     assert one.next_deadline() is None

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tailrace.core.group import events as membership_events
 from tailrace.core.group.effects import (
-    EmitGroupEvent,
     FailMembership,
     FindTopicNames,
     ForgetCoordinator,
     Release,
+    ReportGroupError,
     SendGroupHeartbeat,
     SendLeave,
     TakeOver,
@@ -332,7 +332,7 @@ def test_member_whose_application_does_not_poll_leaves():
 
     *telling, release = effects_after(one, PollingStalled(UNREAD))
 
-    assert telling == [SendLeave(Identity("me", -1), "the application does not poll"), EmitGroupEvent(UNREAD)]
+    assert telling == [SendLeave(Identity("me", -1), "the application does not poll"), ReportGroupError(UNREAD)]
     assert release == Release(parts("t0", "t1"), is_lost=True, is_last=False, reason="the application does not poll")
     assert effects_after(one, Released()) == []
     assert one.next_deadline() is None

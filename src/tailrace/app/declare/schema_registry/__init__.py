@@ -1,1 +1,1 @@
-"""Codec for values whose schemas are in a schema registry (Avro, JSON Schema, Protobuf)."""
+"""Codec for values and keys whose schemas are in a schema registry: Avro, JSON Schema and Protobuf."""

@@ -1,7 +1,7 @@
 """Limits of Avro payloads, checked before fastavro's C decoder reads them.
 
-The C decoder recurses on the process's stack for each level of a recursive schema, and creates every item of an array
-whose items take no bytes. A few bytes from a hostile producer could crash the process or exhaust its memory.
+The C decoder recurses for each level of nesting, and creates all items of an array even if an item takes no bytes. A
+few bytes from a malicious producer could overflow the stack or exhaust the memory of the process.
 """
 
 from __future__ import annotations
@@ -11,46 +11,50 @@ from typing import Any
 
 __all__ = ["depth_check"]
 
-_MOST_RECORDS = 200
-"""Deepest nesting of records; a thread's stack holds some thousands."""
-_SIZES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1}
-_MOST_VARINT = 10
+_MAX_NESTED_RECORDS = 200
+"""Maximum nesting of records; the stack of a thread is sufficient for some thousands."""
+_MIN_SIZES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1}
+"""Minimum size of each primitive type, in bytes."""
+_MAX_VARINT_BYTES = 10
 
 
 def depth_check(schema: Any) -> Callable[[bytes, int], None] | None:  # noqa: ANN401 - fastavro's parsed schema
-    """Return a check of payloads, called with the data and its start; None if payloads cannot be nested too deeply.
+    """Return a function that checks how deeply a payload is nested; None if the schema is not recursive.
+
+    The function is called with the data and the start of the payload, and raises ValueError.
 
     Raises:
         TypeError: the schema has an array whose items take no bytes.
     """
-    payload = _Payload(schema)
-    payload.check_arrays()
-    return payload.check if payload.is_recursive() else None
+    checker = _PayloadChecker(schema)
+    checker.check_arrays()
+    return checker.check if checker.is_recursive() else None
 
 
-class _Payload:
+class _PayloadChecker:
     """Checker of payloads of one schema."""
 
     def __init__(self, schema: Any) -> None:  # noqa: ANN401
         self._schema = schema
-        self._named: dict[str, Any] = {}
-        self._least: dict[str, int] = {}
+        self._named_types: dict[str, Any] = {}
+        self._min_sizes: dict[str, int] = {}
+        """Minimum sizes of named types, in bytes."""
         for part in self._parts(schema):
             if isinstance(part, dict) and "name" in part:
-                self._named[part["name"]] = part
+                self._named_types[part["name"]] = part
 
     def check_arrays(self) -> None:
         """Raise TypeError if the schema has an array whose items take no bytes."""
         for part in self._parts(self._schema):
-            if isinstance(part, dict) and part["type"] == "array" and not self._least_size(part["items"], ()):
-                raise TypeError("its schema has an array whose items take no bytes, so that its length has no bound")
+            if isinstance(part, dict) and part["type"] == "array" and not self._min_size(part["items"], ()):
+                raise TypeError("the schema has an array whose items take no bytes, so that its length is unlimited")
 
     def is_recursive(self) -> bool:
-        """Return True if a record of the schema may contain itself."""
+        """Return True if a type of the schema can contain itself."""
         seen: set[str] = set()
 
         def leads_back(schema: Any, within: tuple[str, ...]) -> bool:  # noqa: ANN401
-            found = self._named.get(schema, schema) if isinstance(schema, str) else schema
+            found = self._named_types.get(schema, schema) if isinstance(schema, str) else schema
             if isinstance(found, dict) and "name" in found:
                 if found["name"] in seen:
                     return found["name"] in within
@@ -61,48 +65,50 @@ class _Payload:
         return leads_back(self._schema, ())
 
     def check(self, data: bytes, at: int) -> None:
-        """Raise ValueError if a payload is nested too deeply or ends too early."""
+        """Raise ValueError if the payload that begins at ``at`` is nested too deeply or is incomplete."""
         self._skip(self._schema, data, at, 0)
 
     # ---- the schema --------------------------------------------------------------------------------------------
 
     def _parts(self, schema: Any) -> Iterator[Any]:  # noqa: ANN401
+        """Yield a schema and all schemas that are written inside it."""
         yield schema
         for child in _children(schema):
             yield from self._parts(child)
 
-    def _least_size(self, schema: Any, within: tuple[str, ...]) -> int:  # noqa: ANN401
+    def _min_size(self, schema: Any, within: tuple[str, ...]) -> int:  # noqa: ANN401
+        """Return the minimum size of a value in bytes; ``within`` are the names of the records around it."""
         if isinstance(schema, str):
-            return _SIZES[schema] if schema in _SIZES else self._least_size_of(schema, within)
+            return _MIN_SIZES[schema] if schema in _MIN_SIZES else self._min_size_of_named(schema, within)
         kind = "union" if isinstance(schema, list) else schema["type"]
         if kind in {"record", "error"}:
-            return sum(self._least_size(one["type"], (*within, schema["name"])) for one in schema["fields"])
+            return sum(self._min_size(one["type"], (*within, schema["name"])) for one in schema["fields"])
         if kind == "fixed":
             return int(schema["size"])
-        return 1 if kind in {"union", "array", "map", "enum"} else self._least_size(kind, within)
+        return 1 if kind in {"union", "array", "map", "enum"} else self._min_size(kind, within)
 
-    def _least_size_of(self, name: str, within: tuple[str, ...]) -> int:
+    def _min_size_of_named(self, name: str, within: tuple[str, ...]) -> int:
         if name in within:
-            # A record that always contains itself has no finite payload.
+            # A record that always contains itself would have an infinite payload. The size only has to be positive.
             return 1
-        if name not in self._least:
-            self._least[name] = self._least_size(self._named[name], within)
-        return self._least[name]
+        if name not in self._min_sizes:
+            self._min_sizes[name] = self._min_size(self._named_types[name], within)
+        return self._min_sizes[name]
 
     # ---- the payload -------------------------------------------------------------------------------------------
 
     def _skip(self, schema: Any, data: bytes, at: int, depth: int) -> int:  # noqa: ANN401
-        """Return the end of the value that begins at ``at``."""
+        """Return the end of the value that begins at ``at``; ``depth`` is the number of records around it."""
         if isinstance(schema, list):
             branch, at = _long(data, at)
             if not 0 <= branch < len(schema):
-                raise ValueError(f"a union of {len(schema)} has no branch {branch}")
+                raise ValueError(f"the payload names branch {branch} of a union with {len(schema)} branches")
             return self._skip(schema[branch], data, at, depth)
         kind = schema if isinstance(schema, str) else schema["type"]
-        if kind in _SIZES:
+        if kind in _MIN_SIZES:
             at = _skip_primitive(kind, data, at)
         elif isinstance(schema, str):
-            at = self._skip(self._named[schema], data, at, depth)
+            at = self._skip(self._named_types[schema], data, at, depth)
         elif kind in {"record", "error"}:
             at = self._skip_fields(schema, data, at, depth + 1)
         elif kind in {"array", "map"}:
@@ -112,12 +118,12 @@ class _Payload:
         else:
             at = self._skip(kind, data, at, depth)
         if at > len(data):
-            raise ValueError("it ends too early")
+            raise ValueError("the payload is incomplete")
         return at
 
     def _skip_fields(self, schema: Any, data: bytes, at: int, depth: int) -> int:  # noqa: ANN401
-        if depth > _MOST_RECORDS:
-            raise ValueError(f"its records are nested deeper than {_MOST_RECORDS} levels")
+        if depth > _MAX_NESTED_RECORDS:
+            raise ValueError(f"records are nested deeper than {_MAX_NESTED_RECORDS} levels")
         for one in schema["fields"]:
             at = self._skip(one["type"], data, at, depth)
         return at
@@ -129,7 +135,7 @@ class _Payload:
             if not count:
                 return at
             if count < 0:
-                # The block size follows; fastavro ignores it, too.
+                # A negative count is followed by the size of the block, which fastavro ignores, too.
                 at = _long(data, at)[1]
             for _ in range(abs(count)):
                 if is_map:
@@ -138,6 +144,7 @@ class _Payload:
 
 
 def _children(schema: Any) -> list[Any]:  # noqa: ANN401
+    """Return the schemas that are written directly inside a schema."""
     if isinstance(schema, list):
         return schema
     if not isinstance(schema, dict):
@@ -152,14 +159,14 @@ def _skip_primitive(kind: str, data: bytes, at: int) -> int:
     if kind in {"bytes", "string"}:
         size, at = _long(data, at)
         return at + max(0, size)
-    return _long(data, at)[1] if kind in {"int", "long"} else at + _SIZES[kind]
+    return _long(data, at)[1] if kind in {"int", "long"} else at + _MIN_SIZES[kind]
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
-    """Return a zigzag varint and its end."""
+    """Return the zigzag varint that begins at ``at``, and its end."""
     value = 0
-    for place, byte in enumerate(data[at : at + _MOST_VARINT]):
+    for place, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
         value |= (byte & 127) << 7 * place
         if byte < 128:
             return (value >> 1) ^ -(value & 1), at + place + 1
-    raise ValueError("it ends within a number")
+    raise ValueError("the payload ends within a number, or the number is too long")

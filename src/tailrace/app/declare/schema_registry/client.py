@@ -1,7 +1,7 @@
-"""HTTP client of a schema registry, built on confluent-kafka's.
+"""HTTP client of a schema registry, built on the client of confluent-kafka.
 
-Each request returns or raises SchemaRegistryError within ``timeout_ms``, and no message contains a secret. Each request
-uses a new confluent client: requests are rare, and nothing stays bound to an event loop.
+If a request fails, SchemaRegistryError is raised; its message contains no secrets. A new client of confluent-kafka is
+created for each request, because requests are rare and such a client is bound to an event loop.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from tailrace.observe.hooks import Observer
 __all__ = ["Auth", "Credentials", "RegistryClient", "Tls", "not_installed"]
 
 Credentials: TypeAlias = tuple[str, str] | str
-"""User and secret, or a bearer token."""
+"""User and password, or a bearer token."""
 Auth: TypeAlias = Credentials | Callable[[], Credentials | Awaitable[Credentials]]
 
 _NOT_FOUND, _CONFLICT, _UNPROCESSABLE = 404, 409, 422
-_UNKNOWN = range(40400, 40500)
+_NOT_FOUND_CODES = range(40400, 40500)
 """Error codes of a registry for a subject, version or schema that does not exist."""
-_REFUSED = frozenset({401, 403})
-_OTHER_FORM = "serialized"
-"""Value of ``format`` for which a registry returns compiled protobuf instead of source text."""
-_MOST_OF_A_MESSAGE = 200
-_MOST_REFERENCES = 1000
+_DENIED = frozenset({401, 403})
+_UNAVAILABLE = frozenset({408, 429, 502, 503, 504})
+_SERIALIZED = "serialized"
+"""Value of ``format`` for which a registry returns compiled protobuf instead of .proto source."""
+_MAX_MESSAGE_CHARS = 200
+_MAX_REFERENCES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files for HTTPS; same names as the consumer's options."""
+    """Options for HTTPS, with the names and meanings of the consumer's options."""
 
     ssl_cafile: str | None = None
     ssl_certfile: str | None = None
@@ -49,13 +50,14 @@ class Tls:
 
 
 class RegistryClient:
-    """Client of one registry, which uses the first of its addresses that answers.
+    """Client of one registry; a request is answered by the first address that is available.
 
     Args:
-        urls: addresses of the registry; they may contain user and secret instead of ``auth``.
-        auth: credentials, or a function that returns them, called before each request.
-        tls: certificates for HTTPS.
-        timeout_ms: time limit of a request, all addresses included.
+        urls: addresses of the registry. An address may contain user and password instead of ``auth``.
+        auth: credentials, or a function that returns them and is called before each request.
+        tls: options for HTTPS.
+        timeout_ms: time limit for one schema, over all addresses and all schemas that it references. Reading a Protobuf
+            schema may take twice this time, because .proto source is requested again in compiled form.
 
     Raises:
         ConfigurationError: the extra is not installed, or an argument is invalid.
@@ -66,35 +68,37 @@ class RegistryClient:
             import confluent_kafka.schema_registry  # noqa: F401, PLC0415 - an extra
         except ImportError as error:
             raise not_installed(error) from error
-        parsed = [_checked(url) for url in urls]
+        parsed = [_parse_url(url) for url in urls]
         if not parsed:
-            raise ConfigurationError("SchemaRegistry: no url - say where it is, such as 'http://localhost:8081'")
-        in_urls = next((given for _, given in parsed if given is not None), None)
-        if auth is not None and in_urls is not None:
-            raise ConfigurationError("SchemaRegistry: credentials in the url and in auth= - say them once")
+            raise ConfigurationError(
+                "SchemaRegistry: url is empty - set the address of the registry, such as 'http://localhost:8081'"
+            )
+        auth_in_url = next((credentials for _, credentials in parsed if credentials is not None), None)
+        if auth is not None and auth_in_url is not None:
+            raise ConfigurationError("SchemaRegistry: credentials are in url and in auth= - remove them from url")
         self.urls = tuple(url for url, _ in parsed)
-        self._auth = in_urls if auth is None else auth
+        self._auth = auth_in_url if auth is None else auth
         self._tls, self._timeout_s = tls, timeout_ms / 1000
         if self._auth is not None and not callable(self._auth):
             _authorization(self._auth)
         if self._auth is not None and (plain := [url for url in self.urls if url.startswith("http:")]):
-            advice = "give the schema registry an https:// url"
+            advice = "use an https:// url for the schema registry"
             Observer().emit(CredentialsUnencrypted(", ".join(plain), advice))
 
     async def by_id(self, schema_id: int) -> Schema | None:
-        """Return the schema of an id; None if the id does not exist.
+        """Return the schema with an id; None if the id does not exist.
 
         Raises:
             SchemaRegistryError: the request failed.
         """
 
-        async def get(client: Any, form: str | None) -> tuple[int, Any]:  # noqa: ANN401 - confluent's
+        async def get(client: Any, form: str | None) -> tuple[int, Any]:  # noqa: ANN401 - untyped
             return schema_id, await client.get_schema(schema_id, fmt=form)
 
         return await self._schema(get)
 
     async def latest(self, subject: str) -> Schema | None:
-        """Return the newest schema of a subject; None if it has none.
+        """Return the newest schema of a subject; None if the subject does not exist.
 
         Raises:
             SchemaRegistryError: the request failed.
@@ -107,115 +111,116 @@ class RegistryClient:
         return await self._schema(get)
 
     async def id_of(self, subject: str, schema: Any) -> tuple[int, int] | None:  # noqa: ANN401
-        """Return id and version of confluent's ``Schema`` under a subject; None if it is not registered there.
+        """Return the id and version of confluent-kafka's ``Schema`` in a subject; None if it is not registered there.
 
         Raises:
             SchemaRegistryError: the request failed.
         """
-        async with self._asking() as client:
+        async with self._session() as client:
             try:
                 found = await client.lookup_schema(subject, schema)
             except _error_of_registry() as error:
-                if _is_unknown(error):
+                if _is_not_found(error):
                     return None
                 raise
             return found.schema_id, found.version
 
-    async def may_be_of(self, subject: str, schema_id: int) -> bool:
-        """Return True if an id belongs to a version of a subject, even a deleted one, or the subject does not exist.
+    async def may_belong_to(self, subject: str, schema_id: int) -> bool:
+        """Return True if a version of a subject, even a deleted one, has this id, or the subject does not exist.
 
         Raises:
             SchemaRegistryError: the request failed.
         """
-        async with self._asking() as client:
-            # /versions, since Karapace has no /subjects. Deleted versions count: records written with them remain.
-            found = await _unless_unknown(client.get_schema_versions(schema_id, deleted=True))
+        async with self._session() as client:
+            # Requests .../versions, because Karapace does not serve .../subjects. Deleted versions count, because
+            # records that were written with them may still exist.
+            found = await _none_if_not_found(client.get_schema_versions(schema_id, deleted=True))
             subjects = {_without_context(one.subject) for one in found or ()}
             if subject in subjects:
                 return True
-            latest = await _unless_unknown(client.get_latest_version(subject))
-            # For an alias, the registry returns the aliased subject.
+            latest = await _none_if_not_found(client.get_latest_version(subject))
+            # For an alias, the registry returns the name of the aliased subject.
             return latest is None or latest.schema_id == schema_id or _without_context(latest.subject) in subjects
 
     async def register(self, subject: str, schema: Any) -> None:  # noqa: ANN401
-        """Register confluent's ``Schema`` under a subject, unless it is registered there already.
+        """Register a ``Schema`` of confluent-kafka under a subject, unless the subject contains it already.
 
         Raises:
             PublishError: the registry rejects the schema as invalid or incompatible with earlier versions.
             SchemaRegistryError: the request failed.
         """
-        async with self._asking() as client:
+        async with self._session() as client:
             try:
                 await client.register_schema(subject, schema)
             except _error_of_registry() as error:
                 if error.http_status_code in {_CONFLICT, _UNPROCESSABLE}:
                     raise PublishError(
-                        f"the schema registry refuses the schema for {subject!r}: {_shortened(error.error_message)}"
-                        " - mend it, or change the subject's compatibility"
+                        f"the schema registry rejects the schema for {subject!r}: {_shortened(error.error_message)}"
+                        " - correct the schema, or change the compatibility level of the subject"
                     ) from error
                 raise
 
     async def _schema(self, get: Callable[[Any, str | None], Awaitable[tuple[int, Any]]]) -> Schema | None:
-        async with self._asking() as client:
+        async with self._session() as client:
             try:
                 schema_id, found = await get(client, None)
             except _error_of_registry() as error:
-                if _is_unknown(error):
+                if _is_not_found(error):
                     return None
                 raise
-            schema = await _whole(client, schema_id, found, None)
+            schema = await _with_references(client, schema_id, found, None)
         if schema.kind != "PROTOBUF" or _is_compiled(schema):
             return schema
-        # A new client, since the first has cached the answer with the source text.
-        async with self._asking() as client:
+        # Requires a new client, because the first one has cached the answer with the .proto source.
+        async with self._session() as client:
             try:
-                schema_id, found = await get(client, _OTHER_FORM)
-                compiled = await _whole(client, schema_id, found, _OTHER_FORM)
+                schema_id, found = await get(client, _SERIALIZED)
+                compiled = await _with_references(client, schema_id, found, _SERIALIZED)
             except _error_of_registry() as error:
-                if error.http_status_code in _NOT_NOW or error.http_status_code in _REFUSED:
+                if error.http_status_code in _UNAVAILABLE or error.http_status_code in _DENIED:
                     raise
                 return schema
         return compiled if _is_compiled(compiled) else schema
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[Any]:
-        """Yield a client for one request; any failure is raised as SchemaRegistryError."""
+    async def _session(self) -> AsyncIterator[Any]:
+        """Yield a client of confluent-kafka; raise any error of the body but PublishError as SchemaRegistryError."""
         from confluent_kafka.schema_registry import AsyncSchemaRegistryClient  # noqa: PLC0415 - an extra
 
         where = ", ".join(self.urls)
         try:
             async with asyncio.timeout(self._timeout_s):
-                # In a thread, since the constructor reads certificates.
                 conf = await self._conf()
+                # In a thread, because the constructor reads certificates.
                 async with aclosing(await run_sync(AsyncSchemaRegistryClient, conf)) as client:
                     yield client
         except (PublishError, SchemaRegistryError):
             raise
         except TimeoutError as error:
             raise SchemaRegistryError(
-                f"the schema registry at {where} did not answer within {self._timeout_s:g} s - is it overloaded?"
-                " Give it longer by timeout_ms"
+                f"the schema registry at {where} did not answer within {self._timeout_s:g} s"
+                " - check whether it is overloaded, or raise timeout_ms"
             ) from error
         except _error_of_registry() as error:
-            if error.http_status_code in _REFUSED:
+            if error.http_status_code in _DENIED:
                 raise SchemaRegistryError(
-                    f"the schema registry at {where} refused us (HTTP {error.http_status_code}) - check auth="
+                    f"the schema registry at {where} denied access (HTTP {error.http_status_code}) - check auth="
                 ) from error
-            is_elsewhere = error.http_status_code == _NOT_FOUND and not _is_unknown(error)
-            look = "is the url right?" if is_elsewhere else "what does its log say?"
+            is_other_server = error.http_status_code == _NOT_FOUND and not _is_not_found(error)
+            advice = "check the url" if is_other_server else "see the log of the registry"
             raise SchemaRegistryError(
                 f"the schema registry at {where} answered with HTTP {error.http_status_code}:"
-                f" {_shortened(error.error_message)} - {look}"
+                f" {_shortened(error.error_message)} - {advice}"
             ) from error
-        except Exception as error:  # httpx raises errors of many libraries; all are reported alike
+        except Exception as error:  # httpx raises errors of several libraries
             raise SchemaRegistryError(
-                f"the schema registry at {where} cannot be asked: {type(error).__name__}: {_shortened(str(error))}"
-                " - is it up, and the url right?"
+                f"a request to the schema registry at {where} failed: {type(error).__name__}: {_shortened(str(error))}"
+                " - check that the registry is running and that the url is correct"
             ) from error
 
     async def _conf(self) -> dict[str, object]:
         tls = self._tls
-        # Without HTTPS, reading certificates would only cost time.
+        # Without HTTPS, certificates are not needed, and reading them takes time.
         cafile: str | bool | None = tls.ssl_cafile if any(url.startswith("https:") for url in self.urls) else False
         conf: dict[str, object] = {
             "url": ",".join(self.urls),
@@ -223,7 +228,7 @@ class RegistryClient:
             "ssl.certificate.location": tls.ssl_certfile,
             "ssl.key.location": tls.ssl_keyfile,
             "ssl.key.password": tls.ssl_password,
-            # An address that hangs leaves time for the others.
+            # If one address does not answer, there is time left for the others.
             "timeout": self._timeout_s / len(self.urls),
             # Callers retry.
             "max.retries": 0,
@@ -231,11 +236,12 @@ class RegistryClient:
         auth = self._auth
         if callable(auth):
             try:
-                given = auth()
-                auth = await given if inspect.isawaitable(given) else given
+                returned = auth()
+                auth = await returned if inspect.isawaitable(returned) else returned
             except Exception as error:
                 raise SchemaRegistryError(
-                    f"auth= of the schema registry raised {type(error).__name__} - it gives credentials"
+                    f"the function auth= of the schema registry raised {type(error).__name__}"
+                    " - it must return credentials"
                 ) from error
         if auth is not None:
             conf |= _authorization(auth)
@@ -250,48 +256,45 @@ def not_installed(error: ImportError) -> ConfigurationError:
     )
 
 
-_NOT_NOW = frozenset({408, 429, 502, 503, 504})
-
-
 def _error_of_registry() -> Any:  # noqa: ANN401 - a class of an extra
-    from confluent_kafka.schema_registry import SchemaRegistryError as Refusal  # noqa: PLC0415 - an extra
+    from confluent_kafka.schema_registry import SchemaRegistryError as ErrorOfRegistry  # noqa: PLC0415 - an extra
 
-    return Refusal
-
-
-def _is_unknown(error: Any) -> bool:  # noqa: ANN401 - confluent's
-    """Return True if the registry itself reports a missing schema; a 404 of a proxy or a wrong path is not that."""
-    return error.http_status_code == _NOT_FOUND and error.error_code in _UNKNOWN
+    return ErrorOfRegistry
 
 
-async def _unless_unknown(asking: Awaitable[Any]) -> Any:  # noqa: ANN401 - confluent's
+def _is_not_found(error: Any) -> bool:  # noqa: ANN401 - untyped
+    """Return True if the registry has no such schema or subject; False for the 404 of a proxy or a wrong path."""
+    return error.http_status_code == _NOT_FOUND and error.error_code in _NOT_FOUND_CODES
+
+
+async def _none_if_not_found(request: Awaitable[Any]) -> Any:  # noqa: ANN401 - untyped
     """Return the result of a request; None if the registry has no such schema or subject."""
     try:
-        return await asking
+        return await request
     except _error_of_registry() as error:
-        if _is_unknown(error):
+        if _is_not_found(error):
             return None
         raise
 
 
 def _without_context(subject: str) -> str:
-    """Return the name of a subject, which registries with contexts return as ``:.context:name``."""
+    """Return the name of a subject without its context, which precedes it as in ``:.context:name``."""
     return subject.split(":", 2)[-1] if subject.startswith(":.") else subject
 
 
-async def _whole(client: Any, schema_id: int, found: Any, form: str | None) -> Schema:  # noqa: ANN401
+async def _with_references(client: Any, schema_id: int, found: Any, form: str | None) -> Schema:  # noqa: ANN401
     """Return a schema with all schemas that it references, directly and indirectly."""
     references: dict[str, str] = {}
-    under_way: set[str] = set()
+    visited: set[str] = set()
 
     async def follow(schema: Any) -> None:  # noqa: ANN401
         for one in schema.references or ():
-            if one.name in references or one.name in under_way:
+            if one.name in visited:
                 continue
-            if len(under_way) >= _MOST_REFERENCES:
-                raise ValueError(f"schema {schema_id} refers to more than {_MOST_REFERENCES} others")
-            under_way.add(one.name)
-            # Deleted versions, too: records written with them remain.
+            if len(visited) >= _MAX_REFERENCES:
+                raise ValueError(f"schema {schema_id} references more than {_MAX_REFERENCES} schemas")
+            visited.add(one.name)
+            # True: deleted versions are included, because records that were written with them may still exist.
             needed = await client.get_version(one.subject, one.version, True, form)
             await follow(needed.schema)
             references[one.name] = needed.schema.schema_str or ""
@@ -308,6 +311,7 @@ async def _whole(client: Any, schema_id: int, found: Any, form: str | None) -> S
 
 
 def _rules(rule_set: Any, mode: str) -> list[str]:  # noqa: ANN401
+    """Return the names of the enabled rules for ``mode``, which is READ or WRITE."""
     if rule_set is None:
         return []
     rules = [*(rule_set.domain_rules or ()), *(getattr(rule_set, "encoding_rules", None) or ())]
@@ -319,20 +323,23 @@ def _rules(rule_set: Any, mode: str) -> list[str]:  # noqa: ANN401
 
 
 def _is_compiled(schema: Schema) -> bool:
-    from tailrace.app.declare.schema_registry.protobuf import compiled  # noqa: PLC0415 - an extra
+    from tailrace.app.declare.schema_registry.protobuf import decode_compiled  # noqa: PLC0415 - an extra
 
-    return all(compiled("", text) is not None for text in (schema.text, *schema.references.values()))
+    return all(decode_compiled("", text) is not None for text in (schema.text, *schema.references.values()))
 
 
-def _checked(url: object) -> tuple[str, Credentials | None]:
-    """Return an address without its credentials, and the credentials."""
+def _parse_url(url: object) -> tuple[str, Credentials | None]:
+    """Return an address without its credentials, and the credentials.
+
+    Errors do not contain the address, because it may contain a password.
+    """
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise ConfigurationError(
-            "SchemaRegistry: a url begins with http:// or https://, such as 'http://localhost:8081'"
+            "SchemaRegistry: url must begin with http:// or https://, such as 'http://localhost:8081'"
         )
     split = urlsplit(url)
     if not split.hostname:
-        raise ConfigurationError("SchemaRegistry: a url names a host, such as 'http://localhost:8081'")
+        raise ConfigurationError("SchemaRegistry: url must contain a host, such as 'http://localhost:8081'")
     bare = urlunsplit((split.scheme, split.netloc.rpartition("@")[2], split.path.rstrip("/"), "", ""))
     if split.username is None:
         return bare, None
@@ -340,7 +347,7 @@ def _checked(url: object) -> tuple[str, Credentials | None]:
 
 
 def _authorization(given: object) -> dict[str, object]:
-    """Return credentials as options of confluent's client."""
+    """Return credentials as options of the client of confluent-kafka."""
     if isinstance(given, str) and given:
         return {
             "bearer.auth.credentials.source": "STATIC_TOKEN",
@@ -352,11 +359,11 @@ def _authorization(given: object) -> dict[str, object]:
         if ":" not in user:
             return {"basic.auth.user.info": f"{user}:{secret}"}
     raise ConfigurationError(
-        "SchemaRegistry: auth must be ('user', 'secret'), a bearer token, or a function that"
-        " gives one of them; a user has no ':'"
+        "SchemaRegistry: auth must be ('user', 'password'), a bearer token, or a function that"
+        " returns one of them; the user must not contain ':'"
     )
 
 
 def _shortened(message: object) -> str:
     text = " ".join(str(message).split())
-    return text if len(text) <= _MOST_OF_A_MESSAGE else f"{text[: _MOST_OF_A_MESSAGE - 1]}…"
+    return text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[: _MAX_MESSAGE_CHARS - 1]}…"

@@ -1,8 +1,4 @@
-"""``SchemaRegistry``, the codec for values in Confluent's wire format, and its options.
-
-``decoders`` resolves schema ids, ``encoders`` selects the schema of a value, ``formats`` and ``protobuf`` read and
-write payloads.
-"""
+"""``SchemaRegistry``, the codec for values and keys in Confluent's wire format."""
 
 from __future__ import annotations
 
@@ -29,31 +25,35 @@ FormatName: TypeAlias = Literal["avro", "json", "protobuf"]
 class SchemaRegistry:
     """Codec for values whose schemas are in a registry: ``App(codec=SchemaRegistry("http://localhost:8081"))``.
 
-    The annotation of a handler selects the type to decode to: ``dict``, a ``msgspec.Struct``, dataclass or pydantic
-    model; for protobuf a generated class, or a union of several. ``bytes`` are passed unchanged, in both directions.
+    Values are decoded to the type of the handler's parameter: ``dict``, a ``msgspec.Struct``, dataclass or pydantic
+    model; for protobuf also a generated class, or a union of generated classes. A value of type ``bytes`` is read and
+    published unchanged.
 
-    A schema is fetched when its id is first seen. While the registry cannot be reached, the record and its lane wait. A
-    value that is not in the wire format, does not decode, or whose schema id does not exist or belongs to another
-    subject raises DecodeError.
+    A schema is fetched for the first value that refers to it. If the registry cannot be reached, the record and its
+    lane wait. A value raises DecodeError if it is not in the wire format or does not match the type, or if its schema
+    id does not exist or belongs to another subject.
 
     Args:
-        url: address of the registry, or several.
+        url: address of the registry, or several addresses.
         format: ``"avro"``, ``"json"`` or ``"protobuf"``.
-        auth: ``("user", "secret")``, a bearer token, or a function, ``async`` or not, that returns one of them.
-        schemas: schemas to write with, by topic: the text of a schema, or the path of its file. Not needed for
-            protobuf, whose classes contain their schemas.
-        use_latest_version: write with the newest schema of the subject. Without it, topics that are not in ``schemas``
-            do so, too, except with protobuf.
-        auto_register: register schemas that are not registered yet, instead of raising PublishError.
-        subject: naming strategy of subjects: ``"topic"`` is ``{topic}-value``, ``"record"`` the name of the schema,
-            ``"topic_record"`` is ``{topic}-{name}``. If the registry has the subject, the schema id of a record must
-            belong to one of its versions.
-        keys: encode and decode keys, too, under ``{topic}-key``; their schemas are ``schemas["{topic}-key"]``.
-        validate: validate JSON against its schema when reading; it is always validated when writing.
-        timeout_ms: time limit of a request to the registry.
-        ssl_cafile: trusted certificates, as in the options of ``Consumer``.
-        ssl_certfile: client certificate, as in the options of ``Consumer``.
-        ssl_keyfile: key of the client certificate, as in the options of ``Consumer``.
+        auth: ``("user", "password")``, a bearer token, or a function, ``async`` or not, that returns one of them.
+        schemas: schema with which values are written, by topic: text of the schema, or path of its file. Not used for
+            protobuf, because a generated class contains its schema.
+        use_latest_version: always write with the newest schema of the subject. If False, Avro and JSON values are
+            written with it only if ``schemas`` does not contain the topic, and protobuf values never.
+        auto_register: register schemas of ``schemas`` and of protobuf classes that are not registered yet. If False, a
+            value with such a schema raises PublishError.
+        subject: naming strategy of subjects: ``"topic"`` for ``{topic}-value``, ``"record"`` for the name of the
+            schema, ``"topic_record"`` for ``{topic}-{name}``. If the registry has the subject of a record, the
+            record's schema id must belong to a version of the subject.
+        keys: encode and decode keys, too. Their subject is ``{topic}-key`` with ``subject="topic"``, and their schemas
+            are ``schemas["{topic}-key"]``.
+        validate: validate JSON values against their schemas when they are read; they are always validated when they are
+            written.
+        timeout_ms: time limit for fetching or registering a schema.
+        ssl_cafile: file with trusted certificates, as in the options of ``Consumer``.
+        ssl_certfile: file with the client certificate, as in the options of ``Consumer``.
+        ssl_keyfile: file with the key of the client certificate, as in the options of ``Consumer``.
         ssl_password: password of the key, as in the options of ``Consumer``.
 
     Raises:
@@ -85,8 +85,8 @@ class SchemaRegistry:
         _check_count("timeout_ms", timeout_ms)
         if use_latest_version and auto_register:
             raise ConfigurationError(
-                "SchemaRegistry: use_latest_version and auto_register exclude each other - what is registered would"
-                " not be what is written with"
+                "SchemaRegistry: use_latest_version and auto_register cannot both be True, because values might not be"
+                " written with the schema that is registered - set one of them"
             )
         self.keys = keys
         for name, path in (
@@ -98,78 +98,78 @@ class SchemaRegistry:
         tls = Tls(ssl_cafile, ssl_certfile, ssl_keyfile, ssl_password)
         self._client = RegistryClient([url] if isinstance(url, str) else url, auth, tls, timeout_ms)
         self._format = _format(format, validate=validate)
-        self._readers = SchemaDecoders(self._client, self._format)
-        self._writers = SchemaEncoders(
+        self._decoders = SchemaDecoders(self._client, self._format)
+        self._encoders = SchemaEncoders(
             self._client,
             self._format,
-            schemas={topic: _text(topic, given) for topic, given in (schemas or {}).items()},
+            schemas={topic: _schema_text(topic, given) for topic, given in (schemas or {}).items()},
             use_latest=use_latest_version,
             auto_register=auto_register,
             subject=subject,
-            learned=self._learn,
+            on_schema=self._on_schema_used,
         )
         self._subject = subject
         self._values, self._keys = (
-            SubjectReader(self._readers, self._client, partial(self._subject_of, is_key)) for is_key in (False, True)
+            SubjectReader(self._decoders, self._client, partial(self._subject_of, is_key)) for is_key in (False, True)
         )
 
     def __repr__(self) -> str:
         return f"<SchemaRegistry {', '.join(self._client.urls)} format={self._format.kind.lower()}>"
 
     def reader(self, *, is_key: bool) -> TopicReader:
-        """Return the reader of values, or of keys; it refuses schema ids of other subjects."""
+        """Return the reader of values or of keys, which refuses schema ids of other subjects."""
         return self._keys if is_key else self._values
 
     def decoder(self, annotation: Any, /) -> Decode:  # noqa: ANN401 - any type
-        """Return a decoder of a type, for bytes whose schema is fetched (see ``lacks``).
+        """Return a decoder of a type, for bytes for which ``lacks`` returns False.
 
         Raises:
             TypeError: the format does not support the type.
         """
-        return self._readers.decoder(annotation)
+        return self._decoders.decoder(annotation)
 
     def lacks(self, data: bytes, /) -> bool:
         """Return True if the schema of these bytes must be fetched before they are decoded."""
-        return self._readers.lacks(data)
+        return self._decoders.lacks(data)
 
     async def fetch(self, data: bytes, /) -> None:
-        """Fetch the schema of these bytes; if it does not exist, decoding raises.
+        """Fetch the schema of these bytes; if the schema does not exist, the decoder raises later.
 
         Raises:
             SchemaRegistryError: the request failed.
         """
-        await self._readers.fetch(data)
+        await self._decoders.fetch(data)
 
     def encode(self, value: Any, /) -> bytes:  # noqa: ANN401
-        """Return bytes unchanged; other values need a topic, see ``encode_for``.
+        """Return bytes unchanged; other values must be encoded with ``encode_for``.
 
         Raises:
             TypeError: the value is not bytes.
         """
         if isinstance(value, bytes):
             return value
-        raise TypeError("which schema a value is written with depends on its topic - publish it by an app or a handler")
+        raise TypeError("the schema of a value depends on the topic - encode the value with encode_for(topic, value)")
 
     async def encode_for(self, topic: str, value: Any, *, is_key: bool = False) -> bytes:  # noqa: ANN401
         """Encode a value, or a key, in the wire format; return bytes unchanged.
 
         Raises:
-            PublishError: no schema is registered for the value, or it does not match the schema.
+            PublishError: no schema is registered for the value, or the value does not match the schema.
             SchemaRegistryError: the request failed.
         """
-        return value if isinstance(value, bytes) else await self._writers.encode(topic, value, is_key=is_key)
+        return value if isinstance(value, bytes) else await self._encoders.encode(topic, value, is_key=is_key)
 
-    def _learn(self, schema: Schema, topic: str, is_key: bool) -> None:  # noqa: FBT001 - of a callback
-        self._readers.learn(schema)
+    def _on_schema_used(self, schema: Schema, topic: str, is_key: bool) -> None:  # noqa: FBT001 - a callback
+        self._decoders.add(schema)
         (self._keys if is_key else self._values).accept(topic, schema.id)
 
-    def _subject_of(self, is_key: bool, topic: str, schema: Schema) -> str | None:  # noqa: FBT001 - of a partial
+    def _subject_of(self, is_key: bool, topic: str, schema: Schema) -> str | None:  # noqa: FBT001 - for partial()
         def record_name() -> str:
             return self._format.record_name(schema.text, None)
 
         try:
             return subject_of(self._subject, topic, is_key=is_key, record_name=record_name)
-        except Exception:  # noqa: BLE001 - formats raise any error for a schema without a name
+        except Exception:  # noqa: BLE001 - the error for a schema without a name depends on the format
             return None
 
 
@@ -191,14 +191,14 @@ def _format(name: FormatName, *, validate: bool) -> Format:
         raise not_installed(error) from error
 
 
-def _text(topic: str, given: str | Path) -> str:
-    """Return the text of a schema; text begins with a brace, bracket or quotation mark, anything else is a path."""
+def _schema_text(topic: str, given: str | Path) -> str:
+    """Return ``given`` if it begins with a brace, bracket or quotation mark; else read the file at this path."""
     if isinstance(given, str) and given.lstrip().startswith(("{", "[", '"')):
         return given
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"SchemaRegistry: schemas[{topic!r}] is neither a schema's text nor the path of a file that can be read:"
+            f"SchemaRegistry: schemas[{topic!r}] is neither the text of a schema nor the path of a readable file:"
             f" {error}"
         ) from error

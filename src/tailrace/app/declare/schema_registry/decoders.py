@@ -1,6 +1,7 @@
-"""Decoders by schema id.
+"""Decoders of values, selected by the schema id in the value.
 
-Schemas never change, so each is fetched once and kept. The fetch is awaited before decoding, which itself never waits.
+The schema of an id never changes, so that each schema is fetched only once. The fetch is awaited before the decoder is
+called.
 """
 
 from __future__ import annotations
@@ -18,45 +19,47 @@ from tailrace.errors import TailraceError
 
 __all__ = ["SchemaDecoders", "SharedLookup"]
 
-_UNKNOWN_FOR_S = 30.0
-"""Time for which a missing id is not requested again; after it, a registry replica may have caught up."""
-_MOST_UNKNOWN = 1000
+_MISSING_FOR_S = 30.0
+"""Time for which a missing id is not requested again. Later, a replica of the registry may have received the schema."""
+_MAX_MISSING = 1000
 
 
 class SharedLookup:
-    """Look-ups in a registry; concurrent ones with the same key share one request."""
+    """Requests to a registry; concurrent callers with the same key share one request."""
 
     def __init__(self) -> None:
-        self._asking: dict[object, _Question] = {}
+        self._running: dict[object, _Request] = {}
 
-    async def ask(self, about: object, ask: Callable[[], Awaitable[None]]) -> None:
-        """Call ``ask``, or wait for a call under way; check for a result afterwards, since that call may be canceled.
+    async def run(self, key: object, send: Callable[[], Awaitable[None]]) -> None:
+        """Await ``send()``, or the end of a running request with the same key.
+
+        A running request may be canceled, so the caller must check whether it now has a result, and retry if not.
 
         Raises:
-            TailraceError: the error of ``ask``; all waiting callers receive it.
+            TailraceError: the error of ``send``; all waiting callers receive it.
         """
-        question = self._asking.get(about)
-        if question is not None:
-            await question.is_over.wait()
-            if question.error is not None:
-                raise type(question.error)(*question.error.args) from question.error
+        request = self._running.get(key)
+        if request is not None:
+            await request.ended.wait()
+            if request.error is not None:
+                raise type(request.error)(*request.error.args) from request.error
             return
-        question = self._asking[about] = _Question()
+        request = self._running[key] = _Request()
         try:
-            await ask()
+            await send()
         except TailraceError as error:
-            question.error = error
+            request.error = error
             raise
         finally:
-            del self._asking[about]
-            question.is_over.set()
+            del self._running[key]
+            request.ended.set()
 
 
-class _Question:
-    __slots__ = ("error", "is_over")
+class _Request:
+    __slots__ = ("ended", "error")
 
     def __init__(self) -> None:
-        self.is_over = asyncio.Event()
+        self.ended = asyncio.Event()
         self.error: TailraceError | None = None
 
 
@@ -67,20 +70,20 @@ class SchemaDecoders:
         self._client, self._format = client, form
         self._schemas: dict[int, Schema] = {}
         self._headers: set[bytes] = set()
-        """Headers of values whose schemas are known."""
-        self._unknown: dict[int, float] = {}
-        """Ids that do not exist, and the time at which each may be requested again."""
-        self._together = SharedLookup()
+        """Headers of values whose schemas were fetched."""
+        self._missing: dict[int, float] = {}
+        """Ids that do not exist, each with the time (loop clock) from which it may be requested again."""
+        self._lookups = SharedLookup()
 
     def decoder(self, annotation: Any) -> Decode:  # noqa: ANN401 - any type
         """Return a decoder of a type, see ``SchemaRegistry.decoder``."""
         if split_none(annotation)[0] is bytes:
-            return _as_it_is
+            return _pass_through
         self._format.check(annotation)
         readers: dict[bytes, Decode] = {}
 
         def decode(data: bytes) -> object:
-            # The header's bytes are the key, to spare each record the conversion to an id.
+            # The key is the header, not the id, because the conversion would cost time for each record.
             read = readers.get(data[:HEADER])
             if read is None:
                 read = readers[data[:HEADER]] = self._reader(id_of(data), annotation)
@@ -88,17 +91,17 @@ class SchemaDecoders:
 
         return decode
 
-    def learn(self, schema: Schema) -> None:
-        """Add a schema that was fetched elsewhere."""
+    def add(self, schema: Schema) -> None:
+        """Add a schema, so that values that refer to it can be decoded without a fetch."""
         self._schemas[schema.id] = schema
         self._headers.add(header_of(schema.id))
 
     def knows(self, header: bytes) -> bool:
-        """Return True if the schema of values with this header is known."""
+        """Return True if the schema of values with this header was fetched."""
         return header in self._headers
 
     def schema(self, header: bytes) -> Schema:
-        """Return the schema of a header that ``knows`` returns True for."""
+        """Return the schema of values with this header, for which ``knows`` must return True."""
         return self._schemas[id_of(header)]
 
     def lacks(self, data: bytes) -> bool:
@@ -106,38 +109,38 @@ class SchemaDecoders:
         if data[:HEADER] in self._headers:
             return False
         if not is_framed(data):
-            return False  # decoding raises the reason
-        again_at = self._unknown.get(int.from_bytes(data[1:HEADER], "big"))
-        return again_at is None or again_at <= asyncio.get_running_loop().time()
+            return False  # The decoder raises an error.
+        retry_at = self._missing.get(int.from_bytes(data[1:HEADER], "big"))
+        return retry_at is None or retry_at <= asyncio.get_running_loop().time()
 
     async def fetch(self, data: bytes) -> None:
         """Fetch the schema of these bytes, see ``SchemaRegistry.fetch``."""
         schema_id = id_of(data)
 
-        async def ask() -> None:
+        async def request() -> None:
             schema = await self._client.by_id(schema_id)
             if schema is not None:
-                self.learn(schema)
+                self.add(schema)
                 return
-            self._unknown.pop(schema_id, None)
-            if len(self._unknown) >= _MOST_UNKNOWN:
-                del self._unknown[next(iter(self._unknown))]
-            self._unknown[schema_id] = asyncio.get_running_loop().time() + _UNKNOWN_FOR_S
+            self._missing.pop(schema_id, None)
+            if len(self._missing) >= _MAX_MISSING:
+                del self._missing[next(iter(self._missing))]
+            self._missing[schema_id] = asyncio.get_running_loop().time() + _MISSING_FOR_S
 
         while self.lacks(data):
-            await self._together.ask(schema_id, ask)
+            await self._lookups.run(schema_id, request)
 
     def _reader(self, schema_id: int, annotation: object) -> Decode:
         schema = self._schemas.get(schema_id)
         if schema is None:
             raise LookupError(
                 f"the registry has no schema {schema_id}"
-                if schema_id in self._unknown
-                else f"schema {schema_id} is not fetched"
+                if schema_id in self._missing
+                else f"schema {schema_id} was not fetched"
             )
         check_schema(schema, self._format, schema.read_rules)
         return self._format.reader(schema, annotation)
 
 
-def _as_it_is(data: bytes) -> bytes:
+def _pass_through(data: bytes) -> bytes:
     return data

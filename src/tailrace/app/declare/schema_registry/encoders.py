@@ -1,6 +1,6 @@
-"""Encoders by topic, with a configured schema or the newest of the subject, fetched once per topic.
+"""Encoders of values, one for each topic, with the configured schema, the schema of the class, or the newest schema.
 
-Nothing is registered without ``auto_register``, and no value is published that does not match its schema.
+Schemas are registered only with ``auto_register``. A value that does not match its schema raises an error.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tailrace.errors import PublishError
 
 __all__ = ["SchemaEncoders"]
 
-_MOST_OF_A_REASON = 200
+_MAX_REASON_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """Values that share one encoder."""
+class _EncoderKey:
+    """Properties of values that share one encoder."""
 
     topic: str
     is_key: bool
-    of: type | None
-    """Class of the values, if the format takes the schema from it."""
+    value_class: type | None
+    """Class of the values if it contains their schema; else None."""
 
     @property
-    def place(self) -> str:
-        """Key in ``schemas``."""
+    def schemas_key(self) -> str:
+        """Key of the schema in ``schemas``."""
         return f"{self.topic}-key" if self.is_key else self.topic
 
 
@@ -47,7 +47,7 @@ class SchemaEncoders:
         use_latest: see ``SchemaRegistry``, ``use_latest_version``.
         auto_register: see ``SchemaRegistry``.
         subject: see ``SchemaRegistry``.
-        learned: called with each schema used for writing, its topic, and True for keys.
+        on_schema: called with a schema before it is first used for writing, the topic, and True for keys.
     """
 
     def __init__(  # noqa: PLR0913 - its options
@@ -59,100 +59,105 @@ class SchemaEncoders:
         use_latest: bool,
         auto_register: bool,
         subject: SubjectName,
-        learned: Callable[[Schema, str, bool], None],
+        on_schema: Callable[[Schema, str, bool], None],
     ) -> None:
-        self._client, self._format, self._learned = client, form, learned
+        self._client, self._format, self._on_schema = client, form, on_schema
         self._schemas, self._subject = schemas, subject
         self._use_latest, self._auto_register = use_latest, auto_register
-        self._writers: dict[_Kind, Encode] = {}
-        self._together = SharedLookup()
+        self._encoders: dict[_EncoderKey, Encode] = {}
+        self._lookups = SharedLookup()
 
     async def encode(self, topic: str, value: Any, *, is_key: bool = False) -> bytes:  # noqa: ANN401
         """Encode a value, see ``SchemaRegistry.encode_for``."""
-        kind = _Kind(topic, is_key, type(value) if self._format.is_by_class else None)
-        while (write := self._writers.get(kind)) is None:
-            await self._together.ask(kind, lambda: self._make(kind, value))
+        key = _EncoderKey(topic, is_key, type(value) if self._format.is_by_class else None)
+        while (encode := self._encoders.get(key)) is None:
+            await self._lookups.run(key, lambda: self._create_encoder(key, value))
         try:
-            return write(value)
+            return encode(value)
         except Exception as error:
-            # The value may match a newer schema: fetch it for the next value.
-            self._writers.pop(kind, None)
+            # The value may match a newer schema, which is fetched for the next value.
+            self._encoders.pop(key, None)
             raise PublishError(
-                f"{described(type(value))} does not fit the schema of {kind.place!r}: {_reason_of(error)}"
-                " - give what the schema says, or register a newer one"
+                f"{described(type(value))} does not match the schema for {key.schemas_key!r}: {_reason_of(error)}"
+                " - publish a value that matches, or register a newer schema"
             ) from error
 
-    async def _make(self, kind: _Kind, value: object) -> None:
-        text = self._schemas.get(kind.place)
-        subject = self._subject_of(kind, text, value)
-        is_own = text is not None or self._format.is_by_class
+    async def _create_encoder(self, key: _EncoderKey, value: object) -> None:
+        text = self._schemas.get(key.schemas_key)
+        subject = self._subject_of(key, text, value)
+        has_local_schema = text is not None or self._format.is_by_class
         schema = await (
-            self._own(subject, text, value) if is_own and not self._use_latest else self._latest(subject, kind.place)
+            self._local_schema(subject, text, value)
+            if has_local_schema and not self._use_latest
+            else self._latest(subject, key.schemas_key)
         )
         try:
             check_schema(schema, self._format, schema.write_rules)
-            write = self._format.writer(schema, value)
+            encode_payload = self._format.writer(schema, value)
         except Exception as error:
-            raise PublishError(f"nothing can be written to {kind.place!r}: {_reason_of(error)}") from error
-        self._learned(schema, kind.topic, kind.is_key)
+            raise PublishError(f"the schema for {key.schemas_key!r} cannot be used: {_reason_of(error)}") from error
+        self._on_schema(schema, key.topic, key.is_key)
         header = header_of(schema.id)
-        self._writers[kind] = lambda value: header + write(value)
+        self._encoders[key] = lambda value: header + encode_payload(value)
 
-    async def _latest(self, subject: str, place: str) -> Schema:
+    async def _latest(self, subject: str, schemas_key: str) -> Schema:
         schema = await self._client.latest(subject)
         if schema is None:
             raise PublishError(
-                f"no schema is registered under {subject!r} - register one, or give schemas={{{place!r}: ...}} and"
+                f"no schema is registered under {subject!r} - register one, or set schemas={{{schemas_key!r}: ...}} and"
                 " auto_register=True"
             )
         return schema
 
-    async def _own(self, subject: str, text: str | None, value: object) -> Schema:
-        """Return the configured schema, or that of the value's class."""
+    async def _local_schema(self, subject: str, text: str | None, value: object) -> Schema:
+        """Return the schema in ``text`` or of the value's class, with its id in the registry."""
         try:
-            own = self._format.own(text, value)
+            schemas = self._format.local_schemas(text, value)
         except Exception as error:
             raise PublishError(f"there is no schema for {subject!r}: {_reason_of(error)}") from error
-        # Imported schemas come first, since references need their versions.
+        # Imported schemas come first, because a reference contains the version of the imported schema.
         version_of: dict[str, int] = {}
         schema_id = 0
-        for name, one in own.items():
-            found = await self._registered(name or subject, one.text, [(n, n, version_of[n]) for n in one.needs])
-            schema_id, version_of[name] = found
-        references = {name: one.text for name, one in own.items() if name}
-        return Schema(schema_id, self._format.kind, own[""].text, references)
+        for name, one in schemas.items():
+            imports = [(imported, imported, version_of[imported]) for imported in one.imports]
+            schema_id, version_of[name] = await self._find_or_register(name or subject, one.text, imports)
+        references = {name: one.text for name, one in schemas.items() if name}
+        return Schema(schema_id, self._format.kind, schemas[""].text, references)
 
-    async def _registered(self, subject: str, text: str, needs: list[tuple[str, str, int]]) -> tuple[int, int]:
-        from confluent_kafka.schema_registry import Schema as Given  # noqa: PLC0415 - an extra
+    async def _find_or_register(
+        self, subject: str, text: str, references: list[tuple[str, str, int]]
+    ) -> tuple[int, int]:
+        """Return the id and version of a schema; ``references`` are names, subjects and versions."""
+        from confluent_kafka.schema_registry import Schema as RegistrySchema  # noqa: PLC0415 - an extra
         from confluent_kafka.schema_registry import SchemaReference  # noqa: PLC0415
 
-        schema = Given(text, self._format.kind, [SchemaReference(*one) for one in needs])
+        schema = RegistrySchema(text, self._format.kind, [SchemaReference(*one) for one in references])
         found = await self._client.id_of(subject, schema)
         if found is None and self._auto_register:
             await self._client.register(subject, schema)
             found = await self._client.id_of(subject, schema)
         if found is None:
             raise PublishError(
-                f"this schema is not registered under {subject!r} - register it, or say auto_register=True or"
-                " use_latest_version=True"
+                f"the schema of the value is not registered under {subject!r} - register it, or set auto_register=True"
+                " or use_latest_version=True"
             )
         return found
 
-    def _subject_of(self, kind: _Kind, text: str | None, value: object) -> str:
+    def _subject_of(self, key: _EncoderKey, text: str | None, value: object) -> str:
         try:
             return subject_of(
                 self._subject,
-                kind.topic,
-                is_key=kind.is_key,
+                key.topic,
+                is_key=key.is_key,
                 record_name=lambda: self._format.record_name(text, value),
             )
         except Exception as error:
             raise PublishError(
-                f"subject={self._subject!r} needs a name for what is published to {kind.place!r}: {_reason_of(error)}"
-                f" - give schemas={{{kind.place!r}: ...}} with one"
+                f"subject={self._subject!r} requires a name of the schema for {key.schemas_key!r}: {_reason_of(error)}"
+                f" - set schemas={{{key.schemas_key!r}: ...}} to a schema with a name"
             ) from error
 
 
 def _reason_of(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= _MOST_OF_A_REASON else f"{text[: _MOST_OF_A_REASON - 1]}…"
+    return text if len(text) <= _MAX_REASON_CHARS else f"{text[: _MAX_REASON_CHARS - 1]}…"

@@ -1,6 +1,6 @@
-"""Wire format of schema registries, and payloads in Avro and JSON, by fastavro, jsonschema and msgspec.
+"""Confluent's wire format (header and payload), and readers and writers of payloads in Avro and JSON.
 
-Readers and writers are created once for a schema and a type. Nothing here uses the network.
+Readers and writers are created once for a schema and a type. This module does not use the network.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import described, split_none
-from tailrace.app.declare.codecs import JsonCodec, check, is_of_pydantic
+from tailrace.app.declare.codecs import JsonCodec, check_type, needs_pydantic
 from tailrace.app.declare.schema_registry.avro_limits import depth_check
 from tailrace.app.declare.schema_registry.schema import Schema
 
@@ -27,7 +27,7 @@ __all__ = [
     "Encode",
     "Format",
     "JsonFormat",
-    "Own",
+    "LocalSchema",
     "check_schema",
     "converter",
     "header_of",
@@ -41,7 +41,7 @@ Encode: TypeAlias = Callable[[Any], bytes]
 HEADER = 5
 """Size of the header: a zero byte and the schema id in four bytes."""
 
-_KEPT = (
+_AVRO_TYPES = (
     bytes,
     bytearray,
     dt.datetime,
@@ -50,23 +50,24 @@ _KEPT = (
     decimal.Decimal,
     uuid.UUID,
 )
-"""Types that Avro supports; values of other types become numbers, strings, lists and dicts."""
+"""Types that fastavro supports besides numbers, strings, lists and dicts, to which other types are converted."""
 
 
-class Own(NamedTuple):
-    """Local schema, from an option or a class; ``needs`` are the names of the schemas that it imports."""
+class LocalSchema(NamedTuple):
+    """Schema from an option or a class, not from the registry."""
 
     text: str
-    needs: Sequence[str] = ()
+    imports: Sequence[str] = ()
+    """Names of the schemas that this schema imports directly."""
 
 
 class Format(Protocol):
-    """Reader and writer of payloads of one kind of schema.
+    """Reader and writer of payloads for one type of schema.
 
-    All methods may raise any error of the underlying library.
+    All methods may raise any error of the library that they use.
 
     Attributes:
-        kind: schema type in the registry's API.
+        kind: type of the schemas in the registry's API: ``AVRO``, ``JSON`` or ``PROTOBUF``.
         is_by_class: True if the class of a value contains its schema.
     """
 
@@ -80,13 +81,16 @@ class Format(Protocol):
         """Return a decoder of whole values, header included, written with this schema."""
 
     def writer(self, schema: Schema, value: object) -> Encode:
-        """Return an encoder for this schema and values of the same kind as ``value``."""
+        """Return an encoder of payloads with this schema, for values of the same class as ``value``."""
 
-    def own(self, text: str | None, value: object) -> Mapping[str, Own]:
-        """Return a value's schema, from ``text`` or its class, under "", after its imports, under their names."""
+    def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:
+        """Return the schema in ``text``, or of the class of ``value``, and the schemas that it imports, by name.
+
+        The schema itself is last and has the name "". Each schema comes after those that it imports.
+        """
 
     def record_name(self, text: str | None, value: object) -> str:
-        """Return the name of a value's schema, from ``text`` or its class."""
+        """Return the name of the schema in ``text``, or of the class of ``value``."""
 
 
 def header_of(schema_id: int) -> bytes:
@@ -95,7 +99,7 @@ def header_of(schema_id: int) -> bytes:
 
 
 def is_framed(data: bytes) -> bool:
-    """Return True if data begins with a header; an id is a positive 32-bit integer."""
+    """Return True if ``data`` begins with a header; schema ids are signed 32-bit integers that are not negative."""
     return len(data) >= HEADER and data[0] == 0 and data[1] < 0x80
 
 
@@ -106,9 +110,7 @@ def id_of(data: bytes) -> int:
         ValueError: the value is not in the wire format of a schema registry.
     """
     if not is_framed(data):
-        raise ValueError(
-            "it is not in a schema registry's wire format, which begins with a zero and the id of a schema"
-        )
+        raise ValueError("the bytes are not in the wire format (zero byte, schema id in four bytes)")
     return int.from_bytes(data[1:HEADER], "big")
 
 
@@ -116,21 +118,21 @@ def check_schema(schema: Schema, form: Format, rules: Sequence[str]) -> None:
     """Check that a format can use a schema.
 
     Raises:
-        TypeError: the schema is of another kind, or has rules, which are not supported.
+        TypeError: the schema has another type, or has rules, which are not supported.
     """
     if schema.kind != form.kind:
         raise TypeError(
-            f"schema {schema.id} is {schema.kind} - give this topic a codec of format={schema.kind.lower()!r}"
+            f"schema {schema.id} is {schema.kind} - use a codec with format={schema.kind.lower()!r} for this topic"
         )
     if rules:
-        raise TypeError(f"schema {schema.id} has rules, and none are run here: {', '.join(rules)}")
+        raise TypeError(f"schema {schema.id} has rules, which are not supported: {', '.join(rules)}")
 
 
 # ---- Avro ----------------------------------------------------------------------------------------------------------
 
 
 class AvroFormat:
-    """Avro, by fastavro; fields of a schema and of a type are matched by name."""
+    """Avro, with fastavro; fields of a schema and of a type are matched by name."""
 
     kind = "AVRO"
     is_by_class = False
@@ -159,24 +161,24 @@ class AvroFormat:
         return read
 
     def writer(self, schema: Schema, value: object) -> Encode:  # noqa: ARG002 - any value
-        """Return an encoder for this schema and values of the same kind as ``value``."""
+        """Return an encoder of payloads with this schema."""
         parsed, write_avro = self._parsed(schema), self._avro.schemaless_writer
 
         def write(value: object) -> bytes:
             stream = io.BytesIO()
-            # strict: fields that the schema does not have would be dropped silently.
-            write_avro(stream, parsed, _plain(value), strict_allow_default=True)
+            # strict_allow_default: otherwise, fields that the schema does not have would be dropped silently.
+            write_avro(stream, parsed, _convert_to_builtins(value), strict_allow_default=True)
             return stream.getvalue()
 
         return write
 
-    def own(self, text: str | None, value: object) -> Mapping[str, Own]:  # noqa: ARG002
-        """Return the schema of a value, and those that it imports."""
-        return {"": Own(_given(text))}
+    def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002
+        """Return the schema in ``text``, with the name ""."""
+        return {"": LocalSchema(_required(text))}
 
     def record_name(self, text: str | None, value: object) -> str:  # noqa: ARG002
-        """Return the name of a value's schema."""
-        schema = json.loads(_given(text))
+        """Return the name of the schema in ``text``."""
+        schema = json.loads(_required(text))
         name = schema.get("name") if isinstance(schema, dict) else None
         if not name:
             raise ValueError("the schema has no name")
@@ -192,31 +194,32 @@ class AvroFormat:
 
         texts = {"": schema.text, **schema.references}
 
-        class Referred(AbstractSchemaRepository):
+        class References(AbstractSchemaRepository):
             def load(self, name: str) -> Any:  # noqa: ANN401
                 return json.loads(texts[name])
 
-        return load_schema("", repo=Referred())
+        return load_schema("", repo=References())
 
 
-def _plain(value: object) -> object:
-    return msgspec.to_builtins(value, builtin_types=_KEPT, enc_hook=_part)
+def _convert_to_builtins(value: object) -> object:
+    return msgspec.to_builtins(value, builtin_types=_AVRO_TYPES, enc_hook=_to_builtins)
 
 
-def _part(value: Any) -> object:  # noqa: ANN401
+def _to_builtins(value: Any) -> object:  # noqa: ANN401
+    """Convert a pydantic model inside a value; msgspec calls this for types that it does not support."""
     if hasattr(value, "model_dump"):
         return value.model_dump()
-    raise TypeError(f"there is no Avro for {described(type(value))}")
+    raise TypeError(f"{described(type(value))} cannot be encoded as Avro")
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------------
 
 
 class JsonFormat:
-    """JSON under a JSON Schema, by msgspec and jsonschema.
+    """JSON with a JSON Schema, with msgspec and jsonschema.
 
     Args:
-        validate: validate values when reading, too; they are always validated when writing.
+        validate: True to validate values when they are read, too; values are always validated when they are written.
     """
 
     kind = "JSON"
@@ -249,24 +252,24 @@ class JsonFormat:
         return read
 
     def writer(self, schema: Schema, value: object) -> Encode:  # noqa: ARG002
-        """Return an encoder for this schema and values of the same kind as ``value``."""
+        """Return an encoder of payloads with this schema."""
         validate = self._validator(schema)
 
         def write(value: object) -> bytes:
-            # Here a str is a JSON string, unlike in JsonCodec.
+            # A str is encoded as a JSON string, unlike in JsonCodec.
             payload = msgspec.json.encode(value) if isinstance(value, str) else JsonCodec().encode(value)
             validate(payload)
             return payload
 
         return write
 
-    def own(self, text: str | None, value: object) -> Mapping[str, Own]:  # noqa: ARG002
-        """Return the schema of a value, and those that it imports."""
-        return {"": Own(_given(text))}
+    def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002
+        """Return the schema in ``text``, with the name ""."""
+        return {"": LocalSchema(_required(text))}
 
     def record_name(self, text: str | None, value: object) -> str:  # noqa: ARG002
-        """Return the name of a value's schema."""
-        schema = json.loads(_given(text))
+        """Return the name of the schema in ``text``."""
+        schema = json.loads(_required(text))
         title = schema.get("title") if isinstance(schema, dict) else None
         if not isinstance(title, str):
             raise ValueError("the schema has no title")  # noqa: TRY004 - the schema is invalid, not an argument
@@ -276,7 +279,7 @@ class JsonFormat:
         root = json.loads(schema.text)
         of_resource = self._referencing.Resource.from_contents
         draft = self._referencing.jsonschema.DRAFT7
-        # Without retrieval: references resolve within the registry only, never by URL.
+        # No function for retrieval is passed, so that references are never fetched by URL.
         known = self._referencing.Registry().with_resources(
             [(name, of_resource(json.loads(text), draft)) for name, text in schema.references.items()]
         )
@@ -297,15 +300,13 @@ def _json_decoder(annotation: object) -> Decode:
     return msgspec.json.Decoder(str).decode if bare is str else JsonCodec().decoder(annotation)
 
 
-# ---- both ----------------------------------------------------------------------------------------------------------
+# ---- types ---------------------------------------------------------------------------------------------------------
 
 
 def converter(annotation: Any, *, strict: bool = True) -> Callable[[object], object]:  # noqa: ANN401
-    """Return a function that converts numbers, strings, times, bytes, lists and dicts to a type.
+    """Return a function that converts numbers, strings, times, bytes, lists and dicts to the type ``annotation``.
 
-    Args:
-        annotation: the type.
-        strict: do not convert strings to numbers.
+    With ``strict=False``, the function also converts strings to numbers.
 
     Raises:
         TypeError: neither msgspec nor pydantic supports the type.
@@ -314,26 +315,26 @@ def converter(annotation: Any, *, strict: bool = True) -> Callable[[object], obj
     if bare is object or bare is Any:
         return lambda plain: plain
     if bare is dict or bare is list:
-        return _exactly(bare)
-    if is_of_pydantic(annotation):
+        return _check_instance(bare)
+    if needs_pydantic(annotation):
         from pydantic import TypeAdapter  # noqa: PLC0415 - optional; the type implies that it is installed
 
         return TypeAdapter(annotation).validate_python
-    check(annotation)
-    msgspec.json.Decoder(annotation)  # raises now what ``convert`` would raise with the first value
+    check_type(annotation)
+    msgspec.json.Decoder(annotation)  # Raises for an unsupported type; convert() would raise only for the first value.
     return lambda plain: msgspec.convert(plain, annotation, strict=strict)
 
 
-def _exactly(kind: type) -> Callable[[object], object]:
-    def same(plain: object) -> object:
+def _check_instance(kind: type) -> Callable[[object], object]:
+    def check(plain: object) -> object:
         if isinstance(plain, kind):
             return plain
         raise TypeError(f"Expected `{kind.__name__}`, got `{type(plain).__name__}`")
 
-    return same
+    return check
 
 
-def _given(text: str | None) -> str:
+def _required(text: str | None) -> str:
     if text is None:
-        raise ValueError("no schema is given for it")
+        raise ValueError("schemas= does not contain it")
     return text

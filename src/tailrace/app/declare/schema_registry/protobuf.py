@@ -1,6 +1,6 @@
-"""Protobuf payloads: after the header come message indexes, which select a message type of the schema.
+"""Protobuf payloads, which follow the header and message indexes.
 
-A payload is decoded only as the message type that its schema and indexes name.
+The message indexes select a message type of the schema. A payload is decoded only as this message type.
 """
 
 from __future__ import annotations
@@ -20,81 +20,86 @@ from google.protobuf.message import DecodeError, Message
 
 from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import described, split_none
-from tailrace.app.declare.schema_registry.formats import HEADER, Encode, Own, converter
+from tailrace.app.declare.schema_registry.formats import HEADER, Encode, LocalSchema, converter
 from tailrace.app.declare.schema_registry.schema import Schema
 
-__all__ = ["ProtobufFormat", "compiled"]
+__all__ = ["ProtobufFormat", "decode_compiled"]
 
-_MOST_INDEXES = 64
+_MAX_INDEXES = 64
 _WELL_KNOWN = ("google/protobuf/", "google/type/", "confluent/")
+"""Prefixes of files that installed packages contain, so that they are not registered as imports."""
 
 
 class ProtobufFormat:
-    """Protobuf, by Google's library; types other than generated classes are decoded through the JSON mapping."""
+    """Protobuf, with Google's library; for types other than generated classes, protobuf's JSON mapping is used."""
 
     kind = "PROTOBUF"
     is_by_class = True
 
     def check(self, annotation: object) -> None:
         """Raise TypeError if the format cannot decode to a type."""
-        if not _classes(annotation):
+        if not _generated_classes(annotation):
             converter(annotation, strict=False)
 
     def reader(self, schema: Schema, annotation: object) -> Decode:
         """Return a decoder of whole values, header included, written with this schema."""
-        classes = _classes(annotation)
-        file = _file(schema)
+        classes = _generated_classes(annotation)
+        file = _file_descriptor(schema)
         if file is None and len(classes) == 1:
-            return _as_the_only(classes[0])
+            return _decoder_of_class(classes[0])
         if file is None:
-            raise ValueError(f"the registry has schema {schema.id} as text only - take one generated class")
+            raise ValueError(f"schema {schema.id} exists only as .proto source - annotate with one generated class")
         by_name = {one.DESCRIPTOR.full_name: one.FromString for one in classes}
         convert = None if classes else converter(annotation, strict=False)
         parsers: dict[tuple[int, ...], Callable[[bytes], object]] = {}
 
         def read(data: bytes) -> object:
-            indexes, start = _indexes(data)
+            indexes, start = _read_indexes(data)
             parse = parsers.get(indexes)
             if parse is None:
-                found = _message(file, indexes)
-                parse = _plainly(found, convert) if convert is not None else by_name.get(found.full_name)
+                found = _message_at(file, indexes)
+                parse = _decoder_to_type(found, convert) if convert is not None else by_name.get(found.full_name)
                 if parse is None:
-                    raise ValueError(f"it is a {found.full_name}")
+                    raise ValueError(f"the message is a {found.full_name}")
                 parsers[indexes] = parse
             return parse(data[start:])
 
         return read
 
     def writer(self, schema: Schema, value: object) -> Encode:
-        """Return an encoder for this schema and values of the same class as ``value``."""
-        message: Descriptor = _message_of(value).DESCRIPTOR
-        file = _file(schema)
+        """Return an encoder of payloads with this schema, for values of the same class as ``value``."""
+        message: Descriptor = _check_message(value).DESCRIPTOR
+        file = _file_descriptor(schema)
         if file is not None:
-            # Indexes in the registry's schema may differ from those in the class's.
+            # The message indexes in the registry's schema may differ from those in the schema of the class.
             message = file.pool.FindMessageTypeByName(message.full_name)
-        prefix = _packed(_path(message))
-        return lambda value: prefix + _message_of(value).SerializeToString()
+        prefix = _encode_indexes(_indexes_of(message))
+        return lambda value: prefix + _check_message(value).SerializeToString()
 
-    def own(self, text: str | None, value: object) -> Mapping[str, Own]:  # noqa: ARG002 - the generated class contains the schema
-        """Return the schema of a value, and those that it imports."""
-        found: dict[str, Own] = {}
+    def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002 - in the class
+        """Return the schema of the class of ``value``, with the name "", after the schemas that it imports."""
+        found: dict[str, LocalSchema] = {}
 
-        def follow(file: FileDescriptor, name: str) -> None:
-            needs = [one for one in file.dependencies if not one.name.startswith(_WELL_KNOWN)]
-            for one in needs:
-                follow(one, one.name)
-            found[name] = Own(base64.b64encode(file.serialized_pb).decode(), [one.name for one in needs])
+        def add(file: FileDescriptor, name: str) -> None:
+            imported = [one for one in file.dependencies if not one.name.startswith(_WELL_KNOWN)]
+            for one in imported:
+                add(one, one.name)
+            text = base64.b64encode(file.serialized_pb).decode()
+            found[name] = LocalSchema(text, [one.name for one in imported])
 
-        follow(_message_of(value).DESCRIPTOR.file, "")
+        add(_check_message(value).DESCRIPTOR.file, "")
         return found
 
     def record_name(self, text: str | None, value: object) -> str:  # noqa: ARG002
-        """Return the name of a value's message type."""
-        return str(_message_of(value).DESCRIPTOR.full_name)
+        """Return the name of the message type of ``value``."""
+        return str(_check_message(value).DESCRIPTOR.full_name)
 
 
-def compiled(name: str, text: str) -> descriptor_pb2.FileDescriptorProto | None:
-    """Decode a base64 schema into its file descriptor; return None if ``text`` is .proto source."""
+def decode_compiled(name: str, text: str) -> descriptor_pb2.FileDescriptorProto | None:
+    """Decode the file descriptor of a compiled schema, which is in base64; return None if ``text`` is .proto source.
+
+    ``name`` replaces the file's name if it is not empty.
+    """
     try:
         file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, DecodeError):
@@ -106,10 +111,10 @@ def compiled(name: str, text: str) -> descriptor_pb2.FileDescriptorProto | None:
 # ---- schemas -------------------------------------------------------------------------------------------------------
 
 
-def _file(schema: Schema) -> FileDescriptor | None:
-    """Return the descriptor of a schema and its imports; None if one of them is not compiled."""
+def _file_descriptor(schema: Schema) -> FileDescriptor | None:
+    """Return the descriptor of a schema with its imports; None if any of them exists only as .proto source."""
     texts = {**schema.references, f"schema-{schema.id}.proto": schema.text}
-    files = [compiled(name, text) for name, text in texts.items()]
+    files = [decode_compiled(name, text) for name, text in texts.items()]
     pool = DescriptorPool()
     added: set[str] = set()
     for file in files:
@@ -132,40 +137,41 @@ def _add_well_known(pool: DescriptorPool, name: str, added: set[str]) -> None:
     pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
 
 
-def _message(file: FileDescriptor, indexes: Sequence[int]) -> Descriptor:
-    """Return the message type at a path: index in the file, index within that message, and so on."""
+def _message_at(file: FileDescriptor, indexes: Sequence[int]) -> Descriptor:
+    """Return the message type at indexes: of a message in the file, of a message nested in that message, and so on."""
     among: Sequence[Descriptor] = list(file.message_types_by_name.values())
     found: Descriptor | None = None
     for index in indexes:
         if not 0 <= index < len(among):
-            raise ValueError(f"its message indexes {list(indexes)} lead nowhere in its schema")
+            raise ValueError(f"the schema has no message at the message indexes {list(indexes)}")
         found = among[index]
         among = found.nested_types
     assert found is not None
     return found
 
 
-def _path(message: Descriptor) -> list[int]:
-    path: list[int] = []
-    within: Descriptor | None = message
-    while within is not None:
-        outer: Descriptor | None = within.containing_type
-        among = list(within.file.message_types_by_name.values()) if outer is None else list(outer.nested_types)
-        path.insert(0, among.index(within))
-        within = outer
-    return path
+def _indexes_of(message: Descriptor) -> list[int]:
+    """Return the indexes of a message type, see ``_message_at``."""
+    indexes: list[int] = []
+    inner: Descriptor | None = message
+    while inner is not None:
+        outer: Descriptor | None = inner.containing_type
+        among = list(inner.file.message_types_by_name.values()) if outer is None else list(outer.nested_types)
+        indexes.insert(0, among.index(inner))
+        inner = outer
+    return indexes
 
 
 # ---- message indexes -----------------------------------------------------------------------------------------------
 
 
-def _indexes(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Return the message indexes after the header, and the start of the message."""
+def _read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
+    """Return the message indexes that follow the header, and the start of the message."""
     count, at = _varint(data, HEADER)
     if count == 0:
-        return (0,), at  # short form of the most common path
-    if not 0 < count <= _MOST_INDEXES:
-        raise ValueError(f"it has {count} message indexes")
+        return (0,), at  # short form of the most common indexes
+    if not 0 < count <= _MAX_INDEXES:
+        raise ValueError(f"the number of message indexes is {count}, not 1 to {_MAX_INDEXES}")
     indexes: list[int] = []
     for _ in range(count):
         index, at = _varint(data, at)
@@ -174,23 +180,24 @@ def _indexes(data: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the zigzag varint that begins at ``at``, and its end."""
     value = shift = 0
     while shift < 64:
         if at >= len(data):
-            raise ValueError("it ends within its message indexes")
+            raise ValueError("the bytes end within the message indexes")
         byte = data[at]
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return (value >> 1) ^ -(value & 1), at
-    raise ValueError("a message index is longer than any number")
+    raise ValueError("a message index is longer than ten bytes")
 
 
-def _packed(path: Sequence[int]) -> bytes:
-    if list(path) == [0]:
+def _encode_indexes(indexes: Sequence[int]) -> bytes:
+    if list(indexes) == [0]:
         return b"\x00"
     out = bytearray()
-    for number in (len(path), *path):
+    for number in (len(indexes), *indexes):
         rest = number << 1
         while rest > 0x7F:
             out.append(rest & 0x7F | 0x80)
@@ -202,21 +209,21 @@ def _packed(path: Sequence[int]) -> bytes:
 # ---- values --------------------------------------------------------------------------------------------------------
 
 
-def _classes(annotation: object) -> list[Any]:
-    """Return the generated classes of an annotation; empty for other types."""
+def _generated_classes(annotation: object) -> list[Any]:
+    """Return the generated class of an annotation, or those of a union; empty if it contains none."""
     bare, _ = split_none(annotation)
     members = typing.get_args(bare) if typing.get_origin(bare) in {Union, types.UnionType} else (bare,)
     found = [one for one in members if isinstance(one, type) and issubclass(one, Message)]
     if found and len(found) < len(members):
-        raise TypeError("generated classes and other types do not go together")
+        raise TypeError("a union must not contain both generated protobuf classes and other types")
     return found
 
 
-def _as_the_only(kind: Any) -> Decode:  # noqa: ANN401
-    return lambda data: kind.FromString(data[_indexes(data)[1] :])
+def _decoder_of_class(kind: Any) -> Decode:  # noqa: ANN401
+    return lambda data: kind.FromString(data[_read_indexes(data)[1] :])
 
 
-def _plainly(message: Descriptor, convert: Callable[[object], object]) -> Callable[[bytes], object]:
+def _decoder_to_type(message: Descriptor, convert: Callable[[object], object]) -> Callable[[bytes], object]:
     parse = message_factory.GetMessageClass(message).FromString
 
     def read(payload: bytes) -> object:
@@ -228,7 +235,9 @@ def _plainly(message: Descriptor, convert: Callable[[object], object]) -> Callab
     return read
 
 
-def _message_of(value: object) -> Any:  # noqa: ANN401
+def _check_message(value: object) -> Any:  # noqa: ANN401
     if not isinstance(value, Message):
-        raise TypeError(f"{described(type(value))} is no message - publish one of a class that protoc generated")
+        raise TypeError(
+            f"{described(type(value))} is not a protobuf message - publish an instance of a generated class"
+        )
     return value

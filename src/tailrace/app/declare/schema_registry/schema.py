@@ -1,4 +1,4 @@
-"""Schema of a registry, with everything needed to read and write with it."""
+"""Schema from a registry, with the schemas that it references."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ __all__ = ["Schema"]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Schema of a registry.
+    """Schema from a registry.
 
     Attributes:
         kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
-        references: texts of all schemas that it references, by name, each after those that it references itself.
+        references: texts of all schemas that this schema references, directly and indirectly, by name. Each text comes
+            after those that it references.
         read_rules: names of the enabled rules for reading.
         write_rules: names of the enabled rules for writing.
     """

@@ -1,7 +1,7 @@
-"""Subjects of topics, and the check that a schema id in a record belongs to the subject of its topic.
+"""Subjects of topics, and the check that the schema id of a record belongs to the subject of its topic.
 
-An id is refused only if the registry has the subject and none of its versions has the id. Accepted ids stay accepted,
-so that topics whose schemas are known are read even while the registry is down.
+An id is refused only if the registry has the subject, and no version of the subject has the id. An accepted id stays
+accepted, so that records whose schemas are known can be read even while the registry cannot be reached.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ __all__ = ["SubjectName", "SubjectReader", "subject_of"]
 SubjectName: TypeAlias = Literal["topic", "record", "topic_record"]
 
 _REFUSED_FOR_S = 5.0
-"""Time for which a refused id is not checked again; after it, newly registered versions are found."""
-_MOST_REFUSED = 1000
-_MOST_TOPICS = 10_000
+"""Time for which a refused id is not checked again. Later, the id may belong to a newly registered version."""
+_MAX_REFUSED = 1000
+_MAX_TOPICS = 10_000
 
 
 def subject_of(strategy: SubjectName, topic: str, *, is_key: bool, record_name: Callable[[], str]) -> str:
-    """Return the subject for the values or keys of a topic."""
+    """Return the subject for the values, or keys, of a topic; ``record_name`` returns the name of the schema."""
     if strategy == "topic":
         return f"{topic}-{'key' if is_key else 'value'}"
     return record_name() if strategy == "record" else f"{topic}-{record_name()}"
 
 
 class SubjectReader:
-    """Decoder of values, or of keys, whose schema ids belong to the subject of their topic.
+    """Reader of values, or of keys, that refuses schema ids of other subjects than that of the topic.
 
     Args:
-        schemas: fetches schemas and decodes with them.
+        schemas: fetches schemas and decodes values.
         client: client of the registry.
-        subject: returns the subject of a topic for a schema; None if the strategy needs a name and the schema has none.
+        subject: returns the subject of a topic for a schema; None if the naming strategy requires the name of the
+            schema, and the schema has none. The id is accepted then.
     """
 
     def __init__(
@@ -49,14 +50,14 @@ class SubjectReader:
         self._accepted: dict[str, set[bytes]] = {}
         """Headers of accepted ids, by topic."""
         self._refused: dict[tuple[str, bytes], float] = {}
-        """Times at which refused headers may be checked again."""
-        self._together = SharedLookup()
+        """Times (loop clock) from which refused headers may be checked again, by topic and header."""
+        self._lookups = SharedLookup()
 
     def accept(self, topic: str, schema_id: int) -> None:
-        """Accept an id in records of a topic."""
+        """Accept a schema id in all records of a topic from now on."""
         accepted = self._accepted.get(topic)
         if accepted is None:
-            _drop_oldest(self._accepted, _MOST_TOPICS)
+            _drop_oldest_if_full(self._accepted, _MAX_TOPICS)
             accepted = self._accepted[topic] = set()
         accepted.add(header_of(schema_id))
 
@@ -69,9 +70,9 @@ class SubjectReader:
         if self._schemas.lacks(data):
             return True
         if not self._schemas.knows(header):
-            return False  # decoding raises the reason
-        again_at = self._refused.get((topic, header))
-        return again_at is None or again_at <= asyncio.get_running_loop().time()
+            return False  # The decoder raises an error.
+        retry_at = self._refused.get((topic, header))
+        return retry_at is None or retry_at <= asyncio.get_running_loop().time()
 
     async def fetch(self, topic: str, data: bytes, /) -> None:
         """Fetch the schema and check its id against the subject.
@@ -83,7 +84,7 @@ class SubjectReader:
         while self.lacks(topic, data):
             await self._schemas.fetch(data)
             if self._schemas.knows(header):
-                await self._together.ask((topic, header), lambda: self._check(topic, header))
+                await self._lookups.run((topic, header), lambda: self._check(topic, header))
 
     def decoder(self, annotation: Any, /) -> Callable[[str, bytes], object]:  # noqa: ANN401 - any type
         """Return a decoder of a type, for bytes for which ``lacks`` returns False.
@@ -98,7 +99,7 @@ class SubjectReader:
         def decode_checked(topic: str, data: bytes) -> object:
             accepted = self._accepted.get(topic)
             if accepted is None or data[:HEADER] not in accepted:
-                self._refuse(topic, data)
+                self._raise_if_refused(topic, data)
             return decode(data)
 
         return decode_checked
@@ -107,20 +108,20 @@ class SubjectReader:
         schema = self._schemas.schema(header)
         subject = self._subject(topic, schema)
         self._refused.pop((topic, header), None)
-        if subject is None or await self._client.may_be_of(subject, schema.id):
+        if subject is None or await self._client.may_belong_to(subject, schema.id):
             self.accept(topic, schema.id)
             return
-        _drop_oldest(self._refused, _MOST_REFUSED)
+        _drop_oldest_if_full(self._refused, _MAX_REFUSED)
         self._refused[topic, header] = asyncio.get_running_loop().time() + _REFUSED_FOR_S
 
-    def _refuse(self, topic: str, data: bytes) -> None:
+    def _raise_if_refused(self, topic: str, data: bytes) -> None:
         schema_id = id_of(data)
         if not self._schemas.knows(data[:HEADER]):
-            return  # decoding raises the reason
+            return  # The decoder raises an error.
         subject = self._subject(topic, self._schemas.schema(data[:HEADER]))
         raise LookupError(f"schema {schema_id} is not a version of {subject!r}")
 
 
-def _drop_oldest(kept: dict[Any, Any], most: int) -> None:
-    if len(kept) >= most:
-        del kept[next(iter(kept))]
+def _drop_oldest_if_full(entries: dict[Any, Any], limit: int) -> None:
+    if len(entries) >= limit:
+        del entries[next(iter(entries))]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import TypeAlias
 
-from tailrace.core.group.assignors.racks import NO_RACKS, NOWHERE, PartitionRacks, do_racks_matter, is_near
+from tailrace.core.group.assignors.racks import NO_RACKS, UNKNOWN_RACKS, PartitionRacks, do_racks_matter, is_near
 from tailrace.records import TopicPartition
 
 __all__ = ["ASSIGNORS", "Assignment", "Assignor", "SubscribedMember", "range_assignor", "roundrobin_assignor"]
@@ -56,9 +56,10 @@ def range_assignor(
     Topics with the same partition count and the same subscribers are co-partitioned: a member gets the same partition
     numbers of each of them.
 
-    Where racks make a difference (KIP-881), members first get partitions that are near to them: partitions with a
-    replica in the member's rack. Partitions of co-partitioned topics with the same number must all be near. The other
-    partitions are then assigned in runs. Of each topic, one member still gets at most one partition more than another.
+    If racks make a difference (KIP-881), members first get partitions with a replica in their rack. A partition number
+    of co-partitioned topics is assigned in this way only if each of the topics has such a replica. The remaining
+    partitions are then assigned in runs. The numbers of partitions that two subscribers get of a topic differ by at
+    most one.
     """
     ranked = sorted(members, key=lambda member: member.rank)
     co_partitioned: dict[tuple[int, tuple[int, ...]], list[str]] = {}
@@ -95,39 +96,39 @@ class _CoPartitionedTopics:
         self.topics = topics
         self._subscribers = subscribers
         self._share, self._extra = divmod(count, len(subscribers))
-        """Partitions for each subscriber, and the number of subscribers that still get one partition more."""
+        """Partitions for each subscriber, and the number of subscribers that may still get one partition more."""
         self._unassigned = dict.fromkeys(range(count))
         """Partition numbers that are not assigned yet, in order."""
         self.assigned: dict[str, list[int]] = {member.member_id: [] for member in subscribers}
         replicas = [
-            [racks.get(TopicPartition(topic, number), NOWHERE) for number in self._unassigned] for topic in topics
+            [racks.get(TopicPartition(topic, number), UNKNOWN_RACKS) for number in self._unassigned] for topic in topics
         ]
-        of_members = [member.rack for member in subscribers]
-        self.do_racks_matter = any(do_racks_matter(of_members, of_topic) for of_topic in replicas)
-        self._common_racks = [frozenset.intersection(*of_number) for of_number in zip(*replicas, strict=True)]
-        """Racks in which the partition of each topic has a replica, by partition number."""
+        member_racks = [member.rack for member in subscribers]
+        self.do_racks_matter = any(do_racks_matter(member_racks, topic_racks) for topic_racks in replicas)
+        self._common_racks = [frozenset.intersection(*number_racks) for number_racks in zip(*replicas, strict=True)]
+        """For each partition number, the racks in which every topic has a replica of this partition."""
 
     def assign_near(self) -> None:
-        """Assign partitions to members to which they are near, up to each member's share."""
+        """Assign partitions to subscribers to which they are near, up to the share of each subscriber."""
         if len(self.topics) > 1:
             for number in list(self._unassigned):
-                near = (one for one in self._subscribers if self._room(one) and self._is_near(one, number))
+                near = (one for one in self._subscribers if self._free_share(one) and self._is_near(one, number))
                 if (subscriber := next(near, None)) is not None:
                     self._assign(subscriber, [number])
         elif self.do_racks_matter:
             for subscriber in self._subscribers:
                 numbers = (number for number in self._unassigned if self._is_near(subscriber, number))
-                self._assign(subscriber, list(islice(numbers, self._room(subscriber))))
+                self._assign(subscriber, list(islice(numbers, self._free_share(subscriber))))
 
     def assign_rest(self) -> None:
         """Assign the remaining partitions in runs."""
         for subscriber in self._subscribers:
-            self._assign(subscriber, list(islice(self._unassigned, self._room(subscriber))))
+            self._assign(subscriber, list(islice(self._unassigned, self._free_share(subscriber))))
 
     def _is_near(self, subscriber: SubscribedMember, number: int) -> bool:
         return is_near(subscriber.rack, self._common_racks[number])
 
-    def _room(self, subscriber: SubscribedMember) -> int:
+    def _free_share(self, subscriber: SubscribedMember) -> int:
         """Return how many more partitions the subscriber may get."""
         return max(0, self._share + (self._extra > 0) - len(self.assigned[subscriber.member_id]))
 

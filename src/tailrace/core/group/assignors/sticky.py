@@ -1,17 +1,18 @@
 """Sticky assignors (``sticky`` and ``cooperative-sticky``): even loads with as few moves as possible.
 
-1. Even loads come first. In the result, no member could take a partition, directly or through a chain of members, from
-   a member that has at least two more partitions.
-2. Owned partitions stay, unless even loads require a move. Partitions without an owner are placed, and moved to even
-   out the loads, before any owned partition moves. The round that follows a move then has nothing more to move.
-3. Racks come third (KIP-881). Partitions that have to move go where a replica is. An owned partition moves for the sake
-   of its rack only in a round in which nothing else moves and every partition has an owner. Java's assignor moves far
-   partitions in every round, and cannot keep rule 2.
-4. If two members claim a partition, the claim of the later generation is valid. Two claims of the same generation are
-   both invalid.
+1. Even loads come first. After the assignment, no member has at least two partitions more than another member that
+   could receive one of them, directly or through other members.
+2. Partitions stay with their owner, unless even loads require a move. Partitions without an owner are assigned first,
+   and are moved to even out the loads before any owned partition is moved. If the same members rebalance again, no
+   partition has to move to even out the loads.
+3. Racks come third (KIP-881). A partition that moves goes to a member to which it is near, if there is one. An owned
+   partition is moved to bring it near only if every partition has an owner and no partition has to move to even out the
+   loads. Java's assignor moves far partitions in every rebalance and so does not keep rule 2.
+4. If several members claim to own a partition, the claim of the latest generation is valid. If two members claim it in
+   that generation, no claim is valid.
 
-A cooperative assignor (KIP-429) leaves a partition that moves unassigned. The owner releases the partition first, and
-the next round, which follows at once, assigns it.
+The cooperative assignor (KIP-429) leaves a partition that moves unassigned. The owner releases the partition and joins
+again, and the next assignment contains it.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ def cooperative_sticky_assignor(
 
 
 def release_first(members: Sequence[SubscribedMember], assigned: Assignment) -> Assignment:
-    """Return ``assigned`` without partitions that another member still claims; the next round assigns these partitions.
+    """Return ``assigned`` without partitions that another member claims to own; the next rebalance assigns them.
 
-    Invalid claims of other members count, too, unless the member that gets the partition has the valid claim.
+    A member with the valid claim to a partition keeps it, even if other members claim it. For all other members, the
+    invalid claims of others count, too.
     """
     owner_of = claims_of(members)
     claimants: dict[TopicPartition, set[str]] = {}
@@ -52,15 +54,15 @@ def release_first(members: Sequence[SubscribedMember], assigned: Assignment) -> 
         for partition in member.owned:
             claimants.setdefault(partition, set()).add(member.member_id)
     return {
-        member: [one for one in given if owner_of.get(one) == member or claimants.get(one, {member}) == {member}]
-        for member, given in assigned.items()
+        member: [one for one in share if owner_of.get(one) == member or claimants.get(one, {member}) == {member}]
+        for member, share in assigned.items()
     }
 
 
 def claims_of(members: Iterable[SubscribedMember]) -> dict[TopicPartition, str]:
-    """Return the member with the valid claim to each partition.
+    """Return the member with the valid claim to each partition; partitions without a valid claim are left out.
 
-    Claims of members that no longer subscribe to the topic are ignored.
+    A claim is ignored if the member no longer subscribes to the topic.
     """
     best: dict[TopicPartition, tuple[int, str | None]] = {}
     for member in members:
@@ -76,11 +78,16 @@ def claims_of(members: Iterable[SubscribedMember]) -> dict[TopicPartition, str]:
 
 
 class _Table:
-    """Partitions by member during an assignment.
+    """Partitions of each member during an assignment.
 
-    Members are numbered by rank, so that every leader computes the same assignment. Each member has a pile of
-    partitions for each kind, and hands on the last partition of a pile first. Owned partitions are at the bottom of the
-    pile. They are not in the pile yet while the partitions without an owner are placed.
+    Members are numbered by rank, so that every leader computes the same assignment. Each member has one pile of
+    partitions for each kind of partition, and the last partition of a pile is moved first. Owned partitions are the
+    first of their pile. They are added only after the partitions without an owner have been assigned and evened out.
+
+    Attributes:
+        kinds: kinds of the partitions.
+        owner_of: previous owner of each partition; None if it has none.
+        loads: number of partitions of each member.
     """
 
     def __init__(
@@ -93,9 +100,9 @@ class _Table:
         self.owner_of = [numbers[claims[one]] if one in claims else None for one in self.kinds.partitions]
         self.loads = [0] * len(self.members)
         self.counts: list[Counter[int]] = [Counter() for _ in self.members]
-        """Number of partitions by member and topic."""
+        """Number of partitions of each member, by topic."""
         self.piles: list[dict[int, list[int]]] = [{} for _ in self.members]
-        """Partitions by member and kind."""
+        """Partitions of each member, as one pile for each kind."""
         self.moves = 0
         """Number of moves so far."""
 
@@ -113,12 +120,12 @@ class _Table:
         if unowned:
             self._assign_unowned(unowned)
             self._even_out()
-        for pile, own in zip(self.piles, owned, strict=True):
-            for kind, partitions in own.items():
-                pile[kind] = partitions + pile.get(kind, [])
+        for piles, owned_piles in zip(self.piles, owned, strict=True):
+            for kind, partitions in owned_piles.items():
+                piles[kind] = partitions + piles.get(kind, [])
         has_moved = self._even_out()
         if self.kinds.has_racks:
-            RackAlignment(self, is_calm=not unowned and not has_moved).run()
+            RackAlignment(self, may_move_owned=not unowned and not has_moved).run()
         shares = [sorted(one for pile in piles.values() for one in pile) for piles in self.piles]
         return {
             member.member_id: [self.kinds.partitions[one] for one in share]
@@ -132,15 +139,15 @@ class _Table:
         self.counts[member][self.kinds.topic_of[kind]] += more
 
     def _add_to(self, partition: int, receiver: int) -> None:
-        """Put a partition on the receiver's pile."""
+        """Add a partition to the receiver's pile of its kind."""
         kind = self.kinds.kind_of[partition]
         pile = self.piles[receiver].setdefault(kind, [])
-        # A partition that returns to its owner is the last of the pile to be moved again.
+        # A partition that returns to its owner is put first, so that it is the last to be moved again.
         pile.insert(0 if self.owner_of[partition] == receiver else len(pile), partition)
         self._count(receiver, kind, 1)
 
     def move(self, giver: int, kind: int, receiver: int) -> None:
-        """Move the topmost partition of the giver's pile of ``kind`` to the receiver."""
+        """Move the last partition of the giver's pile of ``kind`` to the receiver."""
         pile = self.piles[giver][kind]
         partition = pile.pop()
         if not pile:
@@ -152,25 +159,31 @@ class _Table:
     # ---- partitions without an owner ---------------------------------------------------------------------------
 
     def _assign_unowned(self, unowned: Iterable[int]) -> None:
-        """Give each partition to the least loaded member near to it; partitions with the fewest candidates go first."""
+        """Assign each partition to the least loaded candidate; partitions with the fewest candidates come first.
+
+        The candidates are the subscribers to which the partition is near, or all subscribers if there is none.
+        """
         kinds = self.kinds
-        choices = [kinds.near[kind] or kinds.subscribers_in[topic].keys() for kind, topic in enumerate(kinds.topic_of)]
+        rack_choices = [
+            kinds.near[kind] or kinds.subscribers_in[topic].keys() for kind, topic in enumerate(kinds.topic_of)
+        ]
         choice_count = [
-            sum(len(kinds.subscribers_in[topic][rack]) for rack in choices[kind])
+            sum(len(kinds.subscribers_in[topic][rack]) for rack in rack_choices[kind])
             for kind, topic in enumerate(kinds.topic_of)
         ]
         heaps: dict[tuple[int, str | None], list[tuple[int, int]]] = {}
         for partition in sorted(unowned, key=lambda one: (choice_count[kinds.kind_of[one]], one)):
             kind = kinds.kind_of[partition]
             topic = kinds.topic_of[kind]
-            self._add_to(partition, min(self._least_loaded(topic, rack, heaps) for rack in choices[kind])[1])
+            self._add_to(partition, min(self._least_loaded(topic, rack, heaps) for rack in rack_choices[kind])[1])
 
     def _least_loaded(
         self, topic: int, rack: str | None, heaps: dict[tuple[int, str | None], list[tuple[int, int]]]
     ) -> tuple[int, int]:
-        """Return the lowest load and the member with that load.
+        """Return the lowest load of the subscribers of ``topic`` in ``rack``, and a member with that load.
 
-        Loads only grow while partitions are placed, so it is enough to correct the top of the heap.
+        ``heaps`` has a heap of loads and members for each topic and rack. Loads only grow while partitions are
+        assigned, so an outdated load matters only at the top of a heap, where it is replaced.
         """
         heap = heaps.get((topic, rack))
         if heap is None:
@@ -185,10 +198,11 @@ class _Table:
     def _even_out(self) -> bool:
         """Move partitions from members with more partitions to members with fewer; return True if any was moved.
 
-        Members above a level hand partitions on to members below the level until no path leads from a member above to a
-        member below. Every member that can be reached from above then has a load of the level or more, and every other
-        member has a load of the level or less. No move between the two parts would make loads more even, so each part
-        is evened out by itself.
+        The *level* of a group of members is their mean load, rounded down. Partitions are moved from members above the
+        level to members below it, directly or through other members, until no path is left from the first to the
+        second. Then the members that can be reached from members above the level have at least the level as load, and
+        all others have at most the level. No move between these two parts of the group would make loads more even, so
+        each part is evened out by itself.
         """
         before = self.moves
         groups = [list(range(len(self.members)))]
@@ -198,7 +212,7 @@ class _Table:
             if not group or max(loads) - min(loads) < 2:
                 continue
             level = sum(loads) // len(group)
-            # Members far above the level go first, so that no more partitions are moved than necessary.
+            # First from members above level + 1, so that no more partitions are moved than necessary.
             self._shift(group, level + 1, level)
             stuck = self._shift(group, level, level)
             if len(stuck) == len(group):
@@ -217,12 +231,15 @@ class _Table:
         inside = frozenset(group)
         while True:
             paths = _Paths(self, inside, floor, ceiling)
-            if not paths.lead_anywhere:
+            if not paths.reaches_receiver:
                 return paths.step_of
             paths.follow()
 
     def _shift_directly(self, group: Sequence[int], floor: int, ceiling: int) -> None:
-        """Move partitions in one step each: first moves that bring a partition near, last moves that take one far."""
+        """Move partitions directly from members above the floor to members below the ceiling.
+
+        Moves that bring a partition near come first, moves that make a partition far come last.
+        """
         kinds = self.kinds
         receivers: dict[tuple[int, str | None], list[int]] = {}
         for member in reversed(group):
@@ -242,10 +259,12 @@ class _Table:
     def _offers(
         self, giver: int, receivers: Mapping[tuple[int, str | None], list[int]], ceiling: int, least_gain: int
     ) -> Iterator[tuple[bool, int, int, int]]:
-        """Yield possible moves, of which the greatest is the best.
+        """Yield possible moves of a partition away from ``giver``; the greatest tuple is the best move.
 
-        Partitions that the giver does not own are preferred. The second criterion is the number of partitions of the
-        topic that the giver has in excess of the receiver: more is better.
+        The tuple consists of True if ``giver`` is not the partition's previous owner, the number of partitions of the
+        topic that ``giver`` has more than the receiver, the kind of the partition, and the receiver. Moves gain
+        nearness by ``least_gain`` or more: 1 if a far partition becomes near, 0 without a change, -1 if a near
+        partition becomes far.
         """
         kinds = self.kinds
         for kind, pile in self.piles[giver].items():
@@ -261,26 +280,32 @@ class _Table:
 
 
 class _Paths:
-    """All shortest paths by which members above the floor can hand partitions on to members below the ceiling.
+    """Shortest paths of moves from members above the floor to members below the ceiling.
+
+    On a path, each member receives a partition from the member before it, and passes a partition to the next.
 
     Attributes:
-        step_of: number of moves to each reachable member.
-        lead_anywhere: True if a reachable member is below the ceiling.
+        step_of: number of moves to each member that can be reached from a member above the floor.
+        reaches_receiver: True if a member below the ceiling can be reached.
     """
 
     def __init__(self, table: _Table, inside: Collection[int], floor: int, ceiling: int) -> None:
         self._table, self._floor, self._ceiling = table, floor, ceiling
         self._step_of_topic: dict[int, int] = {}
+        """For each topic, the number of the move on a path in which a partition of the topic is passed on."""
         self._kinds_left: dict[int, list[int]] = {}
+        """Kinds of partitions that each member may still pass on."""
         self._receivers_left: dict[int, list[int]] = {}
+        """Subscribers of each topic to which a partition may still be passed."""
         self.step_of = {one: 0 for one in sorted(inside) if table.loads[one] > floor}
-        self.lead_anywhere = False
-        ahead = list(self.step_of)
-        while ahead and not self.lead_anywhere:
-            ahead = [receiver for giver in ahead for receiver in self._reach(giver, inside)]
-            self.lead_anywhere = any(table.loads[one] < ceiling for one in ahead)
+        self.reaches_receiver = False
+        frontier = list(self.step_of)
+        while frontier and not self.reaches_receiver:
+            frontier = [receiver for giver in frontier for receiver in self._reach(giver, inside)]
+            self.reaches_receiver = any(table.loads[one] < ceiling for one in frontier)
 
     def _reach(self, giver: int, inside: Collection[int]) -> Iterator[int]:
+        """Yield the members of ``inside`` that are first reached by a move from ``giver``."""
         kinds = self._table.kinds
         step = self.step_of[giver] + 1
         for kind in self._table.piles[giver]:
@@ -294,7 +319,7 @@ class _Paths:
                     yield receiver
 
     def follow(self) -> None:
-        """Move partitions along the paths until all paths are blocked."""
+        """Move partitions along the paths until no path is left on which every member can pass on a partition."""
         table = self._table
         for giver in [one for one, step in self.step_of.items() if step == 0]:
             while table.loads[giver] > self._floor and (path := self._next_path(giver)):
@@ -302,7 +327,7 @@ class _Paths:
                     table.move(sender, kind, receiver)
 
     def _next_path(self, start: int) -> list[tuple[int, int, int]]:
-        """Return the moves of a path that is not blocked; empty if all paths are blocked."""
+        """Return the moves of a path from ``start``; empty if no path is left."""
         path: list[tuple[int, int, int]] = []
         here = start
         while True:
@@ -314,13 +339,14 @@ class _Paths:
                     return path
                 here = receiver
             elif path:
-                # This member is exhausted.
+                # No path leads on from this member.
                 here, kind, _ = path.pop()
                 self._receivers_left[self._table.kinds.topic_of[kind]].pop()
             else:
                 return path
 
     def _next_move(self, here: int) -> tuple[int, int] | None:
+        """Return the kind and the receiver of a move that continues a path at ``here``; None if there is none."""
         table = self._table
         step = self.step_of[here] + 1
         kinds_left = self._kinds_left.setdefault(here, list(table.piles[here]))

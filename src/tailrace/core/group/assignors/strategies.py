@@ -1,7 +1,7 @@
 """Assignment strategies by name: Kafka's own strategies and functions of the user.
 
-The result of a strategy is checked before it is sent to the group: an error that names the faulty strategy is better
-than a partition assigned twice or not at all.
+The result of a strategy is checked before it is sent to the group. A wrong result raises an error that names the
+strategy; unchecked, it could leave a partition with two owners or with none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ AssignFunction: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, i
 UserAssignor: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int]], AssignResult]
 
 _OPTION = "partition_assignment_strategy"
-_SHOWN = 3
+_MOST_LISTED = 3
+"""Maximum number of partitions that an error message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class _OfUser:
-    """Adapter of a user's function, which takes no racks. Adapters of the same function are equal."""
+class _UserFunction:
+    """Adapter of a user's function, which has no parameter for racks. Adapters of the same function are equal."""
 
     function: UserAssignor
 
@@ -86,50 +87,52 @@ BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
 
 
 def strategy_of(given: str | UserAssignor) -> Strategy:
-    """Return the strategy for the name of a built-in or a function of the user.
+    """Return the built-in strategy with the name ``given``, or the strategy of the user's function ``given``.
 
     Raises:
-        ConfigurationError: no strategy has that name, or the function or its name is not usable.
+        ConfigurationError: no built-in strategy has that name, or the function or its name is not usable.
     """
     if isinstance(given, str):
         return _built_in(given)
     if not _is_plain_function(given):
         raise ConfigurationError(
-            f"{_OPTION} must name one of {_known()},"
-            f" or be a plain function (members, partitions) -> {{member_id: [TopicPartition, ...]}}, not {given!r}"
+            f"{_OPTION} must be one of {_built_in_names()},"
+            f" or a plain function (members, partitions) -> {{member_id: [TopicPartition, ...]}}, not {given!r}"
         )
     name = getattr(given, "name", None) or getattr(given, "__name__", None)
     if not isinstance(name, str):
         raise ConfigurationError(
-            f"{_OPTION}: {given!r} has no name - set its attribute `name` to a string, the same in every member"
+            f"{_OPTION}: {given!r} has no name - set its attribute `name` to a string that is equal in all members"
         )
     if name in BUILT_IN:
         raise ConfigurationError(
-            f"{_OPTION}: {given!r} has the name of the built-in {name!r}, so members with the built-in"
-            f" would accept its results - give your function another `name`, or pass {name!r} for the built-in"
+            f"{_OPTION}: {given!r} has the name of the built-in strategy {name!r}, so the group cannot tell them apart"
+            f" - set the attribute `name` of your function to another name, or pass {name!r} for the built-in strategy"
         )
-    return Strategy(name, _OfUser(given), bool(getattr(given, "is_cooperative", False)))
+    return Strategy(name, _UserFunction(given), bool(getattr(given, "is_cooperative", False)))
 
 
 def strategies_of(given: Sequence[str | UserAssignor]) -> tuple[Strategy, ...]:
-    """Return the strategies that a member offers, in order.
+    """Return the strategies that a member offers, most preferred first.
 
     Raises:
         ConfigurationError: ``given`` is empty, has a name twice, or has an unusable entry.
     """
     offered = tuple(map(strategy_of, [given] if isinstance(given, str) else given))
     if not offered:
-        raise ConfigurationError(f"{_OPTION} must not be empty - name one or more of {_known()}")
+        raise ConfigurationError(f"{_OPTION} must not be empty - use one or more of {_built_in_names()}, or a function")
     twice = [name for name, times in Counter(one.name for one in offered).items() if times > 1]
     if twice:
-        raise ConfigurationError(f"{_OPTION}: {twice[0]!r} occurs twice - remove or rename one of them")
+        raise ConfigurationError(
+            f"{_OPTION}: the name {twice[0]!r} occurs twice - remove or rename one of the two strategies"
+        )
     return offered
 
 
 def are_cooperative(strategies: Iterable[Strategy]) -> bool:
-    """Return True if members that offer ``strategies`` keep their partitions through a rebalance (KIP-429).
+    """Return True if members that offer ``strategies`` keep their partitions during a rebalance (KIP-429).
 
-    Every strategy must be cooperative, because a member keeps or releases its partitions before the group chooses one.
+    All strategies must be cooperative, because the members have to know this before the group chooses a strategy.
     """
     return all(strategy.is_cooperative for strategy in strategies)
 
@@ -140,25 +143,25 @@ def checked_assignment(
     partitions: Mapping[str, int],
     racks: PartitionRacks,
 ) -> Assignment:
-    """Return every member's partitions.
+    """Return the partitions that ``strategy`` assigns to each member, after a check.
 
-    With a cooperative strategy, partitions that another member has yet to release are left out.
+    With a cooperative strategy, partitions that another member has to release first are left out.
 
     Raises:
         RebalanceError: the strategy's function failed, or its result is not an assignment.
     """
     try:
-        given = _listed(strategy.assign(members, partitions, racks))
+        result = _with_lists(strategy.assign(members, partitions, racks))
     except Exception as error:
-        raise _refusal(strategy, f"raised {type(error).__name__}: {error}") from error
-    if not isinstance(given, dict):
-        raise _refusal(strategy, f"returned {given!r} instead of a mapping of member ids to partitions")
-    for fault in _faults(given, members, partitions):
-        raise _refusal(strategy, fault)
-    shares = {m.member_id: [TopicPartition(*one) for one in given.get(m.member_id, ())] for m in members}
-    if missing := _left_out(strategy, shares, members, partitions):
-        raise _refusal(strategy, f"leaves {missing} unassigned, although a member subscribes to the topic")
-    return release_first(members, shares) if strategy.is_cooperative else shares
+        raise _error_of(strategy, f"raised {type(error).__name__}: {error}") from error
+    if not isinstance(result, dict):
+        raise _error_of(strategy, f"returned {result!r} instead of a mapping of member ids to partitions")
+    for fault in _faults(result, members, partitions):
+        raise _error_of(strategy, fault)
+    assignment = {m.member_id: [TopicPartition(*one) for one in result.get(m.member_id, ())] for m in members}
+    if missing := _unassigned_text(strategy, assignment, members, partitions):
+        raise _error_of(strategy, f"leaves {missing} unassigned, although a member subscribes to the topic")
+    return release_first(members, assignment) if strategy.is_cooperative else assignment
 
 
 def _is_plain_function(given: object) -> bool:
@@ -169,70 +172,76 @@ def _built_in(name: str) -> Strategy:
     if name in BUILT_IN:
         return BUILT_IN[name]
     close = difflib.get_close_matches(name.lower().replace("_", "-"), BUILT_IN, n=1)
-    hint = f"did you mean {close[0]!r}? The built-ins are {_known()}" if close else f"the built-ins are {_known()}"
-    raise ConfigurationError(f"{_OPTION}: no built-in is called {name!r} - {hint}, or pass a function")
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    raise ConfigurationError(
+        f"{_OPTION}: no built-in strategy is called {name!r} - {guess}use one of {_built_in_names()}, or a function"
+    )
 
 
-def _known() -> str:
+def _built_in_names() -> str:
     return ", ".join(BUILT_IN)
 
 
-def _refusal(strategy: Strategy, fault: str) -> RebalanceError:
+def _error_of(strategy: Strategy, fault: str) -> RebalanceError:
     return RebalanceError(
         f"the assignment strategy {strategy.name!r} {fault}"
         " - correct your assignor; the group's members get no partitions until then"
     )
 
 
-def _listed(assigned: object) -> object:
-    """Convert every iterable to a list, because it may be a generator of the user that raises an error."""
-    if not isinstance(assigned, Mapping):
-        return assigned
-    return {name: list(ones) if isinstance(ones, Iterable) else ones for name, ones in assigned.items()}
+def _with_lists(result: object) -> object:
+    """Return ``result`` with a list in place of each iterable, which may be the user's generator and raise an error."""
+    if not isinstance(result, Mapping):
+        return result
+    return {member: list(ones) if isinstance(ones, Iterable) else ones for member, ones in result.items()}
 
 
 def _faults(
-    given: Mapping[object, object], members: Sequence[SubscribedMember], partitions: Mapping[str, int]
+    result: Mapping[object, object], members: Sequence[SubscribedMember], partitions: Mapping[str, int]
 ) -> Iterator[str]:
-    """Yield a description of each fault in a member's partitions, such as a partition that is assigned twice."""
+    """Yield a description of each fault in the result of a strategy, such as a partition that is assigned twice."""
     topics: Mapping[object, frozenset[str]] = {member.member_id: member.topics for member in members}
     assigned_to: dict[object, object] = {}
-    for member, ones in given.items():
+    for member, ones in result.items():
         if member not in topics:
             yield f"names {member!r}, which is not a member of the group"
         elif not isinstance(ones, list):
-            yield f"gives {member!r} {ones!r}, which is not a list of partitions"
+            yield f"returned {ones!r}, which is not a list of partitions, for {member!r}"
         else:
             for one in ones:
-                if fault := _fault_of(one, topics[member], partitions):
-                    yield f"gives {member!r} {fault}"
+                if fault := _fault_of(one, member, topics[member], partitions):
+                    yield fault
                 elif one in assigned_to:
-                    yield f"gives {TopicPartition(*one)} twice, to {assigned_to[one]!r} and to {member!r}"
+                    yield f"assigns {TopicPartition(*one)} twice, to {assigned_to[one]!r} and to {member!r}"
                 else:
                     assigned_to[one] = member
 
 
-def _fault_of(one: object, subscribed: frozenset[str], partitions: Mapping[str, int]) -> str | None:
+def _fault_of(one: object, member: object, topics: frozenset[str], partitions: Mapping[str, int]) -> str | None:
+    """Return the fault of one partition that is assigned to ``member``, which subscribes to ``topics``."""
     match one:
         case (str(topic), int(number)) if isinstance(one, tuple) and not isinstance(number, bool):
             partition = TopicPartition(topic, number)
             if not 0 <= number < partitions.get(topic, 0):
-                return f"{partition}, which does not exist"
-            return None if topic in subscribed else f"{partition}, to whose topic it does not subscribe"
-    return f"{one!r}, which is not a (topic, number)"
+                return f"assigns {partition}, which does not exist, to {member!r}"
+            return (
+                None if topic in topics else f"assigns {partition} to {member!r}, which does not subscribe to the topic"
+            )
+    return f"returned {one!r}, which is not a tuple (topic, partition number), for {member!r}"
 
 
-def _left_out(
-    strategy: Strategy, shares: Assignment, members: Sequence[SubscribedMember], partitions: Mapping[str, int]
+def _unassigned_text(
+    strategy: Strategy, assignment: Assignment, members: Sequence[SubscribedMember], partitions: Mapping[str, int]
 ) -> str:
-    """Return the subscribed partitions that are not assigned, as text.
+    """Return a list of the subscribed partitions without an owner, as text; empty if there are none.
 
-    A cooperative strategy may leave out partitions that a member owns.
+    With a cooperative strategy, a partition that a member still owns may be unassigned.
     """
-    assigned = {one for share in shares.values() for one in share}
+    assigned = {one for ones in assignment.values() for one in ones}
     if strategy.is_cooperative:
         assigned.update(one for member in members for one in member.owned)
     wanted = sorted({topic for member in members for topic in member.topics} & partitions.keys())
     everything = (TopicPartition(topic, number) for topic in wanted for number in range(partitions[topic]))
     missing = [str(one) for one in everything if one not in assigned]
-    return ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
+    more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
+    return ", ".join(missing[:_MOST_LISTED]) + more

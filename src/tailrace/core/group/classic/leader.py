@@ -1,11 +1,8 @@
 """Leader of a classic generation: computes the assignment and detects when it is outdated.
 
-A ``GroupLeader`` lasts for one generation. Assignments are checked before they are sent
-(``core.group.assignors.strategies``).
-
-After a static leader restarts, the group keeps its assignments and the leader must assign nothing (KIP-814). The leader
-then cannot know the partition counts on which the last assignment is based. A static leader therefore stores a digest
-of the partition counts in the user data of its own assignment.
+After a static leader restarts, the group keeps its assignment and the leader must send none (KIP-814). The restarted
+leader does not know on which partition counts that assignment is based. A static leader therefore stores a digest of
+the partition counts in the user data of its own assignment, which it receives again after a restart.
 """
 
 from __future__ import annotations
@@ -33,12 +30,14 @@ class GroupLeader:
     def __init__(self, joined: JoinedAsLeader, strategy: Strategy) -> None:
         self._joined, self._strategy = joined, strategy
         self._counts: Mapping[str, int] = {}
-        """Partition counts on which the assignment is based; empty if they are unknown or outdated."""
+        """Partition counts on which the assignment is based; empty if they are unknown or have changed since."""
         self.topics = frozenset(topic for subscription in joined.members.values() for topic in subscription.topics)
         """Topics of all members; the leader watches their partition counts."""
 
     def assign(self, found: PartitionsFound) -> dict[str, MemberAssignment]:
-        """Return each member's assignment; empty if the group keeps its assignments (KIP-814).
+        """Return the assignment of each member; empty if the group keeps its assignment (KIP-814).
+
+        The assignment is based on the partition counts in ``found``.
 
         Raises:
             RebalanceError: the strategy's function failed, or its result is not an assignment.
@@ -50,37 +49,37 @@ class GroupLeader:
         members = [
             _as_subscribed(m, subscription, instances.get(m)) for m, subscription in self._joined.members.items()
         ]
-        given = checked_assignment(self._strategy, members, found.counts, found.racks)
-        assigned = {member: MemberAssignment(by_topic(given.get(member, ()))) for member in self._joined.members}
+        partitions = checked_assignment(self._strategy, members, found.counts, found.racks)
+        assigned = {member: MemberAssignment(by_topic(partitions.get(member, ()))) for member in self._joined.members}
         if (me := self._joined.member_id) in instances:
             assigned[me] = replace(assigned[me], user_data=_digest_of(found.counts))
         return assigned
 
-    def recall(self, mine: MemberAssignment) -> None:
-        """Compare the digest in this member's own assignment with the current partition counts.
+    def check_digest(self, mine: MemberAssignment) -> None:
+        """Compare the digest in ``mine``, this member's own assignment, with the current partition counts.
 
-        If they differ, mark the assignment as outdated.
+        If the counts have changed since the digest was written, the assignment is outdated.
         """
         digest = bytes(mine.user_data or b"")
         if digest.startswith(_DIGEST_PREFIX) and digest != _digest_of(self._counts):
             self._counts = {}
 
     def is_outdated_by(self, counts: Mapping[str, int]) -> bool:
-        """Return True if topics have grown, appeared or disappeared since the assignment.
+        """Return True if partition counts of the members' topics have changed since the assignment.
 
-        Topics that are not in ``counts`` are unchanged.
+        A topic that does not exist has 0 partitions. Topics that are not in ``counts`` have not changed.
         """
-        known = {topic: self._counts.get(topic, 0) for topic in self.topics}
-        return any(counts.get(topic, before) != before for topic, before in known.items())
+        assigned = {topic: self._counts.get(topic, 0) for topic in self.topics}
+        return any(counts.get(topic, before) != before for topic, before in assigned.items())
 
 
 def _digest_of(counts: Mapping[str, int]) -> bytes:
-    """Return a digest of constant size."""
+    """Return a digest of partition counts; its size does not depend on the number of topics."""
     return _DIGEST_PREFIX + blake2b(repr(sorted(counts.items())).encode(), digest_size=8).digest()
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> tuple[OwnedPartitions, ...]:
-    """Group partitions by topic, as in a subscription or assignment."""
+    """Return the partitions of each topic, in the form of a subscription or assignment."""
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions):
         topics.setdefault(topic, []).append(partition)

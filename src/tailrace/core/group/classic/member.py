@@ -1,10 +1,11 @@
 """Member of one group in the classic protocol (JoinGroup, SyncGroup), with its transition table.
 
-Heartbeats are sent whenever the group counts the member in a generation, and also during a join while the member owns
-partitions. A member without partitions has no session to keep while the coordinator holds its join.
+Heartbeats are sent while the member is in a generation. A member that owns partitions stays in its generation during a
+join, and keeps sending heartbeats. A member without partitions needs none while the coordinator holds its join.
 
-The outcome of an effect counts only while the member awaits it. ``awaits`` decides this for a join or callback,
-``is_current`` for a heartbeat or commit: the request must carry the current generation, and no join may be in flight.
+The outcome of an effect is reported only while the member awaits it, as ``awaits`` returns. An error in the answer to a
+heartbeat or commit is reported only if ``is_current`` returns True: the request was sent in the current generation, and
+no join is in flight.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ __all__ = ["TABLE", "ClassicMember"]
 
 
 class ClassicMember(ClassicSteps):
-    """Member of a classic group; see ``core.group.membership.Membership`` for how it is driven.
+    """Member of a classic group; implements ``core.group.membership.Membership``.
 
     Args:
         settings: settings of the membership.
-        strategies: assignment strategies, most preferred first; all of them are offered.
+        strategies: assignment strategies that the member offers, most preferred first.
         chance: returns a number in [0, 1) for jitter.
     """
 
@@ -71,12 +72,12 @@ class ClassicMember(ClassicSteps):
         return self._heartbeat.age_s(now)
 
     def is_current(self, identity: Identity) -> bool:
-        """Return True if the answer to a heartbeat or commit sent as ``identity`` still matters."""
+        """Return True if the member has to react to an error that answers a request sent as ``identity``."""
         return identity == self.identity and self.is_member and self.state is not ClassicState.JOINING
 
     def awaits(self, effect: Effect) -> bool:
-        """Return True if the outcome of ``effect`` still matters."""
-        return effect is self._awaited or effect is self._taking
+        """Return True if the member awaits the outcome of ``effect``."""
+        return effect is self._awaited or effect is self._takeover
 
     def receive(self, event: GroupEvent, now: float) -> None:
         """Handle an event.
@@ -85,7 +86,7 @@ class ClassicMember(ClassicSteps):
             ValueError: the event cannot happen in this state; nothing has changed.
         """
         if isinstance(event, HeartbeatOutcome):
-            self._hear(event, now)
+            self._handle_heartbeat_outcome(event, now)
             return
         before, awaited = self.state, self._awaited
         super().receive(event, now)
@@ -93,7 +94,7 @@ class ClassicMember(ClassicSteps):
             self._awaited = None
 
     def handle_timer(self, now: float) -> None:
-        """Expire the session, or send the join or heartbeat that is due."""
+        """Expire the session or end the wait of a stop, or send the join or heartbeat that is due."""
         if self.is_member and self._heartbeat.session_expired(now):
             self.receive(SessionOver(f"no heartbeat was acknowledged for {self._heartbeat.age_s(now):.1f} s"), now)
             return
@@ -111,10 +112,10 @@ class ClassicMember(ClassicSteps):
         due += [] if self._stop_at is None else [self._stop_at]
         return min([*due, self._join_at] if self.state is ClassicState.WAITING else due, default=None)
 
-    def _hear(self, beat: HeartbeatOutcome, now: float) -> None:
-        if beat.identity != self.identity or not self.is_member:
+    def _handle_heartbeat_outcome(self, event: HeartbeatOutcome, now: float) -> None:
+        if event.identity != self.identity or not self.is_member:
             return
-        outcome = beat.outcome
+        outcome = event.outcome
         # REBALANCE_IN_PROGRESS acknowledges the heartbeat, too.
         if isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
             self._heartbeat.received(now)
@@ -126,65 +127,77 @@ class ClassicMember(ClassicSteps):
         elif isinstance(outcome, RetryLater):
             self.retry_heartbeat(outcome, now)
         elif not isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
-            # The answer to the join decides about the membership.
+            # The error is ignored, because the answer to the join in flight decides about the membership.
             self._heartbeat.failed(now, self._settings.heartbeat_interval_s)
 
 
 def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
-    on, do = ClassicState, ClassicSteps
-    lost = (GenerationLost, MemberLost, SessionOver)
-    between = (on.JOINING, on.DEALING, on.SYNCING)
-    owning = (on.TAKING_OVER, on.STABLE)
-    rejoining = (on.WAITING, *between)
-    speaking = (on.WAITING, *owning, on.RELEASING, on.CLOSING)
-    not_stable = all_but(on, on.STABLE)
+    state, step = ClassicState, ClassicSteps
+    loss_events = (GenerationLost, MemberLost, SessionOver)
+    joining_states = (state.JOINING, state.LEADING, state.SYNCING)
+    assigned_states = (state.TAKING_OVER, state.STABLE)
+    waiting_or_joining_states = (state.WAITING, *joining_states)
+    heartbeat_states = (state.WAITING, *assigned_states, state.RELEASING, state.CLOSING)
+    all_but_stable = all_but(state, state.STABLE)
 
-    yield Row((on.IDLE,), StartMembership, do.schedule_join, on.WAITING)
-    yield Row((on.IDLE,), StopMembership, do.forget, on.LEFT)
-    yield Row((on.IDLE, *rejoining, on.RELEASING), Resubscribed, do.resubscribe)
-    # To the next generation.
-    yield Row((on.WAITING,), JoinDue, do.join, on.JOINING, (on.RELEASING,))
-    yield Row((on.JOINING,), MemberIdAssigned, do.join_with_id, None, (on.LEAVING, on.LEFT))
-    yield Row((on.JOINING,), JoinedAsFollower, do.follow, on.SYNCING)
-    yield Row((on.JOINING,), JoinedAsLeader, do.lead, on.DEALING)
-    yield Row((on.DEALING,), PartitionsFound, do.assign, on.SYNCING, (on.FAILED, on.LEAVING))
-    yield Row((on.SYNCING,), Synced, do.apply_assignment, on.TAKING_OVER, (on.RELEASING, on.WAITING, on.CLOSING))
-    yield Row(between, (RetryLater, CoordinatorGone), do.back_off, on.WAITING, (on.CLOSING,))
-    yield Row((on.JOINING,), RebalanceCalled, do.back_off, on.WAITING, (on.CLOSING,))
-    yield Row((on.DEALING, on.SYNCING), RebalanceCalled, do.schedule_join, on.WAITING, (on.CLOSING,))
-    yield Row(rejoining, lost, do.report_loss, on.WAITING, (on.RELEASING, on.CLOSING))
+    yield Row((state.IDLE,), StartMembership, step.schedule_join, state.WAITING)
+    yield Row((state.IDLE,), StopMembership, step.forget, state.LEFT)
+    yield Row((state.IDLE, *waiting_or_joining_states, state.RELEASING), Resubscribed, step.resubscribe)
+    # Joining the next generation.
+    yield Row((state.WAITING,), JoinDue, step.join, state.JOINING, (state.RELEASING,))
+    yield Row((state.JOINING,), MemberIdAssigned, step.join_with_id, None, (state.LEAVING, state.LEFT))
+    yield Row((state.JOINING,), JoinedAsFollower, step.follow, state.SYNCING)
+    yield Row((state.JOINING,), JoinedAsLeader, step.lead, state.LEADING)
+    yield Row((state.LEADING,), PartitionsFound, step.assign, state.SYNCING, (state.FAILED, state.LEAVING))
+    yield Row(
+        (state.SYNCING,),
+        Synced,
+        step.apply_assignment,
+        state.TAKING_OVER,
+        (state.RELEASING, state.WAITING, state.CLOSING),
+    )
+    yield Row(joining_states, (RetryLater, CoordinatorGone), step.back_off, state.WAITING, (state.CLOSING,))
+    yield Row((state.JOINING,), RebalanceCalled, step.back_off, state.WAITING, (state.CLOSING,))
+    yield Row((state.LEADING, state.SYNCING), RebalanceCalled, step.schedule_join, state.WAITING, (state.CLOSING,))
+    yield Row(waiting_or_joining_states, loss_events, step.report_loss, state.WAITING, (state.RELEASING, state.CLOSING))
     # In a generation.
-    yield Row((on.TAKING_OVER,), TakenOver, do.complete_takeover, on.STABLE)
-    yield Row(rejoining, TakenOver, do.complete_takeover)
-    yield Row((on.STABLE,), PartitionsChanged, do.check_partition_counts, None, (on.RELEASING, on.WAITING))
-    yield Row(not_stable, PartitionsChanged, do.ignore)
-    yield Row(owning, RebalanceCalled, do.follow_rebalance, on.RELEASING, (on.WAITING,))
-    yield Row(owning, Resubscribed, do.rejoin_with_topics, on.RELEASING, (on.WAITING,))
-    yield Row((*owning, on.RELEASING), lost, do.report_loss, on.RELEASING)
-    yield Row((on.RELEASING,), Released, do.rejoin, on.WAITING)
-    yield Row((on.WAITING, on.RELEASING, on.CLOSING), RebalanceCalled, do.ignore)
-    yield Row(speaking, CoordinatorGone, do.find_coordinator)
-    yield Row(speaking, RetryLater, do.retry_heartbeat)
+    yield Row((state.TAKING_OVER,), TakenOver, step.complete_takeover, state.STABLE)
+    yield Row(waiting_or_joining_states, TakenOver, step.complete_takeover)
+    yield Row((state.STABLE,), PartitionsChanged, step.check_partition_counts, None, (state.RELEASING, state.WAITING))
+    yield Row(all_but_stable, PartitionsChanged, step.ignore)
+    yield Row(assigned_states, RebalanceCalled, step.follow_rebalance, state.RELEASING, (state.WAITING,))
+    yield Row(assigned_states, Resubscribed, step.rejoin_with_topics, state.RELEASING, (state.WAITING,))
+    yield Row((*assigned_states, state.RELEASING), loss_events, step.report_loss, state.RELEASING)
+    yield Row((state.RELEASING,), Released, step.rejoin, state.WAITING)
+    yield Row((state.WAITING, state.RELEASING, state.CLOSING), RebalanceCalled, step.ignore)
+    yield Row(heartbeat_states, CoordinatorGone, step.find_coordinator)
+    yield Row(heartbeat_states, RetryLater, step.retry_heartbeat)
     # The application does not poll.
-    yield Row((on.STABLE,), PollingStalled, do.leave_until_polled, on.STEPPING_AWAY)
-    yield Row(not_stable, PollingStalled, do.ignore)
-    yield Row((on.STEPPING_AWAY,), PollingResumed, do.note_polling)
-    yield Row((on.STEPPING_AWAY,), Released, do.wait_for_polling, on.AWAY, (on.WAITING,))
-    yield Row((on.AWAY,), PollingResumed, do.schedule_join, on.WAITING)
-    yield Row(all_but(on, on.STEPPING_AWAY, on.AWAY), PollingResumed, do.ignore)
-    yield Row((on.STEPPING_AWAY, on.AWAY), Resubscribed, do.resubscribe)
-    yield Row((on.STEPPING_AWAY,), StopMembership, do.close, on.CLOSING)
-    yield Row((on.AWAY,), StopMembership, do.forget, on.LEFT)
-    # The end.
-    yield Row(rejoining, StopMembership, do.stop_while_joining, None, (on.CLOSING, on.LEAVING, on.LEFT))
-    yield Row(between, StopDue, do.close, on.CLOSING)
-    yield Row((*owning, on.RELEASING), StopMembership, do.close, on.CLOSING)
-    yield Row((on.CLOSING,), lost, do.close_lost)
-    yield Row((on.CLOSING,), Released, do.leave, on.LEAVING, (on.LEFT,))
-    yield Row((on.LEAVING,), LeaveAnswered, do.forget, on.LEFT)
-    yield Row((on.CLOSING, on.LEAVING), (StopMembership, Resubscribed), do.ignore)
-    yield Row(all_but(on, on.LEAVING), MembershipFailed, do.fail, on.FAILED, (on.LEAVING,))
-    yield Row((on.LEAVING,), MembershipFailed, do.report_failure)
+    yield Row((state.STABLE,), PollingStalled, step.leave_until_polled, state.STEPPING_AWAY)
+    yield Row(all_but_stable, PollingStalled, step.ignore)
+    yield Row((state.STEPPING_AWAY,), PollingResumed, step.note_polling)
+    yield Row((state.STEPPING_AWAY,), Released, step.wait_for_polling, state.AWAY, (state.WAITING,))
+    yield Row((state.AWAY,), PollingResumed, step.schedule_join, state.WAITING)
+    yield Row(all_but(state, state.STEPPING_AWAY, state.AWAY), PollingResumed, step.ignore)
+    yield Row((state.STEPPING_AWAY, state.AWAY), Resubscribed, step.resubscribe)
+    yield Row((state.STEPPING_AWAY,), StopMembership, step.close, state.CLOSING)
+    yield Row((state.AWAY,), StopMembership, step.forget, state.LEFT)
+    # Stop and failure.
+    yield Row(
+        waiting_or_joining_states,
+        StopMembership,
+        step.stop_while_joining,
+        None,
+        (state.CLOSING, state.LEAVING, state.LEFT),
+    )
+    yield Row(joining_states, StopDue, step.close, state.CLOSING)
+    yield Row((*assigned_states, state.RELEASING), StopMembership, step.close, state.CLOSING)
+    yield Row((state.CLOSING,), loss_events, step.close_lost)
+    yield Row((state.CLOSING,), Released, step.leave, state.LEAVING, (state.LEFT,))
+    yield Row((state.LEAVING,), LeaveAnswered, step.forget, state.LEFT)
+    yield Row((state.CLOSING, state.LEAVING), (StopMembership, Resubscribed), step.ignore)
+    yield Row(all_but(state, state.LEAVING), MembershipFailed, step.fail, state.FAILED, (state.LEAVING,))
+    yield Row((state.LEAVING,), MembershipFailed, step.report_failure)
 
 
 TABLE = TransitionTable(_rows(), OVER)

@@ -14,28 +14,31 @@ class ClassicState(StrEnum):
     WAITING = "waiting"
     """A join is due, now or after a pause."""
     JOINING = "joining"
-    DEALING = "dealing"
-    """This member leads and waits for the partition counts."""
+    """A join was sent and is not answered yet."""
+    LEADING = "leading"
+    """This member is the leader and waits for the partition counts, from which it computes the assignment."""
     SYNCING = "syncing"
+    """A sync was sent and is not answered yet."""
     TAKING_OVER = "taking over"
-    """Start positions are being found and the application's callbacks called."""
+    """Start positions of the assigned partitions are being looked up, and the application's callbacks are called."""
     STABLE = "stable"
     RELEASING = "releasing"
-    """Partitions are drained, committed and reported as revoked, or are reported as lost; a join follows."""
+    """Partitions are being released, or reported as lost; a join follows."""
     STEPPING_AWAY = "stepping away"
-    """The application does not poll; its partitions are reported as lost."""
+    """The application does not poll, so the member has given up its membership; the partitions are reported as lost."""
     AWAY = "away"
     """The member is out of the group until the application polls."""
     CLOSING = "closing"
-    """All partitions are released as in RELEASING, but a leave follows."""
+    """All partitions are being released, or reported as lost; a leave follows."""
     LEAVING = "leaving"
+    """A leave was sent and is not answered yet."""
     LEFT = "left"
     FAILED = "failed"
 
 
 ALIVE = frozenset(
     {
-        ClassicState.DEALING,
+        ClassicState.LEADING,
         ClassicState.SYNCING,
         ClassicState.TAKING_OVER,
         ClassicState.STABLE,
@@ -43,12 +46,12 @@ ALIVE = frozenset(
         ClassicState.CLOSING,
     }
 )
-"""States in which the group counts the member in a generation."""
+"""States in which the member is in a generation of the group, whether it owns partitions or not."""
 
 OWNING = frozenset({ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING})
-"""States in which a loss is reported to the application's callbacks even if nothing is owned."""
+"""States in which a loss is reported to the application's callbacks even if the member owns no partition."""
 
 REJOINING = frozenset({ClassicState.WAITING, ClassicState.JOINING})
-"""States in which the group counts the member only while the member owns partitions (cooperative)."""
+"""States in which the member is in a generation only if it owns partitions, as cooperative members may."""
 
 OVER = frozenset({ClassicState.LEFT, ClassicState.FAILED})

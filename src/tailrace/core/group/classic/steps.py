@@ -1,7 +1,7 @@
-"""Data of a classic group member, and the steps that the table of ``core.group.classic.member`` refers to.
+"""Data of a classic group member, and the steps of its transitions, which ``core.group.classic.member`` lists.
 
-Eager members release all partitions before they join. Cooperative members, which offer only cooperative assignors
-(KIP-429), keep their partitions through a join, release the partitions that the new generation revokes, and join again.
+Eager members release all partitions before they join. Cooperative members offer only cooperative assignors (KIP-429).
+They keep their partitions during a join; if the new assignment lacks some of them, they release these and join again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tailrace.core.group.classic.leader import GroupLeader, by_topic
 from tailrace.core.group.classic.states import ALIVE, OWNING, REJOINING, ClassicState
 from tailrace.core.group.effects import (
     Effect,
-    EmitGroupEvent,
     FailMembership,
     FindPartitions,
     ForgetCoordinator,
     Partitions,
     Release,
+    ReportGroupError,
     SendJoin,
     SendLeave,
     SendSync,
@@ -55,16 +55,16 @@ __all__ = ["ClassicSteps"]
 
 
 class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
-    """Data and steps of one member.
+    """Data of one member, and the steps of its transitions.
 
     Args:
-        table: transitions that refer to these steps.
+        table: transitions of the member.
         settings: settings of the membership.
-        strategies: assignment strategies, most preferred first; all of them are offered.
+        strategies: assignment strategies that the member offers, most preferred first.
         chance: returns a number in [0, 1) for jitter.
 
     Attributes:
-        owned: assigned partitions.
+        owned: assigned partitions, including those being taken over or released.
     """
 
     def __init__(
@@ -82,28 +82,31 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._backoff = Backoff(settings.retry_first_s, settings.retry_longest_s)
         self._heartbeat = Heartbeat(settings.session_timeout_s, settings.heartbeat_interval_s)
         self._awaited: Effect | None = None
-        """Effect whose outcome is awaited."""
-        self._taking: TakeOver | None = None
-        """Takeover in progress. It continues during a join; a release or a later takeover ends it."""
+        """Request or release whose outcome is awaited; None if no outcome is awaited but that of ``_takeover``."""
+        self._takeover: TakeOver | None = None
+        """Takeover in progress, or None. A join does not end it, but a release or a later takeover does."""
         self._topics = self._joined_topics = settings.topics
+        """Subscribed topics, and the topics in the last join."""
         self._member_id = ""
         self._generation = -1
         self._protocol = ""
         self.owned: Partitions = frozenset()
         self._ready: Partitions = frozenset()
-        """Owned partitions whose takeover is complete: callbacks have returned, and records are delivered."""
+        """Owned partitions whose takeover is complete."""
         self._last_assignment: tuple[tuple[OwnedPartitions, ...], int] = ((), -1)
-        """Last assignment and its generation; a sticky assignor reads both from an eager member's join."""
-        self._lead: GroupLeader | None = None
+        """Last assignment and its generation, for the joins of an eager member with a sticky assignor."""
+        self._leader: GroupLeader | None = None
         """State of the leader; None if another member leads the generation."""
         self._failures = 0
+        """Number of failures since the last assignment, for the backoff."""
         self._has_polled_again = False
-        """True if the application has polled while the loss of its partitions is being reported."""
+        """True if the application has polled since its partitions were reported as lost for lack of polls."""
         self._join_at = 0.0
         """Time of the next join while WAITING."""
         self._stop_at: float | None = None
-        """Time at which a stop no longer waits for the end of a rebalance; None if no stop waits."""
+        """Time until which a stop waits for the end of a rebalance; None if no stop is waiting."""
         self._reason = "the consumer starts"
+        """Reason of the next join or release, for the broker and the events."""
 
     @property
     def identity(self) -> Identity:
@@ -112,30 +115,30 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     @property
     def is_member(self) -> bool:
-        """True while the group counts this member in a generation, so that the member may commit."""
-        # While a loss is being reported, the member has no session to keep or to lose a second time.
+        """True while this member is in a generation of the group, so that it may commit and has to send heartbeats."""
+        # After a loss, ``_generation`` is -1, although the state is RELEASING or CLOSING while the loss is reported.
         return self._generation >= 0 and (self.state in ALIVE or (self.state in REJOINING and bool(self.owned)))
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
     def schedule_join(self, _event: GroupEvent, now: float) -> ClassicState | None:
-        """Join at the next timer call; a member that is stopping closes instead."""
+        """Schedule a join for ``now``; a member that is stopping closes instead."""
         self._join_at = now
         return None if self._stop_at is None else self._close()
 
     def resubscribe(self, event: Resubscribed, _now: float) -> None:
-        """Remember the subscription for the next join."""
+        """Store the subscription for the next join."""
         self._topics, self._reason = event.topics, "the subscription changed"
 
     def join(self, _event: GroupEvent, _now: float) -> ClassicState | None:
-        """Send a join that claims the owned partitions, or first release partitions of unsubscribed topics."""
+        """Send a join that contains the owned partitions, or first release the partitions of unsubscribed topics."""
         if unwanted := frozenset(one for one in self.owned if one.topic not in self._topics):
             return self._release(unwanted)
         self._send_join()
         return None
 
     def join_with_id(self, event: MemberIdAssigned, _now: float) -> ClassicState | None:
-        """Join again with the member id that the coordinator assigned (KIP-394); a member that is stopping leaves."""
+        """Repeat the join with the assigned member id (KIP-394); a member that is stopping leaves instead."""
         self._member_id = event.member_id
         if self._stop_at is not None:
             return self._leave()
@@ -143,37 +146,40 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return None
 
     def follow(self, event: JoinedAsFollower, now: float) -> None:
-        """Request the assignment, which another member computes."""
-        self._enter(event.member_id, event.generation, event.protocol, now)
-        self._lead = None
+        """Enter the generation, and request the assignment, which another member computes."""
+        self._enter_generation(event.member_id, event.generation, event.protocol, now)
+        self._leader = None
         self._send_sync({})
 
     def lead(self, event: JoinedAsLeader, now: float) -> None:
-        """Request the partition counts of the group's topics."""
-        self._enter(event.member_id, event.generation, event.protocol, now)
-        self._lead = GroupLeader(event, self._strategies[event.protocol])
-        self._do(FindPartitions(self._lead.topics))
+        """Enter the generation as its leader, and request the partition counts of the group's topics."""
+        self._enter_generation(event.member_id, event.generation, event.protocol, now)
+        self._leader = GroupLeader(event, self._strategies[event.protocol])
+        self._emit_awaited(FindPartitions(self._leader.topics))
 
     def assign(self, event: PartitionsFound, _now: float) -> ClassicState | None:
-        """Compute and send the assignment; the leader, too, receives its own partitions in the answer to the sync."""
-        assert self._lead is not None
+        """Compute and send the assignment; the answer contains the partitions of the leader, as of every member."""
+        assert self._leader is not None
         try:
-            self._send_sync(self._lead.assign(event))
+            self._send_sync(self._leader.assign(event))
         except RebalanceError as error:
             return self._fail(error)
         return None
 
     def apply_assignment(self, event: Synced, now: float) -> ClassicState | None:
-        """Release the revoked partitions, or take over added partitions; a member that is stopping closes instead."""
+        """Release the revoked partitions, or take over the added partitions if none is revoked.
+
+        A member that is stopping closes instead. A member whose subscription has changed since the join joins again.
+        """
         self._failures = 0
         if self._stop_at is not None:
             return self._close()
-        if self._lead is not None:
-            self._lead.recall(event.assignment)
+        if self._leader is not None:
+            self._leader.check_digest(event.assignment)
         assignment = event.assignment.assigned_partitions
         assigned = frozenset(TopicPartition(one.topic, p) for one in assignment for p in one.partitions)
         if self._topics != self._joined_topics and not self.owned:
-            # The subscription has changed since the join, and no partition is owned: join again at once.
+            # The member takes over no partition of the old subscription, so it has none to release before it joins.
             return self._wait_until(now)
         self._last_assignment = (assignment, self._generation)
         revoked = self.owned - assigned
@@ -182,30 +188,30 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
             self._reason = "partitions were revoked"
             return self._release(revoked)
         if self._topics != self._joined_topics:
-            return self._regroup(now)
+            return self._start_rejoin(now)
         kept = assigned & self._ready
-        self._taking = TakeOver(assigned - kept, kept, self.identity, self._protocol, self._lead is not None)
-        self._effects.append(self._taking)
+        self._takeover = TakeOver(assigned - kept, kept, self.identity, self._protocol, self._leader is not None)
+        self._effects.append(self._takeover)
         return None
 
     def complete_takeover(self, _event: GroupEvent, _now: float) -> None:
-        """Mark the partitions of the takeover as ready."""
-        assert self._taking is not None
-        self._ready |= self._taking.added
-        self._taking = None
+        """Mark the added partitions of the takeover as ready."""
+        assert self._takeover is not None
+        self._ready |= self._takeover.added
+        self._takeover = None
 
     def follow_rebalance(self, event: RebalanceCalled, now: float) -> ClassicState:
-        """Join the next generation, which the coordinator has called."""
+        """Join the next generation, because the group rebalances."""
         self._reason = event.reason
-        return self._regroup(now)
+        return self._start_rejoin(now)
 
     def rejoin_with_topics(self, event: Resubscribed, now: float) -> ClassicState:
-        """Join the next generation with another subscription."""
+        """Store the subscription and join the next generation with it."""
         self.resubscribe(event, now)
-        return self._regroup(now)
+        return self._start_rejoin(now)
 
     def report_loss(self, event: GenerationLost | MemberLost | SessionOver, now: float) -> ClassicState:
-        """Report the partitions as lost, then join again."""
+        """Report the partitions as lost, then join again; a member that is stopping closes instead."""
         self._reason = event.reason
         owned, self.owned, self._ready = self.owned, frozenset(), frozenset()
         self._generation = -1
@@ -218,9 +224,12 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return ClassicState.CLOSING if is_last else ClassicState.RELEASING
 
     def leave_until_polled(self, event: PollingStalled, _now: float) -> None:
-        """Leave the group because the application does not poll, and report the partitions as lost."""
+        """Give up the membership because the application does not poll, and report the partitions as lost.
+
+        A static member sends no leave unless ``leaves_on_stop`` is set.
+        """
         self._reason, self._has_polled_again = str(event.error), False
-        self._effects.append(EmitGroupEvent(event.error))
+        self._effects.append(ReportGroupError(event.error))
         if self._settings.leaves_on_stop:
             self._effects.append(SendLeave(self.identity, "the application does not poll"))
             self._member_id = ""
@@ -229,11 +238,11 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self.owned = self._ready = frozenset()
 
     def note_polling(self, _event: GroupEvent, _now: float) -> None:
-        """Remember that the application polls again, while the loss is still being reported."""
+        """Store that the application polls again, so that a join follows when the loss is reported."""
         self._has_polled_again = True
 
     def wait_for_polling(self, _event: GroupEvent, now: float) -> ClassicState | None:
-        """Join again if the application has polled meanwhile; otherwise wait until the application polls."""
+        """Join again if the application has polled since the loss; otherwise wait until it polls."""
         return self._wait_until(now) if self._has_polled_again else None
 
     def close(self, _event: GroupEvent, _now: float) -> ClassicState:
@@ -241,21 +250,26 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return self._close()
 
     def stop_while_joining(self, event: StopMembership, now: float) -> ClassicState | None:
-        """Stop between two assignments.
+        """Stop while a join is due or in flight.
 
-        The stop first awaits the join if the member needs a generation to commit in, or a member id to leave with.
+        The stop first awaits the answer to a join in flight if the member needs the new generation for a commit, or a
+        member id for its leave.
         """
-        is_named = bool(self._member_id or self._settings.instance_id) or self.state is ClassicState.WAITING
-        if is_named and not self.owned:
+        # While WAITING, no join is in flight whose answer could contain a member id.
+        is_id_known = bool(self._member_id or self._settings.instance_id) or self.state is ClassicState.WAITING
+        if is_id_known and not self.owned:
             return self._leave()
-        if is_named and (self.state is ClassicState.WAITING or not event.is_owing):
+        if is_id_known and (self.state is ClassicState.WAITING or not event.may_commit):
             return self._close()
         if self._stop_at is None:
             self._stop_at = now + self._settings.stop_max_wait_s
         return None
 
     def close_lost(self, event: GroupEvent, _now: float) -> None:
-        """Report the loss while closing: nothing can be committed, and without a member id no leave is sent."""
+        """Report the partitions as lost instead of releasing them, because nothing can be committed any more.
+
+        A leave follows only if the group still knows the member id.
+        """
         self._reason = "the membership was lost"
         self._release_lost(self.owned, is_last=True)
         self.owned = frozenset()
@@ -264,21 +278,21 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
             self._member_id = ""
 
     def rejoin(self, _event: GroupEvent, now: float) -> None:
-        """Join the next generation without the released partitions."""
+        """Remove the released partitions, and schedule a join for ``now``."""
         assert isinstance(self._awaited, Release)
         self.owned -= self._awaited.partitions
         self._ready -= self._awaited.partitions
         self._join_at = now
 
     def back_off(self, event: GroupEvent, now: float) -> ClassicState | None:
-        """Join again after an exponential backoff."""
+        """Schedule a join after an exponential backoff; a member that is stopping closes instead."""
         if isinstance(event, CoordinatorGone):
             self._effects.append(ForgetCoordinator(event.reason))
         self._failures += 1
         return self.schedule_join(event, now + self._backoff.pause_s(self._failures, self._chance()))
 
     def find_coordinator(self, event: CoordinatorGone, now: float) -> None:
-        """Find the coordinator again; the membership continues."""
+        """Look up the coordinator again, then send another heartbeat; the membership continues."""
         self.retry_heartbeat(event, now)
         self._effects.append(ForgetCoordinator(event.reason))
 
@@ -287,47 +301,47 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._heartbeat.failed(now, self._settings.retry_first_s)
 
     def check_partition_counts(self, event: PartitionsChanged, now: float) -> ClassicState | None:
-        """Rebalance if this member is the leader and a topic of any member has grown, appeared or disappeared."""
-        if self._lead is None or not self._lead.is_outdated_by(event.counts):
+        """Start a rebalance if this member is the leader and partition counts of the group's topics have changed."""
+        if self._leader is None or not self._leader.is_outdated_by(event.counts):
             return None
         self._reason = "partitions or topics were added or removed"
-        return self._regroup(now)
+        return self._start_rejoin(now)
 
     def leave(self, _event: GroupEvent, _now: float) -> ClassicState:
-        """Leave the group; a static member stays in the group unless ``leaves_on_stop`` is set."""
+        """Leave the group; a static member sends no leave unless ``leaves_on_stop`` is set."""
         return self._leave()
 
     def forget(self, _event: GroupEvent, _now: float) -> ClassicState:
-        """Forget the membership."""
-        return self._end()
+        """Forget the membership without a leave."""
+        return self._forget()
 
     def fail(self, event: MembershipFailed, _now: float) -> ClassicState:
-        """Report the error and give up the partitions: joining again would not help."""
+        """Report the error and the loss of the partitions; leave the group if the error concerns only this member."""
         return self._fail(event.error)
 
     def report_failure(self, event: MembershipFailed, _now: float) -> None:
-        """Report an error that comes too late to change anything."""
+        """Report the error of a callback that ended after the leave was sent."""
         self._effects.append(FailMembership(event.error))
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _regroup(self, now: float) -> ClassicState:
-        """Join the next generation: at once if the member is cooperative, else after it has released all partitions."""
+    def _start_rejoin(self, now: float) -> ClassicState:
+        """Schedule a join for ``now``; a member that is not cooperative first releases all partitions."""
         return self._wait_until(now) if self._is_cooperative else self._release(self.owned)
 
     def _close(self) -> ClassicState:
-        self._taking = self._stop_at = None
-        self._do(Release(self.owned, is_lost=False, is_last=True, reason="the consumer stops"))
+        self._takeover = self._stop_at = None
+        self._emit_awaited(Release(self.owned, is_lost=False, is_last=True, reason="the consumer stops"))
         return ClassicState.CLOSING
 
     def _leave(self) -> ClassicState:
-        self.owned, self._taking, self._stop_at = frozenset(), None, None
+        self.owned, self._takeover, self._stop_at = frozenset(), None, None
         if not (self._member_id and self._settings.leaves_on_stop):
-            return self._end()
-        self._do(SendLeave(self.identity, "the consumer stops"))
+            return self._forget()
+        self._emit_awaited(SendLeave(self.identity, "the consumer stops"))
         return ClassicState.LEAVING
 
-    def _end(self) -> ClassicState:
+    def _forget(self) -> ClassicState:
         self._member_id, self._generation, self.owned = "", -1, frozenset()
         return ClassicState.LEFT
 
@@ -339,33 +353,33 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         is_own_fault = isinstance(error, RebalanceError | ConfigurationError)
         if not (is_own_fault and self._member_id and self._settings.leaves_on_stop):
             return ClassicState.FAILED
-        # Only this member is at fault: it leaves, so that the others need not wait until its session expires.
-        self._do(SendLeave(self.identity, "the consumer failed"))
+        # Other members may continue. They need not wait until the session of this member expires, because it leaves.
+        self._emit_awaited(SendLeave(self.identity, "the consumer failed"))
         return ClassicState.LEAVING
 
     def _release(self, partitions: Partitions) -> ClassicState:
-        self._taking = None
-        self._do(Release(partitions, is_lost=False, is_last=False, reason=self._reason))
+        self._takeover = None
+        self._emit_awaited(Release(partitions, is_lost=False, is_last=False, reason=self._reason))
         return ClassicState.RELEASING
 
     def _release_lost(self, partitions: Partitions, *, is_last: bool) -> None:
-        self._taking = self._stop_at = None
-        self._do(Release(partitions, is_lost=True, is_last=is_last, reason=self._reason))
+        self._takeover = self._stop_at = None
+        self._emit_awaited(Release(partitions, is_lost=True, is_last=is_last, reason=self._reason))
 
     def _wait_until(self, at: float) -> ClassicState:
         self._join_at = at
         return ClassicState.WAITING
 
-    def _do(self, effect: Effect) -> None:
+    def _emit_awaited(self, effect: Effect) -> None:
         """Emit ``effect`` and await its outcome."""
         self._effects.append(effect)
         self._awaited = effect
 
-    def _enter(self, member_id: str, generation: int, protocol: str, now: float) -> None:
+    def _enter_generation(self, member_id: str, generation: int, protocol: str, now: float) -> None:
         self._member_id, self._generation, self._protocol = member_id, generation, protocol
-        # The session began when the coordinator sent the answer, which may be long ago. A member that owns partitions
-        # counts from its last acknowledged heartbeat. A member without partitions counts from now, because its sync
-        # reaches the coordinator even later.
+        # The coordinator began the session when it sent the answer to the join, which may be long ago. A member that
+        # owns partitions has sent heartbeats during the join: its session begins with the last acknowledged heartbeat.
+        # The session of a member without partitions begins now: its sync, which renews the session, comes even later.
         self._heartbeat.reset(now - self._heartbeat.age_s(now) if self.owned else now)
 
     def _send_join(self) -> None:
@@ -377,7 +391,9 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
             rack_id=self._settings.rack,
         )
         offers = tuple((name, subscription) for name in self._strategies)
-        self._do(SendJoin(self._member_id, offers, self._reason, self._settings.max_wait_s, *self._last_assignment))
+        self._emit_awaited(
+            SendJoin(self._member_id, offers, self._reason, self._settings.max_wait_s, *self._last_assignment)
+        )
 
     def _send_sync(self, assignments: Mapping[str, MemberAssignment]) -> None:
-        self._do(SendSync(self.identity, self._protocol, assignments, self._settings.max_wait_s))
+        self._emit_awaited(SendSync(self.identity, self._protocol, assignments, self._settings.max_wait_s))

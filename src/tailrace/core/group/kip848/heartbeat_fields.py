@@ -1,11 +1,11 @@
 """Content and schedule of KIP-848 heartbeats.
 
-One heartbeat is in flight at a time. The next heartbeat follows an interval after the answer, or at once when a field
-has changed, and carries only the fields that have changed. After a heartbeat that failed, it is uncertain which fields
-the group knows. The next heartbeat then follows after a growing pause and carries every field.
+One heartbeat is in flight at a time. After the answer, the next heartbeat is due one interval later, or at once if a
+field has changed. It contains only the fields that have changed. After a failed heartbeat, it is uncertain which fields
+the group knows: the next heartbeat is due after a pause that grows with each failure, and contains every field.
 
-The owned partitions in a heartbeat are ``unconfirmed`` until the heartbeat is answered. The group may assign any other
-partition to another member, so the member takes over only ``unconfirmed`` partitions in the meantime.
+The owned partitions in a heartbeat are ``unconfirmed`` until the heartbeat is answered. Until then, the member takes
+over only partitions that the heartbeat contains, because the group may assign any other partition to another member.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tailrace.core.group.membership import MemberSettings
 __all__ = ["HeartbeatFields", "TopicIdPartitions"]
 
 TopicIdPartitions: TypeAlias = frozenset[tuple[UUID, int]]
-"""Partitions by topic id, because a recreated topic has another id and other records."""
+"""Pairs of a topic id and a partition number; a recreated topic has another id."""
 
 
 class HeartbeatFields:
@@ -31,7 +31,7 @@ class HeartbeatFields:
 
     Args:
         settings: settings of the membership.
-        backoff: pauses after failures.
+        backoff: pauses after failed heartbeats.
         chance: returns a number in [0, 1) for jitter.
     """
 
@@ -39,36 +39,37 @@ class HeartbeatFields:
         self._settings, self._backoff, self._chance = settings, backoff, chance
         self.session = Heartbeat(settings.session_timeout_s, settings.heartbeat_interval_s)
         self.sent: SendGroupHeartbeat | None = None
-        """Heartbeat whose answer counts."""
+        """Heartbeat whose answer is awaited; None if no answer is awaited."""
         self.unconfirmed: TopicIdPartitions | None = None
-        """Owned partitions of the heartbeat in flight; None if the group has acknowledged them."""
+        """Owned partitions in the heartbeat in flight; None if the coordinator has acknowledged them."""
         self.is_known = False
-        """True if the group may know this member."""
-        self.is_held = False
-        """True if the group may hold our instance id for this member.
+        """True if the group may contain this member, so that the member has to leave the group when it stops."""
+        self.is_instance_held = False
+        """True if the group may hold the instance id of this static member for its former membership.
 
-        The group refuses a join with the instance id until the id is released.
+        The group refuses a join with the instance id until a heartbeat has released the id.
         """
-        self._is_doubtful = False
-        """True if ``sent`` may have failed; its answer counts until the next heartbeat is sent."""
+        self._may_have_failed = False
+        """True if ``sent`` may have failed. Its answer is accepted until the next heartbeat is sent."""
         self._next_at = 0.0
         self._topics = settings.topics
         self._reported_topics: frozenset[str] | None = None
+        """Topics in the last heartbeat; None before the first."""
         self._is_full = True
-        """True if the next heartbeat carries every field."""
+        """True if the next heartbeat contains every field."""
         self._reports_owned = False
-        """True if the owned partitions have changed since they were reported."""
+        """True if the owned partitions have changed since the last heartbeat that contained them."""
         self._failures = 0
 
-    # ---- when --------------------------------------------------------------------------------------------------
+    # ---- schedule ----------------------------------------------------------------------------------------------
 
     @property
     def next_at(self) -> float | None:
-        """Time at which the next heartbeat is due; None while a heartbeat is in flight."""
-        return self._next_at if self.sent is None or self._is_doubtful else None
+        """Time at which the next heartbeat is due; None while the answer to a heartbeat is awaited."""
+        return self._next_at if self.sent is None or self._may_have_failed else None
 
     def begin(self, now: float) -> None:
-        """Schedule a heartbeat with every field for now."""
+        """Schedule a heartbeat with every field for ``now``, and ignore the answer to the heartbeat in flight."""
         self.sent, self._is_full, self._next_at = None, True, now
 
     def end(self) -> None:
@@ -76,28 +77,31 @@ class HeartbeatFields:
         self.sent = None
 
     def subscribe(self, topics: frozenset[str], now: float) -> None:
-        """Report ``topics`` at once if they differ from the reported topics."""
+        """Change the subscription, and schedule a heartbeat for ``now`` if the last heartbeat had other topics."""
         self._topics = topics
-        if self._wanted != self._reported_topics:
+        if self._topics_to_report != self._reported_topics:
             self._hasten(now)
 
     def owned_changed(self, now: float) -> None:
-        """Report the owned partitions at once, because they have changed."""
+        """Schedule a heartbeat with the owned partitions for ``now``, because they have changed."""
         self._reports_owned = True
         self._hasten(now)
 
     def answered(self, interval_s: float, now: float) -> None:
-        """Note that the heartbeat was acknowledged, and schedule the next heartbeat."""
+        """Note that the heartbeat was acknowledged, and schedule the next heartbeat.
+
+        It is due after ``interval_s``, or now if a field has changed.
+        """
         self.session.received(now)
         self.sent = self.unconfirmed = None
         self._is_full, self._failures = False, 0
-        has_news = self._reports_owned or self._wanted != self._reported_topics
+        has_news = self._reports_owned or self._topics_to_report != self._reported_topics
         self._next_at = now if has_news else now + interval_s
 
     def failed(self, now: float) -> None:
-        """Schedule a heartbeat with every field after a pause, because a heartbeat or another request failed."""
+        """Schedule a heartbeat with every field after a pause, because the heartbeat or another request failed."""
         self._failures += 1
-        self._is_doubtful = self._is_full = True
+        self._may_have_failed = self._is_full = True
         self._next_at = now + self._backoff.pause_s(self._failures, self._chance())
 
     def hasten_after_error(self, now: float) -> None:
@@ -107,11 +111,11 @@ class HeartbeatFields:
         elif not self._failures:
             self._next_at = min(self._next_at, now + self._backoff.pause_s(1, self._chance()))
 
-    # ---- what --------------------------------------------------------------------------------------------------
+    # ---- content -----------------------------------------------------------------------------------------------
 
     def next_heartbeat(self, identity: Identity, owned: TopicIdPartitions, now: float) -> SendGroupHeartbeat:
-        """Return the heartbeat to send."""
-        settings, is_full, topics = self._settings, self._is_full, self._wanted
+        """Return the heartbeat to send now, with the fields that the group may not know, and await its answer."""
+        settings, is_full, topics = self._settings, self._is_full, self._topics_to_report
         reports_owned = is_full or self._reports_owned
         self.sent = SendGroupHeartbeat(
             identity,
@@ -125,26 +129,26 @@ class HeartbeatFields:
         )
         if reports_owned:
             self.unconfirmed = owned
-        self._reported_topics, self.is_known, self.is_held = topics, True, True
-        self._is_full = self._reports_owned = self._is_doubtful = False
+        self._reported_topics, self.is_known, self.is_instance_held = topics, True, True
+        self._is_full = self._reports_owned = self._may_have_failed = False
         self.session.sent(now)
         return self.sent
 
     def release_instance(self, identity: Identity) -> SendGroupHeartbeat:
-        """Return a heartbeat that releases our instance id."""
+        """Return a heartbeat that releases the instance id, as ``identity`` with its epoch states; await its answer."""
         self.sent = SendGroupHeartbeat(identity, self.session.session_timeout_s / 3)
-        self._is_doubtful = False
+        self._may_have_failed = False
         return self.sent
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
     @property
-    def _wanted(self) -> frozenset[str]:
+    def _topics_to_report(self) -> frozenset[str]:
         # The broker resolves the topics of a pattern.
         return self._topics if self._settings.pattern is None else frozenset()
 
     def _hasten(self, now: float) -> None:
-        # After a failure the pause is kept, because the coordinator is not answering.
+        # After a failure the next heartbeat keeps its time, because the coordinator is not answering.
         if not self._failures:
             self._next_at = now
 

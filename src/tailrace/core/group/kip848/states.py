@@ -7,7 +7,7 @@ from enum import StrEnum
 __all__ = ["ALIVE", "JOIN_EPOCH", "LEAVE_EPOCH", "OVER", "STATIC_LEAVE_EPOCH", "Kip848State"]
 
 JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH = 0, -1, -2
-"""Special member epochs (KIP-848); ``STATIC_LEAVE_EPOCH`` keeps a static member's place in the group."""
+"""Epochs in a heartbeat that joins or leaves (KIP-848). ``STATIC_LEAVE_EPOCH`` keeps a static member's assignment."""
 
 
 class Kip848State(StrEnum):
@@ -15,27 +15,28 @@ class Kip848State(StrEnum):
 
     IDLE = "idle"
     JOINING = "joining"
-    """The group has not answered yet; nothing is owned."""
+    """The coordinator has not answered the first heartbeat yet; the member owns no partition."""
     STABLE = "stable"
-    """There is no partition to take over or to release."""
+    """The member takes over and releases no partitions."""
     RELEASING = "releasing"
-    """Partitions are drained, committed and reported as revoked; a heartbeat then reports the release to the group."""
+    """Partitions are being released; a heartbeat then reports to the group that they are released."""
     TAKING_OVER = "taking over"
-    """Start positions are being found and the application's callbacks called."""
+    """Start positions of the assigned partitions are being looked up, and the application's callbacks are called."""
     LOSING = "losing"
-    """All partitions are reported as lost; a join follows."""
+    """All partitions are being reported as lost; a join follows."""
     STEPPING_AWAY = "stepping away"
-    """The application does not poll; its partitions are reported as lost."""
+    """The application does not poll, so the member has given up its membership; the partitions are reported as lost."""
     AWAY = "away"
     """The member is out of the group until the application polls."""
     CLOSING = "closing"
-    """All partitions are released for the last time; a leave follows."""
+    """All partitions are being released, or reported as lost; a leave follows."""
     LEAVING = "leaving"
+    """The heartbeat that leaves the group was sent and is not answered yet."""
     LEFT = "left"
     FAILED = "failed"
 
 
 ALIVE = frozenset({Kip848State.STABLE, Kip848State.RELEASING, Kip848State.TAKING_OVER, Kip848State.CLOSING})
-"""States in which the group counts the member, unless the membership is lost."""
+"""States in which the group has the member, unless the membership was lost while closing."""
 
 OVER = frozenset({Kip848State.LEFT, Kip848State.FAILED})

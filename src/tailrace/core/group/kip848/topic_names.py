@@ -1,7 +1,8 @@
-"""Names of assigned topics: KIP-848 assigns partitions by topic id, but offsets and applications use topic names.
+"""Names of assigned topics: a KIP-848 assignment has topic ids, but commits and applications use topic names.
 
-Cluster metadata may be older than an assignment, so a topic id may have no name yet. One request is in flight at a
-time; ids without a name are requested again after a growing pause, or when the metadata is refreshed.
+Cluster metadata may be older than an assignment and then lacks the name of a topic id. One request for names is in
+flight at a time. Missing names are requested again after a pause that grows with each request, or when the metadata is
+refreshed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["TopicNames"]
 
 
 class TopicNames:
-    """Known topic names, and the request for missing names.
+    """Known topic names by topic id, and the request for missing names.
 
     Args:
         backoff: pauses between requests.
@@ -27,17 +28,17 @@ class TopicNames:
         self._backoff, self._chance = backoff, chance
         self.known: dict[UUID, str] = {}
         self.in_flight: FindTopicNames | None = None
-        """Request in flight."""
+        """Request in flight; None if no request is in flight."""
         self.next_at: float | None = None
-        """Time at which to request missing names again; None if no such request is scheduled."""
+        """Time of the next request for names that the last answer lacked; None if it lacked none."""
         self._nameless: frozenset[UUID] = frozenset()
-        """Topic ids for which the last answer had no name."""
+        """Topic ids whose names the last answer lacked."""
         self._failures = 0
 
     def request(self, wanted: frozenset[UUID]) -> FindTopicNames | None:
         """Return a request for the missing names of ``wanted``.
 
-        Return None if no name is missing, if a request is in flight, or if all missing names are requested again later.
+        Return None if no name is missing, if a request is in flight, or if the last answer lacked all missing names.
         """
         unknown = wanted - self.known.keys()
         if self.in_flight is not None or not unknown - self._nameless:
@@ -46,12 +47,12 @@ class TopicNames:
         return self.in_flight
 
     def request_again(self, wanted: frozenset[UUID]) -> FindTopicNames | None:
-        """Return a request for the missing names of ``wanted``, including names that were requested in vain."""
+        """Return a request for the missing names of ``wanted``, including names that the last answer lacked."""
         self.next_at, self._nameless = None, frozenset()
         return self.request(wanted)
 
     def answered(self, names: Mapping[UUID, str], now: float) -> None:
-        """Store the names, and schedule another request for names that are still missing."""
+        """Store the names of an answer, and schedule another request for names that the answer lacks."""
         assert self.in_flight is not None
         self.known.update(names)
         self._nameless = self.in_flight.topic_ids - self.known.keys()
@@ -60,11 +61,11 @@ class TopicNames:
         self.next_at = now + self._backoff.pause_s(self._failures, self._chance()) if self._nameless else None
 
     def failed(self, now: float) -> None:
-        """Schedule another request after a pause, because the request in flight may have failed."""
+        """Schedule another request after a pause in place of the request in flight, which may have failed."""
         if self.in_flight is not None:
             self.answered({}, now)
 
     def stop(self) -> None:
-        """Request no more names; known names are kept."""
+        """Forget the request in flight and the scheduled request; known names are kept."""
         self.in_flight = self.next_at = None
         self._nameless, self._failures = frozenset(), 0

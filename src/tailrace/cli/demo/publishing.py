@@ -1,4 +1,4 @@
-"""Publishing of the flights, at full speed or at a given rate."""
+"""Publishing of the flights, as fast as possible or at a given rate."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import islice
 from tailrace.cli.demo.flights import flights, partition_of
 from tailrace.producer.producer import Producer
 
-__all__ = ["Replay"]
+__all__ = ["FlightPublisher"]
 
 _CHUNK_SIZE = 6_000
 _CHUNKS_PER_SECOND = 20
 
 
-class Replay:
+class FlightPublisher:
     """Publishes flights and counts them.
 
     Args:
@@ -23,11 +23,15 @@ class Replay:
         partitions: number of partitions of the topic.
         rate: flights per second; unlimited if None.
         limit: number of flights.
+
+    Attributes:
+        payload_bytes: total size of the values.
+        is_complete: True when all flights are published and acknowledged.
     """
 
     def __init__(self, topic: str, partitions: int, *, rate: float | None, limit: int) -> None:
         self.produced = [0] * partitions
-        """Number of published records by partition; all are acknowledged when ``run`` returns."""
+        """Number of published records by partition, acknowledged or not; all are acknowledged when ``run`` returns."""
         self.payload_bytes = 0
         self.is_complete = False
         self._topic, self._rate, self._limit = topic, rate, limit

@@ -1,4 +1,4 @@
-"""Wait for the first of several events."""
+"""Waits for several events."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 
 import anyio
 
-__all__ = ["first_of"]
+__all__ = ["wait_for_any"]
 
 
-async def first_of(*events: asyncio.Event) -> None:
-    """Wait until any of the events is set."""
+async def wait_for_any(*events: asyncio.Event) -> None:
+    """Wait until at least one of the events is set."""
     async with anyio.create_task_group() as tasks:
 
         async def wait(event: asyncio.Event) -> None:
