@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -34,6 +36,8 @@ _before: dict[int, Any] = {}
 """Handlers that this module has replaced, by signal number."""
 _exits: set[int] = set()
 """Signals that raise SystemExit while no listener handles them."""
+_wakeup_fds: list[int] = []
+"""Sockets of the listeners in event loops of the main thread, to one of which Python writes a byte for each signal."""
 
 
 @contextlib.contextmanager
@@ -68,12 +72,52 @@ def handle_signals(
             if replaced is not _receive and len(_listeners_of(number)) == 1:
                 _before[number] = replaced
     try:
-        yield
+        with _woken_by_signals(loop):
+            yield
     finally:
         _listeners = tuple(one for one in _listeners if one is not listener)
         for number in numbers:
             with contextlib.suppress(ValueError):
                 _reset_handler(number)
+
+
+@contextlib.contextmanager
+def _woken_by_signals(loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
+    """Wake ``loop`` at each signal for the duration of a context.
+
+    Python calls signal handlers between two instructions of the main thread. Without a wakeup, a signal that arrives
+    just before the loop waits for events would be handled only after the next event.
+    """
+    if loop is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        try:
+            loop.add_reader(reader, reader.recv, 4096)
+        except NotImplementedError:  # Windows, where the loop wakes up at short intervals
+            yield
+            return
+        _wakeup_fds.append(writer.fileno())
+        _set_wakeup_fd(*_wakeup_fds)
+        try:
+            yield
+        finally:
+            ours = tuple(_wakeup_fds)
+            _wakeup_fds.remove(writer.fileno())
+            _set_wakeup_fd(*ours)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.remove_reader(reader)
+
+
+def _set_wakeup_fd(*ours: int) -> None:
+    """Set the wakeup descriptor of the process to the newest of ``_wakeup_fds``; leave one that is not in ``ours``."""
+    current = signal.set_wakeup_fd(-1)
+    if current in {-1, *ours}:
+        current = _wakeup_fds[-1] if _wakeup_fds else -1
+    signal.set_wakeup_fd(current, warn_on_full_buffer=False)
 
 
 def exit_on_signals(numbers: Collection[signal.Signals]) -> None:

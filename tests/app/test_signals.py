@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
+import socket
 import subprocess
 import sys
 import types
@@ -42,6 +44,42 @@ async def test_one_signal_ends_every_app_of_a_process(kafka_server, new_topic, g
 
     assert [app.health().status for app in apps] == ["stopping"] * 3
     assert signal.getsignal(number) is before
+
+
+async def test_a_signal_wakes_a_loop_that_is_about_to_wait_for_events():
+    """Python writes a byte for each signal while there is a listener, and leaves a program's own descriptor alone."""
+
+    def wakeup_fd() -> int:
+        current = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(current)
+        return current
+
+    async def woken(number: int) -> int:
+        heard = asyncio.Event()
+        with handle_signals([signal.SIGTERM], heard.set):
+            seen = wakeup_fd()
+            os.write(seen, bytes([number]))
+            await asyncio.sleep(0)
+        return seen
+
+    outer, inner = (contextlib.ExitStack() for _ in range(2))
+    outer.enter_context(handle_signals([signal.SIGTERM], lambda: None))
+    inner.enter_context(handle_signals([signal.SIGTERM], lambda: None))
+    outer.close()
+    still_woken = wakeup_fd()
+    inner.close()
+    with socket.socket() as own:
+        own.setblocking(False)
+        signal.set_wakeup_fd(own.fileno())
+        with handle_signals([signal.SIGTERM], lambda: None):
+            left_alone = wakeup_fd() == own.fileno()
+        left_alone = left_alone and wakeup_fd() == own.fileno()
+        signal.set_wakeup_fd(-1)
+
+    assert await woken(signal.SIGTERM) != -1
+    assert still_woken != -1
+    assert wakeup_fd() == -1
+    assert left_alone
 
 
 async def test_every_listener_is_called_and_the_second_signal_is_left_to_the_system():
