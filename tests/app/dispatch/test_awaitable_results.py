@@ -158,7 +158,7 @@ async def test_a_returned_coroutine_has_the_timeout_of_its_handler(new_app, new_
         skipped = await recorder.wait_for(RecordSkipped)
 
     assert ended == [True]
-    assert "TimeoutError" in skipped.error
+    assert "TimeoutError: the handler took longer than timeout_ms=" in skipped.error
 
 
 def generator_object(_loop):

@@ -21,6 +21,7 @@ from anyio._core._eventloop import claim_worker_thread, get_async_backend
 
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.prepared_handler import PreparedHandler
+from tailrace.app.dispatch.timeouts import timeout_error
 from tailrace.awaitables import settled
 
 __all__ = ["Threads", "in_a_thread"]
@@ -57,8 +58,14 @@ def in_a_thread(
             returned = await threads.call(functools.partial(prepared.function, *args, **kwargs))
             if returned is None:
                 return None
-            async with asyncio.timeout_at(ends_at):
-                return await settled(returned, prepared.name)
+            timeout = asyncio.timeout_at(ends_at)
+            try:
+                async with timeout:
+                    return await settled(returned, prepared.name)
+            except TimeoutError as error:
+                if timeout_s is None or not timeout.expired():
+                    raise
+                raise timeout_error(timeout_s) from error
 
     return call
 

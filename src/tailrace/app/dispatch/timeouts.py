@@ -11,12 +11,17 @@ from tailrace.observe.events import HandlerOverdue
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record
 
-__all__ = ["OverdueCalls", "with_deadline"]
+__all__ = ["OverdueCalls", "timeout_error", "with_deadline"]
 
 WorkT = TypeVar("WorkT", bound=Record | list[Record])
 
 _GRACE_S = 1.0
 """Seconds that a canceled handler has to clean up before its call counts as overdue."""
+
+
+def timeout_error(seconds: float) -> TimeoutError:
+    """Return the error of a call that was canceled after ``seconds``."""
+    return TimeoutError(f"the handler took longer than timeout_ms={seconds * 1000:.0f}")
 
 
 class OverdueCalls:
@@ -74,7 +79,7 @@ class _Deadline:
                     " its cancellation"
                 )
             if is_only_cancellation and issubclass(kind, asyncio.CancelledError):
-                raise TimeoutError from error
+                raise timeout_error(self._seconds) from error
 
     def _expire(self) -> None:
         self._has_expired = True
