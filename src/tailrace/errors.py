@@ -359,17 +359,23 @@ class CorruptRecordError(TailraceError):
         offset: first offset of the batch; ``seek()`` past the batch to continue without it.
     """
 
-    def __init__(self, partition: TopicPartition, offset: int, reason: str) -> None:
+    def __init__(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        reason: str,
+        remedy: str = "restore the partition from a replica",
+    ) -> None:
         self.partition: TopicPartition = partition
         self.offset: int = offset
-        self._reason = reason
+        self._reason, self._remedy = reason, remedy
         super().__init__(
             f"{partition.topic}[{partition.partition}] at offset {offset}: {reason}"
-            " - restore the partition from a replica, or seek() past the batch to continue without it"
+            f" - {remedy}, or seek() past the batch to continue without it"
         )
 
-    def __reduce__(self) -> tuple[type[CorruptRecordError], tuple[TopicPartition, int, str]]:
-        return type(self), (self.partition, self.offset, self._reason)
+    def __reduce__(self) -> tuple[type[CorruptRecordError], tuple[TopicPartition, int, str, str]]:
+        return type(self), (self.partition, self.offset, self._reason, self._remedy)
 
 
 class DecodeError(TailraceError):

@@ -103,6 +103,12 @@ def test_a_broker_too_old_is_refused(api):
     assert "upgrade the broker" in str(refused.value)
 
 
+def test_the_error_names_the_versions_that_may_be_used():
+    """A request that needs an old version names that version, not the newest one of tailrace."""
+    with pytest.raises(UnsupportedVersionError, match="tailrace supports versions 4 to 5, the broker supports 6 to 13"):
+        offered(Fetch=(6, 13)).version_of(FetchRequest.api, 5)
+
+
 def test_the_error_lists_all_missing_apis():
     """All missing APIs are in one error."""
     with pytest.raises(UnsupportedVersionError, match=r"JoinGroup: .*; .*OffsetFetch: .*does not support this API"):

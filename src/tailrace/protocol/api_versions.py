@@ -64,7 +64,7 @@ class BrokerVersions:
         """
         version = self._common_version(api, newest)
         if version is None:
-            raise UnsupportedVersionError(self._mismatch(api))
+            raise UnsupportedVersionError(self._mismatch(api, newest))
         return version
 
     def check_consuming(self) -> None:
@@ -89,11 +89,12 @@ class BrokerVersions:
             newest = min(newest, limit)
         return newest if newest >= max(api.versions[0], supported.min_version) else None
 
-    def _mismatch(self, api: Api[Any]) -> str:
+    def _mismatch(self, api: Api[Any], limit: int | None = None) -> str:
         supported = self._ranges.get(api.key)
         support = (
             "does not support this API"
             if supported is None
             else f"supports {supported.min_version} to {supported.max_version}"
         )
-        return f"{api.name}: tailrace supports versions {api.versions[0]} to {api.versions[-1]}, the broker {support}"
+        newest = api.versions[-1] if limit is None else min(limit, api.versions[-1])
+        return f"{api.name}: tailrace supports versions {api.versions[0]} to {newest}, the broker {support}"

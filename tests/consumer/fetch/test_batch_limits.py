@@ -68,6 +68,8 @@ async def test_a_batch_that_decompresses_beyond_its_limit_is_corrupt(kafka, code
             with pytest.raises(CorruptRecordError, match="max_decompressed_batch_bytes=4194304") as raised:
                 await consumer.getone()
             assert (raised.value.partition, raised.value.offset) == ((topic, 0), 1)
+            assert "raise this limit" in str(raised.value)
+            assert "replica" not in str(raised.value)
         await consumer.seek(TopicPartition(topic, 0), 2)
         assert (await consumer.getone()).value == b"after"
 

@@ -126,6 +126,12 @@ def test_an_upgrade_that_is_not_finalized():
     assert "kafka-features.sh --bootstrap-server kafka:9091 upgrade --release-version 4.3" in step
 
 
+def test_a_finalized_version_newer_than_this_program_is_named_by_the_last_known_release():
+    """The command that finalizes the upgrade is left to the user, who knows the release."""
+    findings = found(cluster(broker(1, supported={"metadata.version": 99}, finalized={"metadata.version": 98})))
+    assert "after 4.3" in findings["version.finalized"][1]
+
+
 @pytest.mark.parametrize(
     ("supported", "text"), [({}, "Kafka before 3.3"), ({"metadata.version": 99}, "newer than 4.3")]
 )

@@ -266,7 +266,8 @@ def _version_findings(reached: Sequence[BrokerFacts], commands: CommandLines) ->
 
 def _release_of(level: int) -> str:
     """Return the first release with at least this metadata.version."""
-    return next((release for newest, release in _RELEASES.items() if level <= newest), f"after {max(_RELEASES)}")
+    newest_release = _RELEASES[max(_RELEASES)]
+    return next((release for newest, release in _RELEASES.items() if level <= newest), f"after {newest_release}")
 
 
 def _feature_findings(
