@@ -8,10 +8,11 @@ topic.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.java import consumer_performance
 from benchmarks.run import Run
@@ -62,17 +63,15 @@ async def tailrace_arrow(run: Run) -> None:
 
 
 async def tailrace_handler(run: Run) -> None:
-    app, handled = _app(run), _HandledRecords(run)
+    def declare(app, handled: _HandledRecords) -> None:
+        @app.handler(run.topic)
+        async def handle(value: bytes) -> None:
+            handled.count += 1
+            run.read_bytes += len(value)
+            if handled.count == _RECORDS_PER_CHECK:
+                handled.check_time()
 
-    @app.handler(run.topic)
-    async def handle(value: bytes) -> None:
-        handled.count += 1
-        run.read_bytes += len(value)
-        if handled.count == _RECORDS_PER_CHECK:
-            handled.check_time()
-
-    async with app:
-        await handled.done_event.wait()
+    await _run_app(run, declare)
 
 
 async def tailrace_typed(run: Run) -> None:
@@ -83,33 +82,46 @@ async def tailrace_typed(run: Run) -> None:
         item: int
         total: float
 
-    app, handled = _app(run), _HandledRecords(run)
+    def declare(app, handled: _HandledRecords) -> None:
+        async def handle(_order) -> None:
+            handled.count += 1
+            if handled.count == _RECORDS_PER_CHECK:
+                handled.check_time()
 
-    async def handle(_order) -> None:
-        handled.count += 1
-        if handled.count == _RECORDS_PER_CHECK:
-            handled.check_time()
+        # The annotation is set here because the local name Order cannot be resolved from a string annotation.
+        handle.__annotations__["_order"] = Order
+        app.handler(run.topic)(handle)
 
-    # The annotation is set here because the local name Order cannot be resolved from a string annotation.
-    handle.__annotations__["_order"] = Order
-    app.handler(run.topic)(handle)
-    async with app:
-        await handled.done_event.wait()
+    await _run_app(run, declare)
 
 
 async def tailrace_batch(run: Run) -> None:
-    app, handled = _app(run), _HandledRecords(run)
+    def declare(app, handled: _HandledRecords) -> None:
+        @app.batch_handler(run.topic, max_records=BATCH_SIZE)
+        async def handle(values: list[bytes]) -> None:
+            for value in values:
+                run.read_bytes += len(value)
+            handled.count += len(values)
+            if handled.count >= _RECORDS_PER_CHECK:
+                handled.check_time()
 
-    @app.batch_handler(run.topic, max_records=BATCH_SIZE)
-    async def handle(values: list[bytes]) -> None:
-        for value in values:
-            run.read_bytes += len(value)
-        handled.count += len(values)
-        if handled.count >= _RECORDS_PER_CHECK:
-            handled.check_time()
+    await _run_app(run, declare)
 
-    async with app:
-        await handled.done_event.wait()
+
+async def _run_app(run: Run, declare: Callable[[Any, _HandledRecords], None]) -> None:
+    """Run an app until the measured time is over; at the end of the topic, start another one in a new group."""
+    from tailrace import App
+
+    for number in itertools.count():
+        app, handled = (
+            App(bootstrap_servers=run.bootstrap_servers, group_id=f"{run.group}-{number}"),
+            _HandledRecords(run),
+        )
+        declare(app, handled)
+        async with app:
+            await handled.done_event.wait()
+        if run.figures:
+            return
 
 
 async def aiokafka_async_for(run: Run) -> None:
@@ -209,19 +221,27 @@ async def _faststream(run: Run, kind: object, *, is_acknowledged: bool = False, 
     async with broker:
         await broker.start()
         await handled.done_event.wait()
+    if not run.figures:
+        run.finish()
 
 
 class _HandledRecords:
     """Number of records that a handler has handled since its last check of the time."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self.count, self.done_event = run, 0, asyncio.Event()
+        self._run, self._left, self.count, self.done_event = run, run.records, 0, asyncio.Event()
 
     def check_time(self) -> None:
         """Count the records in ``run``, and set ``done_event`` if the measured time is over or the topic is read."""
         count, self.count = self.count, 0
-        if not self.done_event.is_set() and (self._run.count(count) or self._run.unread_records < _RECORDS_PER_CHECK):
+        self._left -= count
+        if self.done_event.is_set():
+            return
+        if self._run.count(count):
             self._run.finish()
+            self.done_event.set()
+        elif self._left < _RECORDS_PER_CHECK:
+            self._run.stop_clock()
             self.done_event.set()
 
 
@@ -240,12 +260,6 @@ def _tailrace(run: Run):
     from tailrace import Consumer
 
     return Consumer(run.topic, bootstrap_servers=run.bootstrap_servers, group_id=run.group)
-
-
-def _app(run: Run):
-    from tailrace import App
-
-    return App(bootstrap_servers=run.bootstrap_servers, group_id=run.group)
 
 
 def _aiokafka(run: Run):

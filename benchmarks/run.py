@@ -32,43 +32,45 @@ class Run:
     seconds: float
     read_bytes: int = 0
     figures: dict[str, float] = field(default_factory=dict)
-    _read_records: int = 0
+    _all_records: int = 0
     _first_at: float | None = None
-    _measured_from: tuple[float, float, int] | None = None
+    _is_warm: bool = False
+    _since: tuple[float, float] | None = None
+    """Time and CPU time at which the clock was started; None while the clock stands."""
+    _seconds: float = 0.0
+    _cpu_s: float = 0.0
+    _records: int = 0
 
     def count(self, records: int) -> bool:
-        """Count records that were read, and return True if the measured time is over."""
+        """Count records that were read, and return True if the measured time is over.
+
+        The first call, and the first one after ``stop_clock``, starts the clock.
+        """
         now = time.perf_counter()
-        self._read_records += records
+        self._all_records += records
         if self._first_at is None:
             self._first_at = now
-        if self._measured_from is None:
-            if now - self._first_at >= WARM_UP_S:
-                self._measured_from = now, time.process_time(), self._read_records
-            return False
-        return now - self._measured_from[0] >= self.seconds
+        if self._since is None:
+            self._since = now, time.process_time()
+        elif self._is_warm:
+            self._records += records
+        elif now - self._first_at >= WARM_UP_S:
+            self._is_warm, self._since = True, (now, time.process_time())
+        return self._is_warm and self._seconds + now - self._since[0] >= self.seconds
 
-    @property
-    def unread_records(self) -> int:
-        """Number of records that were not read yet; negative if the topic is read for the second time."""
-        return self.records - self._read_records
+    def stop_clock(self) -> None:
+        """Stop the clock until records are counted again, because the client starts again."""
+        if self._since is not None and self._is_warm:
+            began_at, cpu_s = self._since
+            self._seconds += time.perf_counter() - began_at
+            self._cpu_s += time.process_time() - cpu_s
+        self._since = None
 
     def finish(self) -> None:
-        """Set the figures of the measured time.
-
-        Raises:
-            AssertionError: the warm-up is not over, because the topic is too small.
-        """
-        if self._measured_from is None:
-            raise AssertionError(f"{self.records} records were read within the warm-up")
-        began_at, cpu_s, records = self._measured_from
-        self.set_figures(
-            time.perf_counter() - began_at,
-            time.process_time() - cpu_s,
-            self._read_records - records,
-            peak_memory("self"),
-        )
-        self.figures |= {"read_bytes": self.read_bytes, "all_records": self._read_records}
+        """Set the figures of the measured time."""
+        self.stop_clock()
+        self.set_figures(self._seconds, self._cpu_s, self._records, peak_memory("self"))
+        self.figures |= {"read_bytes": self.read_bytes, "all_records": self._all_records}
 
     def set_figures(self, seconds: float, cpu_s: float, records: int, max_rss_bytes: int) -> None:
         """Compute the figures from measured values."""
