@@ -68,6 +68,6 @@ def test_the_differences_that_break_programs_silently_come_first():
     """The page on aiokafka begins with the differences that break a program without an error at the start."""
     _, title, surprises, *_ = (HOWTO / "coming-from-aiokafka.md").read_text().split("\n\n")
 
-    assert title == "## What bites"
+    assert title == "## Differences to know first"
     for name in ("seek", "pattern", "max_poll_records", "enable_auto_commit", "rebalance_listener", "getmany"):
         assert name in surprises, name
