@@ -129,7 +129,7 @@ def test_inline_pem_for_a_registry_is_refused_and_not_shown(name):
 
 def test_a_shipment_shows_no_secrets():
     """Its repr hides the pickled options, which include passwords."""
-    shipment = Shipment(None, b"hunter2", (0,), ("handle",), "g", ("t",), has_sink=False, path=())
+    shipment = Shipment(None, b"hunter2", (0,), ("handle",), "g", ("t",), has_sink=False, sys_path=())
 
     assert "hunter2" not in repr(shipment)
     assert "handle" in repr(shipment)

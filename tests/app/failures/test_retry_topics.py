@@ -409,7 +409,7 @@ def test_retry_topics_contradict_the_order_of_keys():
 def test_retry_topics_need_topics_by_name():
     """A handler with a pattern refuses retry topics, as its topics are not known at the start."""
     for declare in (Handlers().handler, Handlers().batch_handler):
-        with pytest.raises(ConfigurationError, match="topics by name"):
+        with pytest.raises(ConfigurationError, match="cannot be used with pattern="):
             declare(pattern="orders.*", retry=Retry(topic_delays_ms=[5_000]))
 
 
@@ -423,11 +423,13 @@ def test_retry_topics_are_accepted_without_an_order_of_keys():
     assert [one.retry.topic_delays_ms for one in handlers.declared] == [(5,), (5,), (5, 60)]
 
 
-@pytest.mark.parametrize(("options", "fault"), [({"order_by": "key"}, "allow_reordering"), ({}, "topics by name")])
+@pytest.mark.parametrize(
+    ("options", "fault"), [({"order_by": "key"}, "allow_reordering"), ({}, "cannot be used with pattern=")]
+)
 async def test_retry_topics_of_the_app_are_checked_for_each_handler(options, fault):
     """The start fails if a handler cannot have the app's retry topics; a policy of its own replaces them."""
     app = App(group_id="g", retry=Retry(topic_delays_ms=[5_000]))
-    topics = {"pattern": "orders.*"} if fault == "topics by name" else {}
+    topics = {"pattern": "orders.*"} if fault == "cannot be used with pattern=" else {}
 
     @app.handler(*([] if topics else ["orders"]), **topics, **options)
     async def handle(value: bytes) -> None: ...

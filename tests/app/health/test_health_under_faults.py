@@ -51,7 +51,8 @@ async def test_a_waiting_lane_degrades_health_and_stays_live(new_app, new_topic,
         health = app.health()
         assert health.is_live
         assert health.is_ready
-        assert "1 failed for good" in next(one.detail for one in health.checks if one.name == "records")
+        detail = next(one.detail for one in health.checks if one.name == "records")
+        assert detail == "records that failed for good, block their lanes and are retried at intervals: 1"
 
 
 @pytest.mark.parametrize("attempts", [1, 2], ids=["given up", "tried again"])
