@@ -21,22 +21,31 @@ LEAST_DIFFERENCE = 1.05
 OPENING = """\
 # Performance
 
-Throughput, latency, memory and CPU of tailrace and other clients, measured by [`scripts/bench`](../CONTRIBUTING.md) and
-written by `python docs/performance.py` from the JSON in [docs/performance](performance). Only ratios within one table
-mean anything: other machines, brokers and records give other numbers.
+Throughput, latency, memory and CPU time of tailrace and other clients. [`scripts/bench`](../CONTRIBUTING.md#measure)
+measures them, and `python docs/performance.py` writes this page from the [results](performance). Compare figures only
+within a table: other machines, brokers and records give other figures.
 
-Each client reads the same topic from one broker on the same machine, in a separate process and a new group, with its
-default options. Clients take turns, in another order in each round. A run is measured after a warm-up of two seconds.
-Tables show the median of the rounds and their spread (highest minus lowest, divided by the median). CPU is that of the
-client's process with all its threads, without the broker. Memory is the highest resident set of all rounds.
+The broker and the clients run on the same machine. Each client has a process of its own, its default options and a new
+group. Clients take turns, in another order in each round. Tables show the median of the rounds and the spread, which is
+the highest minus the lowest value, divided by the median. CPU time is that of the client's process with all its
+threads. Memory is resident memory.
 
-- Batches of about 100 KB before compression, with values of text, keys and no headers unless stated otherwise.
-- `confluent-kafka` does not check CRCs by default; tailrace, aiokafka and Java's client do. It appears with
-  `check.crcs`, too.
-- `java ConsumerPerformance` is Kafka's `kafka-consumer-perf-test`: it counts records and does not look at them. Its
-  JVM has warmed up for two seconds, or a quarter of the run.
-- FastStream's default commits fetched records whether they were handled or not; "acknowledged" is at least once, as
-  tailrace always is.
+Throughput and latency are measured after a warm-up of two seconds; for Java's tool, it is at most a quarter of the run.
+Unless a heading says otherwise, records have a key and a value of 100 B, and are in uncompressed batches of about
+100 KB, in 4 partitions.
+
+| way to read | meaning |
+|---|---|
+| `async for` | records one by one |
+| `getmany(5000)`, `consume(5000)` | up to 5,000 records per call |
+| `arrow_batches(5000)` | Arrow record batches of up to 5,000 records |
+| `handler`, `bytes handler` | a function is called with the value of each record |
+| `typed handler` | as `handler`, with values decoded from JSON |
+| `batch handler(500)` | a function is called with the values of up to 500 records |
+| `acknowledged` | FastStream at least once, as tailrace always is; its default commits even unhandled records |
+| `check.crcs` | confluent-kafka verifies checksums, as the other clients do; its default does not |
+| `ConsumerPerformance` | Kafka's `kafka-consumer-perf-test`, which counts records and does not read their values |
+| `pure Python` | tailrace without its compiled module |
 """
 
 COUNTERPARTS = {
@@ -443,16 +452,16 @@ def overview(found: Sequence[Result]) -> str:
     for result in found:
         speeds = {row["client"]: row["records_per_s"] for row in result.rows}
         rows.append([result.title, *(rate(speeds[name]) if name in speeds else "-" for name in clients)])
-    return table(["records/s", *map(named, clients)], rows)
+    return table(["records", *map(named, clients)], rows)
 
 
 def latency(result: Result) -> tuple[str, dict[str, str]]:
     """Return text and charts of the latencies."""
     settings, parts, charts = result.settings, [], {}
     text = (
-        f"From a producer in another process (`linger.ms=0`, {settings['payload']} B) to the client. The busy loop"
-        f" computes for {settings['busy_ms']:g} ms and sleeps for {settings['free_ms']:g} ms in turns, in the event"
-        " loop of the client; for `poll()`, in a thread of its process."
+        f"Time from a producer in another process (`linger.ms=0`, {settings['payload']} B) to the client. The busy loop"
+        f" is a task in the event loop of the client that computes for {settings['busy_ms']:g} ms and sleeps for"
+        f" {settings['free_ms']:g} ms, again and again. For `poll()`, it is a thread, as there is no event loop."
     )
     parts.append(fill(text, 120))
     for is_busy, per_s in sorted({(row["is_busy"], row["rate"]) for row in result.rows}):
@@ -505,9 +514,9 @@ def memory(result: Result) -> tuple[str, dict[str, str]]:
         ],
     )
     text = (
-        f"A backlog of {settings['backlog_bytes'] / 1e9:g} GB in {settings['records']:,} records of"
-        f" {settings['payload']:,} B, and {settings['sleep_ms']:g} ms of sleep for each record. Growth is the highest"
-        " memory of the last quarter of the run, divided by that of the second quarter; up to 1.1 counts as flat."
+        f"Clients read a backlog of {settings['backlog_bytes'] / 1e9:g} GB ({settings['records']:,} records of"
+        f" {settings['payload']:,} B), and sleep for {settings['sleep_ms']:g} ms per record. Growth is the highest"
+        " memory in the last quarter of the run, divided by that in the second quarter; up to 1.1 counts as flat."
     )
     alt = ", ".join(f"{row['client']} {megabytes(row['peak_rss_bytes']['median'])}" for row in result.rows)
     return f"{fill(text, 120)}\n\n{picture(result.name, f'Memory over time; peaks: {alt}')}\n\n{shown}", {
@@ -543,9 +552,9 @@ def figures(result: Result) -> tuple[str, dict[str, str]]:
     )
     alt = ", ".join(f"{row['client']} {measures[0].text(measures[0].of(row))}" for row in result.rows)
     intro = (
-        f"{result.settings['partitions']:,} assigned partitions without records.\n\n"
+        f"Clients wait for records of {result.settings['partitions']:,} assigned partitions.\n\n"
         if result.benchmark == "idle"
-        else "With the files of the packages in the page cache, a new group and one broker.\n\n"
+        else "Time from the start of the process to its first record; files of packages are in the page cache.\n\n"
     )
     return f"{intro}{picture(result.name, f'{title}: {alt}')}\n\n{shown}", {result.name: chart}
 
@@ -559,23 +568,32 @@ def publish(result: Result) -> tuple[str, dict[str, str]]:
         ["records/s", *map(named, clients)],
         [[f"{way}, {size:,} B", *(rate(speeds[way, size, one]) for one in clients)] for way, size in cases],
     )
-    return f"Idempotent producers, awaited in four ways.\n\n{shown}", {}
+    text = (
+        "Idempotent producers. The program awaits each record (one by one) or 1,000 records at a time (by 1,000),"
+        " flushes only at the end (not awaited), or commits transactions of 1,000 records."
+    )
+    return f"{fill(text, 120)}\n\n{shown}", {}
 
 
 def rebalance(result: Result) -> tuple[str, dict[str, str]]:
     """Return text of the gaps."""
     shown = table(
-        ["longest gap between records", "while a member joins", "while quiet"],
+        ["group protocol", "while a member joins", "without a rebalance"],
         [
             [
-                row["protocol"] + (", a member takes 5 s to handle a record" if row["drains"] else ""),
+                row["protocol"] + (", another member takes 5 s for a record" if row["drains"] else ""),
                 milliseconds(row["gap_s"] * 1000),
                 milliseconds(row["quiet_gap_s"] * 1000),
             ]
             for row in result.rows
         ],
     )
-    return f"Partitions that a member of tailrace keeps while another one joins, by group protocol.\n\n{shown}", {}
+    text = (
+        "Longest time between two records of a partition that stays assigned to its member, with tailrace: while"
+        " another member joins, and in a period of the same length without a rebalance. Records are produced"
+        " continuously."
+    )
+    return f"{fill(text, 120)}\n\n{shown}", {}
 
 
 class Section(NamedTuple):
@@ -623,12 +641,12 @@ def losses(found: Sequence[Result]) -> str:
     """Return the section on figures in which another client is better."""
     worst = sorted(differences(found), key=lambda one: -abs(math.log(max(one.ratio, 1e-9))))
     intro = (
-        "Every figure above 5 % in which another client is better than tailrace read or written the same way, the"
-        " largest difference first. `consume(5000)` and Java's tool are compared with `getmany(5000)`, `poll()` with"
-        " `async for`."
+        "All figures in which another client is better than tailrace by at least 5 %, the largest difference first,"
+        " except those without the compiled module. Clients are compared with the same way to read or publish with"
+        " tailrace: `consume(5000)` and Java's tool with `getmany(5000)`, and `poll()` with `async for`."
     )
     if not worst:
-        return "None of the figures on this page.\n"
+        return "No figure on this page.\n"
     rows = [
         [
             one.benchmark,
@@ -640,9 +658,8 @@ def losses(found: Sequence[Result]) -> str:
         ]
         for one in worst
     ]
-    return (
-        f"{fill(intro, 120)}\n\n{table(['benchmark', 'measure', 'client', 'its figure', 'tailrace', 'factor'], rows)}\n"
-    )
+    header = ["benchmark", "figure", "other client", "its value", "tailrace", "factor"]
+    return f"{fill(intro, 120)}\n\n{table(header, rows)}\n"
 
 
 def written(folder: Path = RESULTS) -> tuple[str, dict[str, str]]:
@@ -657,7 +674,7 @@ def written(folder: Path = RESULTS) -> tuple[str, dict[str, str]]:
         if of_section:
             parts.append(f"## {section.title}\n")
         if len(of_section) > 1:
-            parts.append(f"{overview(of_section)}\n")
+            parts.append(f"Records per second, by kind of records; `-` is not measured.\n\n{overview(of_section)}\n")
         for result in of_section:
             text, drawn = section.write(result)
             charts |= drawn
