@@ -163,6 +163,8 @@ async def test_the_fetch_metrics_and_the_lag_have_kafkas_names(new_topic, new_co
     async with new_consumer(topic, group_id=group, metric_group_prefix="orders") as consumer:
         await consumer.getmany(max_records=100, min_records=100)
         await consumer.seek(TopicPartition(topic, 0), 10)
+        # A fetch is reported after its records are delivered.
+        await until(lambda: of(consumer.metrics(), "orders-fetch-manager-metrics")["records-consumed-total"] >= 100)
         metrics = consumer.metrics()
 
     found = of(metrics, "orders-fetch-manager-metrics")

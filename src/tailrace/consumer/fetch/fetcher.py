@@ -195,11 +195,12 @@ class Fetcher:
                 failures, took_s = 0, self._loop.time() - sent_at
                 is_awaited = not self._buffer.held_bytes and _size_of(answer) <= _SMALL
                 self._handle_response(node_id, plan, session, answer)
-                self._report_completed(node_id, answer, took_s)
+                counts = self._take_counts()
                 if is_awaited or self._waiting_for_room:
                     # Yield to the reader, which probably waits for these few records, and to loops that wait for room,
                     # because this loop would reserve again the room that its fetch has just released.
                     await asyncio.sleep(0)
+                self._report_completed(node_id, answer, took_s, counts)
         finally:
             del self._loops[connection]
             fetch_loop.added_wakeup.set()
@@ -236,7 +237,8 @@ class Fetcher:
                 continue
             added_wait.answered(plan, is_empty=not any(one.records for one in answer.partitions))
             self._handle_response(connection.node_id, plan, FetchSession(), answer)
-            self._report_completed(connection.node_id, answer, self._loop.time() - sent_at)
+            took_s = self._loop.time() - sent_at
+            self._report_completed(connection.node_id, answer, took_s, self._take_counts())
 
     def _added_plan(self, connection: FetchConnection, fetch_loop: FetchLoop) -> FetchPlan:
         """Return a plan of the partitions that the main loop's fetch in flight lacks; empty without such a fetch."""
@@ -336,8 +338,14 @@ class Fetcher:
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
         self.wake()
 
-    def _report_completed(self, node_id: int, answer: FetchResponse, took_s: float) -> None:
-        fetched, self._fetched = self._fetched, Counter()
+    def _take_counts(self) -> Counter[TopicPartition]:
+        """Return ``_fetched`` and start another count."""
+        counts, self._fetched = self._fetched, Counter()
+        return counts
+
+    def _report_completed(
+        self, node_id: int, answer: FetchResponse, took_s: float, fetched: Counter[TopicPartition]
+    ) -> None:
         self._observer.emit(
             FetchCompleted(
                 f"broker {node_id}",
