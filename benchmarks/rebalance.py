@@ -163,7 +163,7 @@ def rebalance(*, rounds: int, path: Path) -> int:
                     progress.advance(bar)
                 rows.append(row(protocol, gaps, has_slow_member=has_slow_member))
     holds = all(one["holds"] for one in rows)
-    result = {"rows": rows, "rounds": rounds, "holds": holds}
+    result = {"settings": {"rounds": rounds, "partitions": PARTITIONS}, "rows": rows, "holds": holds}
     screen.show(table(rows))
     write(screen, path, "rebalance", result)
     screen.line("gaps", f"the promise {'holds' if holds else 'does NOT hold'}")

@@ -43,7 +43,7 @@ def diagram(table: Mapping[tuple[Any, type], Any]) -> str:
 
 
 def drawn(text: str) -> str:
-    """The page with its diagrams as the tables have them now."""
+    """Return the page with its diagrams drawn from the present tables."""
     for name, table in TABLES.items():
         block = f"<!-- {name} -->\n```mermaid\n{diagram(table)}\n```"
         text = re.sub(rf"<!-- {name} -->\n```mermaid\n.*?```", lambda _, block=block: block, text, flags=re.DOTALL)
@@ -53,4 +53,4 @@ def drawn(text: str) -> str:
 if __name__ == "__main__":
     before = PAGE.read_text()
     PAGE.write_text(drawn(before))
-    sys.stderr.write(f"{PAGE}: {'as it was' if PAGE.read_text() == before else 'drawn anew'}\n")
+    sys.stderr.write(f"{PAGE}: {'unchanged' if PAGE.read_text() == before else 'written'}\n")

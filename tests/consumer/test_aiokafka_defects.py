@@ -1,6 +1,6 @@
 """Defects of an earlier asyncio client, B0 to B18 as its users reported them: none can happen here.
 
-Bn in a test's name is its number in docs/explanation/design.md, "What went wrong before".
+Bn in a test's name is its number in docs/explanation/design.md, "Defects of an earlier client".
 """
 
 from __future__ import annotations

@@ -200,6 +200,9 @@ class Fetcher:
                     # Yield to the reader, which probably waits for these few records, and to loops that wait for room,
                     # because this loop would reserve again the room that its fetch has just released.
                     await asyncio.sleep(0)
+                    if self._reader.delivery.sink is not None:
+                        # Handlers run one iteration of the event loop later than the task that reads for them.
+                        await asyncio.sleep(0)
                 self._report_completed(node_id, answer, took_s, counts)
         finally:
             del self._loops[connection]
