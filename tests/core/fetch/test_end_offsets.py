@@ -7,6 +7,7 @@ from tailrace.core.delivery.positions import Positions
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.core.fetch.end_offsets import positions_without_fetch
 from tailrace.core.fetch.plan import FetchLimits, make_plan
+from tailrace.core.fetch.sources import FetchSources
 from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from tailrace.records import TopicPartition
 
@@ -22,7 +23,8 @@ def test_paused_partitions_are_chosen_and_those_in_a_fetch_are_not():
         position.is_paused = position.partition == PAUSED
     topic = TopicMetadata(0, "t", partitions=tuple(PartitionMetadata(0, n, 1, 5, (1,), (1,), ()) for n in range(3)))
     topology = ClusterMetadata().updated(MetadataResponse((BrokerMetadata(1, "host", 9092),), (topic,)))
-    plan = make_plan(1, positions, topology, FetchBuffer(10_000), FetchLimits(10_000, 100, 0.5), 0.0)
+    sources = FetchSources(positions).at(topology)
+    plan = make_plan(1, sources, FetchBuffer(10_000), FetchLimits(10_000, 100, 0.5), 0.0)
 
     assert [one.partition for one in positions_without_fetch(positions, [plan])] == [PAUSED]
     assert [one.partition for one in positions_without_fetch(positions, [])] == [PAUSED, READ]

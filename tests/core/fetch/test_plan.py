@@ -21,9 +21,8 @@ from tailrace.core.fetch.plan import (
     FetchWait,
     make_plan,
     slot_of,
-    source_of,
-    sources_change_at,
 )
+from tailrace.core.fetch.sources import FetchSources, sources_change_at
 from tailrace.core.positions.start_point import StartFrom, StartPoint
 from tailrace.error_codes import RETRIABLE, ErrorCode
 from tailrace.protocol.fetch import FetchPartition
@@ -57,7 +56,14 @@ def ready(*partitions: TopicPartition) -> Positions:
 
 
 def plan(positions, *, node_id=1, leaders=(1, 1, 1), buffer=None, limits=LIMITS):
-    return make_plan(node_id, positions, topology(*leaders), buffer or FetchBuffer(10_000), limits, NOW)
+    sources = FetchSources(positions).at(topology(*leaders))
+    return make_plan(node_id, sources, buffer or FetchBuffer(10_000), limits, NOW)
+
+
+def source_of(positions, metadata, now):
+    """Return the broker from which the only partition of ``positions`` is fetched."""
+    (source,) = FetchSources(positions).at(metadata)
+    return source.node_id(now)
 
 
 # ---- partitions ------------------------------------------------------------------------------------------------
@@ -195,16 +201,16 @@ def test_preferred_read_replica_is_used_until_it_expires():
     position = positions.get(A)
     position.preferred_read_replica, position.preferred_read_replica_until = 2, NOW + 1
 
-    assert source_of(position, topology(1), NOW) == 2
-    assert source_of(position, topology(1), NOW + 1) == 1
+    assert source_of(positions, topology(1), NOW) == 2
+    assert source_of(positions, topology(1), NOW + 1) == 1
     assert plan(positions, node_id=2).partitions.keys() == {A}
     assert plan(positions, node_id=1).is_idle
     position.preferred_read_replica = 3
-    assert source_of(position, topology(1), NOW) == 1, "it is offline"
+    assert source_of(positions, topology(1), NOW) == 1, "it is offline"
     position.preferred_read_replica = 9
-    assert source_of(position, topology(1), NOW) == 1, "it is unknown"
+    assert source_of(positions, topology(1), NOW) == 1, "it is unknown"
     position.preferred_read_replica = 4
-    assert source_of(position, topology(1), NOW) == 1, "it has no copy any more"
+    assert source_of(positions, topology(1), NOW) == 1, "it has no copy any more"
 
 
 def test_the_fetch_source_changes_at_the_first_expiry():
@@ -232,10 +238,36 @@ def test_each_partition_uses_one_connection(of, topic, number):
 
 def test_partition_without_a_leader_has_no_source():
     """An unknown partition has no source, either."""
-    (position,) = ready(A)
+    positions = ready(A)
 
-    assert source_of(position, topology(-1), NOW) is None
-    assert source_of(position, ClusterMetadata(), NOW) is None
+    assert source_of(positions, topology(-1), NOW) is None
+    assert source_of(positions, ClusterMetadata(), NOW) is None
+
+
+def test_sources_follow_the_assignment_and_the_metadata():
+    """Sources are looked up again after partitions were added or removed, and after the metadata has changed."""
+    positions, first, second = ready(A), topology(1, 1, 1), topology(2, 2, 2)
+    sources = FetchSources(positions)
+
+    assert sources.at(first) is sources.at(first)
+    positions.add([B])
+    assert [one.position.partition for one in sources.at(first)] == [A, B]
+    positions.remove([A])
+    assert [one.position.partition for one in sources.at(first)] == [B]
+    assert [one.node_id(NOW) for one in sources.at(second)] == [2]
+
+
+def test_an_unchanged_partition_is_requested_by_the_same_object():
+    """A change of the offset, the size or the leader epoch makes another one."""
+    positions = ready(A)
+    (source,) = FetchSources(positions).at(topology(1))
+    first = source.request(7, 100)
+
+    assert source.request(7, 100) is first
+    assert source.request(7, 50).partition_max_bytes == 50
+    assert source.request(8, 50).fetch_offset == 8
+    positions.get(A).last_fetched_epoch = 6
+    assert source.request(8, 50).last_fetched_epoch == 6
 
 
 # ---- sizes -----------------------------------------------------------------------------------------------------

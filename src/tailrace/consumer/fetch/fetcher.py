@@ -44,10 +44,9 @@ from tailrace.core.fetch.plan import (
     is_interruption,
     make_plan,
     slot_of,
-    source_of,
-    sources_change_at,
 )
 from tailrace.core.fetch.session import FetchSession, SessionPart, without_session
+from tailrace.core.fetch.sources import FetchSources, sources_change_at
 from tailrace.core.positions.start_point import StartFrom, StartPoint
 from tailrace.error_codes import name_of
 from tailrace.errors import (
@@ -97,7 +96,7 @@ class Fetcher:
         name: str = "",
     ) -> None:
         self._start_positions, self._policy, self._on_reset = start_positions, start_positions.policy, on_reset
-        self._cluster, self._positions = cluster, positions
+        self._cluster, self._positions, self._sources = cluster, positions, FetchSources(positions)
         self._buffer, self._reader = buffer, reader
         self._metadata_refresher, self._observer = metadata_refresher, observer
         self._name = name
@@ -151,9 +150,9 @@ class Fetcher:
                         fetch_loop.added_scope.cancel()
 
     def _start_loops(self, tasks: TaskGroup) -> None:
-        now, topology = self._loop.time(), self._cluster.topology
-        count = self._config.num_fetchers
-        for node_id, number in {(source_of(p, topology, now), slot_of(p.partition, count)) for p in self._positions}:
+        now, count = self._loop.time(), self._config.num_fetchers
+        sources = self._sources.at(self._cluster.topology)
+        for node_id, number in {(one.node_id(now), slot_of(one.position.partition, count)) for one in sources}:
             if node_id is None:
                 self._metadata_refresher.ask()
             elif (connection := FetchConnection(node_id, FetcherSlot(number, count))) not in self._loops:
@@ -195,7 +194,7 @@ class Fetcher:
                 failures, took_s = 0, self._loop.time() - sent_at
                 is_awaited = not self._buffer.held_bytes and _size_of(answer) <= _SMALL
                 self._handle_response(node_id, plan, session, answer)
-                counts = self._take_counts()
+                counts, self._fetched = self._fetched, Counter()
                 if is_awaited or self._waiting_for_room:
                     # Yield to the reader, which probably waits for these few records, and to loops that wait for room,
                     # because this loop would reserve again the room that its fetch has just released.
@@ -240,8 +239,8 @@ class Fetcher:
                 continue
             added_wait.answered(plan, is_empty=not any(one.records for one in answer.partitions))
             self._handle_response(connection.node_id, plan, FetchSession(), answer)
-            took_s = self._loop.time() - sent_at
-            self._report_completed(connection.node_id, answer, took_s, self._take_counts())
+            counts, self._fetched = self._fetched, Counter()
+            self._report_completed(connection.node_id, answer, self._loop.time() - sent_at, counts)
 
     def _added_plan(self, connection: FetchConnection, fetch_loop: FetchLoop) -> FetchPlan:
         """Return a plan of the partitions that the main loop's fetch in flight lacks; empty without such a fetch."""
@@ -249,10 +248,8 @@ class Fetcher:
         return plan.added_to(fetch_loop.sent_plan or plan)
 
     def _next_plan(self, connection: FetchConnection) -> FetchPlan:
-        topology, now = self._cluster.topology, self._loop.time()
-        return make_plan(
-            connection.node_id, self._positions, topology, self._buffer, self._limits, now, connection.slot
-        )
+        sources = self._sources.at(self._cluster.topology)
+        return make_plan(connection.node_id, sources, self._buffer, self._limits, self._loop.time(), connection.slot)
 
     def _plan(self, connection: FetchConnection) -> FetchPlan:
         """Make room in the buffer, reset the positions of recreated topics, and return the next plan."""
@@ -340,11 +337,6 @@ class Fetcher:
         self._metadata_refresher.ask()
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
         self.wake()
-
-    def _take_counts(self) -> Counter[TopicPartition]:
-        """Return ``_fetched`` and start another count."""
-        counts, self._fetched = self._fetched, Counter()
-        return counts
 
     def _report_completed(
         self, node_id: int, answer: FetchResponse, took_s: float, fetched: Counter[TopicPartition]

@@ -94,6 +94,13 @@ class Position:
         return None if self.progress is None else self.progress.fetched
 
     @property
+    def offset_to_fetch(self) -> int | None:
+        """Next offset to fetch; None if the partition is not to be fetched, for example because it is paused."""
+        if self.progress is None or not self.is_fetchable or self.is_paused or self.is_unsubscribed or self.is_halted:
+            return None
+        return self.progress.fetched
+
+    @property
     def delivered(self) -> int | None:
         """Next offset to deliver; None until the start offset is known."""
         return None if self.progress is None else self.progress.delivered
@@ -232,6 +239,8 @@ class Positions:
     _all: dict[TopicPartition, Position] = field(default_factory=dict)
     _epoch: int = 0
     """First epoch of the last assignment."""
+    version: int = 0
+    """Number that rises whenever partitions are added or removed."""
     _is_subscribed: Callable[[str], object] | None = None
     """Returns True for the name of a subscribed topic; None if every assigned partition is read."""
 
@@ -263,6 +272,7 @@ class Positions:
                 self._epoch += _EPOCHS_PER_ASSIGNMENT
                 self._all[partition] = Position(partition, self._epoch)
                 added.append(self._all[partition])
+                self.version += 1
         self._mark_unsubscribed(added)
         return added
 
@@ -281,6 +291,7 @@ class Positions:
         for partition in partitions:
             if (position := self._all.pop(partition, None)) is not None:
                 position.end_epoch()
+                self.version += 1
 
     def of(self, partitions: Iterable[TopicPartition]) -> list[Position]:
         """Return the positions of ``partitions``, without those that are not assigned."""

@@ -6,16 +6,17 @@ its share of the buffer has room.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 from uuid import UUID
 from zlib import crc32
 
-from tailrace.core.cluster_metadata import ClusterMetadata, is_other_log
-from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.positions import Position
 from tailrace.core.error_reactions import ReactionTable
+from tailrace.core.fetch.sources import FetchSource
 from tailrace.error_codes import ErrorCode
 from tailrace.protocol.fetch import FetchPartition
 from tailrace.records import TopicPartition
@@ -30,11 +31,8 @@ __all__ = [
     "FetchWait",
     "FetcherSlot",
     "is_interruption",
-    "is_recreated",
     "make_plan",
     "slot_of",
-    "source_of",
-    "sources_change_at",
 ]
 
 
@@ -161,34 +159,6 @@ class FetchPlan:
         return {topic_id: topic for topic, topic_id in topics.items()}
 
 
-def source_of(position: Position, topology: ClusterMetadata, now: float) -> int | None:
-    """Return the id of the broker to fetch a partition from; None if it has no leader.
-
-    This is the leader, or the replica that the leader prefers for this consumer (KIP-392).
-    """
-    leadership = topology.leader(position.partition)
-    if leadership is None:
-        return None
-    replica, is_preferred = position.preferred_read_replica, now < position.preferred_read_replica_until
-    if is_preferred and replica in topology.brokers and replica in set(leadership.replicas) - set(leadership.offline):
-        return replica
-    return None if leadership.leader_id < 0 else leadership.leader_id
-
-
-def is_recreated(position: Position, topology: ClusterMetadata) -> bool:
-    """Return True if the topic was recreated since its last fetch, so that the position belongs to another log."""
-    return is_other_log(position.fetched_topic_id, position.partition, topology)
-
-
-def sources_change_at(positions: Positions, now: float) -> float | None:
-    """Return the time at which the first preferred read replica expires; None if there is none.
-
-    From this time on, the partition is fetched from its leader again.
-    """
-    expiries = (one.preferred_read_replica_until for one in positions if one.preferred_read_replica is not None)
-    return min((until for until in expiries if until > now), default=None)
-
-
 @dataclass(frozen=True, slots=True)
 class FetcherSlot:
     """One of several connections to a broker; a partition always uses the same connection."""
@@ -199,7 +169,7 @@ class FetcherSlot:
 
     def has(self, partition: TopicPartition) -> bool:
         """Return True if ``partition`` uses this connection."""
-        return slot_of(partition, self.count) == self.number
+        return self.count == 1 or slot_of(partition, self.count) == self.number
 
 
 def slot_of(partition: TopicPartition, count: int) -> int:
@@ -209,79 +179,67 @@ def slot_of(partition: TopicPartition, count: int) -> int:
 
 def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     node_id: int,
-    positions: Positions,
-    topology: ClusterMetadata,
+    sources: Sequence[FetchSource],
     room: BufferRoom,
     limits: FetchLimits,
     now: float,
     slot: FetcherSlot = FetcherSlot(),
 ) -> FetchPlan:
     """Return the fetch to send to the broker ``node_id`` now, on the connection ``slot``."""
-    candidates = [one for one in positions if source_of(one, topology, now) == node_id]
-    if slot.count > 1:
-        candidates = [one for one in candidates if slot.has(one.partition)]
-    ready = [position for position in candidates if _is_ready(position)]
-    without_backoff = [position for position in ready if position.retry_at <= now]
-    due = [position for position in without_backoff if not is_recreated(position, topology)]
-    recreated: tuple[TopicPartition, ...] = ()
-    if len(due) < len(without_backoff):
-        recreated = tuple(one.partition for one in without_backoff if is_recreated(one, topology))
     # A broker would answer a fetch of fewer bytes with a single batch, for which a request costs too much.
-    share = room.share_of(len(positions))
+    share = room.share_of(len(sources))
     least = min(limits.max_bytes, limits.partition_max_bytes, max(1, share // 2))
-    chosen, wanted = {}, 0
-    for position in due:
-        held = room.bytes_of(position.partition)
-        size = min(limits.partition_max_bytes, share - held)
-        if size >= least:
-            wanted += size
-            if not held:
-                # Ask for as much as the largest batch so far. A broker sends a batch that is larger than requested for
-                # only one partition of an answer.
-                size = min(limits.partition_max_bytes, max(size, room.largest_bytes))
-            chosen[position.partition] = _fetch_of(position, topology, size)
+    full_size = min(limits.partition_max_bytes, share)
+    # Of a partition without buffered records, ask for as much as the largest batch so far. A broker sends a batch that
+    # is larger than requested for only one partition of an answer.
+    empty_size = min(limits.partition_max_bytes, max(full_size, room.largest_bytes))
+    chosen: dict[TopicPartition, FetchPartition] = {}
+    epochs: dict[TopicPartition, int] = {}
+    recreated: list[TopicPartition] = []
+    is_idle, lacks_room, retry_at, wanted = True, False, math.inf, 0
+    for source in sources:
+        position = source.position
+        if source.node_id(now) != node_id or not slot.has(position.partition):
+            continue
+        is_idle = False
+        if (offset := position.offset_to_fetch) is None:
+            continue
+        if position.retry_at > now:
+            retry_at = min(retry_at, position.retry_at)
+            continue
+        if source.is_recreated:
+            recreated.append(position.partition)
+            continue
+        partition = position.partition
+        size, request_size = full_size, empty_size
+        if held := room.bytes_of(partition):
+            size = request_size = min(limits.partition_max_bytes, share - held)
+        if size < least:
+            lacks_room = True
+            continue
+        wanted += size
+        chosen[partition], epochs[partition] = source.request(offset, request_size), position.epoch
     # The answer may not be larger than the shares of these partitions, so that room is left for other brokers.
     max_bytes = min(limits.max_bytes, room.free_bytes, wanted)
     overdrawn: tuple[TopicPartition, ...] = ()
-    if max_bytes < least:
-        overdrawn = _overdrawn(positions, room) if chosen else ()
-        chosen = {}
+    if chosen and max_bytes < least:
+        overdrawn, lacks_room, chosen, epochs = _overdrawn(sources, room), True, {}, {}
     return FetchPlan(
         partitions=chosen,
-        epochs={position.partition: position.epoch for position in due if position.partition in chosen},
+        epochs=epochs,
         max_bytes=max_bytes,
-        lacks_room=len(chosen) < len(due),
-        retry_at=min((position.retry_at for position in ready if position.retry_at > now), default=None),
-        is_idle=not candidates,
+        lacks_room=lacks_room,
+        retry_at=None if retry_at == math.inf else retry_at,
+        is_idle=is_idle,
         overdrawn=overdrawn,
-        recreated=recreated,
+        recreated=tuple(recreated),
     )
 
 
-def _overdrawn(positions: Positions, room: BufferRoom) -> tuple[TopicPartition, ...]:
-    share = room.share_of(len(positions))
+def _overdrawn(sources: Sequence[FetchSource], room: BufferRoom) -> tuple[TopicPartition, ...]:
+    share = room.share_of(len(sources))
+    positions = (source.position for source in sources)
     return tuple(one.partition for one in positions if one.fetched is not None and room.bytes_of(one.partition) > share)
-
-
-def _is_ready(position: Position) -> bool:
-    return (
-        position.is_fetchable and position.fetched is not None and not position.is_held_back and not position.is_halted
-    )
-
-
-def _fetch_of(position: Position, topology: ClusterMetadata, size: int) -> FetchPartition:
-    leadership = topology.leader(position.partition)
-    assert position.fetched is not None
-    return FetchPartition(
-        topic=position.partition.topic,
-        topic_id=topology.topic_id(position.partition.topic),
-        partition=position.partition.partition,
-        fetch_offset=position.fetched,
-        partition_max_bytes=size,
-        current_leader_epoch=leadership.epoch if leadership is not None else -1,
-        # Lets the broker detect that the log was truncated below this position (KIP-320, KIP-595).
-        last_fetched_epoch=position.last_fetched_epoch,
-    )
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ class FetchSession:
     def __init__(self) -> None:
         self._id = 0
         self._epoch = 0
-        self._known: dict[TopicPartition, FetchPartition] = {}
+        self._known: Mapping[TopicPartition, FetchPartition] = {}
         """Partitions that the broker remembers."""
         self._requested: Mapping[TopicPartition, FetchPartition] = {}
         """Partitions that the broker remembers once it has answered the request in flight."""
@@ -63,13 +63,10 @@ class FetchSession:
 
     def ask(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
         """Return the session fields of the next request, after which the session contains exactly ``wanted``."""
-        # Two topic ids that are equal are nearly always the same object; a comparison by value is slow.
-        if any(
-            (known := self._known.get(key)) is not None
-            and known.topic_id is not one.topic_id
-            and known.topic_id != one.topic_id
-            for key, one in wanted.items()
-        ):
+        # A partition without a change is nearly always the same object; a comparison by value is slow.
+        known = self._known
+        changed = {key: one for key, one in wanted.items() if (before := known.get(key)) is not one and before != one}
+        if any(key in known and known[key].topic_id != one.topic_id for key, one in changed.items()):
             # A topic was recreated, so an incremental request would add and forget topics of the same name. A broker
             # that identifies topics by name would forget both.
             self.restart()
@@ -77,13 +74,14 @@ class FetchSession:
         if self.is_full:
             # A request with the id of the old session and epoch 0 ends that session and starts another.
             return SessionPart(self._id, 0, tuple(wanted.values()), ())
-        changed = tuple(one for key, one in wanted.items() if self._known.get(key) != one)
-        forgotten = tuple(
-            ForgottenPartition(one.partition, one.topic, one.topic_id)
-            for key, one in self._known.items()
-            if key not in wanted
-        )
-        return SessionPart(self._id, self._epoch, changed, forgotten)
+        forgotten: tuple[ForgottenPartition, ...] = ()
+        if not known.keys() <= wanted.keys():
+            forgotten = tuple(
+                ForgottenPartition(one.partition, one.topic, one.topic_id)
+                for key, one in known.items()
+                if key not in wanted
+            )
+        return SessionPart(self._id, self._epoch, tuple(changed.values()), forgotten)
 
     def answered(self, answer: FetchResponse) -> bool:
         """Update the session by an answer; return False if the answer only reports an error of the session."""
@@ -98,7 +96,7 @@ class FetchSession:
             return True
         self._id = answer.session_id
         self._epoch = 1 if self._epoch == _LAST_EPOCH else self._epoch + 1
-        self._known = dict(self._requested)
+        self._known = self._requested
         return True
 
     def restart(self) -> None:
