@@ -28,7 +28,7 @@ def transactional_source(
     return TransactionalSource(
         source,
         source.routes.retries,
-        transactor=_LogTransactor(source, log),
+        producer=_LogTransactor(source, log),
         settings=options.window_settings(source.routes.handlers),
         observer=observer,
     )

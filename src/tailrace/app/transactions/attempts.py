@@ -47,16 +47,16 @@ class _Attempt:
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
         self.outgoing: list[PendingRecord | None] = []
-        """Messages in the order of the calls of ``publish``; None in place of a message whose topic is looked up."""
+        """Messages in the order of the calls of ``publish``; None in place of a message that is not checked yet."""
         self.is_over = False
-        """True once the handler has returned or failed. Later messages come from tasks that the handler has started."""
+        """True once the handler has returned or failed; tasks that it has started may still call ``publish``."""
 
 
 _current: ContextVar[_Attempt | None] = ContextVar("tailrace_attempt", default=None)
 
 
 def current_publisher() -> Publisher | None:
-    """Return the publisher of the handler that calls; None outside of handlers that run in transactions."""
+    """Return the publisher of the handler that is running; None outside of handlers that run in transactions."""
     attempt = _current.get()
     return None if attempt is None else attempt.publisher
 
@@ -65,42 +65,42 @@ class Attempts:
     """Attempts of one group's handlers.
 
     Args:
-        transactor: producer of the group's transactions.
+        producer: producer of the group's transactions.
         window: state of the open transaction.
         failure_counts: failures of records, including those in aborted transactions.
         refusals: records whose results were too large for their topic.
         on_failure: called with the reason why the transaction must be aborted.
 
     Attributes:
-        has_dead_letter: True if a message was published outside of handlers in the open transaction: a dead letter, or
-            a record for a retry topic.
-        has_sent: True if any message was sent in the open transaction.
+        has_dead_letter: True if the open transaction contains a message that was published outside of handlers: a
+            dead letter, or a record for a retry topic.
+        has_sent: True if the open transaction contains a message.
     """
 
     def __init__(
         self,
-        transactor: TransactionCommitter,
+        producer: TransactionCommitter,
         window: Window,
         failure_counts: FailureCounts,
         refusals: RefusedRecords,
         on_failure: Callable[[TailraceError], None],
     ) -> None:
-        self._transactor, self._window, self._failure_counts, self._on_failure = (
-            transactor,
+        self._producer, self._window, self._failure_counts, self._on_failure = (
+            producer,
             window,
             failure_counts,
             on_failure,
         )
         self._refusals, self.has_dead_letter, self.has_sent = refusals, False, False
         self._aborts = 0
-        """Number of aborts. An attempt that began before the last abort publishes nothing."""
+        """Number of calls of ``discard_running``; an attempt that began before the last call publishes nothing."""
         self._missing: dict[tuple[str, int | None], tuple[PublishError, float]] = {}
-        """Errors for missing topics and partitions, each with the time until which it is raised without a look-up."""
+        """Errors for missing topics and partitions; each is raised without a look-up until the time beside it."""
 
     def wrap_call(
         self, publisher: Publisher, handle: Callable[[WorkT], Awaitable[object]]
     ) -> Callable[[WorkT], Awaitable[object]]:
-        """Return a call of ``handle`` that adds the messages of the handler to the transaction if the call succeeds.
+        """Return a function that calls ``handle`` and, if the call succeeds, sends the handler's messages.
 
         Args:
             publisher: publisher that ``current_publisher`` returns during the call.
@@ -130,7 +130,7 @@ class Attempts:
         return call_in_attempt
 
     async def publish(self, one: PendingRecord) -> None:
-        """Keep a message until the handler that calls has succeeded; outside of handlers, send the message at once.
+        """Keep a message until the calling handler has succeeded; outside of handlers, send the message at once.
 
         Raises:
             PublishError: the topic or partition does not exist, the handler has returned already, or a message that is
@@ -169,7 +169,7 @@ class Attempts:
                 self._missing[topic, partition] = known
                 raise copy.copy(error)
         try:
-            await self._transactor.check(topic, partition)
+            await self._producer.check(topic, partition)
         except PublishError as error:
             self._missing[topic, partition] = error, loop.time() + _MISSING_S
             raise
@@ -191,7 +191,7 @@ class Attempts:
             return
         self.has_sent = True
         try:
-            await self._transactor.send(
+            await self._producer.send(
                 one.topic,
                 one.value,
                 key=one.key,
@@ -200,7 +200,7 @@ class Attempts:
                 timestamp_ms=one.timestamp_ms,
             )
         except (PublishError, ConsumerStateError) as error:
-            if self._transactor.is_open:
+            if self._producer.is_open:
                 # Only this message was refused; the transaction can still be committed.
                 raise
             if not self._window.is_open:
@@ -210,7 +210,7 @@ class Attempts:
             self._on_failure(error)
 
     def _raise_final_error(self, work: object) -> None:
-        """Raise the error of a record that has failed for good in an aborted transaction, instead of handling it."""
+        """Raise the error of a record that has failed for good in an aborted transaction; do nothing for others."""
         records = _records_of(work)
         # In a batch, the error would make the other records fail, too.
         if len(records) == 1 and (
@@ -219,7 +219,7 @@ class Attempts:
             raise error
 
     def _raise_refusal(self, work: object) -> None:
-        """Raise the error of a record whose result was too large in an aborted transaction."""
+        """Raise the error of a record whose result was too large in an aborted transaction; do nothing for others."""
         for record in _records_of(work):
             if error := self._refusals.result_error(record.topic_partition, record.offset):
                 raise error

@@ -51,7 +51,7 @@ class DeferredRecords:
     def next_due_at(
         self, now: float, delivered: Mapping[TopicPartition, int | None], waiting: Iterable[Record]
     ) -> float | None:
-        """Return the event loop time at which the next waiting record is due; None if no record waits for a time.
+        """Return the event loop time at which the next waiting record is due; None if no record has a due time.
 
         Args:
             now: event loop time.

@@ -60,7 +60,7 @@ class TransactionDelivery:
         group_view.watch(self._on_position_change)
 
     async def next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
-        """Return the next records to deliver; None if the caller must check the window first.
+        """Deliver the next records into the transaction, and return them; None if the window must be checked first.
 
         Args:
             room_of: returns how many records of a partition the handlers accept now.
@@ -78,7 +78,7 @@ class TransactionDelivery:
         if until is None:
             first = [one.first for one in undelivered.values()]
             until = self._deferred_records.next_due_at(now, self._group_view.next_offsets(), first)
-        if (found := self._next_undelivered(room_of)) is not None:
+        if (found := self._deliver_undelivered(room_of)) is not None:
             return found
         if (received := await self._slice_wait.wait(self._source.next_slice(room), until)) is None:
             return None
@@ -86,7 +86,7 @@ class TransactionDelivery:
         if position.has_stale_commit or self._deferred_records.may_hold_back(position.partition):
             self._may_have_moved |= position.has_stale_commit
             undelivered[position.partition] = UndeliveredRecords(position, lease)
-            return self._next_undelivered(room_of)
+            return self._deliver_undelivered(room_of)
         self._add_delivered(position, lease)
         return position, lease
 
@@ -95,7 +95,7 @@ class TransactionDelivery:
         self._slice_wait.end()
 
     def progressed(self) -> None:
-        """Look for records to deliver again, because records were finished or there is room for more."""
+        """Look again for records to deliver, because records were finished or there is room for more."""
         if self._slice_wait.is_waiting and (self._partitions.undelivered or self._is_open_without_work):
             # ``next`` waits for the consumer, which knows neither the undelivered records nor the window.
             self._slice_wait.end()
@@ -125,14 +125,14 @@ class TransactionDelivery:
                 self._window.add(0, self._loop.time())
         return self._may_have_moved
 
-    def _next_undelivered(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
-        """Return undelivered records of one partition that may be delivered now; None if there are none."""
+    def _deliver_undelivered(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
+        """Deliver records of ``undelivered`` of one partition, and return them; None if none may be delivered now."""
 
-        def take(records: Sequence[Record]) -> int:
+        def count_of(records: Sequence[Record]) -> int:
             room = self._room(records[0].topic_partition, records[0].offset, room_of)
             return len(self._deferred_records.first_of(records, room)) if room else 0
 
-        if (found := self._partitions.next_undelivered(take)) is None:
+        if (found := self._partitions.take_undelivered(count_of)) is None:
             return None
         position, lease = found
         self._add_delivered(position, lease)
@@ -143,6 +143,10 @@ class TransactionDelivery:
         return position, lease
 
     def _room(self, partition: TopicPartition, delivered: int | None, room_of: Callable[[TopicPartition], int]) -> int:
+        """Return how many records of a partition may be delivered from the offset ``delivered`` on.
+
+        If ``delivered`` is None, it is the next offset to deliver of the consumer.
+        """
         room = 0 if self._partitions.is_full(partition) else min(room_of(partition), self._window.room)
         if partition not in self._deferred_offsets or not room:
             return room

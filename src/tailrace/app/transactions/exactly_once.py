@@ -75,24 +75,25 @@ class TransactionOptions:
 
     def window_settings(self, handlers: Sequence[Handler]) -> WindowSettings:
         """Return the limits of the transactions of these handlers."""
-        waits_s = [0.0 if one.batch is None else one.batch.max_wait_ms / 1000 for one in handlers]
-        without_handlers = WindowSettings(
+        batch_waits_s = [0.0 if one.batch is None else one.batch.max_wait_ms / 1000 for one in handlers]
+        settings = WindowSettings(
             interval_s=self.transaction_interval_ms / 1000,
             max_records=self.transaction_max_records,
             timeout_s=self.transaction_timeout_ms / 1000,
-            batch_wait_s=max(waits_s, default=0.0),
+            batch_wait_s=max(batch_waits_s, default=0.0),
         )
-        works_s = [
-            without_handlers.default_handler_timeout_s(wait_s) if one.timeout_ms is None else one.timeout_ms / 1000
-            for one, wait_s in zip(handlers, waits_s, strict=True)
+        timeouts_s = [
+            settings.default_handler_timeout_s(wait_s) if one.timeout_ms is None else one.timeout_ms / 1000
+            for one, wait_s in zip(handlers, batch_waits_s, strict=True)
         ]
-        return replace(without_handlers, max_handler_s=max(works_s, default=0.0))
+        return replace(settings, max_handler_s=max(timeouts_s, default=0.0))
 
     def transactional_id_for(self, group_id: str, config: ConsumerConfig) -> str:
-        """Return the transactional id of a group's producer.
+        """Return the transactional id of a group's producer; a template without ``{group}`` gets the group as suffix.
 
         Raises:
-            ConfigurationError: the template has an unknown field, or uses ``group_instance_id``, which is not set.
+            ConfigurationError: the template has an unknown field, or contains ``{instance}`` although
+                ``group_instance_id`` is not set.
         """
         fields = {
             "group": group_id,
@@ -104,8 +105,8 @@ class TransactionOptions:
         }
         template = self.transactional_id
         if template is None:
-            # A dynamic member has a new id at each start, so it cannot abort the transaction that its predecessor left
-            # open. The broker aborts that transaction after its timeout.
+            # Without group_instance_id, each start uses a new id and cannot abort a transaction that the previous run
+            # left open. The broker aborts that transaction after its timeout.
             return f"{group_id}-{config.group_instance_id or uuid.uuid4().hex}"
         if re.search(r"\{instance\}", template) and config.group_instance_id is None:
             raise ConfigurationError(
@@ -122,9 +123,10 @@ class TransactionOptions:
 
 
 class KafkaAccess(NamedTuple):
-    """Access of one run of an app to Kafka: its sources and its publisher."""
+    """Sources and publisher through which an app uses Kafka during one run."""
 
     connect: Connect
+    """Returns the source for the topics of one group."""
     open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
     """Returns the context manager of the publisher."""
 
@@ -134,7 +136,7 @@ def transaction_options(delivery: object, **options: object) -> TransactionOptio
 
     Args:
         delivery: value of the option ``delivery``.
-        options: options that the user has set; the default replaces None and missing options.
+        options: other options of transactions, as the user has set them; None for an option that is not set.
 
     Raises:
         ConfigurationError: an option is invalid, or needs ``delivery="exactly_once"``.
@@ -167,14 +169,14 @@ def with_transactions(
         kafka: access without transactions; its publisher serves code outside of handlers.
         options: options of the app's transactions.
         config: resolved options of the consumers.
-        consumer_options: options of the consumers that the user has set.
+        consumer_options: options that the user has set for the consumers.
         observer: receives events.
     """
     sources: list[TransactionalSource] = []
 
     def connect(routes: Routes) -> TransactionalSource:
         group_id = routes.group_id
-        transactor = RenewingProducer(
+        producer = RenewingProducer(
             config,
             group_id,
             transactional_id=options.transactional_id_for(group_id, config),
@@ -185,7 +187,7 @@ def with_transactions(
         source = TransactionalSource(
             consumer,
             routes.retries,
-            transactor=transactor,
+            producer=producer,
             settings=options.window_settings(routes.handlers),
             metadata_bytes=config.offset_metadata_max_bytes,
             observer=observer,
@@ -212,7 +214,7 @@ class ContextPublisher:
     def __init__(self, outside: Publisher, sources: Sequence[TransactionalSource]) -> None:
         self._outside, self._sources = outside, sources
 
-    async def publish(  # noqa: PLR0913 - a record
+    async def publish(  # noqa: PLR0913 - fields of a record
         self,
         topic: str,
         value: bytes | None,
@@ -224,6 +226,7 @@ class ContextPublisher:
     ) -> Published | None:
         """Publish one message as ``Publisher.publish`` does; return None in a transaction."""
         publisher = current_publisher()
+        # A publisher that is not one of the sources belongs to a handler of another app.
         if publisher is None or publisher not in self._sources:
             publisher = self._outside
         return await publisher.publish(
@@ -237,12 +240,12 @@ def check_transactions(
     consumer_options: Mapping[str, Any],
     handlers: Sequence[Handler],
 ) -> None:
-    """Check that the options of consumers and handlers allow transactions with these options.
+    """Check that the options of consumers and handlers allow transactions.
 
     Args:
         options: options of the app's transactions.
         config: resolved options of the consumers.
-        consumer_options: options of the consumers that the user has set.
+        consumer_options: options that the user has set for the consumers.
         handlers: handlers of the app.
 
     Raises:
@@ -253,12 +256,12 @@ def check_transactions(
     if isolation_level != "read_committed":
         raise ConfigurationError(
             f"isolation_level={isolation_level!r} contradicts delivery='exactly_once': records of aborted transactions"
-            " would be handled - leave out isolation_level"
+            " would be handled - remove isolation_level, or the variable TAILRACE_ISOLATION_LEVEL"
         )
     if config.enable_auto_commit:
         raise ConfigurationError(
             "enable_auto_commit=True contradicts delivery='exactly_once': transactions commit the offsets"
-            " - leave out enable_auto_commit"
+            " - remove enable_auto_commit, or the variable TAILRACE_ENABLE_AUTO_COMMIT"
         )
     if not config.offset_metadata_max_bytes:
         raise ConfigurationError(
@@ -268,13 +271,13 @@ def check_transactions(
     longest_ms = options.window_settings(handlers).abort_age_s * 1000
     for handler in handlers:
         batch = handler.batch
-        waits_ms, works_ms = 0 if batch is None else batch.max_wait_ms, handler.timeout_ms or 0
-        if waits_ms + works_ms >= longest_ms:
-            times = [f"max_wait_ms={waits_ms}"] if waits_ms else []
-            times += [f"timeout_ms={works_ms}"] if works_ms else []
-            together = " together" if len(times) > 1 else ""
+        wait_ms, timeout_ms = 0 if batch is None else batch.max_wait_ms, handler.timeout_ms or 0
+        if wait_ms + timeout_ms >= longest_ms:
+            times = [f"max_wait_ms={wait_ms}"] if wait_ms else []
+            times += [f"timeout_ms={timeout_ms}"] if timeout_ms else []
+            in_total = " in total" if len(times) > 1 else ""
             raise ConfigurationError(
-                f"{handler.name}: {' and '.join(times)} must stay{together} below {longest_ms:.0f} ms, four fifths of"
+                f"{handler.name}: {' and '.join(times)} must be below {longest_ms:.0f} ms{in_total}, four fifths of"
                 f" transaction_timeout_ms={options.transaction_timeout_ms}, because slower transactions"
                 " are aborted - lower the handler's times, or raise transaction_timeout_ms"
             )

@@ -32,7 +32,7 @@ class GroupView(Protocol):
         """Return the positions whose start offset is not committed yet."""
 
     def advanced_positions(self) -> Sequence[Position]:
-        """Return the positions above their committed offset, whether they advanced past records or past gaps only."""
+        """Return the positions that are above their committed offset, even if only gaps lie between."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call ``on_change`` when a position may have changed."""
@@ -51,20 +51,20 @@ class GroupSource(Source, Protocol):
     """Source of a group's records that commits no offsets."""
 
     async def start(self, sink: RecordSink) -> int:
-        """Start to read for ``sink``; return the maximum number of records that may wait in one executor."""
+        """Start to read for ``sink``; return the maximum number of records that may wait for one handler."""
 
     def group_view(self) -> GroupView:
-        """Return the membership and positions of the consumer; the source must be started."""
+        """Return the interface to the consumer's membership and positions; the source must be started."""
 
 
 class TransactionCommitter(Protocol):
-    """Producer of one group's transactions; see ``app.transactions.renewing_producer``."""
+    """Producer of one group's transactions; see ``app.transactions.renewing_producer.RenewingProducer``."""
 
     async def start(self) -> None:
         """Initialize the producer id (KIP-98)."""
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Abort an open transaction."""
+        """Abort an open transaction and close the producer; see ``TransactionalProducer.close``."""
 
     async def begin(self) -> None:
         """Begin a transaction unless one is open."""
@@ -76,7 +76,7 @@ class TransactionCommitter(Protocol):
     async def check(self, topic: str, partition: int | None) -> None:
         """Check that a topic and, unless it is None, the partition exist."""
 
-    async def send(  # noqa: PLR0913 - a record
+    async def send(  # noqa: PLR0913 - fields of a record
         self,
         topic: str,
         value: bytes | None,
@@ -98,4 +98,4 @@ class TransactionCommitter(Protocol):
         """Commit the transaction with the offsets; see ``TransactionalProducer.commit``."""
 
     async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:
-        """Abort the transaction; ``is_timed_out`` is True if the broker may have aborted it already."""
+        """Abort the transaction because of ``cause``; ``is_timed_out`` is True if the broker may have aborted it."""

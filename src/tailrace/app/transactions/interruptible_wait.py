@@ -1,4 +1,4 @@
-"""Wait for a consumer's next records that can be ended early without a loss of records."""
+"""Wait that can be ended early, for the next records of a consumer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ResultT = TypeVar("ResultT")
 
 
 class InterruptibleWait:
-    """Waits of one task; at most one wait runs at a time."""
+    """Wait of one task for an awaitable; at most one wait runs at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -23,11 +23,16 @@ class InterruptibleWait:
         """True during a wait."""
         return self._waiting is not None
 
-    async def wait(self, coming: Awaitable[ResultT], until: float | None) -> ResultT | None:
-        """Return the result of ``coming``; None if the time ``until`` or a call of ``end`` comes first."""
+    async def wait(self, awaitable: Awaitable[ResultT], until: float | None) -> ResultT | None:
+        """Return the result of an awaitable; cancel it and return None at ``until`` or when ``end`` is called.
+
+        Args:
+            awaitable: awaitable that loses nothing if it is canceled.
+            until: event loop time; None for no limit.
+        """
         try:
             async with asyncio.timeout_at(until) as self._waiting:
-                return await coming
+                return await awaitable
         except TimeoutError:
             return None
         finally:

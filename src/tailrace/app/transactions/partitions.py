@@ -55,7 +55,7 @@ class TransactionPartition:
 
 @dataclass(slots=True, eq=False)
 class UndeliveredRecords:
-    """Fetched records of a partition that must not be delivered yet."""
+    """Records of one partition that the consumer has returned and that are not delivered to the handlers yet."""
 
     position: Position
     lease: Lease
@@ -69,22 +69,26 @@ class UndeliveredRecords:
 
     @property
     def may_be_delivered(self) -> bool:
-        """True if the partition is not halted, paused or dropped, and its start offset is committed."""
+        """True unless the partition is halted, paused or dropped, or its start offset is not committed yet."""
         position = self.position
         return self.lease.is_current and not (position.is_halted or position.is_paused or position.has_stale_commit)
 
 
 class TransactionPartitions:
-    """Partitions of the open transaction; the consumer reports halted and dropped partitions by ``halt`` and ``drop``.
+    """Partitions of the open transaction.
+
+    The consumer calls ``halt`` before it revokes a partition, and ``drop`` when the partition was revoked, lost, sought
+    or reset.
 
     Args:
         handler_group: handlers of the records.
-        on_halt: called when the consumer halts a partition of the transaction, before it revokes the partition.
-        on_loss: called when the consumer has dropped a partition, with True if it was part of the transaction.
+        on_halt: called by ``halt`` for a partition of the transaction.
+        on_drop: called by ``drop``, except during ``read_again``, with the partition and True if it was part of the
+            transaction.
         metadata_bytes: maximum size of commit metadata, which contains the offset map.
 
     Attributes:
-        undelivered: fetched records that must not be delivered yet, by partition.
+        undelivered: records that the consumer has returned and that are not delivered yet, by partition.
     """
 
     def __init__(
@@ -92,10 +96,10 @@ class TransactionPartitions:
         handler_group: HandlerGroup,
         *,
         on_halt: Callable[[], None],
-        on_loss: Callable[[TopicPartition, bool], None],
+        on_drop: Callable[[TopicPartition, bool], None],
         metadata_bytes: int,
     ) -> None:
-        self._handler_group, self._on_halt, self._on_loss = handler_group, on_halt, on_loss
+        self._handler_group, self._on_halt, self._on_drop = handler_group, on_halt, on_drop
         self._metadata_bytes = metadata_bytes
         self._partitions: dict[TopicPartition, TransactionPartition] = {}
         self._advanced: list[TransactionPartition] = []
@@ -111,7 +115,7 @@ class TransactionPartitions:
     # ---- called by the consumer --------------------------------------------------------------------------------
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start no more records of a partition; if it is part of the transaction, call ``on_halt``."""
+        """Start no more records of a partition; leave its unstarted records to the partition's next owner."""
         if (waiting := self.undelivered.pop(partition, None)) is not None:
             waiting.lease.abandon_left()
         if partition in self._partitions:
@@ -123,12 +127,12 @@ class TransactionPartitions:
         self.undelivered.pop(partition, None)
         self._handler_group.drop(partition)
         if not self._is_reading_again:
-            self._on_loss(partition, self._partitions.pop(partition, None) is not None)
+            self._on_drop(partition, self._partitions.pop(partition, None) is not None)
 
     # ---- for the transaction -----------------------------------------------------------------------------------
 
     def add_start_offsets(self, positions: Iterable[Position]) -> None:
-        """Add start offsets to commit before any record of their partitions is delivered."""
+        """Add partitions whose start offset must be committed before their first record is delivered."""
         for position in positions:
             assert position.progress is not None
             position.progress.hold()
@@ -137,7 +141,7 @@ class TransactionPartitions:
             )
 
     def add_advanced(self, positions: Iterable[Position]) -> None:
-        """Add positions that have advanced past control records and gaps since the last commit."""
+        """Note how far positions have advanced past control records and gaps; replaces the previous call's notes."""
         self._advanced.clear()
         for position in positions:
             progress = position.progress
@@ -150,7 +154,7 @@ class TransactionPartitions:
                 entry.end_offset, entry.leader_epoch = progress.delivered, position.delivered_epoch
 
     def add_delivered(self, position: Position, lease: Lease) -> None:
-        """Add delivered records."""
+        """Add records that were delivered to the handlers."""
         entry = self._partitions.get(position.partition)
         if entry is not None and entry.is_current:
             entry.end_offset, entry.leader_epoch = lease.end, position.delivered_epoch
@@ -159,11 +163,11 @@ class TransactionPartitions:
         lease.progress.hold()
         self._partitions[position.partition] = _new_partition(position, lease.progress, lease.end)
 
-    def next_undelivered(self, count_of: Callable[[Sequence[Record]], int]) -> tuple[Position, Lease] | None:
-        """Return undelivered records of one partition that may be delivered now; None if there are none.
+    def take_undelivered(self, count_of: Callable[[Sequence[Record]], int]) -> tuple[Position, Lease] | None:
+        """Remove the first undelivered records that may be delivered now, and return them; None if there are none.
 
         Args:
-            count_of: returns how many of a partition's undelivered records may be delivered now.
+            count_of: returns how many of one partition's undelivered records may be delivered now.
         """
         for partition, waiting in self.undelivered.items():
             if not waiting.may_be_delivered or not (count := count_of(waiting.lease.rest)):
@@ -175,22 +179,22 @@ class TransactionPartitions:
         return None
 
     def are_owned(self, group_view: GroupView) -> bool:
-        """Return True if all partitions of ``offsets`` still belong to the assignment in which they were added."""
+        """Return True if no partition of ``offsets`` was reassigned, sought or reset since it was added."""
         entries = (*self, *self._advanced)
         return all(entry.is_current and group_view.is_ours(entry.position) for entry in entries)
 
     @property
     def are_finished(self) -> bool:
-        """True if all records of the transaction are finished."""
+        """True if all records of the transaction are finished, except in reassigned, sought or reset partitions."""
         return all(not entry.is_current or entry.progress.lowest >= entry.end_offset for entry in self)
 
     @property
     def are_running(self) -> bool:
-        """True if a record runs or waits for its next attempt, and its partition was not dropped after its start."""
+        """True if a record that has started is unfinished, unless its partition was dropped meanwhile."""
         return self._handler_group.runs_current_records
 
     @property
-    def has_held_records(self) -> bool:
+    def waits_for_paused_handler(self) -> bool:
         """True if no record runs and records wait for a paused handler."""
         return self._handler_group.waits_for_paused_handler
 
@@ -204,7 +208,7 @@ class TransactionPartitions:
         self._handler_group.hurry()
 
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets to commit, and update each ``map_fill``; no handler may run meanwhile.
+        """Return the offsets to commit, and update each ``map_fill``; must not be called while a handler runs.
 
         Raises:
             PublishError: an offset map does not fit into ``offset_metadata_max_bytes``.
@@ -221,7 +225,7 @@ class TransactionPartitions:
     def topic_ids(self) -> dict[TopicPartition, UUID]:
         """Return the known topic ids of the partitions in ``offsets``."""
         entries = (*self, *self._advanced)
-        return {one.position.partition: one.topic_id for one in entries if one.topic_id is not None}
+        return {entry.position.partition: entry.topic_id for entry in entries if entry.topic_id is not None}
 
     def have_changed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
         """Return True if a commit of ``offsets`` would change the committed offsets or metadata."""
@@ -252,14 +256,17 @@ class TransactionPartitions:
         return entry is not None and entry.map_fill > _MAX_MAP_FILL
 
     def leave_unstarted(self) -> None:
-        """Leave records that have not started to the next owners of their partitions, and forget all partitions."""
+        """Leave the unstarted records to the next owners of their partitions, and forget all partitions."""
         for entry in self:
             self._handler_group.halt(entry.position.partition)
             entry.progress.release()
         self._partitions.clear()
 
     def read_again(self, group_view: GroupView, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Have the records of the transaction read again from the committed offsets, and forget all partitions."""
+        """Have the records of the transaction read again, and forget all partitions.
+
+        Each partition continues at its offset in ``committed``, or at its first record in the transaction.
+        """
         self._is_reading_again = True
         try:
             for entry in self:

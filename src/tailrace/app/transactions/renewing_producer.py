@@ -1,4 +1,4 @@
-"""Transactional producer of one group that is replaced by a new producer after a fatal error."""
+"""Producer of one group's transactions that recovers from fatal errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_PAUSE_MS = 5_000
 
 
 class RenewingProducer:
-    """Producer with a fixed transactional id that replaces its TransactionalProducer when that has failed.
+    """Producer with a fixed transactional id that uses a new ``TransactionalProducer`` after a fatal error.
 
     Args:
         config: brokers, security and timeouts.
@@ -55,9 +55,9 @@ class RenewingProducer:
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, _MAX_PAUSE_MS)
         self._producer: TransactionalProducer | None = None
         self._is_begun = False
-        """True from ``begin`` to ``commit`` or ``abort``, even if the transaction was aborted otherwise meanwhile."""
+        """True from ``begin`` to ``commit`` or ``abort``, even if the producer has failed meanwhile."""
         self._is_refused = False
-        """True if the brokers have refused a producer id for good."""
+        """True if a producer could not start because of a fatal error."""
 
     async def start(self) -> None:
         """Start a producer, which fences earlier producers with the same transactional id.
@@ -82,11 +82,11 @@ class RenewingProducer:
             await producer.close(timeout_s)
 
     async def begin(self) -> None:
-        """Begin a transaction unless one is open; retry without limit while brokers are unreachable.
+        """Begin a transaction unless one is open; retry without limit after errors that are not fatal.
 
         Raises:
             ProducerFencedError: another process uses the same transactional id.
-            TailraceError: the error is not retriable.
+            TailraceError: the error is fatal.
         """
         if self._is_begun:
             return
@@ -120,7 +120,7 @@ class RenewingProducer:
         if self._producer is not None:
             await self._producer.check(topic, partition)
 
-    async def send(  # noqa: PLR0913 - a record
+    async def send(  # noqa: PLR0913 - fields of a record
         self,
         topic: str,
         value: bytes | None,
@@ -149,7 +149,7 @@ class RenewingProducer:
         topic_ids: Mapping[TopicPartition, UUID],
         current_identity: Callable[[], Identity | None],
     ) -> None:
-        """Commit the transaction with the offsets; repeat a commit whose outcome is unknown.
+        """Commit the transaction with the offsets; repeat the request while its outcome is unknown.
 
         Raises:
             TailraceError: nothing was committed, or the producer has failed and the outcome stays unknown.
@@ -170,7 +170,7 @@ class RenewingProducer:
             await self._pause(failures)
 
     async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:
-        """Abort the transaction; retry without limit while brokers are unreachable. A failed producer is replaced.
+        """Abort the transaction; retry without limit after errors that are not fatal. A failed producer is replaced.
 
         Args:
             cause: reason of the abort.
@@ -179,6 +179,7 @@ class RenewingProducer:
 
         Raises:
             ProducerFencedError: another process uses the same transactional id.
+            TailraceError: see ``begin``.
         """
         self._is_begun, failures = False, 0
         while (producer := self._producer) is not None:

@@ -1,4 +1,4 @@
-"""Rewind to the committed offsets after an abort.
+"""Rewind of the consumer to the committed offsets after an abort.
 
 The committed offsets are fetched from the coordinator, because a commit whose outcome is unknown may have succeeded.
 """

@@ -43,9 +43,9 @@ WorkT = TypeVar("WorkT")
 _MAX_PAUSE_MS = 5_000
 """Maximum pause in milliseconds after an abort."""
 _IDENTITY_CHECK_S = 0.02
-"""Seconds between two checks for a generation of the group, without which no commit is possible."""
+"""Seconds between two checks whether the member is in a generation of the group; without one, it cannot commit."""
 _CLOSING_S = 5.0
-"""Maximum time in seconds to abort the open transaction when the source stops."""
+"""Maximum time in seconds for the abort of the open transaction when the source stops."""
 _STALLED_TIMEOUTS = 3
 """Time without a commit after which transactions count as stalled, as a multiple of the transaction timeout."""
 
@@ -56,7 +56,7 @@ class TransactionalSource:
     Args:
         source: source that reads the records and commits no offsets.
         retry_topics: retry topics of the group by name; their records are delivered when they are due.
-        transactor: producer of the transactions.
+        producer: producer of the transactions.
         settings: limits of transactions.
         observer: receives events.
         metadata_bytes: maximum size of commit metadata, which contains the offset map.
@@ -67,20 +67,21 @@ class TransactionalSource:
         source: GroupSource,
         retry_topics: Mapping[str, RetryTopic],
         *,
-        transactor: TransactionCommitter,
+        producer: TransactionCommitter,
         settings: WindowSettings,
         observer: Observer,
         metadata_bytes: int = 4_096,
     ) -> None:
         self._source, self._deferred_records = source, DeferredRecords(retry_topics, source.wall_clock)
-        self._transactor, self._observer = transactor, observer
+        self._producer, self._observer = producer, observer
         self._settings, self._window, self._metadata_bytes = settings, Window(settings), metadata_bytes
         self._deferred_offsets = self._deferred_records.deferred_offsets
         self._failure_counts = FailureCounts()
         self._refusals = RefusedRecords()
-        self._attempts = Attempts(transactor, self._window, self._failure_counts, self._refusals, self._on_failure)
+        self._attempts = Attempts(producer, self._window, self._failure_counts, self._refusals, self._on_failure)
         self._backoff = Backoff.of_ms(100, _MAX_PAUSE_MS)
         self._failures = 0
+        """Number of aborts with a backoff since the last commit."""
         self._is_committing = self._is_stopping = False
         self._handler_group_or_none: HandlerGroup | None = None
         self._partitions_or_none: TransactionPartitions | None = None
@@ -97,7 +98,7 @@ class TransactionalSource:
 
     @property
     def transactions(self) -> TransactionalSource:
-        """This source."""
+        """The source itself."""
         return self
 
     def wall_clock(self) -> float:
@@ -111,16 +112,16 @@ class TransactionalSource:
     # ---- called by the group runtime ---------------------------------------------------------------------------
 
     async def start(self, sink: HandlerGroup) -> int:
-        """Start the producer, then the consumer; return the maximum number of records that may wait in one executor.
+        """Start the producer, then the consumer; return the maximum number of records that may wait for one handler.
 
         Raises:
             TailraceError: see ``TransactionalProducer.start`` and ``Consumer.start``.
         """
         self._handler_group_or_none = sink
         self._partitions_or_none = TransactionPartitions(
-            sink, on_halt=self._commit_soon, on_loss=self._on_loss, metadata_bytes=self._metadata_bytes
+            sink, on_halt=self._commit_soon, on_drop=self._on_drop, metadata_bytes=self._metadata_bytes
         )
-        await self._transactor.start()
+        await self._producer.start()
         max_waiting = await self._source.start(self._partitions)
         self._group_view_or_none = self._source.group_view()
         self._delivery_or_none = TransactionDelivery(
@@ -132,12 +133,12 @@ class TransactionalSource:
         """Abort the open transaction and leave the group."""
         self._stall.end()
         try:
-            await self._transactor.close(_CLOSING_S)
+            await self._producer.close(_CLOSING_S)
         finally:
             await self._source.stop()
 
     def progressed(self) -> None:
-        """Look for records to deliver again, because records were finished or there is room for more."""
+        """Look again for records to deliver, because records were finished or there is room for more."""
         if self._delivery_or_none is not None:
             self._delivery_or_none.progressed()
         self._progress.set()
@@ -155,7 +156,10 @@ class TransactionalSource:
                 await self._no_transaction_open.wait()
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Return the next records of one partition in an open transaction; commit and abort transactions before that.
+        """Deliver the next records of one partition, and return them; before that, end transactions that are due.
+
+        Args:
+            room_of: returns how many records of a partition the handlers accept now.
 
         Raises:
             TailraceError: reading has failed, or no transaction can be begun any more.
@@ -165,13 +169,13 @@ class TransactionalSource:
             # ``are_finished`` is slow with many partitions, so it is evaluated only if no more records are delivered.
             takes = self._window.takes_records(now, is_gathering=gathers)
             is_done = not takes and self._partitions.are_finished
-            is_idle = not takes and not self._partitions.are_running and not self._partitions.has_held_records
+            is_idle = not takes and not self._partitions.are_running and not self._partitions.waits_for_paused_handler
             step = self._window.step(now, is_done=is_done, is_idle=is_idle, is_gathering=gathers)
             match step:
                 case WindowStep.FEED if self._is_stopping and not self._window.is_open:
                     await self._progress.wait()
                 case WindowStep.FEED:
-                    await self._transactor.begin()
+                    await self._producer.begin()
                     found = await self._delivery.next(room_of)
                     if self._window.is_open:
                         self._no_transaction_open.clear()
@@ -189,7 +193,7 @@ class TransactionalSource:
 
     # ---- called by handlers ------------------------------------------------------------------------------------
 
-    async def publish(  # noqa: PLR0913 - a record
+    async def publish(  # noqa: PLR0913 - fields of a record
         self,
         topic: str,
         value: bytes | None,
@@ -203,7 +207,7 @@ class TransactionalSource:
         await self._attempts.publish(PendingRecord(topic, value, key, headers, partition, timestamp_ms))
 
     def wrap_call(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
-        """Return a call of ``handle`` whose messages are published only if the call succeeds."""
+        """Return a function that calls ``handle`` and publishes the handler's messages only if the call succeeds."""
         return self._attempts.wrap_call(self, handle)
 
     @property
@@ -227,7 +231,7 @@ class TransactionalSource:
         """Have the open transaction aborted; its other records are then handled again without ``record``.
 
         After ``seconds`` at the earliest, ``record`` is delivered again, in a transaction of its own. Later records of
-        its partition wait until it is finished.
+        the partition wait until ``record`` is finished. ``is_given_up`` is True if ``record`` has failed for good.
         """
         if record.topic_partition not in self._partitions.partitions():
             # The partition was revoked.
@@ -241,7 +245,7 @@ class TransactionalSource:
             f"{record.topic_partition} offset {record.offset} failed; the records before it are handled again in a"
             " transaction without it"
         )
-        self._abort_soon(PublishError(reason), is_at_fault=False)
+        self._abort_soon(PublishError(reason), needs_backoff=False)
 
     def default_timeout_ms(self, max_wait_ms: int) -> int:
         """Return the ``timeout_ms`` of a handler that has none, and whose batches wait ``max_wait_ms`` for records."""
@@ -249,7 +253,7 @@ class TransactionalSource:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds without a commit although records wait for one; 0 below a limit."""
+        """Seconds without a commit although records wait for one; 0 below three transaction timeouts."""
         return self._stall.stalled_s
 
     @property
@@ -259,7 +263,10 @@ class TransactionalSource:
 
     @property
     def are_settled(self) -> bool:
-        """True if no transaction is open, and each waiting record has failed for good or comes after one that has."""
+        """True if no transaction is open, and all waiting records wait for one that has failed for good.
+
+        Records that come after such a record in its partition wait until it is finished.
+        """
         if self._window.is_open or len(self._deferred_offsets) > self._deferred_offsets.count_given_up:
             return False
         undelivered = self._partitions.undelivered.values()
@@ -271,8 +278,8 @@ class TransactionalSource:
         self._window.cut()
         self._check_window_soon()
 
-    def _abort_soon(self, error: TailraceError, *, is_at_fault: bool) -> None:
-        self._window.require_abort(error, needs_backoff=is_at_fault)
+    def _abort_soon(self, error: TailraceError, *, needs_backoff: bool) -> None:
+        self._window.require_abort(error, needs_backoff=needs_backoff)
         self._check_window_soon()
 
     def _on_failure(self, error: TailraceError) -> None:
@@ -282,7 +289,7 @@ class TransactionalSource:
                     self._observer.emit(TopicRecreated(one.position.partition, one.end_offset))
         # Two errors need no backoff: after PublishTooLargeError, smaller transactions isolate the record with the large
         # result; after TopicRecreatedError, the new topic is read.
-        self._abort_soon(error, is_at_fault=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
+        self._abort_soon(error, needs_backoff=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
 
     def _check_window_soon(self) -> None:
         """Make ``next_slice`` check the window now."""
@@ -290,20 +297,23 @@ class TransactionalSource:
         if self._delivery_or_none is not None:
             self._delivery_or_none.interrupt()
 
-    def _on_loss(self, partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
+    def _on_drop(self, partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
         self._deferred_offsets.remove(partition)
         self._failure_counts.forget(partition)
         self._refusals.forget(partition)
-        # The coordinator decides whether a commit that was sent already succeeds.
+        # If the commit was sent already, the coordinator decides whether it succeeds.
         if was_in_transaction and not self._is_committing:
             self._abort_soon(
-                PublishError(f"{partition} was lost before its transaction was committed"), is_at_fault=False
+                PublishError(f"{partition} was lost before its transaction was committed"), needs_backoff=False
             )
 
     async def _wait_for_records(self, step: WindowStep, now: float) -> None:
-        """Wait until records are finished; with ``WindowStep.CUT``, start no more records meanwhile."""
-        if self._partitions.has_held_records:
-            self._abort_soon(PublishError("records of the transaction wait for a paused handler"), is_at_fault=False)
+        """Wait for a finished record or the next deadline; with ``WindowStep.CUT``, start no more records meanwhile.
+
+        If records wait for a paused handler, have the transaction aborted instead.
+        """
+        if self._partitions.waits_for_paused_handler:
+            self._abort_soon(PublishError("records of the transaction wait for a paused handler"), needs_backoff=False)
             return
         if step is WindowStep.CUT:
             self._handler_group.hold_starts()
@@ -312,7 +322,10 @@ class TransactionalSource:
         await self._progress.wait(self._window.next_deadline(now))
 
     async def _commit(self) -> None:
-        """Commit the transaction; if that is impossible, have it aborted."""
+        """Commit the transaction; while the member is in no generation of the group, wait instead.
+
+        If the commit fails, or the member is in no generation for too long, have the transaction aborted.
+        """
         group_view = self._group_view
         identity = group_view.identity
         if identity is None:
@@ -320,7 +333,7 @@ class TransactionalSource:
             until = self._loop.time() + _IDENTITY_CHECK_S
             if self._window.abort_at is not None and until >= self._window.abort_at:
                 self._abort_soon(
-                    PublishError("the member was in no generation of the group for too long"), is_at_fault=False
+                    PublishError("the member was in no generation of the group for too long"), needs_backoff=False
                 )
             else:
                 await self._progress.wait(until)
@@ -333,7 +346,7 @@ class TransactionalSource:
             if not self._attempts.has_sent and not self._partitions.have_changed(offsets):
                 self._skip_commit()
                 return
-            await self._transactor.commit(
+            await self._producer.commit(
                 offsets,
                 identity,
                 self._partitions.topic_ids(),
@@ -360,13 +373,13 @@ class TransactionalSource:
         self._window.end_committed(self._loop.time(), carried=self._count_carried(), is_searching=bool(self._refusals))
         if self._window.is_open:
             # The records that have not started belong to the next transaction, which must be open when they publish.
-            await self._transactor.begin()
+            await self._producer.begin()
         self._after_end()
 
     def _count_carried(self) -> int:
-        """Return the number of records that have not started and move to the next transaction.
+        """Return the number of unstarted records, which move to the next transaction.
 
-        While the source stops, leave these records to the next owners of their partitions and return 0.
+        While the source stops, leave these records to the next owners of their partitions and return 0 instead.
         """
         if self._is_stopping:
             self._partitions.leave_unstarted()
@@ -378,7 +391,7 @@ class TransactionalSource:
         self._after_end()
 
     def _after_end(self, *, is_failure: bool = False) -> None:
-        """Continue after the end of a window; ``is_failure`` is True after an abort that counts as a stall."""
+        """Continue after the end of a window; with ``is_failure``, the time of the stall watch goes on."""
         self._attempts.has_dead_letter = self._attempts.has_sent = False
         if self._window.is_open:
             self._stall.begin()
@@ -410,7 +423,7 @@ class TransactionalSource:
         self._observer.emit(TransactionAborted(self._group_view.group_id, self._window.count, str(error), error))
         for partition in self._partitions.partitions():
             self._handler_group.halt(partition)
-        await self._transactor.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
+        await self._producer.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
         # Wait for running handlers, whose messages must not join the next transaction.
         until = self._loop.time() + self._settings.timeout_s
         while self._partitions.are_running and self._loop.time() < until:
@@ -430,7 +443,7 @@ class TransactionalSource:
         self._after_end(is_failure=is_failure)
 
     def _note_too_large(self, error: TailraceError) -> None:
-        """Note a result that is too large, if its record was the only one of the transaction and so is known."""
+        """Note that a message was too large, if the transaction had a single record, which the message belongs to."""
         if (
             isinstance(error, PublishTooLargeError)
             and self._window.count == 1

@@ -9,7 +9,7 @@ __all__ = ["StallWatch"]
 
 
 class StallWatch:
-    """Timer that runs while records wait for a commit, and reports a stall when it reaches its limit.
+    """Timer that runs while records wait for a commit, and reports a stall after ``limit_s``.
 
     Args:
         limit_s: seconds without a commit that count as a stall.
