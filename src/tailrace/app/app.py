@@ -407,7 +407,7 @@ class App(Handlers):
             ConsumerStateError: The app is not started, or has no such handler.
         """
         for executor in self._executors_of(handler):
-            executor.hold()
+            executor.pause_handler()
 
     def resume(self, handler: HandlerFunction) -> None:
         """Resume a paused handler.
@@ -416,7 +416,7 @@ class App(Handlers):
             ConsumerStateError: The app is not started, or has no such handler.
         """
         for executor in self._executors_of(handler):
-            executor.release()
+            executor.resume_handler()
 
     def is_paused(self, handler: HandlerFunction) -> bool:
         """Return True if a handler is paused.
@@ -424,7 +424,7 @@ class App(Handlers):
         Raises:
             ConsumerStateError: The app is not started, or has no such handler.
         """
-        return any(executor.is_held for executor in self._executors_of(handler))
+        return any(executor.is_paused for executor in self._executors_of(handler))
 
     # ---- publishing --------------------------------------------------------------------------------------------
 

@@ -15,15 +15,15 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["BatchExecutor"]
 
 Attempt: TypeAlias = Callable[[list[Record]], Awaitable[FailuresByIndex]]
-"""Calls the handler for a batch; returns the failed records."""
+"""Calls the handler for a batch; returns the failures."""
 
 
 class BatchExecutor(Executor[RunningBatch]):
     """Executor for the batches of one handler.
 
     Args:
-        attempt: calls the handler for a batch; returns the failed records.
-        recover: finishes a batch with failed records.
+        attempt: calls the handler for a batch; returns the failures.
+        recover: retries or gives up the failed records of a batch.
         options: order and limits.
         limits: maximum size and age of a batch; the batch is due when it reaches one of them.
     """
@@ -45,7 +45,10 @@ class BatchExecutor(Executor[RunningBatch]):
         self._timer: asyncio.TimerHandle | None = None
 
     def room_of(self, partition: TopicPartition) -> int:
-        """Return how many records of a partition may be added now; 0 until the batch started last suspends or ends."""
+        """Return how many records of a partition may be added now.
+
+        After the start of a batch, that is 0 until its handler suspends or ends.
+        """
         # Records that are decoded long before their handler runs have left the processor's cache by then.
         return 0 if self._last_started is not None else super().room_of(partition)
 

@@ -67,10 +67,9 @@ def returning_failures(call: BatchCall, prepared: PreparedHandler, where: str) -
 
 
 def raising_if_all_fail(call: BatchCall) -> BatchCall:
-    """Return a call that raises if all records fail.
+    """Return a call that raises an error if all records fail, so that the messages of the call are dropped.
 
-    The transaction then discards the messages of the call. If only some records fail, it keeps the messages, which
-    belong to the other records.
+    If only some records fail, the messages are published, because they are the results of the other records.
     """
 
     async def call_raising_if_all_fail(records: list[Record]) -> FailuresByIndex:

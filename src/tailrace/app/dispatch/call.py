@@ -164,7 +164,7 @@ def _publishing_batch(call: UnitCall, results: ResultPublisher, where: str) -> U
 
 
 def _with_first_read(call: UnitCall, own_topics: Container[str], *, is_batch: bool) -> UnitCall:
-    """Return a call that passes a record of one of ``own_topics`` on as it was when it was first read."""
+    """Return a call in which each record of ``own_topics`` is replaced by the record as it was first read."""
 
     def original(record: Record) -> Record:
         return first_read(record) if record.topic in own_topics else record

@@ -27,7 +27,7 @@ __all__ = ["Executor", "ExecutorOptions", "Recover"]
 WorkT = TypeVar("WorkT", bound=Work)
 
 Recover: TypeAlias = Callable[[Any, Any, FailuresByIndex], Awaitable[None]]
-"""Retries or gives up failed work; called with the executor, the work and its failures. An error of it ends the app."""
+"""Retries or gives up failed work; called with the executor, the work and its failures. If it raises, the app ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class ExecutorOptions:
     Attributes:
         order_by: order in which records are handled.
         concurrency: maximum number of records, or batches, that run at once.
-        window: maximum number of records that wait in the executor, to start or for another attempt.
+        window: maximum number of records that wait in the executor for their first or another attempt.
         on_progress: called when work is finished or there is room for more records.
         on_full: called when so many records wait for a record that no more records of its partition are added. The
             arguments are that record, and the number of records that wait in its lane or partition.
@@ -61,7 +61,7 @@ class Executor(ABC, Generic[WorkT]):
         options: order and limits.
 
     Attributes:
-        is_held: True between ``hold`` and ``release``.
+        is_paused: True from ``pause_handler`` to ``resume_handler``.
         handles_batches: True if the handler is called with batches.
         meter: durations and outcomes of the handler's calls.
     """
@@ -79,7 +79,7 @@ class Executor(ABC, Generic[WorkT]):
         """Progress of each partition's latest assignment epoch."""
         self._loop = asyncio.get_running_loop()
         self._workers: Workers[WorkT] = Workers(options.concurrency, self._ended)
-        self.is_held = self._are_starts_held = False
+        self.is_paused = self._are_starts_held = False
         self._may_start = True
         self.meter = CallMeter()
 
@@ -87,7 +87,7 @@ class Executor(ABC, Generic[WorkT]):
 
     def room_of(self, partition: TopicPartition) -> int:
         """Return how many records of a partition may be added now."""
-        return 0 if self.is_held else self._queue.room_of(partition)
+        return 0 if self.is_paused else self._queue.room_of(partition)
 
     def add(self, lease: Lease) -> None:
         """Add the next records of a partition, and start the work that may start now."""
@@ -96,7 +96,7 @@ class Executor(ABC, Generic[WorkT]):
         self._start_due()
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start no more records of a partition, and leave records that have not started to the next owner."""
+        """Start no more records of a partition, and leave its records that do not run to the next owner."""
         self._mark_suspended()
         if (progress := self._progress.get(partition)) is not None:
             progress.halt()
@@ -108,7 +108,7 @@ class Executor(ABC, Generic[WorkT]):
             self._leave_paused_work(partition)
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition; its started records are not committed, and its failed records are not retried."""
+        """Forget a partition that was revoked, lost, sought or reset; retry none of its failed records."""
         self._mark_suspended()
         self._queue.drop(partition)
         if (progress := self._progress.pop(partition, None)) is not None:
@@ -117,22 +117,22 @@ class Executor(ABC, Generic[WorkT]):
 
     # ---- starts --------------------------------------------------------------------------------------------------
 
-    def hold(self) -> None:
-        """Start no more work until ``release``; started work continues."""
-        # A handler may call this. Its worker then counts as suspended, so it checks ``is_held`` before its next record.
+    def pause_handler(self) -> None:
+        """Accept and start no more records until ``resume_handler``; started records continue."""
+        # A handler may call this. Its worker then counts as suspended, and checks ``is_paused`` before its next record.
         self._mark_suspended()
-        self.is_held = True
+        self.is_paused = True
         self._update_starts()
         self._on_progress()
 
-    def release(self) -> None:
-        """End ``hold``."""
-        self.is_held = False
+    def resume_handler(self) -> None:
+        """End ``pause_handler``."""
+        self.is_paused = False
         self._update_starts()
         self._on_progress()
 
     def hold_starts(self) -> None:
-        """Start no work until ``allow_starts``, even after ``release``; called before a transaction is committed."""
+        """Start no work from now to ``allow_starts``, even if the handler is resumed; used while a transaction ends."""
         self._mark_suspended()
         self._are_starts_held = True
         self._update_starts()
@@ -153,15 +153,17 @@ class Executor(ABC, Generic[WorkT]):
 
     def _update_starts(self) -> None:
         """Update ``_may_start``, and start the work that may start now."""
-        # ``_may_start`` is an attribute instead of a property, because it is read for each suspended record.
+        # ``_may_start`` is an attribute instead of a property, because it is read for each record.
         workers = self._workers
-        self._may_start = not (self.is_held or self._are_starts_held or workers.is_ending or workers.first_error.done())
+        self._may_start = not (
+            self.is_paused or self._are_starts_held or workers.is_ending or workers.first_error.done()
+        )
         self._start_due()
 
     # ---- run and state -------------------------------------------------------------------------------------------
 
-    async def run(self, cleaning_up_s: float) -> None:
-        """Start work until canceled; then cancel the running handlers and wait ``cleaning_up_s`` seconds for them.
+    async def run(self, cleanup_s: float) -> None:
+        """Start work until canceled; then cancel the running handlers and wait up to ``cleanup_s`` seconds for them.
 
         Raises:
             Exception: an error ends the app, such as HandlerFailedError with ``on_failure="stop"``.
@@ -173,7 +175,7 @@ class Executor(ABC, Generic[WorkT]):
             self._mark_suspended()
             self._workers.is_ending = True
             self._update_starts()
-            await self._workers.end(cleaning_up_s)
+            await self._workers.end(cleanup_s)
 
     @property
     @abstractmethod
@@ -186,9 +188,9 @@ class Executor(ABC, Generic[WorkT]):
         return self._queue.waiting
 
     @property
-    def has_held_records(self) -> bool:
-        """True if records wait until ``release`` is called."""
-        return self.is_held and self._queue.waiting > 0
+    def has_paused_records(self) -> bool:
+        """True if the handler is paused and records wait for it."""
+        return self.is_paused and self._queue.waiting > 0
 
     @property
     def longest_s(self) -> float:
@@ -213,7 +215,7 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     def runs_current_records(self) -> bool:
-        """True if a record runs or waits for its next attempt, and its partition was not dropped after its start."""
+        """True if a record runs or waits for its next attempt, unless its partition was dropped since its start."""
         running = [work.leases for work in self._workers if work.records]
         # Work without a lease has not suspended, so its partition cannot have been dropped since its start.
         return any(not leases or any(lease.is_current for lease in leases) for leases in running)
@@ -235,7 +237,7 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     def failure(self) -> BaseException | None:
-        """Error that ends the app, or None."""
+        """Error with which the handler has ended the app; None if there is none."""
         return self._workers.first_error.exception() if self._workers.first_error.done() else None
 
     # ---- failed work ---------------------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ class Executor(ABC, Generic[WorkT]):
         return error if isinstance(error, Exception) else self_cancellation_failure()
 
     async def pause_all(self, work: WorkT, seconds: float) -> bool:
-        """Wait before the next attempt; return False if the partitions of all records were halted or dropped."""
+        """Wait ``seconds`` for the next attempt; return False if all partitions of the records are halted or dropped."""
         self._mark_suspended()
         self._leave_halted_partitions(work)
         if work.records:
@@ -271,7 +273,7 @@ class Executor(ABC, Generic[WorkT]):
         return bool(work.records)
 
     async def pause(self, record: Record, seconds: float) -> bool:
-        """Wait before a failed record is sent again; return False if its partition was halted or dropped."""
+        """Wait ``seconds`` before a failed record is sent again; return False if its partition is halted or dropped."""
         self._mark_suspended()
         work, partition = self._work_of(record), record.topic_partition
         if work is None:

@@ -120,8 +120,8 @@ class GroupRuntime:
         )
         self._runtimes = [handler_runtime(bound, context) for bound in self._bound_handlers]
 
-    async def run(self, cleaning_up_s: float) -> None:
-        """Handle records until canceled; then cancel the running handlers and wait ``cleaning_up_s`` seconds for them.
+    async def run(self, cleanup_s: float) -> None:
+        """Handle records until canceled; then cancel running handlers and wait up to ``cleanup_s`` seconds for them.
 
         Raises:
             HandlerFailedError: a record failed for good, and ``on_failure="stop"`` is set.
@@ -129,7 +129,7 @@ class GroupRuntime:
         """
         async with anyio.create_task_group() as tasks:
             for one in self._runtimes:
-                tasks.start_soon(self._run_handler, one, cleaning_up_s)
+                tasks.start_soon(self._run_handler, one, cleanup_s)
             tasks.start_soon(self._read_records)
             tasks.start_soon(self._retry_topic_records.run)
 
@@ -150,7 +150,7 @@ class GroupRuntime:
 
     @property
     def failure(self) -> BaseException | None:
-        """Error of a handler that ends the app, or None."""
+        """Error with which a handler has ended the app; None if there is none."""
         return next(filter(None, (one.executor.failure for one in self._runtimes)), None)
 
     @property
@@ -179,13 +179,13 @@ class GroupRuntime:
 
     @property
     def waiting(self) -> int:
-        """Number of records that failed for good and block their lane, because they could not be written to a topic."""
+        """Number of records that failed for good and block their lane until another attempt or write succeeds."""
         deferred = 0 if self._transactions is None else self._transactions.waiting
         return deferred + sum(one.recovery.waiting for one in self._runtimes)
 
     @property
     def stalled_s(self) -> float:
-        """Seconds without a commit of a transaction although records wait for one; 0 below a limit."""
+        """Seconds without a commit of a transaction although records wait for one; see ``TransactionsStalled``."""
         return 0.0 if self._transactions is None else self._transactions.stalled_s
 
     def handler_statistics(self) -> list[HandlerStatistics]:
@@ -209,7 +209,7 @@ class GroupRuntime:
 
     @property
     def runs_current_records(self) -> bool:
-        """True if a record runs or waits for its next attempt, and its partition was not dropped after its start."""
+        """True if a record runs or waits for its next attempt, unless its partition was dropped since its start."""
         return any(one.executor.runs_current_records for one in self._runtimes)
 
     @property
@@ -230,7 +230,7 @@ class GroupRuntime:
     @property
     def waits_for_paused_handler(self) -> bool:
         """True if no record runs and records wait for a paused handler."""
-        return not self.is_running and any(one.executor.has_held_records for one in self._runtimes)
+        return not self.is_running and any(one.executor.has_paused_records for one in self._runtimes)
 
     @property
     def is_gathering(self) -> bool:
@@ -245,27 +245,27 @@ class GroupRuntime:
     # ---- called by the reader ----------------------------------------------------------------------------------
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start no more records of a partition, and leave records that have not started to the next owner."""
+        """Start no more records of a partition, and leave its unstarted records to the next owner."""
         self._retry_topic_records.halt(partition)
         for one in self._runtimes:
             one.executor.halt(partition)
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition."""
+        """Forget a partition that was revoked, lost, sought or reset."""
         self._retry_topic_records.drop(partition)
         for one in self._runtimes:
             one.executor.drop(partition)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    async def _run_handler(self, handler_runtime: HandlerRuntime, cleaning_up_s: float) -> None:
+    async def _run_handler(self, handler_runtime: HandlerRuntime, cleanup_s: float) -> None:
         try:
-            await handler_runtime.executor.run(cleaning_up_s)
+            await handler_runtime.executor.run(cleanup_s)
         finally:
             for record in handler_runtime.executor.first_unfinished:
                 name, partition = handler_runtime.handler.name, record.topic_partition
                 self.left_behind.append(name)
-                self._observer.emit(HandlerAbandoned(name, partition, record.offset, cleaning_up_s))
+                self._observer.emit(HandlerAbandoned(name, partition, record.offset, cleanup_s))
 
     async def _read_records(self) -> None:
         count = 0
@@ -277,7 +277,7 @@ class GroupRuntime:
             else:
                 self._dispatch(lease)
             if count >= FEW_RECORDS:
-                # Let the handlers run before more records are read. Handlers that do not suspend make room for them.
+                # Let the handlers run before more records are read, because those that do not suspend make room.
                 count = 0
                 await asyncio.sleep(0)
 

@@ -33,11 +33,11 @@ class HandlerContext:
     """Hooks that surround the calls of handlers, the outermost first."""
     group_id: str
     own_topics: Container[str]
-    """Retry and replay topics of the group. Handlers receive their records as they were when they were first read."""
+    """Retry and replay topics of the group; handlers receive each of the records there as it was first read."""
     delay_of: Callable[[str], int | None]
     """Returns the delay of a retry topic in milliseconds; None for other topics."""
     window: int
-    """Maximum number of records that wait in one executor."""
+    """Maximum number of records that wait for one handler."""
     on_progress: Callable[[], None]
     """Called when a record is finished or there is room for more records."""
     on_full: Callable[[Handler, Record, int], None]

@@ -49,7 +49,7 @@ class HandlerRuntime:
             delayed=events.delayed,
             dead_letters=events.dead_letters,
             skipped=events.skipped,
-            is_paused=executor.is_held,
+            is_paused=executor.is_paused,
         )
 
 

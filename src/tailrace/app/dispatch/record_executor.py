@@ -1,4 +1,4 @@
-"""Executor for records: workers that take one record after the other from the lanes.
+"""Executor for records: workers that take one record after the other from the lanes (``core.dispatch.lanes``).
 
 A worker runs records one after the other until a handler suspends. Only then is another worker woken and the state of
 the suspended record kept, so a handler that never suspends costs no task, no timer and no set entry per record. All
@@ -25,7 +25,7 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["RecordExecutor"]
 
 _MAX_RECORDS_PER_CLOCK_READING = 32
-"""Maximum number of records that run between two readings of the clock; a run begins with one record and doubles."""
+"""Maximum number of records that run between two readings of the clock; the number begins with 1 and doubles."""
 
 
 class RecordExecutor(Executor[Worker]):
@@ -51,7 +51,9 @@ class RecordExecutor(Executor[Worker]):
         super().__init__(self._lanes, recover, options)
         self._idle: list[Worker] = []
         self._running: Worker | None = None
+        """Worker whose handler runs and has not suspended yet."""
         self._is_iteration_awaited = False
+        """True if a call of ``_on_loop_iteration`` is scheduled."""
 
     @property
     def started_or_due(self) -> int:
@@ -129,14 +131,14 @@ class RecordExecutor(Executor[Worker]):
                     # While the record waited for its next attempt, another worker was started, which continues instead.
                     break
             elif is_too_long(self._loop.time() - began_at):
-                self._yield()
+                self._note_yield()
                 await asyncio.sleep(0)
                 began_at = self._loop.time()
-        self._yield()
+        self._note_yield()
         self._on_progress()
 
     async def _run_free(self, worker: Worker, began_at: float) -> None:
-        """Run the records of ``Lanes.free`` until a handler suspends or has blocked the event loop for too long."""
+        """Run the records of ``Lanes.free`` until one suspends or changes the context, or the event loop must run."""
         free, count = self._lanes.free, 1
         worker.unmeasured.count_records(free)
         while length_hint(free) and self._may_start and not is_too_long(self._loop.time() - began_at):
@@ -152,7 +154,7 @@ class RecordExecutor(Executor[Worker]):
             count = min(2 * count, _MAX_RECORDS_PER_CLOCK_READING)
 
     def _run_next(self, worker: Worker, free: Iterator[Record], count: int) -> Awaitable[object]:
-        """Return an awaitable that runs up to ``count`` records like ``_run``, compiled if possible."""
+        """Return an awaitable that does the same as ``_run``, with compiled code if it is installed."""
         if handler_run is None:
             return _run(worker, free, count, self._handle)
         call = None if self._value_call is None or is_opentelemetry_imported() else self._value_call
@@ -186,8 +188,8 @@ class RecordExecutor(Executor[Worker]):
             self._loop.call_soon(self._on_loop_iteration)
         return queued.record
 
-    def _yield(self) -> None:
-        """Note that the running worker has no record and yields to the event loop."""
+    def _note_yield(self) -> None:
+        """Note that the running worker is about to yield to the event loop, without a record in flight."""
         self._running = None
         self._lanes.release_last()
 

@@ -1,7 +1,7 @@
-"""Recovery of failed work: attempts, pauses and dead letters, until each failed record is finished.
+"""Recovery of a failed record or batch: attempts, pauses and dead letters, until each failed record is finished.
 
-``app.failures.policy`` decides about each record. The records of a batch that are retried stay together in their order,
-as one smaller batch, which waits for the shortest pause of its records.
+``app.failures.policy`` decides about each record. The records of a batch that are retried form one smaller batch in the
+same order, which waits for the shortest pause of its records.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RetryingExecutor(RetryingLane, Protocol[WorkT_contra]):
         """Finish all records of ``work`` except ``records``."""
 
     async def pause_all(self, work: WorkT_contra, seconds: float) -> bool:
-        """Wait before the next attempt; return False if the partitions of all records were halted or dropped."""
+        """Wait ``seconds`` for the next attempt; return False if all partitions of the records are halted or dropped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Threads of plain handlers.
+"""Threads of plain handlers: handlers that are not ``async def``.
 
-A thread cannot be stopped from outside. These threads are daemons, so a thread whose handler does not return can be
-abandoned and ends with the process; the interpreter would wait for the threads of asyncio and anyio. The list of free
-threads is changed in the event loop only.
+A thread cannot be stopped from outside. These threads are daemons, so the interpreter can end while a handler still
+runs in an abandoned thread; it would wait for the threads of asyncio and anyio. The list of free threads is changed in
+the event loop only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def in_a_thread(
 ) -> Callable[[Any], Awaitable[object]]:
     """Return a call that runs a plain handler in a thread, and awaits the result if the handler returns an awaitable.
 
-    The awaitable is canceled when ``timeout_s`` seconds have passed since the start of the call.
+    The awaitable, but not the thread, is canceled ``timeout_s`` seconds after the start of the call.
     """
     threads = Threads()
 
@@ -77,10 +77,10 @@ class Threads:
         self._free: list[_CallQueue] = []
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Call a function in a free or new thread with the current context; it may use ``anyio.from_thread``.
+        """Call a function in a free or new thread with the current context; the function may use ``anyio.from_thread``.
 
-        If the call is canceled, it still waits until the function has returned, because dependencies of the function
-        must stay open until then. A second cancellation abandons the thread.
+        A cancellation takes effect when the function has returned, because dependencies of the function must stay open
+        until then. A second cancellation takes effect at once, and abandons the thread.
         """
         loop = asyncio.get_running_loop()
         returned: asyncio.Future[ResultT] = loop.create_future()

@@ -18,7 +18,7 @@ WorkT = TypeVar("WorkT")
 
 
 _calls: ContextVar[list[CoroutineType[Any, Any, object] | None] | None] = ContextVar("tailrace_calls", default=None)
-"""Coroutines that the current call of a middleware has created by ``call(record)``; a final None marks its end."""
+"""Coroutines that the current call of a middleware has created by ``call(record)``; None is added when it has ended."""
 
 
 def wrapped_by(
