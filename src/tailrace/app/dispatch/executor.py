@@ -265,7 +265,7 @@ class Executor(ABC, Generic[WorkT]):
         return error if isinstance(error, Exception) else self_cancellation_failure()
 
     async def pause_all(self, work: WorkT, seconds: float) -> bool:
-        """Wait ``seconds`` for the next attempt; return False if all partitions of the records are halted or dropped."""
+        """Wait ``seconds`` for the next attempt; return False if all partitions of ``work`` are halted or dropped."""
         self._mark_suspended()
         self._leave_halted_partitions(work)
         if work.records:

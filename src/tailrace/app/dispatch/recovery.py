@@ -46,7 +46,7 @@ class RetryingExecutor(RetryingLane, Protocol[WorkT_contra]):
         """Finish all records of ``work`` except ``records``."""
 
     async def pause_all(self, work: WorkT_contra, seconds: float) -> bool:
-        """Wait ``seconds`` for the next attempt; return False if all partitions of the records are halted or dropped."""
+        """Wait ``seconds`` for the next attempt; return False if all partitions of ``work`` are halted or dropped."""
 
 
 @dataclass(frozen=True, slots=True)

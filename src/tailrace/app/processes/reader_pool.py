@@ -1,8 +1,8 @@
 """Reader processes of a ProcessPoolConsumer, and the messages exchanged with them.
 
 ``core.processes.merged_stream`` queues and finishes the records. This module tracks which process has which lease, and
-commits offsets. In a group, each process commits its own offsets, because only a member may commit. With
-``layout="assigned"``, the parent commits.
+commits offsets. A lease is one assignment epoch of a partition in a process. In a group, each process commits its own
+offsets, because only a member may commit. With ``layout="assigned"``, the parent commits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MODULE = "tailrace.app.processes.reader_process"
 _MAX_DEATHS = 5
 """Number of consecutive deaths of a reader after which the consumer fails."""
 _ASSIGNED = -1
-"""First part of each lease key, in place of the number of a process start, if the parent assigns the partitions."""
+"""First number of each lease key if the parent assigns the partitions; in a group, it is that of the process start."""
 _PROGRESS_INTERVAL_S = 0.5
 """Seconds between progress messages to the processes; a process also gets a message at the end of each slice."""
 
@@ -71,6 +71,7 @@ class ReaderPlan:
     config: ConsumerConfig
     """Resolved ``options``."""
     workers: int
+    """Number of processes, unless ``partitions_per_worker`` is set."""
     partitions_per_worker: int | None
     is_assigned: bool
     """True if the parent assigns the partitions; False if the group does."""
@@ -103,21 +104,24 @@ class ReaderPool:
         self._assignments: list[dict[TopicPartition, int | None]] = []
         """Partitions that the parent assigned to each worker at the start, with their committed offsets."""
         self._overrides: dict[int, dict[TopicPartition, int]] = {}
-        """First unfinished offsets when the process of a worker died, by worker.
+        """First unfinished offsets of the partitions of a dead process, by worker: the index that restarts keep.
 
         An offset is removed when the next slice of its partition arrives.
         """
         self._routes: dict[LeaseKey, tuple[int, int]] = {}
         """Process of each lease: the number of the process start, and the number of the lease in that process."""
         self._keys: dict[TopicPartition, LeaseKey] = {}
+        """Key of the lease of each partition, if the parent assigns the partitions."""
         self._committed: dict[TopicPartition, int] = {}
+        """Committed offset of each partition, if the parent assigns the partitions."""
         self._topic_ids: dict[LeaseKey, UUID] = {}
         """Id of the topic from which the records of each lease were read."""
         self._read_topic_ids: dict[TopicPartition, UUID] = {}
-        """Id of the topic to which the start offset of each partition belongs in the spec of the next process."""
+        """Id of the topic from which each partition was last read; the start offsets in a spec are offsets of it."""
         self._recreated: dict[TopicPartition, UUID] = {}
         """Id of the deleted topic of each recreated partition; offsets of the deleted topic are not committed."""
         self._commits: dict[int, asyncio.Future[None]] = {}
+        """Futures of the answers to the CommitMessages that were sent, by number."""
         self._commit_numbers = itertools.count()
         self._commit_lock = asyncio.Lock()
 
@@ -237,9 +241,10 @@ class ReaderPool:
         return {partition for assignment in self._assignments for partition in assignment}
 
     def _start_offsets(self, worker: int) -> dict[TopicPartition, int | None]:
-        """Return the partitions of a worker, each with a start offset after the records that have arrived already.
+        """Return the partitions of a worker with their start offsets; None to start at ``auto_offset_reset``.
 
-        These include partitions that were added after the start, from which records have arrived.
+        The start offset is the offset after the records that have arrived or, if none have, the committed offset.
+        Partitions that were added to a topic later are included once records of them have arrived.
         """
         received = {lease.partition: lease.received for lease in self._stream.leases()}
         added = received.keys() - self._assigned_at_start()
@@ -290,7 +295,7 @@ class ReaderPool:
         self._on_change()
 
     def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
-        """Return the pause before a dead reader is restarted; if it must not be restarted, fail the pool."""
+        """Return the pause before a dead reader is restarted; otherwise fail the pool and return None."""
         for waiting in self._commits.values():
             if not waiting.done():
                 waiting.set_exception(CommitFailedError(f"reader {death.worker} died: {death}"))
@@ -303,7 +308,7 @@ class ReaderPool:
         return pause_s
 
     def _drop_leases(self, death: ProcessExit) -> None:
-        """End the leases of a dead process, and have the next process read from the first unfinished offsets."""
+        """End the leases of a dead process, whose successor reads from their first unfinished offsets."""
         unfinished: dict[TopicPartition, int] = {}
         for key in [key for key, (start, _) in self._routes.items() if start == death.start]:
             del self._routes[key]

@@ -49,9 +49,9 @@ _SLICES_PER_WINDOW = 4
 
 
 class _SentRecords:
-    """Records that were sent to the parent. The consumer reports halted and dropped partitions to this object.
+    """Records that were sent to the parent, as a sink of the consumer, which calls ``halt`` and ``drop``.
 
-    Messages identify the assignment epoch of a partition by a number, the lease.
+    Messages identify the assignment epoch of a partition by a lease number.
     """
 
     def __init__(self, window: int) -> None:
@@ -59,25 +59,25 @@ class _SentRecords:
         self.queued: list[FromChild] = []
         """Messages to send to the parent."""
         self.has_queued = asyncio.Event()
-        self._leases: dict[TopicPartition, int] = {}
+        self._lease_numbers: dict[TopicPartition, int] = {}
         self._progress: dict[int, Progress] = {}
         self._outstanding: Counter[int] = Counter()
-        """Number of records of each lease that were sent and have not left the parent's queue."""
+        """Number of records that were sent and have not left the parent's queue, by lease number."""
         self._halted: set[int] = set()
-        self._last_lease = 0
+        self._last_number = 0
 
     def room(self) -> int:
         """Return how many records may be sent now."""
         return min(self.window - self._outstanding.total(), max(1, self.window // _SLICES_PER_WINDOW))
 
     def mark_sent(self, lease: Lease) -> int:
-        """Mark the records of ``lease`` as sent to the parent; return the number of their lease for messages."""
-        number = self._leases.get(lease.partition)
+        """Mark the records of ``lease`` as sent to the parent; return their lease number for messages."""
+        number = self._lease_numbers.get(lease.partition)
         if number is None or self._progress[number] is not lease.progress:
             # A new epoch has begun, so the parent must drop the records of the previous epoch.
             self.drop(lease.partition)
-            self._last_lease += 1
-            number = self._leases[lease.partition] = self._last_lease
+            self._last_number += 1
+            number = self._lease_numbers[lease.partition] = self._last_number
             self._progress[number] = lease.progress
         self._outstanding[number] += lease.count
         lease.send_away()
@@ -91,19 +91,19 @@ class _SentRecords:
             self._outstanding[message.lease] = max(0, self._outstanding[message.lease] - message.released)
 
     def drop_undelivered(self, message: HaltResponse) -> None:
-        """Count records that the parent has dropped from its queue as not delivered, so that they are read again."""
+        """Note that the parent has dropped records from its queue, so that they are read again."""
         if message.lease in self._halted:
             self._progress[message.lease].cut(message.offset)
 
     def halt(self, partition: TopicPartition) -> None:
         """Ask the parent to deliver no more records of a partition; the parent answers with HaltResponse."""
-        if (number := self._leases.get(partition)) is not None:
+        if (number := self._lease_numbers.get(partition)) is not None:
             self._halted.add(number)
             self._queue(HaltRequest(number))
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition, and tell the parent to do so."""
-        if (number := self._leases.pop(partition, None)) is not None:
+        if (number := self._lease_numbers.pop(partition, None)) is not None:
             del self._progress[number]
             del self._outstanding[number]
             self._halted.discard(number)
@@ -122,7 +122,7 @@ class _ReaderProcess:
         """Set at the first assignment by the group; never set if the parent assigns the partitions."""
 
     async def run(self) -> int:
-        """Read until the parent stops this process or ends, or until an error, which is sent; return the exit code."""
+        """Read until the parent stops this process or ends; return the exit code, and send an error to the parent."""
         reader, self._writer = await self._parent.streams()
         try:
             await self._read(reader)
@@ -150,6 +150,7 @@ class _ReaderProcess:
     def _on_rebalance(
         self, consumer: Consumer, _old: object, new: Mapping[TopicPartition, int | None]
     ) -> dict[TopicPartition, int]:
+        """Return the start offsets of assigned partitions that do not start at their committed offset."""
         self._has_assignment.set()
         overrides = _offsets_after_commit(self._spec["overrides"], new)
         # A recreated topic is read from the group's committed offset or, without one, from offset 0.
@@ -195,7 +196,7 @@ class _ReaderProcess:
         while True:
             position, lease = await reader.next_slice(room_of)
             records = lease.records
-            # The slice must be written before any later message about its lease, so nothing is awaited in between.
+            # The slice must be written before any later message with its lease number, so nothing is awaited first.
             number = sent_records.mark_sent(lease)
             self._write_queued()
             await self._send(slice_of(number, lease.partition, lease.end, records, position.topic_id))

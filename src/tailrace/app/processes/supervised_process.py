@@ -43,7 +43,7 @@ _LAST_MESSAGES_S = 1.0
 """Seconds to wait for the last messages of a child that has ended."""
 
 _CHECK_S = 1.0
-"""Seconds between two checks for messages of a child, and between two status messages of a worker."""
+"""Seconds between two checks for messages of a child; a worker sends a status message as often."""
 _SILENT_CHECKS = 3
 """Number of checks without a message after which a child counts as failed.
 
@@ -59,7 +59,7 @@ class ProcessExit:
 
     Attributes:
         worker: index of the process.
-        start: number of the start of the process.
+        start: number of the process start, unique among all starts of all processes.
         exit_code: exit code, or the negated number of the signal that killed the process.
         error: error that the process reported, or None.
         cause: reason why the process could not be started or was killed; empty if neither happened.
@@ -105,11 +105,11 @@ class SupervisedProcess:
     Attributes:
         worker: index of the process, from 0.
         child: running process, or None.
-        start: number of the last start of the process.
+        start: number of the last start of the process; -1 before the first start.
         settled: set once the process has reported its start, or has died for the first time.
         ended: set once the process has ended and is not started again.
         ready: set once the process has reported the status ok or degraded.
-        stop_timeout_s: seconds that the process may take to stop.
+        stop_timeout_s: seconds that the process may take to stop; it is killed after ``MARGIN_S`` more seconds.
         restarts: consecutive deaths of the process, and the pauses before its restarts.
         deaths: number of exits that were not requested.
     """
@@ -143,12 +143,12 @@ class SupervisedProcess:
     # ---- called by its owner -----------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Stop the process, and do not start it again."""
+        """Request that the process stops and is not started again; ``ended`` is set afterwards."""
         self._is_ending = True
         self._stop_requested.set()
 
     def renew(self) -> None:
-        """Stop the process and start it again; if it waits for a restart, start it at once."""
+        """Request that the process stops and is started again; if it waits for a restart, end the wait."""
         self._stop_requested.set()
 
     async def statistics(self, timeout_s: float) -> AppStatistics | None:

@@ -61,9 +61,10 @@ class WorkerPool:
     """App in several processes: ``async with WorkerPool("shop:billing", workers=4): ...``, or ``run()``.
 
     Each worker is a static member of the app's groups and keeps its ``group_instance_id``. A worker that dies is
-    restarted and gets its partitions back before the group reassigns them. The pauses before restarts grow while a
-    worker keeps dying. A ConfigurationError or FencedMemberError of a worker ends the pool, and so does a failed record
-    with ``on_failure="stop"``. The workers end with the pool, even if the process of the pool is killed.
+    restarted, and gets its partitions back if it joins the group again within the session timeout. The pauses before
+    restarts grow while a worker keeps dying. A fatal error of a worker ends the pool: ConfigurationError,
+    FencedMemberError, or HandlerFailedError with ``on_failure="stop"``. The workers end with the pool, even if the
+    process of the pool is killed.
 
     Args:
         app: name of the App, such as ``"shop:billing"``.
@@ -71,8 +72,8 @@ class WorkerPool:
         log_level: level of the workers' log on stderr; with None, the app's module configures logging.
         log_format: format of the workers' log: "console", with the number of the worker before each line, or "json",
             with the number in the field ``worker``.
-        stop_on_fatal_error: True to end the pool after such an error; False to make the failed worker wait for
-            ``renew``.
+        stop_on_fatal_error: True to end the pool after a fatal error; False to stop only the failed worker, until
+            ``renew`` is called.
         options: options of the app in each worker; ``hooks`` are called in this process, with events about the workers.
 
     Raises:
@@ -169,6 +170,7 @@ class WorkerPool:
 
         Raises:
             ConfigurationError: the app cannot run in a worker.
+            TailraceError: a worker has ended with another fatal error.
             ConsumerStateError: ``start`` was called before.
         """
         if self._supervisor is not None:
