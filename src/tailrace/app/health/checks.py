@@ -74,10 +74,10 @@ class Vitals:
     overdue_handlers: tuple[str, ...] = ()
     """Names of handlers that still run after their ``timeout_ms``."""
     broker_error: str = ""
-    """Reason why the cluster is unreachable; empty while it is reachable."""
+    """Reason why the cluster or a group's coordinator is unreachable; empty while they are reachable."""
     is_rebalancing: bool = False
     waiting: int = 0
-    """Number of records that failed for good and block their lanes, because they were not written to another topic."""
+    """Number of records that failed for good and block their lanes until another attempt or write succeeds."""
     stalled_s: float = 0.0
     """Seconds without a commit although delivered records wait for one; 0 below the limit of ``StallWatch``."""
 

@@ -36,7 +36,7 @@ class ConsumerEvents:
 
     @property
     def broker_error(self) -> str:
-        """Reason why the cluster is unreachable; empty while it is reachable."""
+        """Reason why the cluster or a group's coordinator is unreachable; empty while they are reachable."""
         if self._unreachable or not self._lost_coordinators:
             return self._unreachable
         group_id, reason = next(iter(self._lost_coordinators.items()))

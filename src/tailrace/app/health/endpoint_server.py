@@ -21,7 +21,7 @@ from tailrace.errors import ConfigurationError
 __all__ = ["EndpointServer", "Render", "Route"]
 
 _ANSWER_TIMEOUT_S = 2.0
-"""Maximum time to wait for the event loop, and for another connection to end."""
+"""Maximum time in seconds to wait for the event loop, and for another connection to end."""
 
 Render: TypeAlias = Callable[[], HttpAnswer]
 """Returns the response; called in the thread of the request."""
@@ -42,9 +42,9 @@ class Route(NamedTuple):
 
 
 _IDLE_TIMEOUT_S = 5.0
-"""Maximum time to wait for a request on an open connection."""
+"""Maximum time in seconds to wait for a request on an open connection."""
 _MAX_CONNECTIONS = 16
-"""Maximum number of connections that are served at the same time; further connections are closed after a wait."""
+"""Maximum number of connections at the same time; further ones are closed if none ends in ``_ANSWER_TIMEOUT_S``."""
 _NO_ANSWER = HttpAnswer(503, b"the event loop of the app does not answer\n", "text/plain")
 
 _log = logging.getLogger("tailrace")

@@ -57,7 +57,7 @@ class LagReport(msgspec.Struct, frozen=True):
     work_lag: int
     """Sum of the work lags of all partitions; a work lag is the number of offsets that are not finished."""
     lag_seconds: float
-    """Age of the oldest unfinished record; 0 if there is none or its timestamp is unknown."""
+    """Age of the oldest unfinished record in seconds; 0 if there is none or its timestamp is unknown."""
     partitions: int
     """Number of assigned partitions."""
 
@@ -66,7 +66,7 @@ GetLag: TypeAlias = Callable[[], Awaitable[LagReport]]
 
 
 def lag_report(apps: Iterable[AppStatistics]) -> LagReport:
-    """Return the common lag of several apps, such as the workers of a pool."""
+    """Return the total lag of several apps, such as the workers of a pool."""
     partitions = [partition for app in apps for consumer in app.consumers for partition in consumer.partitions]
     return LagReport(
         sum(one.lag or 0 for one in partitions),

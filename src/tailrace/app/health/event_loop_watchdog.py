@@ -36,7 +36,7 @@ class _Tick(NamedTuple):
     thread_id: int
     """Thread in which the loop runs."""
     depth: int
-    """Number of stack frames of the loop itself, from which it calls callbacks."""
+    """Number of stack frames of the loop itself, below the frames of a callback."""
 
 
 class Watchdog:
@@ -64,7 +64,9 @@ class Watchdog:
         self._pause_s = limit_s / _CHECKS_PER_LIMIT
         self._last_tick: _Tick | None = None
         self._blocked_since: float | None = None
+        """Beginning of the block that was reported last; None once its end was reported."""
         self._unblocked_at: float | None = None
+        """End of that block; None while the loop is blocked."""
         self._stopping = threading.Event()
         self._next_tick: asyncio.Handle | None = None
         self._thread: threading.Thread | None = None

@@ -17,7 +17,7 @@ class HandlerTask:
     """Task that runs a handler.
 
     Args:
-        context: context in which the task runs; its context variable is set to this object.
+        context: context in which the task runs; its context variable for the handler is set to this object.
 
     Attributes:
         is_abandoned: True if the app has stopped while the task was still running.
@@ -42,6 +42,6 @@ def check_not_abandoned(topic: str) -> None:
     task = _task.get()
     if task is not None and task.is_abandoned:
         raise PublishError(
-            f"{topic}: the app has stopped, but this handler still runs after its cancellation; its record is delivered"
-            " again, so that its message would be published twice - make the handler end when it is canceled"
+            f"{topic}: the app has stopped, but this handler still runs after its cancellation; the record is delivered"
+            " again, so this message would be published twice - make the handler end when it is canceled"
         )

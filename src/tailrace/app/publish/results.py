@@ -138,7 +138,7 @@ def _active_trace() -> Headers:
 async def publish_one(publisher: Publisher, record: OutgoingRecord, trace: Headers | None = None) -> Published | None:
     """Publish a record with ``trace``; if it is None, with the active span or the trace of the handled record.
 
-    Headers of the record that contain a trace are kept.
+    If the headers of the record contain a trace already, they are left unchanged.
 
     Returns:
         Partition and offset; None for a record of a transaction that is not committed yet.

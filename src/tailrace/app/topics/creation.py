@@ -1,7 +1,7 @@
 """Creation of a group's retry, dead-letter and replay topics, with as many partitions and replicas as their origins.
 
 The origins of such a topic are the handlers' topics whose records it may contain. The topics are created when the group
-starts. If an origin is created later, they are created when a member is first assigned a partition of the origin.
+starts or, for an origin that does not exist then, when a member is first assigned a partition of the origin.
 
 A topic that cannot be created is reported before the first record fails. If a retry topic cannot be created at the
 start, the start fails, because records could not be retried. Without a dead-letter topic, the group works, but records
@@ -27,7 +27,7 @@ from tailrace.observe.hooks import Observer
 __all__ = ["create_group_topics", "create_topics_of"]
 
 _WAIT_S = 5.0
-"""Seconds to wait until new topics appear in the metadata, and until a broker answers after the start."""
+"""Seconds to wait until topics appear in the metadata; after the start of the group, also until a broker answers."""
 _RETAINED_FOREVER = {"cleanup.policy": "delete", "retention.ms": -1}
 _PUBLISH_ADVICE = "create it, or correct publish=, unless the brokers create topics automatically"
 _RETAINED_BY_DEFAULT = {"cleanup.policy": "delete"}
@@ -49,14 +49,16 @@ async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: 
         BrokerConnectionError: no broker answers within ``start_timeout_ms``.
     """
     retries = {name: {one.origin} for name, one in routes.retries.items()}
-    dead, replays = routes.dead_letters(())
+    dead_letters, replays = routes.dead_letters(())
     published = routes.publish_topics
-    if not retries and not dead and not published and not routes.matches_dead_letters:
+    if not retries and not dead_letters and not published and not routes.matches_dead_letters:
         return frozenset()
     with closing(Cluster(config, observer)) as cluster:
         # The cluster watches one set of topics for each first argument; another call replaces the set.
-        cluster.watch(observer, None if routes.matches_dead_letters else {*retries, *dead, *replays, *published})
-        origins = _all_origins(retries, dead)
+        cluster.watch(
+            observer, None if routes.matches_dead_letters else {*retries, *dead_letters, *replays, *published}
+        )
+        origins = _all_origins(retries, dead_letters)
         cluster.watch(routes, origins)
         await cluster.reach(config.start_timeout_ms / 1000)
         with contextlib.suppress(UnknownTopicError):
@@ -65,18 +67,18 @@ async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: 
                 lambda: _find_topics(cluster, origins), timeout_s=_WAIT_S, what="looking for the topics"
             )
         if routes.matches_dead_letters:
-            dead, replays = routes.dead_letters(cluster.topology.topics)
+            dead_letters, replays = routes.dead_letters(cluster.topology.topics)
             # A broker reports a missing topic only if the metadata request contains the topic's name.
-            cluster.watch(routes, _all_origins(dead) | origins)
-            cluster.watch(observer, {*retries, *dead, *replays, *published})
+            cluster.watch(routes, _all_origins(dead_letters) | origins)
+            cluster.watch(observer, {*retries, *dead_letters, *replays, *published})
             await cluster.retrying(cluster.refresh, timeout_s=_WAIT_S, what="looking for the dead-letter topics")
         for name, existing in _missing_topics(cluster, retries):
             if error := await _create(cluster, name, existing, _RETAINED_BY_DEFAULT, observer):
                 raise broker_error(error.code, f"retry topic {name!r} does not exist - {_advice(existing)}") from error
-        await _create_missing(cluster, dead, replays, observer)
+        await _create_missing(cluster, dead_letters, replays, observer)
         for name in _unknown_topics(cluster, published):
             observer.emit(TopicMissing(name, f"{published[name]} has publish={name!r}", _PUBLISH_ADVICE))
-        return _all_origins(retries, dead).intersection(cluster.topology.topics)
+        return _all_origins(retries, dead_letters).intersection(cluster.topology.topics)
 
 
 async def create_topics_of(config: ConsumerConfig, routes: Routes, topics: Collection[str], observer: Observer) -> None:
@@ -86,26 +88,26 @@ async def create_topics_of(config: ConsumerConfig, routes: Routes, topics: Colle
         BrokerConnectionError: no broker answers within a few seconds.
     """
     retries = {name: {one.origin} for name, one in routes.retries.items() if one.origin in topics}
-    dead, replays = (
+    dead_letters, replays = (
         {name: origins.intersection(topics) for name, origins in origins_of.items() if not origins.isdisjoint(topics)}
         for origins_of in routes.dead_letters(topics)
     )
-    if not retries and not dead:
+    if not retries and not dead_letters:
         return
     with closing(Cluster(config, observer)) as cluster:
-        cluster.watch(observer, {*retries, *dead, *replays, *topics})
+        cluster.watch(observer, {*retries, *dead_letters, *replays, *topics})
         await cluster.reach(_WAIT_S)
         for name, existing in _missing_topics(cluster, retries):
             if error := await _create(cluster, name, existing, _RETAINED_BY_DEFAULT, observer):
                 observer.emit(TopicMissing(name, str(error), _advice(existing), error))
-        await _create_missing(cluster, dead, replays, observer)
+        await _create_missing(cluster, dead_letters, replays, observer)
 
 
 async def _create_missing(
-    cluster: Cluster, dead: Mapping[str, set[str]], replays: Mapping[str, set[str]], observer: Observer
+    cluster: Cluster, dead_letters: Mapping[str, set[str]], replays: Mapping[str, set[str]], observer: Observer
 ) -> None:
     for origins_of, topic_config, event in (
-        (dead, _RETAINED_FOREVER, TopicMissing),
+        (dead_letters, _RETAINED_FOREVER, TopicMissing),
         (replays, _RETAINED_BY_DEFAULT, ReplayTopicMissing),
     ):
         for name, existing in _missing_topics(cluster, origins_of):
@@ -144,9 +146,16 @@ def _missing_topics(cluster: Cluster, origins_of: Mapping[str, Iterable[str]]) -
 async def _create(
     cluster: Cluster, name: str, existing: Sequence[TopicInfo], config: Mapping[str, object], observer: Observer
 ) -> BrokerError | None:
-    """Create a topic with as many partitions and replicas as the largest origin; return the brokers' error or None.
+    """Create a topic with as many partitions and replicas as its largest origin; return the brokers' error or None.
 
     If another member has created the topic in the meantime, return None.
+
+    Args:
+        cluster: cluster in which to create the topic.
+        name: name of the topic.
+        existing: existing origins of the topic.
+        config: configuration of the topic.
+        observer: receives an event if the topic is created.
     """
     partitions, replicas = _partitions(existing), max(len(one.partitions[0].replicas) for one in existing)
     try:

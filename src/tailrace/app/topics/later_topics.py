@@ -26,7 +26,7 @@ _SHARE_OF_POLL_INTERVAL = 0.25
 
 
 class LaterTopics:
-    """Creates the retry, dead-letter and replay topics for a handler's topic before its first record is handled.
+    """Creates the retry, dead-letter and replay topics for each handler's topic, before the first record is handled.
 
     Args:
         config: options of the consumer; its ``post_rebalance_callback`` is called after the creation.

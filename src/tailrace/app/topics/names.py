@@ -1,4 +1,4 @@
-"""Names of a group's retry, replay and dead-letter topics, which are built from templates and parsed.
+"""Names of a group's retry, replay and dead-letter topics: they are built from templates, and parsed.
 
 This module does no I/O.
 """
@@ -68,7 +68,7 @@ class NameForm:
         self._forms = [re.compile(_pattern_of(template, group, topic)) for topic in ("(?P<topic>.+)", "(?P<topic>.+?)")]
 
     def is_shared_name(self, name: str) -> bool:
-        """Return True if the template does not contain ``{topic}``, so that topics share names, and yields ``name``."""
+        """Return True if the template yields ``name`` for every topic, because it does not contain ``{topic}``."""
         form = self._forms[0]
         return not form.groups and form.fullmatch(name) is not None
 

@@ -20,7 +20,7 @@ class RetryTopic:
     origin: str
     """Topic from which the records were first read."""
     delay_ms: int
-    """Time from the publishing of a record to this topic until its next attempt."""
+    """Milliseconds from the publishing of a record to this topic until its next attempt."""
 
 
 def retry_topic(origin: str, group_id: str, delay_ms: int) -> str:
@@ -32,7 +32,7 @@ def retry_topics_of(handlers: Iterable[tuple[Handler, ResolvedOptions]], group_i
     """Return the retry topics of a group's handlers, by name.
 
     Raises:
-        ConfigurationError: The name of a retry topic is too long.
+        ConfigurationError: the name of a retry topic is too long.
     """
     return {
         retry_topic(topic, group_id, delay_ms): RetryTopic(topic, delay_ms)
