@@ -1,1 +1,1 @@
-"""Integrations with other systems. A module is imported by its name and needs an extra; its docstring names it."""
+"""Integrations with other systems; the docstring of each module names the extra that the module needs."""

@@ -28,7 +28,7 @@ from tailrace.net.cluster import Cluster
 __all__ = ["ClusterExporter", "name_filter", "serve_exporter"]
 
 _OVERHEAD_S = 1.0
-"""Time that a scrape may take in addition to the collection of the snapshot."""
+"""Seconds that a scrape may take in addition to the collection of the snapshot."""
 _COMPLETE = "all brokers answer, and all metrics are served"
 _TEXT = "text/plain; charset=utf-8"
 
@@ -110,7 +110,7 @@ def serve_exporter(exporter: ClusterExporter, *, port: int, host: str = "") -> E
     Args:
         exporter: source of the metrics.
         port: TCP port; 0 for any free port, which the started server has as its attribute ``port``.
-        host: address to listen at; by default all addresses.
+        host: address to listen on; by default all addresses.
 
     Raises:
         ConfigurationError: the port is in use. Raised when ``async with`` starts the server.

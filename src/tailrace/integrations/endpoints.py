@@ -29,7 +29,7 @@ def serve(source: App | WorkerPool, *, port: int, host: str = "") -> EndpointSer
     Args:
         source: app or worker pool.
         port: TCP port; 0 for any free port, which the started server has as its attribute ``port``.
-        host: address to listen at; by default all addresses.
+        host: address to listen on; by default all addresses.
 
     Raises:
         ConfigurationError: the port is in use. Raised when ``async with`` starts the server.

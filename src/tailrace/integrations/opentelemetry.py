@@ -47,8 +47,8 @@ class OpenTelemetry:
       record's headers; for a batch, it links to the spans in the headers of its records.
     - ``send T`` (PRODUCER) for each published record: results, ``app.publish``, retry topics and dead letters. The
       record's headers carry the context of the span.
-    - ``poll T`` (CLIENT) for each fetch that returned records or failed. It has no relation to the ``process`` spans,
-      because records are fetched ahead.
+    - ``poll T`` (CLIENT) for each fetch that returned records or failed. These spans have no relation to the
+      ``process`` spans, because records are fetched ahead.
     - ``commit T`` (CLIENT) for each commit of offsets.
 
     Pickled copies, such as those on Spark, use the global providers of their process.
@@ -115,7 +115,7 @@ class OpenTelemetry:
         """Return a context with a ``process`` span, for code that handles the records of a ``Consumer``.
 
         Args:
-            records: A record, or the records of a batch, of which there must be at least one.
+            records: A record, or the records of a batch: at least one.
             group_id: Group of the consumer; None without a group.
         """
         common: _Attributes = {} if group_id is None else {Attribute.GROUP_NAME: group_id}
@@ -127,7 +127,7 @@ class OpenTelemetry:
         labels = {**Operation.PROCESS.attributes, **common, Attribute.DESTINATION_NAME: record.topic}
         running = _RunningOperation(self._guards, self._process_duration, labels)
         with self._guards.start:
-            parent = _extracted(record.headers, Context())
+            parent = _extract_context(record.headers, Context())
             details: _Attributes = {
                 **labels,
                 Attribute.PARTITION_ID: str(record.partition),
@@ -141,7 +141,10 @@ class OpenTelemetry:
 
     def _processing_batch(self, records: Sequence[Record], common: _Attributes) -> _RunningOperation:
         labels = {**Operation.PROCESS.attributes, **common}
-        topic, partition = _only(one.topic for one in records), _only(one.topic_partition for one in records)
+        topic, partition = (
+            _common_value(one.topic for one in records),
+            _common_value(one.topic_partition for one in records),
+        )
         if topic is not None:
             labels[Attribute.DESTINATION_NAME] = topic
         running = _RunningOperation(self._guards, self._process_duration, labels)
@@ -157,7 +160,7 @@ class OpenTelemetry:
     # ---- publishing --------------------------------------------------------------------------------------------
 
     def around_publish(self, publish: Publish, /) -> Publish:
-        """Return a function that calls ``publish`` within a ``send`` span and adds its context to the record's headers.
+        """Return a function that calls ``publish`` within a ``send`` span, with the span's context in the headers.
 
         If the record has trace headers, the span continues that trace; otherwise its parent is the active span.
         """
@@ -173,7 +176,7 @@ class OpenTelemetry:
             labels: _Attributes = {**Operation.SEND.attributes, Attribute.DESTINATION_NAME: topic}
             with _RunningOperation(self._guards, self._operation_duration, labels, self._sent) as running:
                 with self._guards.start:
-                    parent = _extracted(headers, active_context.get_current())
+                    parent = _extract_context(headers, active_context.get_current())
                     details = {**labels}
                     if partition is not None:
                         details[Attribute.PARTITION_ID] = str(partition)
@@ -181,7 +184,7 @@ class OpenTelemetry:
                         details[Attribute.TOMBSTONE] = True
                     name = Operation.SEND.span_name(topic)
                     running.set_span(self._tracer.start_span(name, parent, SpanKind.PRODUCER, details), parent)
-                    headers = _replaced(headers, running.trace)
+                    headers = _replace_trace(headers, running.trace)
                 published = await publish(topic, value, headers=headers, partition=partition, **options)
                 if isinstance(published, Published):
                     with self._guards.end:
@@ -197,13 +200,13 @@ class OpenTelemetry:
         """Create spans and metrics for events about fetches and commits."""
         match event:
             case FetchCompleted() if event.by_partition:
-                self._polled(event)
+                self._record_poll(event)
             case FetchFailed():
                 failed = () if event.partition is None else (event.partition,)
                 error_type = event.error if event.exception is None else _type_name(event.exception)
                 self._client_operation(Operation.POLL, failed, error_type=error_type)
             case OffsetsCommitted(group_id=group_id, offsets=offsets, took_s=took_s):
-                partition = _only(offsets)
+                partition = _common_value(offsets)
                 details: _Attributes = {} if partition is None else {Attribute.OFFSET: offsets[partition]}
                 self._client_operation(Operation.COMMIT, offsets, group_id=group_id, took_s=took_s, details=details)
             case CommitFailed(group_id=group_id, took_s=took_s):
@@ -212,7 +215,7 @@ class OpenTelemetry:
             case _:
                 pass
 
-    def _polled(self, event: FetchCompleted) -> None:
+    def _record_poll(self, event: FetchCompleted) -> None:
         details: _Attributes = {Attribute.MESSAGE_COUNT: event.records}
         labels = self._client_operation(
             Operation.POLL, event.by_partition, group_id=event.group_id, took_s=event.took_s, details=details
@@ -237,20 +240,20 @@ class OpenTelemetry:
             The labels of the operation's metrics.
         """
         listed = list(partitions)
-        topic, partition = _only(one.topic for one in listed), _only(listed)
+        topic, partition = _common_value(one.topic for one in listed), _common_value(listed)
         optional = {
             Attribute.GROUP_NAME: group_id,
             Attribute.DESTINATION_NAME: topic,
             Attribute.ERROR_TYPE: error_type,
         }
-        labels: _Attributes = {**operation.attributes, **_present(optional)}
+        labels: _Attributes = {**operation.attributes, **_without_none(optional)}
         with self._guards.measure:
             if took_s is not None:
                 self._operation_duration.record(took_s, labels)
         if self._client_spans:
             with self._guards.start:
                 number = None if partition is None else str(partition.partition)
-                attributes = {**labels, **(details or {}), **_present({Attribute.PARTITION_ID: number})}
+                attributes = {**labels, **(details or {}), **_without_none({Attribute.PARTITION_ID: number})}
                 now_ns = int(time.time() * 1e9)
                 start_ns = now_ns - int((took_s or 0.0) * 1e9)
                 name = operation.span_name(topic)
@@ -276,7 +279,7 @@ class _RunningOperation:
         guards: guards of the steps.
         duration: histogram for the duration of the operation.
         labels: labels of the metrics; ``error.type`` is added if the operation fails.
-        counter: counter that is increased by one; None for no counter.
+        counter: counter that is increased by one at the end, even if the operation has failed; None for no counter.
 
     Attributes:
         span: span of the operation; an invalid one if it was not started.
@@ -360,12 +363,12 @@ class _HeaderGetter(Getter[_Headers]):
 _HEADERS = _HeaderGetter()
 
 
-def _extracted(headers: _Headers, base: Context) -> Context:
+def _extract_context(headers: _Headers, base: Context) -> Context:
     """Return ``base`` with the trace context in the headers of a record, if there is one."""
     return propagate.extract(headers, base, _HEADERS) if headers else base
 
 
-def _replaced(headers: _Headers, trace_headers: _Headers) -> _Headers:
+def _replace_trace(headers: _Headers, trace_headers: _Headers) -> _Headers:
     names = {name for name, _ in trace_headers}
     return [*(one for one in headers if one[0] not in names), *trace_headers] if names else headers
 
@@ -375,19 +378,19 @@ def _links(records: Iterable[Record]) -> list[Link]:
     found: dict[tuple[int, int], Link] = {}
     for record in records:
         if record.headers:
-            span = trace.get_current_span(_extracted(record.headers, Context())).get_span_context()
+            span = trace.get_current_span(_extract_context(record.headers, Context())).get_span_context()
             if span.is_valid:
                 found.setdefault((span.trace_id, span.span_id), Link(span))
     return list(found.values())
 
 
-def _only(values: Iterable[ValueT]) -> ValueT | None:
+def _common_value(values: Iterable[ValueT]) -> ValueT | None:
     """Return the only value if all are equal; None if there are different values, or no value."""
     different = set(values)
     return different.pop() if len(different) == 1 else None
 
 
-def _present(attributes: Mapping[str, str | None]) -> dict[str, str]:
+def _without_none(attributes: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 

@@ -42,7 +42,7 @@ Source: TypeAlias = App | Consumer[Any, Any]
 """App or consumer whose statistics are collected."""
 
 _LOOP_TIMEOUT_S = 2.0
-"""Maximum time to wait until the event loop of a source has called ``statistics``."""
+"""Maximum time in seconds to wait until the event loop of a source has called ``statistics``."""
 _TYPES = {"counter": "counter", "gauge": "gauge", "histogram": "histogram", "info": "gauge"}
 _BOUNDS = [*map(floatToGoString, DURATION_BOUNDS_S), "+Inf"]
 
@@ -97,7 +97,7 @@ async def exposition(
         accept: Accept header of the request; it selects the text format of Prometheus or that of OpenMetrics.
         registry: registry whose metrics are added; by default the default registry of prometheus-client, which has the
             metrics of the process. With ``PROMETHEUS_MULTIPROC_DIR``, the default is a registry with the metrics of all
-            processes. A ``TailraceCollector`` of the same sources must not be registered in it.
+            processes. The registry must not contain a ``TailraceCollector`` of the same sources.
     """
     return encoded(await snapshots(sources), accept, registry)
 

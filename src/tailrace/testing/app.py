@@ -51,7 +51,7 @@ class TestApp:
 
     Args:
         app: app that is not started; several tests may use the same app one after another.
-        overrides: replacements of providers that ``Depends`` names, by the provider that is replaced.
+        overrides: replacements for providers that ``Depends`` names, by replaced provider.
         partitions: number of partitions by topic; other topics have one partition.
         virtual_time: False to wait in real time.
     """
@@ -72,6 +72,7 @@ class TestApp:
         self._transactional: list[TransactionalSource] = []
         self._stack = AsyncExitStack()
         self._start_times = (0.0, 0.0)
+        """Wall-clock time in seconds since the epoch, and event loop time, at the start."""
         self._clock: VirtualTime | None = None
         self._wakeup = asyncio.Event()
 
@@ -115,8 +116,9 @@ class TestApp:
         """Send a value, and wait until all records are finished.
 
         The value may be any object that the app's codec encodes; bytes are sent unchanged. In a TestApp, a record is
-        finished when it was handled, written to a dead-letter topic or skipped, or when its handler is paused because
-        of ``on_failure="pause"``. Records that handlers publish to topics of the app are also waited for.
+        finished when it was handled, written to a dead-letter topic or skipped. A record that is retried at intervals
+        because of ``on_failure="pause"``, and records that wait for it, count as finished. Records that handlers
+        publish to topics of the app are also waited for.
 
         Returns:
             The record that the handlers received.
@@ -175,9 +177,10 @@ class TestApp:
         return [one for one in letters if one is not None and one.origin is not None and one.origin.topic == topic]
 
     def committed(self, topic: str, partition: int = 0, *, group_id: str | None = None) -> int:
-        """Return the committed offset of a group, which is the offset of the lowest unfinished record.
+        """Return the committed offset of a group: the lowest offset that is not finished.
 
-        ``group_id`` may be None if only one group reads the topic.
+        In transactions, a record counts as finished when its transaction is committed. ``group_id`` may be None if only
+        one group reads the topic.
 
         Raises:
             ConfigurationError: no group reads the topic, ``group_id`` does not read it, or ``group_id`` is None and
@@ -216,7 +219,7 @@ class TestApp:
         yield ContextPublisher(self._log, self._transactional)
 
     def _with_real_time_in_threads(self, plan: Plan) -> Plan:
-        """Return the plan with real time for handlers that run in threads, which the event loop does not wait for."""
+        """Return a plan in which handlers in threads use real time, because virtual time does not wait for them."""
         clock = self._clock
         if clock is None:
             return plan

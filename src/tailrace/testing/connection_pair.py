@@ -64,7 +64,7 @@ async def read_frame(source: asyncio.StreamReader) -> bytes:
 def edit_frame(fault: Fault, request: ProxiedRequest, correlation_id: int, data: bytes) -> bytes:
     """Decode a frame, call the fault's ``edit`` with the message, and return the encoded result as a frame.
 
-    Both frames have no length prefix.
+    Neither frame has a length prefix.
     """
     api = api_by_key(request.api_key)
     assert api is not None

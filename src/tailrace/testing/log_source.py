@@ -181,7 +181,7 @@ class _SoleMember:
         return ()
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Do nothing, because the assignment does not change."""
+        """Do nothing, because positions never have start offsets to commit or gaps to skip."""
 
     def is_ours(self, position: Position) -> bool:
         """Return True if the partition still has this position."""

@@ -28,13 +28,13 @@ def transactional_source(
     return TransactionalSource(
         source,
         source.routes.retries,
-        producer=_LogTransactor(source, log),
+        producer=_LogProducer(source, log),
         settings=options.window_settings(source.routes.handlers),
         observer=observer,
     )
 
 
-class _LogTransactor:
+class _LogProducer:
     """Transactional producer that writes to a TopicLog, and stores offsets in a LogSource."""
 
     def __init__(self, source: LogSource, log: TopicLog) -> None:

@@ -27,7 +27,7 @@ from tailrace.testing.faults import Direction, Fault, ProxiedFrame, recorded_byt
 __all__ = ["FaultProxy"]
 
 _CALL_TIMEOUT_S = 10
-"""Maximum time for which a method waits for the proxy's event loop or thread."""
+"""Maximum time in seconds for which a method waits for the proxy's event loop or thread."""
 
 
 class FaultProxy:
@@ -290,14 +290,14 @@ class FaultProxy:
             pair.reset()
 
     async def _pass_requests(
-        self, pair: ConnectionPair, source: asyncio.StreamReader, to: asyncio.StreamWriter
+        self, pair: ConnectionPair, source: asyncio.StreamReader, target: asyncio.StreamWriter
     ) -> None:
         while True:
             data = await read_frame(source)
             try:
                 header = read_request_header(memoryview(data))
             except MalformedMessageError:
-                await self._write(to, data)
+                await self._write(target, data)
                 continue
             request = ProxiedRequest(header.api_key, header.version, header.client_id)
             self._record("request", pair, request, header.correlation_id, data)
@@ -305,16 +305,18 @@ class FaultProxy:
                 if fault.action == "repeat":
                     pair.pending[header.correlation_id] = request
                     pair.answers_to_drop.add(header.correlation_id)
-                    await self._write(to, data)
+                    await self._write(target, data)
                 else:
                     data = await self._apply(fault, pair, request, header.correlation_id, data)
                 if not data:
                     break
             if data:
                 pair.pending[header.correlation_id] = request
-                await self._write(to, data)
+                await self._write(target, data)
 
-    async def _pass_answers(self, pair: ConnectionPair, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+    async def _pass_answers(
+        self, pair: ConnectionPair, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> None:
         while True:
             data = await read_frame(source)
             correlation_id = LENGTH.unpack_from(data)[0]
@@ -323,7 +325,7 @@ class FaultProxy:
                 continue
             request = pair.pending.pop(correlation_id, None)
             if request is None:
-                await self._write(to, data)
+                await self._write(target, data)
                 continue
             self._record("answer", pair, request, correlation_id, data)
             for fault in self._claiming_faults("answer", request.api_key):
@@ -331,10 +333,10 @@ class FaultProxy:
                 if not data:
                     break
             if data:
-                await self._write(to, data)
+                await self._write(target, data)
 
     def _claiming_faults(self, direction: Direction, api_key: int) -> list[Fault]:
-        """Return the faults that apply to a frame, which count the frame."""
+        """Return the faults that apply to a frame; each of them counts the frame."""
         return [fault for fault in self._faults if fault.claim(direction, api_key)]
 
     async def _apply(
@@ -375,7 +377,7 @@ class FaultProxy:
             )
         )
 
-    async def _write(self, to: asyncio.StreamWriter, data: bytes) -> None:
+    async def _write(self, target: asyncio.StreamWriter, data: bytes) -> None:
         if self._latency_s:
             await asyncio.sleep(self._latency_s)
         if self._is_black_hole:
@@ -385,7 +387,7 @@ class FaultProxy:
         size = self._part_size or len(framed)
         for at in range(0, len(framed), size):
             part = framed[at : at + size]
-            to.write(part)
-            await to.drain()
+            target.write(part)
+            await target.drain()
             if self._bytes_per_s is not None:
                 await asyncio.sleep(len(part) / self._bytes_per_s)

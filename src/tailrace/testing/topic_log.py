@@ -31,7 +31,7 @@ class TopicLog:
         self._watchers.append(watcher)
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """Return the partitions of a topic; each name is the name of an existing topic."""
+        """Return the partitions of a topic; a topic of any name exists."""
         return [TopicPartition(topic, number) for number in range(self._counts.get(topic, 1))]
 
     @property
@@ -57,7 +57,7 @@ class TopicLog:
         chosen = (0 if key is None else partition_of(key, count)) if partition is None else partition
         if not 0 <= chosen < count:
             raise PublishError(
-                f"{topic} has no partition {chosen}, its number of partitions is {count} - set it with"
+                f"{topic} has no partition {chosen}: the number of its partitions is {count} - set it with"
                 " TestApp(partitions=...)"
             )
         return TopicPartition(topic, chosen)

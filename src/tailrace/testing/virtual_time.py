@@ -13,7 +13,7 @@ from tailrace.errors import ConfigurationError
 __all__ = ["VirtualTime"]
 
 _REAL_WAIT_S = 0.01
-"""Real time to wait for results of threads and for data on open sockets, before the clock may jump."""
+"""Real time in seconds to wait for results of threads and for data on open sockets, before the clock may jump."""
 
 
 class VirtualTime:
@@ -60,9 +60,10 @@ class VirtualTime:
         return getattr(self._selector, name)
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        """Return the files that are ready; if there are none, advance the clock by ``timeout``, which ends at a timer.
+        """Return the files that are ready; if there are none, advance the clock by ``timeout``, to the next timer.
 
-        In real time, advance the clock only by the time that has passed.
+        While real time is used, advance the clock only by the time that has passed. If sockets are open, wait for data
+        for up to ``_REAL_WAIT_S`` first.
         """
         ready: list[Any] = self._selector.select(0)
         if ready or timeout == 0:
