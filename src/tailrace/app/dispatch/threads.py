@@ -32,7 +32,7 @@ _MAX_IDLE_S = 10.0
 """Seconds without a call after which a thread ends."""
 
 # Each thread has its own queue. With several readers, CPython's SimpleQueue waits forever if the timeout of a reader
-# expires while another reader takes the item that it was about to take.
+# expires while another reader takes the item that the first was about to take.
 _CallQueue: TypeAlias = "SimpleQueue[_Call | None]"
 
 

@@ -54,7 +54,7 @@ _MODULE = "tailrace.app.processes.reader_process"
 _MAX_DEATHS = 5
 """Number of consecutive deaths of a reader after which the consumer fails."""
 _ASSIGNED = -1
-"""First number of each lease key if the parent assigns the partitions; in a group, it is that of the process start."""
+"""First number of each lease key if the parent assigns the partitions; in a group, it is that of a process start."""
 _PROGRESS_INTERVAL_S = 0.5
 """Seconds between progress messages to the processes; a process also gets a message at the end of each slice."""
 
@@ -117,7 +117,7 @@ class ReaderPool:
         self._topic_ids: dict[LeaseKey, UUID] = {}
         """Id of the topic from which the records of each lease were read."""
         self._read_topic_ids: dict[TopicPartition, UUID] = {}
-        """Id of the topic from which each partition was last read; the start offsets in a spec are offsets of it."""
+        """Id of the topic from which each partition was last read; start offsets for a new process belong to it."""
         self._recreated: dict[TopicPartition, UUID] = {}
         """Id of the deleted topic of each recreated partition; offsets of the deleted topic are not committed."""
         self._commits: dict[int, asyncio.Future[None]] = {}

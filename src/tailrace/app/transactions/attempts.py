@@ -95,7 +95,7 @@ class Attempts:
         self._aborts = 0
         """Number of calls of ``discard_running``; an attempt that began before the last call publishes nothing."""
         self._missing: dict[tuple[str, int | None], tuple[PublishError, float]] = {}
-        """Errors for missing topics and partitions; each is raised without a look-up until the time beside it."""
+        """Errors for missing topics and partitions, with the loop times until which no look-up is repeated."""
 
     def wrap_call(
         self, publisher: Publisher, handle: Callable[[WorkT], Awaitable[object]]

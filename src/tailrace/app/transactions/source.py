@@ -372,7 +372,7 @@ class TransactionalSource:
                 self._delivery.single_record = None
         self._window.end_committed(self._loop.time(), carried=self._count_carried(), is_searching=bool(self._refusals))
         if self._window.is_open:
-            # The records that have not started belong to the next transaction, which must be open when they publish.
+            # The unstarted records belong to the next transaction, which must be open when their handlers publish.
             await self._producer.begin()
         self._after_end()
 
