@@ -1,4 +1,4 @@
-"""Entries of the fetch buffer: batches, which are decoded in slices."""
+"""Entries of the fetch buffer: batches, which are decoded a number of records at a time."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class BufferedBatch:
 
 
 def _decompress_within(batch: RecordBatch, limit: int) -> _Outcome:
-    """Decompress ``batch`` if the result has at most ``limit`` bytes."""
+    """Decompress ``batch`` if the result has at most ``limit`` bytes; return the outcome."""
     try:
         return batch.decompress(limit)
     except MalformedMessageError as error:

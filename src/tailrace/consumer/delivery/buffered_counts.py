@@ -26,12 +26,13 @@ class BufferedCounts:
     ) -> bool:
         """Skip offsets without records, and return True if a wait for ``count`` records should end.
 
-        It should end if that many records are buffered, if the buffer has no room for more, or if an error is next.
+        A wait ends if that many records are buffered, if at least one is buffered and there is no room for more, or if
+        an error follows the buffered records.
 
         Args:
             count: number of records.
-            is_patient: True if the wait ends when no partition has room for more records; False if it already ends when
-                one partition has no room, because the other partitions may never receive records.
+            is_patient: True to end the wait when no partition has room for more records; False to end it when one
+                partition has no room, because the other partitions may never receive records.
             partitions: partitions to count; None counts all assigned partitions.
         """
         self._slice_reader.skip_empty()

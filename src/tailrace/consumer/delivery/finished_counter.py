@@ -23,22 +23,27 @@ class FinishedCounter:
         has_manual_ack: True if each record is finished by its own acknowledgement (``ack="manual"``).
 
     Attributes:
-        on_due: called when the number given to ``wait_for`` is reached.
+        on_due: called by ``check_due`` when the number given to ``set_due_at`` is reached.
     """
 
     def __init__(self, positions: Positions, polled: PolledRecords, *, has_manual_ack: bool) -> None:
         self.on_due: Callable[[], None] = lambda: None
         self._positions, self._polled, self._has_manual_ack = positions, polled, has_manual_ack
         self._due_at: int | None = None
+        """Total number of finished records at which a commit is due; None if commits do not depend on it."""
         self._acknowledged = 0
         self._delivered_to_sink: int | None = None
+        """Number of records delivered to a sink; None if there was none."""
 
-    def wait_for(self, count: int | None) -> None:
-        """Call ``on_due`` once ``count`` records are finished; if ``count`` is None, never call it."""
+    def set_due_at(self, count: int | None) -> None:
+        """Let ``on_due`` be called once ``count`` records are finished in total; None for never."""
         self._due_at = count
 
     def slice_limit(self, size: int) -> int:
-        """Return the maximum size of the next slice: ``size``, or less (but at least 1) if a commit is due earlier."""
+        """Return the maximum number of records in the next slice, at least 1.
+
+        It is ``size``, or fewer if a commit is due before ``size`` more records are finished.
+        """
         delivered = self._polled.count_taken + (self._delivered_to_sink or 0)
         return size if self._due_at is None else max(1, min(size, self._due_at - delivered))
 
@@ -51,7 +56,7 @@ class FinishedCounter:
         self._acknowledged += 1
 
     def check_due(self) -> None:
-        """Call ``on_due`` if the number given to ``wait_for`` is reached."""
+        """Call ``on_due`` if the number given to ``set_due_at`` is reached."""
         if self._due_at is None or self._polled.count_added + (self._delivered_to_sink or 0) < self._due_at:
             return
         if self._due_at <= self.finished:
@@ -59,7 +64,11 @@ class FinishedCounter:
 
     @property
     def finished(self) -> int:
-        """Number of finished records; with a sink, only up to the lowest unfinished record of each partition."""
+        """Total number of finished records.
+
+        With a sink, this is a lower bound, which leaves out all records after the lowest unfinished record of each
+        partition.
+        """
         if self._delivered_to_sink is not None:
             return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
         if self._has_manual_ack:

@@ -31,7 +31,7 @@ class OffsetMapWatch:
 
     Args:
         max_bytes: size limit of a partition's commit metadata; 0 if no maps are written.
-        writer: name of this consumer, which its maps contain.
+        writer: name of this consumer, which is stored in its maps.
 
     Attributes:
         ignored: number of commits of earlier owners whose metadata was ignored, because another program wrote it, it
@@ -88,7 +88,7 @@ class OffsetMapWatch:
         self._observer.emit(OffsetMapIgnored(position.partition, position.progress.finished, reason))
 
     def without_finished(self, position: Position, records: Sequence[Record]) -> Sequence[Record]:
-        """Return ``records`` without the records that an earlier owner has finished, which are counted."""
+        """Return ``records`` without those that an earlier owner has finished; count these for an event."""
         known = position.progress.known if position.progress is not None else None
         if known is None:
             return records
@@ -118,9 +118,10 @@ class OffsetMapWatch:
             position.map_fill.measure(position.progress, self._max_bytes, self._writer, self._loop.time())
 
     def holds_back(self, position: Position) -> bool:
-        """Return True if a partition must not start new records because its offset map is too full.
+        """Check if a partition must not start new records because its offset map is too full, and return the result.
 
-        An event reports each change. The map is measured again after some time if it may shrink meanwhile.
+        An event is emitted when the result changes. A full map that may have shrunk is measured again, now or at
+        ``recheck_at``.
         """
         progress, fill = position.progress, position.map_fill
         if progress is None:
@@ -138,7 +139,7 @@ class OffsetMapWatch:
         return fill.is_high
 
     def _may_shrink(self, progress: Progress) -> bool:
-        """Return True if the map can shrink: records are in flight, and delivery is past an earlier owner's map."""
+        """Return True if the map shrinks when records in flight finish, and delivery is past an earlier owner's map."""
         if not self._max_bytes or not progress.started:
             return False
         return progress.known is None or progress.delivered >= progress.known.limit
@@ -156,11 +157,11 @@ class OffsetMapWatch:
 
     @property
     def holds_any(self) -> bool:
-        """True if any partition must not start new records because its offset map is too full."""
+        """True if any partition had a too full offset map at its last check by ``holds_back``."""
         return bool(self._held_back)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget partitions that were revoked, sought or reset."""
+        """Forget partitions that were revoked, sought or reset; report records skipped in them by an event."""
         for partition in partitions:
             self._held_back.discard(partition)
             self._report_skipped(partition)

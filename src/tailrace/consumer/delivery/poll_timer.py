@@ -17,7 +17,7 @@ ResultT = TypeVar("ResultT")
 async def poll_or_stop(
     work: Callable[[], Awaitable[ResultT]], config: ConsumerConfig | None, is_stopped: Callable[[], bool]
 ) -> ResultT:
-    """Return the result of ``work``, which is a poll of an ``async for`` loop.
+    """Await ``work``, one poll of an ``async for`` loop, and return its result.
 
     Raises:
         StopAsyncIteration: the consumer was stopped, or timed out with ``when_timed_out="stop"``.
@@ -36,7 +36,7 @@ async def poll_or_stop(
 
 
 async def poll_within_timeout(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT:
-    """Return the result of ``work``; without ``limit_ms``, wait without a limit.
+    """Await ``work`` for ``limit_ms`` at most, or without a limit if it is None, and return the result.
 
     Raises:
         ConsumerTimeoutError: ``work`` took longer than ``limit_ms`` and was canceled; the consumer can be polled again.
@@ -52,7 +52,7 @@ async def poll_within_timeout(work: Callable[[], Awaitable[ResultT]], limit_ms: 
 
 
 async def poll_within(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT | None:
-    """Return the result of ``work``; cancel it and return None if it takes longer than ``limit_ms``."""
+    """Await ``work`` and return its result; cancel it and return None if it takes longer than ``limit_ms``."""
     waiting = asyncio.timeout(None if limit_ms is None else limit_ms / 1000)
     try:
         async with waiting:

@@ -1,8 +1,8 @@
 """Records that a reader has delivered, and how they are finished.
 
 A polling user's record or batch is finished by the next poll. With ``ack="manual"`` each record is finished by its own
-acknowledgement, in any order. A sink (an App's handlers, streams, worker processes) receives leases and finishes their
-records itself.
+acknowledgement, in any order. A sink (an App's handlers, streams, worker processes) receives a lease for each slice: an
+object that tracks which of the slice's records are in flight. The sink finishes the records itself.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DeliveryProgress:
         sink: receiver of slices in place of a polling user; None without a sink.
         finished_counter: counts the finished records.
         next_poll: event that is set at each poll.
-        progress_made: event that is set when a record in flight is finished, or its partition is dropped.
+        progress_made: event that is set when records in flight may have been finished or dropped.
     """
 
     def __init__(self, positions: Positions, *, has_manual_ack: bool) -> None:
@@ -125,7 +125,7 @@ class DeliveryProgress:
         return [record for record in records if isinstance(record, Record)]
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
-        """Withdraw the untaken records of the current slice; return both, or None if there are none."""
+        """Withdraw the untaken records of the current slice; return the slice and them, or None if there are none."""
         found, given_back = self._current, self.polled.give_back()
         if found is None or given_back is None:
             return None
@@ -149,7 +149,7 @@ class DeliveryProgress:
     # ---- finishing ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Note a poll, which finishes the records in flight; with ``ack="manual"``, finish none."""
+        """Finish the records in flight, because the user polls; with ``ack="manual"``, only note the poll."""
         self.polled.finish()
         self._columns = None
         if self.sink is None:
@@ -255,7 +255,12 @@ class DeliveryProgress:
         self.polled.close()
 
     async def drain(self, partitions: Iterable[TopicPartition], until: float) -> frozenset[TopicPartition]:
-        """Wait for records in flight, at most until the time ``until``; return the partitions that still have some."""
+        """Wait until no record of ``partitions`` is in flight, and return the partitions that still have some.
+
+        Args:
+            partitions: partitions to wait for.
+            until: time of the event loop at which the wait ends at the latest.
+        """
         wanted = frozenset(partitions)
         while True:
             held = frozenset(p.partition for p in self._positions.of(wanted) if p.has_in_flight)
@@ -280,7 +285,11 @@ class DeliveryProgress:
         )
 
     def awaits_poll(self, *, has_buffered: bool) -> bool:
-        """Return True if the user has a record in flight or could poll one; see ``PolledSink.awaits_poll``."""
+        """Return True if the user has a record in flight or could poll one; False if the user does not poll.
+
+        Args:
+            has_buffered: True if the reader has buffered records.
+        """
         if self.sink is not None:
             return self._polled_sink is not None and self._polled_sink.awaits_poll(has_buffered=has_buffered)
         return has_buffered or self.polled.has_records

@@ -1,9 +1,9 @@
 """Delivery of buffered records, one or many at a time.
 
 Batches are decoded in slices: records of one partition that are decoded and delivered together. The only work per
-record is ``next`` of a list iterator. Everything else is done once per slice: choosing the partition, decoding, the
-lease (``core.delivery.progress``), and yielding to the event loop. Nothing leaves the buffer before the last ``await``
-of a call, so a canceled call loses no record.
+record is ``next`` of a list iterator. Everything else is done once per slice: choosing the partition, decoding,
+creating a lease (which tracks the records in flight, see ``core.delivery.progress``), and yielding to the event loop.
+Nothing leaves the buffer before the last ``await`` of a call, so a canceled call loses no record.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ TWO_READERS = (
 
 
 class Reader:
-    """Delivers fetched records.
+    """Delivers fetched records, to a user who polls or to a sink (``RecordSink``), which receives whole slices.
 
-    Every polling method finishes the records in flight, raises errors given to ``report`` and ``close``, and raises
-    ConsumerStateError if two tasks poll at once. The slice from which a polling user takes records is the current
-    slice.
+    The slice from which a polling user takes records is the *current slice*. A poll finishes the records in flight,
+    except with ``ack="manual"``, and raises errors that were given to ``report`` or ``close``. A poll raises
+    ConsumerStateError if another task is waiting in a poll, or if there is a sink.
 
     Attributes:
         delivery: delivered records, and which of them are finished; the consumer takes records from
@@ -110,7 +110,7 @@ class Reader:
     async def record_now(self, partitions: PartitionFilter = None) -> AnyRecord | None:
         """Yield to other tasks once, then return a buffered record; None if there is none."""
         await self._poll_and_yield()
-        self._put_back_others(partitions)
+        self._put_back_unless_in(partitions)
         if not self.delivery.polled.count_left and not self._find_slice(self._next_size(), partitions):
             return None
         return self._first_of_slice()
@@ -154,7 +154,7 @@ class Reader:
     async def wait_for_records(
         self, count: int, *, is_patient: bool = True, partitions: PartitionFilter = None
     ) -> None:
-        """Wait until ``count`` records are buffered, or as ``BufferedCounts.are_available`` describes."""
+        """Wait until ``BufferedCounts.are_available`` returns True for these arguments."""
         self._begin_poll()
         try:
             self.delivery.finish()
@@ -169,7 +169,7 @@ class Reader:
     async def next_records(self, count: int, partitions: PartitionFilter = None) -> list[AnyRecord]:
         """Wait for at least one record and return up to ``count`` buffered records."""
         self.delivery.finish()
-        self._put_back_others(partitions)
+        self._put_back_unless_in(partitions)
         if not self.delivery.polled.count_left:
             await self._wait_for_slice(partitions)
         return self.take_now(count, partitions)
@@ -177,7 +177,7 @@ class Reader:
     def take_now(self, count: int, partitions: PartitionFilter = None) -> list[AnyRecord]:
         """Return up to ``count`` buffered records without awaiting anything."""
         self.delivery.finish()
-        self._put_back_others(partitions)
+        self._put_back_unless_in(partitions)
         taken: list[AnyRecord] = []
         while len(taken) < count:
             wanted = count - len(taken)
@@ -214,7 +214,11 @@ class Reader:
             return columns.finish()
         except BaseException:
             # The user has not received these records, and the next poll must not finish them.
-            self.close(ConsumerStateError("an Arrow batch could not be built, see the earlier error - start again"))
+            self.close(
+                ConsumerStateError(
+                    "an Arrow batch could not be built, see the earlier error - stop this consumer and create a new one"
+                )
+            )
             raise
 
     def attach_sink(self, sink: RecordSink, polled_sink: PolledSink | None = None) -> None:
@@ -225,7 +229,7 @@ class Reader:
             polled_sink: the same object if the user polls it; otherwise None.
 
         Raises:
-            ConsumerStateError: a task waits for a record.
+            ConsumerStateError: a task is waiting in a poll.
         """
         if self._is_waiting:
             raise ConsumerStateError(TWO_READERS)
@@ -234,7 +238,7 @@ class Reader:
         self.delivery.attach_sink(sink, polled_sink)
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Wait for a slice for the sink, and return its position and lease.
+        """Wait for a slice, deliver it to the sink, and return the position of its partition and its lease.
 
         Args:
             room_of: returns the maximum number of records that the sink can receive of a partition.
@@ -246,9 +250,14 @@ class Reader:
     def take_slice(
         self, room_of: Callable[[TopicPartition], int], in_flight: InFlight = InFlight.NOTHING
     ) -> tuple[Position, Lease] | None:
-        """Return a slice as ``next_slice`` does, but without waiting; None if there is none."""
+        """Deliver a slice as ``next_slice`` does, but without waiting; return None if there is none.
+
+        Args:
+            room_of: see ``next_slice``.
+            in_flight: rule by which records that the sink takes from the lease are in flight.
+        """
         self.raise_failure()
-        found = self._next_slice(
+        found = self._take_from_buffer(
             lambda partition: self._slice_reader.is_readable(partition) and room_of(partition) > 0,
             lambda partition: self.finished_counter.slice_limit(min(room_of(partition), self.max_queued_records)),
         )
@@ -264,11 +273,11 @@ class Reader:
         self._wakeup.set()
 
     async def _wait_for_slice(self, partitions: PartitionFilter) -> None:
-        """Wait for a slice and make it the current one; there is no ``await`` after its removal from the buffer."""
+        """Wait until the current slice has records; take a new slice from the buffer if it has none."""
         self._begin_poll()
         try:
             self.delivery.finish()
-            self._put_back_others(partitions)
+            self._put_back_unless_in(partitions)
             await self._yield_if_due()
             size = self._next_size()
             while not self.delivery.polled.count_left and not self._find_slice(size, partitions):
@@ -304,7 +313,10 @@ class Reader:
         return self.finished_counter.slice_limit(self._slice_size)
 
     def _find_slice(self, count: int, partitions: PartitionFilter, columns: ColumnBuilder | None = None) -> bool:
-        """Make the next slice the current one, or add it to ``columns``; return False if there is none."""
+        """Take the next slice from the buffer and make it the current one; return False if there is none.
+
+        If ``columns`` are given, the records are added to them, and the slice has no records left to take.
+        """
         self._check(partitions)
         is_readable = self._slice_reader.is_readable
         is_wanted = is_readable if partitions is None else lambda one: one in partitions and is_readable(one)
@@ -312,18 +324,19 @@ class Reader:
         self._waits_for_ack = room <= 0
         if self._waits_for_ack:
             return False
-        found = self._next_slice(is_wanted, lambda _: min(count, room), columns)
+        found = self._take_from_buffer(is_wanted, lambda _: min(count, room), columns)
         if found is None:
             return False
         self.delivery.begin(found, columns)
         return True
 
-    def _next_slice(
+    def _take_from_buffer(
         self,
         is_wanted: Callable[[TopicPartition], bool],
         count_of: Callable[[TopicPartition], int],
         columns: ColumnBuilder | None = None,
     ) -> RecordSlice | None:
+        """Call ``SliceReader.next_slice``; if it ended early, wake the reader so that it is called again."""
         found = self._slice_reader.next_slice(is_wanted, count_of, columns)
         if self._slice_reader.has_more:
             self._loop.call_soon(self._wakeup.set)
@@ -354,7 +367,7 @@ class Reader:
     # ---- for other parts of the consumer -----------------------------------------------------------------------
 
     def put(self, partition: TopicPartition, buffered: BufferedBatch, size: int) -> None:
-        """Add a fetched batch, skipped offsets or an error, which takes ``size`` bytes, to the buffer."""
+        """Add an entry of ``size`` bytes to the buffer: a fetched batch, offsets without records, or an error."""
         self._slice_reader.put(partition, buffered, size)
         self._wakeup.set()
 
@@ -395,7 +408,7 @@ class Reader:
             self._wakeup.set()
 
     def report(self, error: TailraceError) -> None:
-        """Raise ``error`` in the next polling call; an equal error that was not raised yet is not added again."""
+        """Raise ``error`` in the next polling call; ignore it if an error with the same text is still to be raised."""
         if str(error) not in map(str, self._errors):
             self._errors.append(error)
         self._put_back_current()
@@ -408,7 +421,7 @@ class Reader:
         self._wakeup.set()
 
     def raise_failure(self) -> None:
-        """Raise the next reported error, or the reason given to ``close``."""
+        """Raise the next reported error, or the reason given to ``close``, if there is one."""
         if self._errors:
             raise self._errors.popleft()
         if self._end is not None:
@@ -423,9 +436,10 @@ class Reader:
 
     @property
     def awaits_poll(self) -> bool:
-        """True if the consumer waits for its user to poll or acknowledge.
+        """True if it is the user's turn, so that ``max_poll_interval_ms`` applies.
 
-        It does so if records are in flight or buffered, and no poll waits for more records.
+        This is the case if the user could poll a record or was given one by the last poll, and no poll is waiting for
+        records. A poll that waits for acknowledgements (``max_unacknowledged_records``) is not waiting for records.
         """
         if self._is_waiting and not self._waits_for_ack:
             return False
@@ -457,7 +471,7 @@ class Reader:
             names = ", ".join(sorted(map(str, partitions)))
             raise ConsumerStateError(f"{names} is not assigned to this consumer - await assigned() before reading it")
 
-    def _put_back_others(self, partitions: PartitionFilter) -> None:
+    def _put_back_unless_in(self, partitions: PartitionFilter) -> None:
         if partitions is not None and self.delivery.partition is not None and self.delivery.partition not in partitions:
             self._put_back_current()
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordSlice", "SliceReader"]
 
-Readable: TypeAlias = Callable[[TopicPartition], bool]
+PartitionPredicate: TypeAlias = Callable[[TopicPartition], bool]
 
-_EMPTY_IN_A_ROW = 64
-"""Number of slices without a deliverable record after which ``next_slice`` returns, so that other tasks can run."""
+_MAX_ATTEMPTS = 64
+"""Number of attempts to take a slice with a deliverable record, after which other tasks may run."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class RecordSlice:
     """Offset at which the partition continues after the slice."""
     leader_epoch: int
     buffered: BufferedBatch | None
-    """Batch of the records; None if the slice contains the last record of the batch."""
+    """Buffer entry from which the records were taken; None if it is used up and was removed from the buffer."""
 
     def deliver(self, in_flight: InFlight) -> Lease:
         """Deliver the records and return their lease; drop the slice's references, so that records can be freed."""
@@ -92,7 +92,10 @@ class SliceReader:
         return not self._maps.holds_back(position)
 
     def next_slice(
-        self, is_wanted: Readable, count_of: Callable[[TopicPartition], int], columns: ColumnBuilder | None = None
+        self,
+        is_wanted: PartitionPredicate,
+        count_of: Callable[[TopicPartition], int],
+        columns: ColumnBuilder | None = None,
     ) -> RecordSlice | None:
         """Take a slice of the next partition in turn and return it; None if there is none.
 
@@ -114,7 +117,7 @@ class SliceReader:
                 return False
             return not buffered.is_compressed or self._decompressed.has_room(is_wanted)
 
-        for _ in range(_EMPTY_IN_A_ROW):
+        for _ in range(_MAX_ATTEMPTS):
             partition = self._buffer.next_partition(is_ready)
             if partition is None:
                 return None
@@ -162,10 +165,10 @@ class SliceReader:
     def _take_records(
         self, buffered: BufferedBatch, position: Position, count: int, columns: ColumnBuilder | None
     ) -> tuple[Sequence[Record], bool]:
-        """Take the next records and return them, and True if they were added to ``columns``."""
+        """Take and return the next records; also return True if they were added to ``columns``, otherwise False."""
         has_known = position.progress is not None and position.progress.known is not None
         if columns is None or has_known or self._gaps is not None:
-            # Some of these records may not be delivered.
+            # Some of these records may not be delivered, so the caller adds the others to the columns.
             return buffered.take(position, count), False
         return buffered.take_into(columns, position, count), True
 
@@ -185,9 +188,9 @@ class SliceReader:
             self._buffer.put(partition, buffered, size)
 
     def skip_empty(self) -> None:
-        """Skip entries without records at the beginning of partitions.
+        """Skip entries without records at the head of each partition's queue.
 
-        Otherwise ``next_slice`` skips them, but a wait for many records does not call it.
+        ``next_slice`` skips them, too, but is not called during a wait for many records.
         """
         for position in self._positions:
             while (buffered := self._buffer.head(position.partition)) is not None and buffered.is_empty:

@@ -148,7 +148,7 @@ class PartitionStream:
 class Streams:
     """``async for partition, stream in consumer.streams()``: one stream for each partition that is assigned.
 
-    The object is the reader's sink, and a ``PolledSink``, which reports polls to the reader.
+    The object is also the reader's ``RecordSink`` and ``PolledSink``.
 
     Args:
         positions: the assigned partitions.
@@ -164,7 +164,7 @@ class Streams:
         self._is_waiting_on_reader = False
         """True while a task waits on the reader."""
         self._shared_wakeup = asyncio.Event()
-        """Event that is set, and replaced by a new one, when that task stops waiting."""
+        """Event that wakes all other waiting tasks; it is replaced by a new one each time that it is set."""
 
     def __aiter__(self) -> Streams:
         return self
@@ -192,7 +192,7 @@ class Streams:
         return self._config()
 
     def is_over(self) -> bool:
-        """Return True if the consumer was stopped."""
+        """Return True if the consumer was stopped; raise the error if an error has ended it."""
         return self._reader.is_over()
 
     def take_slice(self, partition: TopicPartition, size: int) -> Lease | None:
@@ -235,7 +235,7 @@ class Streams:
 
     @property
     def poll_marker(self) -> object:
-        """A value that changes whenever a stream is polled."""
+        """Number of records that the streams have delivered; it changes whenever a record is polled."""
         return sum(stream.count_taken for stream in self._streams.values())
 
     def awaits_poll(self, *, has_buffered: bool) -> bool:

@@ -213,7 +213,7 @@ class Committer:
     def _restart_clock(self, now: float, finished: int) -> None:
         """Restart the interval and the record count of the next automatic commit."""
         self._clock.restart(now, finished)
-        self._reader.finished_counter.wait_for(self._clock.next_count)
+        self._reader.finished_counter.set_due_at(self._clock.next_count)
 
     @contextlib.asynccontextmanager
     async def _turn(self, timeout_s: float) -> AsyncIterator[float]:
