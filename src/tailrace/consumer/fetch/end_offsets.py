@@ -25,7 +25,7 @@ _INTERVAL_S = 5.0
 
 
 class EndOffsetRefresher:
-    """Requests the end offsets of partitions that are not fetched, such as those of a handler that does not return.
+    """Requests the end offsets of partitions that are not fetched, for example because they are paused.
 
     Responses to fetches contain the end offsets of all other partitions. Requests are sent every five seconds, but only
     if statistics or metrics were read since the last requests.
@@ -56,7 +56,7 @@ class EndOffsetRefresher:
         self._is_read = True
 
     async def run_refreshes(self) -> None:
-        """Request end offsets at each interval in which they were read, until canceled."""
+        """Request end offsets after each interval in which statistics or metrics were read, until canceled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
             if self._is_read:

@@ -14,7 +14,7 @@ __all__ = ["FetchConnection", "FetchLoop"]
 
 
 class FetchConnection(NamedTuple):
-    """Connection to a broker: the broker's node id, and which of its ``num_fetchers`` connections it is."""
+    """One of the ``num_fetchers`` connections to a broker."""
 
     node_id: int
     slot: FetcherSlot
@@ -34,8 +34,8 @@ class FetchLoop:
     sent_plan: FetchPlan | None = None
     """Plan of the main loop's fetch in flight; None without one."""
     held_until: float = 0.0
-    """Latest time of the event loop at which the broker answers the main loop's fetch in flight."""
+    """Time of the event loop until which the broker may hold the main loop's fetch in flight."""
     held_added: FetchPlan | None = None
-    """Plan of the fetch of added partitions in flight, if the broker may hold it for long; otherwise None."""
+    """Plan of the fetch of added partitions that is in flight, if the broker may hold it for long; otherwise None."""
     added_scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Cancel scope of the latest fetch of added partitions."""

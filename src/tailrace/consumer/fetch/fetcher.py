@@ -1,8 +1,8 @@
 """Fetching from brokers: one loop for each connection to a broker, reading ahead as far as the buffer has room.
 
 A broker holds a fetch until there are records, and answers the requests of a connection in order. A partition that is
-sought, resumed or assigned meanwhile would have to wait for that answer. Instead it is fetched on a second connection,
-without a fetch session, until the answer arrives.
+sought, resumed or assigned while a fetch is in flight (an *added* partition) would have to wait for the answer. Instead
+it is fetched on a second connection, without a fetch session, until the answer arrives.
 
 ``core.fetch.plan`` decides what to fetch and what an error code means. A response is used only in the assignment epoch
 in which its request was sent, so records that arrive after a seek or a rebalance are dropped.
@@ -73,14 +73,19 @@ __all__ = ["Fetcher", "connection_name"]
 
 _GRACE_S = 5.0
 """Time in seconds that a broker may need in addition to the ``max_wait_ms`` of a fetch."""
-_SMALL = 64 << 10
+_SMALL_BYTES = 64 << 10
 """Maximum size in bytes of a response that a waiting reader gets before the next fetch is sent."""
 _CORRUPT_ATTEMPTS = 3
 """Number of attempts to fetch a corrupt batch before the error is delivered."""
 
 
 class Fetcher:
-    """Fetches records of the assigned partitions into the buffer."""
+    """Fetches records of the assigned partitions into the buffer.
+
+    Args:
+        on_reset: called when the start offset of a position has to be looked up.
+        name: prefix of the names of connections; see ``connection_name``.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that a fetch reads or changes
         self,
@@ -125,7 +130,7 @@ class Fetcher:
         self._wakeup.set()
 
     def in_flight(self) -> list[FetchPlan]:
-        """Return the plans of the fetches in flight, except for short fetches of added partitions."""
+        """Return the plans of the fetches in flight, except fetches of added partitions that a broker holds only briefly."""
         plans = [plan for fetch_loop in self._loops.values() for plan in (fetch_loop.sent_plan, fetch_loop.held_added)]
         return [plan for plan in plans if plan is not None]
 
@@ -143,6 +148,7 @@ class Fetcher:
                 for connection, fetch_loop in self._loops.items():
                     fetch_loop.wakeup.set()
                     fetch_loop.added_wakeup.set()
+                    # A fetch in flight that lacks an added partition is canceled, so that the next fetch includes it.
                     if (
                         fetch_loop.held_added
                         and self._added_plan(connection, fetch_loop).added_to(fetch_loop.held_added).partitions
@@ -161,12 +167,12 @@ class Fetcher:
                 tasks.start_soon(self._run_added, connection, fetch_loop)
 
     async def _run_connection(self, connection: FetchConnection, fetch_loop: FetchLoop) -> None:
-        """Fetch on one connection to a broker until it has no more partition to fetch from this broker."""
+        """Run the main loop of a connection until no partition is left to fetch on it."""
         session, fetch_wait, failures = FetchSession(), FetchWait(self._limits.max_wait_s), 0
         node_id = connection.node_id
         try:
             while True:
-                plan = self._plan(connection)
+                plan = self._prepare_plan(connection)
                 if plan.is_idle:
                     # The partitions may be fetched from another broker now: start or wake the loop of that broker.
                     self.wake()
@@ -192,12 +198,12 @@ class Fetcher:
                     if fetch_loop.held_added:
                         fetch_loop.added_scope.cancel()
                 failures, took_s = 0, self._loop.time() - sent_at
-                is_awaited = not self._buffer.held_bytes and _size_of(answer) <= _SMALL
+                is_awaited = not self._buffer.held_bytes and _size_of(answer) <= _SMALL_BYTES
                 self._handle_response(node_id, plan, session, answer)
                 counts, self._fetched = self._fetched, Counter()
                 if is_awaited or self._waiting_for_room:
-                    # Yield to the reader, which probably waits for these few records, and to loops that wait for room,
-                    # because this loop would reserve again the room that its fetch has just released.
+                    # Let the reader run, which probably waits for these few records. Let the loops that wait for room
+                    # run, too: otherwise the next fetch of this loop would reserve the room that was just released.
                     await asyncio.sleep(0)
                     if self._reader.delivery.sink is not None:
                         # Handlers run one iteration of the event loop later than the task that reads for them.
@@ -208,9 +214,9 @@ class Fetcher:
             fetch_loop.added_wakeup.set()
 
     async def _run_added(self, connection: FetchConnection, fetch_loop: FetchLoop) -> None:
-        """Fetch added partitions on the second connection, each time until the main loop's fetch is answered.
+        """Fetch added partitions on the second connection while a fetch of the main loop is in flight.
 
-        The coroutine ends with the main loop of the connection.
+        The coroutine ends when the main loop of the connection has ended.
         """
         name = connection_name(self._name, connection.slot.number, is_for_added=True)
         added_wait = AddedWait()
@@ -228,7 +234,7 @@ class Fetcher:
                 except AuthenticationError:
                     raise
                 except (BrokerConnectionError, MalformedMessageError):
-                    # No retry: either the fetch in flight fails as well, or the next one includes these partitions.
+                    # No retry: if the main loop's fetch does not fail, too, the next one includes these partitions.
                     await fetch_loop.added_wakeup.wait()
                     continue
                 finally:
@@ -244,42 +250,43 @@ class Fetcher:
 
     def _added_plan(self, connection: FetchConnection, fetch_loop: FetchLoop) -> FetchPlan:
         """Return a plan of the partitions that the main loop's fetch in flight lacks; empty without such a fetch."""
-        plan = self._next_plan(connection)
+        plan = self._new_plan(connection)
         return plan.added_to(fetch_loop.sent_plan or plan)
 
-    def _next_plan(self, connection: FetchConnection) -> FetchPlan:
+    def _new_plan(self, connection: FetchConnection) -> FetchPlan:
         sources = self._sources.at(self._cluster.topology)
         return make_plan(connection.node_id, sources, self._buffer, self._limits, self._loop.time(), connection.slot)
 
-    def _plan(self, connection: FetchConnection) -> FetchPlan:
-        """Make room in the buffer, reset the positions of recreated topics, and return the next plan."""
-        plan = self._next_plan(connection)
+    def _prepare_plan(self, connection: FetchConnection) -> FetchPlan:
+        """Return a plan, after making room in the buffer and resetting positions of recreated topics if necessary."""
+        plan = self._new_plan(connection)
         made_room = self._drop_excess_batches(plan.overdrawn)
         for position in self._positions.of(plan.recreated):
             self._reset_position(position, self._policy.start_of_added(position.partition))
         if not made_room and not plan.recreated:
             return plan
-        return self._next_plan(connection)
+        return self._new_plan(connection)
 
     def _drop_excess_batches(self, overdrawn: Iterable[TopicPartition]) -> bool:
-        """Drop batches of partitions that hold more than their share of the buffer; return True if that made room.
+        """Drop batches of partitions that hold more than their share of the buffer; return True if any were dropped.
 
-        The batches are fetched again when the partition has room.
+        The dropped batches are fetched again when their partition has room.
         """
         share, made_room = self._buffer.share_of(len(self._positions)), False
         for position in self._positions.of(overdrawn):
-            # A partition that is not paused keeps its share of batches, because they would be fetched again at once.
+            # A partition that is not paused keeps batches of its share, because they would be fetched again at once.
             last = self._buffer.cut(position.partition, share, 0 if position.is_paused else share)
             if last is not None:
                 position.set_fetched(last.next_offset, last.leader_epoch)
                 made_room = True
+            # ``cut`` keeps the oldest batch, which may be larger than the share.
             if position.is_paused and self._buffer.bytes_of(position.partition) > share:
                 self._drop_buffered(position)
                 made_room = True
         return made_room
 
     def _drop_buffered(self, position: Position) -> None:
-        """Drop all buffered batches of a paused partition, because a single one may exceed the share of the buffer."""
+        """Drop all buffered batches of a partition, and fetch them again later."""
         self._buffer.drop(position.partition)
         position.fetch_again()
 
@@ -327,9 +334,9 @@ class Fetcher:
             self.note_room()
 
     async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
-        """Report a fetch that was not answered, refresh the metadata, and pause."""
-        is_silent = isinstance(error, RequestTimedOutError | MalformedMessageError)
-        action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.REFRESH_METADATA
+        """Report a fetch without a valid answer, request a refresh of the metadata, and pause."""
+        is_connected = isinstance(error, RequestTimedOutError | MalformedMessageError)
+        action = FetchErrorAction.RETRY if is_connected else FetchErrorAction.REFRESH_METADATA
         self._report_failure(node_id, None, error, action, failures - 1)
         for position in self._positions.of(plan.partitions):
             # If a preferred replica fails, the partition is fetched from the leader again (KIP-392).
@@ -417,21 +424,21 @@ class Fetcher:
         self._observer.emit(kind(f"broker {node_id}", partition, str(error), exception))
 
     def _reset_position(self, position: Position, at: StartPoint) -> None:
-        """Look up the start point ``at``, because the position is out of range or the topic was recreated.
+        """Reset a position that is out of range, or whose topic was recreated, to the start point ``at``.
 
-        If fetched records are not finished yet, only fetch the partition again later.
+        While fetched records are unfinished, only let the partition back off.
         """
         if self._buffer.holds(position.partition) or position.finished != position.delivered:
-            # Records that are already fetched are valid. The position is reset when all of them are finished.
+            # Records that are already fetched are valid. When all of them are finished, a later fetch leads here again.
             self._back_off([position])
             return
         self._start_positions.set_start(position, at, before=position.fetched)
         self._on_reset()
 
     def _handle_truncation(self, position: Position, end_offset: int) -> None:
-        """Continue at the offset of a truncation, because fetched records may have been removed (KIP-320).
+        """Continue at the lowest unfinished offset, or at the end of the truncated log if that is lower (KIP-320).
 
-        If records were lost, emit an event, or with ``auto_offset_reset="none"`` deliver an error.
+        If delivered records were lost, emit an event, or with ``auto_offset_reset="none"`` deliver an error instead.
         """
         topic, number = position.partition
         before, (after, lost) = position.next_offset, position.after_truncation(end_offset)
@@ -493,7 +500,7 @@ class Fetcher:
             position.set_fetched(batch.next_offset, batch.leader_epoch)
 
     def _readable_batches(self, position: Position, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-        """Yield the batches from the position on; at a batch that cannot be read, stop and handle it as corrupt."""
+        """Yield the batches from the next offset to fetch on; at an unreadable batch, handle it as corrupt and stop."""
         for batch in batches:
             if batch.next_offset <= (position.fetched or 0):
                 continue
@@ -506,7 +513,7 @@ class Fetcher:
     def _fault_of(self, batch: RecordBatch) -> str | None:
         """Return the reason why ``batch`` cannot be read; None if it can be read.
 
-        The marker of a control batch is decoded here, because ``visible`` reads it.
+        The marker of a control batch is decoded, too, so that ``visible`` can read it without an error.
         """
         # The checksum is verified before any byte that it covers is interpreted.
         if self._config.check_crcs and not batch.checksum_holds():
@@ -518,7 +525,10 @@ class Fetcher:
         return None
 
     def _handle_corrupt(self, position: Position, reason: str, next_offset: int | None = None) -> None:
-        """Fetch a corrupt batch again, which the network may have damaged; after three attempts, deliver an error."""
+        """Fetch a corrupt batch again, because the network may have damaged it; after three attempts, deliver an error.
+
+        ``next_offset`` is the offset after the batch; None if it is unknown.
+        """
         partition, offset = position.partition, position.fetched or 0
         corrupt_at, count = self._corrupt.get(partition, (offset, 0))
         count = count + 1 if corrupt_at == offset else 1
