@@ -130,7 +130,7 @@ class Fetcher:
         self._wakeup.set()
 
     def in_flight(self) -> list[FetchPlan]:
-        """Return the plans of the fetches in flight, except fetches of added partitions that a broker holds only briefly."""
+        """Return the plans of the fetches in flight, except short fetches of added partitions (``AddedWait``)."""
         plans = [plan for fetch_loop in self._loops.values() for plan in (fetch_loop.sent_plan, fetch_loop.held_added)]
         return [plan for plan in plans if plan is not None]
 

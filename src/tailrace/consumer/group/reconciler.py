@@ -227,7 +227,7 @@ class AssignmentReconciler:
         With an App or worker processes, this is always the case: they commit themselves.
         """
         config = self._config
-        may_user_commit = config.rebalance_listener is not None or self._committer.is_used
+        may_user_commit = config.rebalance_listener is not None or self._committer.has_user_committed
         return config.commits_automatically or may_user_commit or not self._reader.delivery.is_read_by_user
 
     async def release(self, partitions: Partitions, *, is_last: bool) -> None:

@@ -21,7 +21,7 @@ from tailrace.awaitables import settled
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.error_reactions import ErrorReactions
-from tailrace.consumer.offsets.requests import coordinator_timeout_s, outdated_topics, with_topic_ids
+from tailrace.consumer.offsets.requests import coordinator_timeout_s, partitions_of_outdated_topics, with_topic_ids
 from tailrace.core.cluster_metadata import is_other_log
 from tailrace.core.group.error_reactions import GroupReaction, GroupRequestKind, error_of
 from tailrace.core.group.membership import Identity
@@ -60,14 +60,14 @@ class Committer:
 
     Args:
         commits: decides which offsets to commit.
-        identity: called for each request; returns the identity to commit with, or None while the member belongs to no
-            generation of the group.
+        identity: called for each request; returns the member id and generation to commit with, or None while the member
+            belongs to no generation of the group.
         on_error: called with the error code of a commit and the identity that the commit was sent with; returns True if
             that identity is still current.
-        on_recreated: called with partitions whose records were read before their topic was recreated.
+        on_recreated: called with partitions whose topic was recreated after their records were read; may be empty.
 
     Attributes:
-        is_used: True if the user has committed explicitly.
+        has_user_committed: True if the user has called ``commit()``.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that a commit reads or changes
@@ -88,14 +88,14 @@ class Committer:
         self._identity, self._on_error, self._reactions = identity, on_error, ErrorReactions(config)
         self._on_recreated = on_recreated
         self._clock = _clock_of(config)
-        self._is_over = self.is_used = False
+        self._is_over = self.has_user_committed = False
         self._out_of_retries: CommitFailedError | None = None
         """Error of the last commit that used up ``offset_commit_max_retries``."""
         self._lock = asyncio.Lock()
         """Locked while a commit is in flight."""
         self._wakeup = AutoResetEvent()
         """Set when the next automatic commit is due, or its time has changed."""
-        self._dropped: set[TopicPartition] = set()
+        self._map_dropped: set[TopicPartition] = set()
         """Partitions whose last commit had no room for the offset map."""
 
     async def run_commits(self) -> None:
@@ -116,8 +116,8 @@ class Committer:
     ) -> None:
         """Commit finished records of all or some partitions, and report an error in an event.
 
-        The next polling call raises an error that a later commit cannot resolve, and the error after
-        ``offset_commit_max_retries`` retries.
+        The next polling call raises the error as well if later commits would fail, too, or if the last of
+        ``offset_commit_max_retries`` retries has failed.
 
         Args:
             partitions: partitions to commit; None for all assigned partitions.
@@ -152,12 +152,12 @@ class Committer:
             FencedMemberError: another member has the same ``group_instance_id``.
             BrokerError: the broker refuses the commit, and a retry would not help.
         """
-        self.is_used = True
+        self.has_user_committed = True
         await self._commit(partial(self._commits.snapshot, partitions), timeout_s)
 
     async def commit_chosen(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
         """Commit offsets that the user has chosen; raise the same errors as ``commit_finished``."""
-        self.is_used = True
+        self.has_user_committed = True
         await self._commit(partial(self._commits.snapshot_of, offsets), timeout_s)
 
     @property
@@ -167,7 +167,7 @@ class Committer:
 
     @property
     def has_uncommitted(self) -> bool:
-        """True if there are finished records whose commit the broker has not acknowledged."""
+        """True if a commit is in flight, or there is something to commit."""
         return self.is_committing or bool(self._commits.snapshot())
 
     async def wait(self, *, timeout_s: float) -> None:
@@ -236,10 +236,10 @@ class Committer:
             self._lock.release()
 
     async def _send_until_done(self, snapshot: CommitSnapshot, deadline: float) -> None:
-        """Send the offsets of a snapshot until each is committed or permanently refused, or the deadline has passed."""
+        """Commit the offsets of a snapshot, and retry after temporary errors until ``deadline``."""
         left = dict(snapshot.offsets)
         self._report_dropped_maps(snapshot)
-        final: list[BrokerError] = []
+        permanent: list[BrokerError] = []
         recreated: set[TopicPartition] = set()
         attempts, retries = 0, self._config.offset_commit_max_retries
 
@@ -250,7 +250,7 @@ class Committer:
                 await self._send(snapshot, left, recreated)
             except (BrokerConnectionError, BrokerError) as error:
                 if isinstance(error, BrokerError) and not error.retriable:
-                    final.append(error)
+                    permanent.append(error)
                 elif retries is not None and attempts > retries:
                     self._out_of_retries = CommitFailedError(
                         f"{error}, after {attempts} attempts (offset_commit_max_retries={retries}) - the records since"
@@ -265,9 +265,9 @@ class Committer:
         try:
             await self._cluster.retrying(attempt, timeout_s=timeout_s, what=f"committing {len(left)} offsets")
         except (BrokerConnectionError, BrokerError) as error:
-            if error in final:
+            if error in permanent:
                 raise
-            # Heartbeats would have brought a newer epoch by now if this member were still in the group.
+            # If this member were still in the group, it would have received a newer epoch with a heartbeat by now.
             is_stale = isinstance(error, BrokerError) and error.code == ErrorCode.STALE_MEMBER_EPOCH
             raise CommitFailedError(
                 f"{error} - the records since the last commit may be delivered again", retriable=not is_stale
@@ -292,7 +292,10 @@ class Committer:
         left: dict[TopicPartition, CommitOffset],
         recreated: set[TopicPartition],
     ) -> None:
-        """Try once to commit ``left``; move partitions of recreated topics from ``left`` to ``recreated``."""
+        """Send the offsets in ``left`` once, and remove those that the broker has accepted.
+
+        Partitions of recreated topics are moved from ``left`` to ``recreated``. Revoked partitions are not sent.
+        """
         gone = self._commits.released_since(snapshot)
         entries = {partition: entry for partition, entry in left.items() if partition not in gone}
         if not entries:
@@ -314,8 +317,10 @@ class Committer:
         try:
             coordinator = await self._cluster.coordinator(self._group_id)
             sent_at = asyncio.get_running_loop().time()
-            if outdated := await outdated_topics(coordinator, request, entries, coordinator_timeout_s(self._config)):
-                await self._look_for_topics(outdated, snapshot, left, recreated)
+            if outdated := await partitions_of_outdated_topics(
+                coordinator, request, entries, coordinator_timeout_s(self._config)
+            ):
+                await self._check_unknown_topics(outdated, snapshot, left, recreated)
                 if not left.keys().isdisjoint(outdated):
                     raise broker_error(
                         ErrorCode.UNKNOWN_TOPIC_ID,
@@ -341,24 +346,25 @@ class Committer:
         self._commits.note_stored(snapshot, accepted, {one for one in accepted if not left[one].metadata})
         for partition in accepted:
             del left[partition]
-        unknown = [one for one in left if codes.get(one) in _UNKNOWN_TOPIC]
-        await self._look_for_topics(unknown, snapshot, left, recreated)
+        unknown = [one for one in left if codes.get(one) in _UNKNOWN_TOPIC_CODES]
+        await self._check_unknown_topics(unknown, snapshot, left, recreated)
         too_large = [one for one in left if codes.get(one) == ErrorCode.OFFSET_METADATA_TOO_LARGE]
         if shortened := [one for one in too_large if self._shorten_metadata(one, snapshot, left)]:
             raise _retriable(ErrorCode.OFFSET_METADATA_TOO_LARGE, shortened[0])
         for partition in entries.keys() & left.keys():
             self._raise_refusal(partition, codes.get(partition), identity)
 
-    async def _look_for_topics(
+    async def _check_unknown_topics(
         self,
         unknown: Collection[TopicPartition],
         snapshot: CommitSnapshot,
         left: dict[TopicPartition, CommitOffset],
         recreated: set[TopicPartition],
     ) -> None:
-        """Check if topics that the coordinator does not know were recreated or deleted; otherwise they are new.
+        """Refresh the metadata to check if topics that the coordinator does not know were recreated or deleted.
 
-        Partitions of recreated topics are moved from ``left`` to ``recreated``.
+        Partitions of recreated topics are moved from ``left`` to ``recreated``. All other topics are so new that the
+        coordinator does not know them yet; their partitions stay in ``left``.
 
         Raises:
             CommitFailedError: a topic or partition was deleted.
@@ -415,9 +421,9 @@ class Committer:
         """Emit an event for each offset map that does not fit, but none if the partition's previous map did not fit."""
         for partition, note in snapshot.notes.items():
             if not note.is_map_dropped:
-                self._dropped.discard(partition)
-            elif partition not in self._dropped:
-                self._dropped.add(partition)
+                self._map_dropped.discard(partition)
+            elif partition not in self._map_dropped:
+                self._map_dropped.add(partition)
                 reason = f"it does not fit into offset_metadata_max_bytes={self._config.offset_metadata_max_bytes}"
                 self._observer.emit(OffsetMapDropped(partition, snapshot.offsets[partition].offset, reason))
 
@@ -455,7 +461,7 @@ class Committer:
                 raise error_of(code, GroupRequestKind.COMMIT)
 
 
-_UNKNOWN_TOPIC = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID}
+_UNKNOWN_TOPIC_CODES = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID}
 
 
 def _clock_of(config: ConsumerConfig) -> CommitClock:

@@ -1,6 +1,6 @@
 """Queries of log offsets and committed offsets of any partition, assigned or not.
 
-Each query has a timeout. A query of an unknown topic, which may have just been created, fails after a shorter time.
+Each query has a timeout. A query of log offsets of an unknown topic fails after ``TOPIC_GRACE_S`` at the latest.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, TopicPartiti
 __all__ = ["TOPIC_GRACE_S", "OffsetQueries", "check_topics"]
 
 TOPIC_GRACE_S = 5.0
-"""Time in seconds within which an unknown topic may appear in the metadata."""
+"""Time in seconds to wait for an unknown topic, which may have just been created, to appear in the metadata."""
 
 
 async def check_topics(cluster: Cluster, topics: Iterable[str]) -> None:
-    """Check once that topics exist in the current metadata, and refresh it if the error may be temporary.
+    """Check that topics exist in the known metadata; if an error may be temporary, refresh the metadata before raising.
 
     Raises:
         UnknownTopicError: a topic does not exist.
@@ -76,7 +76,10 @@ class OffsetQueries:
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, StartPoint]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return offset and timestamp of each partition's first record that is not older than its time, or None."""
+        """Return offset and timestamp of each partition's first record that is not older than the partition's time.
+
+        The value of a partition without such a record is None.
+        """
         now_ms = self._now_ms()
         found = await self._list({partition: start.with_timestamp(now_ms).number for partition, start in times.items()})
         return {

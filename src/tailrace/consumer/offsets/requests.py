@@ -1,8 +1,8 @@
 """Requests for offsets: OffsetFetch, ListOffsets, and topic ids of an OffsetCommit.
 
-A partition that is absent from a response raises an error; it is never a partition without a committed offset. A broker
-that is not the coordinator responds with an error code and without partitions (OffsetFetch version 2, KIP-88). If these
-partitions counted as partitions without a committed offset, the group's offsets would be reset.
+If a requested partition is absent from a response, an error is raised. A broker that is not the coordinator responds
+with an error code and without partitions (OffsetFetch version 2, KIP-88). If the absent partitions counted as
+partitions without a committed offset, the group's offsets would be reset.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "group_by_leader",
     "is_offset",
     "list_offsets",
-    "outdated_topics",
+    "partitions_of_outdated_topics",
     "with_topic_ids",
 ]
 
@@ -71,16 +71,16 @@ def with_topic_ids(entries: Iterable[CommitOffset], topology: ClusterMetadata) -
     ]
 
 
-async def outdated_topics(
+async def partitions_of_outdated_topics(
     coordinator: Broker,
     commit: OffsetCommitRequest,
     entries: Mapping[TopicPartition, CommitOffset],
     timeout_s: float,
 ) -> list[TopicPartition]:
-    """Return the partitions of ``entries`` whose records were read under another topic id than the current one.
+    """Return the partitions of ``entries`` whose topic id differs from the topic's current id at the coordinator.
 
-    The result is empty, without a request, if ``commit`` contains topic ids (OffsetCommit version 10), because the
-    coordinator compares them.
+    The result is empty, without a request, if ``commit`` is sent with topic ids (from OffsetCommit version 10 on),
+    because the coordinator then compares the ids itself.
 
     Raises:
         BrokerConnectionError: the coordinator does not answer in time.
@@ -95,7 +95,7 @@ async def outdated_topics(
 async def committed_offsets(
     cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Request the group's committed offsets once; a partition without a commit is absent from the result.
+    """Request the group's committed offsets, without retries; partitions without a commit are absent from the result.
 
     Raises:
         BrokerError: the coordinator refused the request, or cannot answer now (retriable).
@@ -161,7 +161,7 @@ def group_by_leader(
 async def list_offsets(
     cluster: Cluster, leader_id: int, wanted: Mapping[TopicPartition, int], *, isolation_level: int = 0
 ) -> tuple[dict[TopicPartition, ListedOffset], list[BrokerError]]:
-    """Request offsets once from one leader; return the offsets and the errors.
+    """Request offsets from one leader, without retries; return the offsets, and the errors of the other partitions.
 
     Args:
         cluster: cluster of the leader.
