@@ -226,7 +226,7 @@ def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> Consumer:
         # Patterns are matched in the client even with KIP-848, because a pattern that the broker matches cannot exclude
         # the group's own retry and replay topics.
         consumer = Consumer(**options)
-        subscribe_matching(consumer, routes.reads, "|".join(routes.patterns), whole_topics=routes)
+        subscribe_matching(consumer, routes.reads, "|".join(routes.patterns), own_topics=routes)
     else:
         consumer = Consumer(*sorted({*routes.topics, *routes.retries}), **options)
         also_subscribe(consumer, routes.own_topics)

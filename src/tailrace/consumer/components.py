@@ -36,7 +36,7 @@ class Components:
         config: options of the consumer.
         observer: receives events.
         shared: cluster shared with other consumers; None to open a cluster for this consumer only.
-        whole_topics: topics that are read from their first record on, whatever ``auto_offset_reset`` is.
+        own_topics: topics to which the group itself publishes records; see ``StartPolicy``.
         on_metadata: called when the cluster metadata may have changed.
     """
 
@@ -45,7 +45,7 @@ class Components:
         config: ConsumerConfig,
         observer: Observer,
         shared: Cluster | None,
-        whole_topics: Container[str],
+        own_topics: Container[str],
         on_metadata: Callable[[], None],
     ) -> None:
         self.config, self.observer = config, observer
@@ -63,15 +63,16 @@ class Components:
             on_room=self._note_room,
             gaps=None if config.allow_offset_gaps else OffsetGaps(),
         )
-        self.policy = StartPolicy(start_by_policy(config.begins_at), whole_topics)
+        self.policy = StartPolicy(start_by_policy(config.begins_at), own_topics)
         self.start_positions = StartPositions(
             self.cluster, self.positions, self.reader, self.policy, self.positions_changed
         )
         self.offset_resetter = OffsetResetter(
             config, self.cluster, self.positions, self.reader, self.start_positions, self.metadata_refresher, observer
         )
-        self._members: list[str] = []
+        self._member_names: list[str] = []
         self._name = self._new_name()
+        """Name of this consumer's fetch connections on a shared cluster."""
         self.fetcher = Fetcher(
             config,
             self.cluster,
@@ -93,10 +94,10 @@ class Components:
         )
         self.seek = Seek(self.positions, self.reader, self.start_positions, self.offset_resetter, timeout_s)
 
-    def new_member(self) -> str:
-        """Return a new name, under which a membership opens connections; ``close`` closes them."""
-        self._members.append(self._new_name())
-        return self._members[-1]
+    def new_member_name(self) -> str:
+        """Return a new name for the connections of a membership; ``close`` closes these connections."""
+        self._member_names.append(self._new_name())
+        return self._member_names[-1]
 
     def _new_name(self) -> str:
         """Return a name that is unique in this process."""
@@ -124,12 +125,12 @@ class Components:
             self.cluster.close()
             return
         self.cluster.unwatch(self)
-        for member in self._members:
+        for member in self._member_names:
             self.cluster.unwatch((member, "group"))
         for number in range(self.config.num_fetchers):
             for is_for_added in (False, True):
                 self.cluster.forget_member(connection_name(self._name, number, is_for_added=is_for_added))
-        for name in self._members:
+        for name in self._member_names:
             self.cluster.forget_member(name)
 
     # ---- notifications -----------------------------------------------------------------------------------------

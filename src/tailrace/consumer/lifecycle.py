@@ -51,9 +51,10 @@ class ConsumerLifecycle:
         topics: names of the subscribed topics.
         pattern: pattern of topic names; None if ``topics`` are subscribed.
         optional_topics: subset of ``topics`` that need not exist at the start.
-        whole_topics: topics that are read from their first record on, whatever ``auto_offset_reset`` is.
+        own_topics: topics to which the group itself publishes records. Without a committed offset, they are read from
+            their first record on, whatever ``auto_offset_reset`` is.
         config: current options; None before the start.
-        runtime: the started consumer, also after it was stopped; None before the start.
+        runtime: runtime of the started consumer, also after it was stopped; None before the start.
 
     Raises:
         ConfigurationError: an option is unknown, mistyped, or contradicts another.
@@ -72,7 +73,7 @@ class ConsumerLifecycle:
         config = resolve(self._options)
         self.topics, self.pattern = checked_subscription(topics, pattern, config.group_protocol, may_be_none=True)
         self.optional_topics: frozenset[str] = frozenset()
-        self.whole_topics: Container[str] = frozenset()
+        self.own_topics: Container[str] = frozenset()
         self.config: ConsumerConfig | None = None
         self.runtime: ConsumerRuntime | None = None
         self._is_stopped = False
@@ -108,7 +109,7 @@ class ConsumerLifecycle:
 
     @property
     def started(self) -> ConsumerRuntime:
-        """The started consumer; after ``stop`` was called, it is available to rebalance callbacks only, for commits.
+        """Runtime of the started consumer; after ``stop`` was called, only rebalance callbacks get it, for commits.
 
         Raises:
             ConsumerStateError: the consumer is not started, or was stopped.
@@ -124,7 +125,7 @@ class ConsumerLifecycle:
         return self._supervisor is not None and not self._supervisor.is_over
 
     async def start(self, consumer: object) -> ConsumerRuntime:
-        """Start the consumer and return it; ``consumer`` is passed to callbacks.
+        """Start the consumer and return its runtime; ``consumer`` is passed to callbacks.
 
         Raises:
             ConsumerStateError: the consumer was started or stopped before.
@@ -139,7 +140,7 @@ class ConsumerLifecycle:
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
         shared = None if self._cluster is None else open_cluster_of(self._cluster)
         runtime = ConsumerRuntime(
-            config, self.topics, self.pattern, consumer, observer, self.optional_topics, shared, self.whole_topics
+            config, self.topics, self.pattern, consumer, observer, self.optional_topics, shared, self.own_topics
         )
         self._supervisor = Supervisor(runtime.run, f"tailrace consumer {self._description}")
         self.runtime = runtime

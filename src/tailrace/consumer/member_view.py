@@ -35,7 +35,10 @@ class MemberView:
         return {position.partition: position.delivered for position in self._runtime.positions}
 
     def uncommitted_starts(self) -> list[Position]:
-        """Return the positions whose start offset was not committed yet in this epoch."""
+        """Return the positions for which no offset was committed since their partition was assigned, sought or reset.
+
+        Positions without a start offset and partitions that are about to be revoked are left out.
+        """
         return [
             one
             for one in self._runtime.positions
@@ -43,7 +46,10 @@ class MemberView:
         ]
 
     def advanced_positions(self) -> list[Position]:
-        """Return the positions after the committed offset, whether records were delivered or only markers skipped."""
+        """Return the positions beyond the committed offset, even if only control records were skipped since then.
+
+        The positions of ``uncommitted_starts`` and partitions that are about to be revoked are left out.
+        """
         return [
             one
             for one in self._runtime.positions
@@ -60,7 +66,7 @@ class MemberView:
         return self._runtime.positions.get(position.partition) is position
 
     async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the group's committed offsets, once no open transaction can change them.
+        """Return the group's committed offsets; wait until no open transaction can change them.
 
         Raises:
             BrokerError: the broker refused the request.
@@ -76,6 +82,6 @@ class MemberView:
     def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
         """Read from a committed offset on, without records that the offset map lists as finished.
 
-        If the topic was recreated after the commit, the committed offset is ignored and the reset policy applies.
+        If the topic was recreated after the partition was last fetched, ignore the offset and read the new topic.
         """
         self._runtime.start_positions.read_again(position, at)

@@ -138,7 +138,7 @@ class ConsumerQueries:
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return offset and timestamp of each partition's first record that is not older than the partition's time.
 
-        The result is None for a partition without such a record.
+        The value of a partition without such a record is None.
         """
         checked_partitions(times)
         return await self._started.offset_queries.offsets_for_times(
@@ -161,9 +161,9 @@ class ConsumerQueries:
         return position.high_watermark if position is not None else None
 
     def last_stable_offset(self, partition: TopicPartition) -> int | None:
-        """Return the last stable offset of a partition as of its last fetch; no transaction is open below it.
+        """Return the last stable offset of a partition as last reported by a broker; no transaction is open below it.
 
-        The result is None before the first fetch, if the partition is not assigned, and without
+        The result is None before the first report, if the partition is not assigned, and without
         ``isolation_level="read_committed"``.
         """
         runtime = self._started
@@ -211,7 +211,7 @@ class ConsumerQueries:
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of offsets and lag by partition, of buffers, and of the durations of requests.
 
-        A stopped consumer returns its counters, and no partitions.
+        After ``stop()``, the method still returns the counters.
 
         Raises:
             ConsumerStateError: not started.

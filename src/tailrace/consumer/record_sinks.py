@@ -17,29 +17,31 @@ __all__ = ["also_subscribe", "attach_sink", "refresh_metadata", "statistics_of",
 
 
 def also_subscribe(consumer: Consumer, topics: Iterable[str]) -> None:
-    """Add topics to the subscription of a consumer that is not started.
+    """Add topics to which the group itself publishes records to the subscription of a consumer that is not started.
 
-    They need not exist at the start, and are read from their first record on.
+    Without a committed offset, ``topics`` are read from their first record on. Topics that were not subscribed to
+    before need not exist at the start.
     """
     lifecycle = consumer._lifecycle  # noqa: SLF001 - same package
-    whole_topics = lifecycle.whole_topics = frozenset(topics)
-    lifecycle.optional_topics = whole_topics - lifecycle.topics
-    lifecycle.topics |= whole_topics
+    own_topics = lifecycle.own_topics = frozenset(topics)
+    lifecycle.optional_topics = own_topics - lifecycle.topics
+    lifecycle.topics |= own_topics
 
 
 def subscribe_matching(
-    consumer: Consumer, selects: Callable[[str], bool], description: str, *, whole_topics: Container[str]
+    consumer: Consumer, selects: Callable[[str], bool], description: str, *, own_topics: Container[str]
 ) -> None:
-    """Subscribe a consumer that is not started to all topics that ``selects`` selects, also to topics created later.
+    """Subscribe a consumer that is not started to topics by a predicate, also to topics that are created later.
 
     Args:
         consumer: a consumer without topics.
         selects: function that returns True for the names of the topics to read.
         description: short description of the topics, for messages.
-        whole_topics: topics that are read from their first record on.
+        own_topics: topics to which the group itself publishes records. Without a committed offset, they are read from
+            their first record on.
     """
     lifecycle = consumer._lifecycle  # noqa: SLF001 - same package
-    lifecycle.pattern, lifecycle.whole_topics = TopicPredicate(description, selects), whole_topics
+    lifecycle.pattern, lifecycle.own_topics = TopicPredicate(description, selects), own_topics
 
 
 def attach_sink(consumer: Consumer, sink: RecordSink) -> tuple[Reader, int]:

@@ -53,7 +53,7 @@ class ConsumerRuntime:
         observer: Observer,
         optional_topics: frozenset[str] = frozenset(),
         shared: Cluster | None = None,
-        whole_topics: Container[str] = frozenset(),
+        own_topics: Container[str] = frozenset(),
     ) -> None:
         clock = asyncio.get_running_loop().time
         self._health = HealthTracker()
@@ -61,7 +61,7 @@ class ConsumerRuntime:
         self._observer = observer.with_hooks(self._health, self._metrics)
         self.failure: TailraceError | None = None
         self._is_started = False
-        self._components = components = Components(config, self._observer, shared, whole_topics, self._metadata_changed)
+        self._components = components = Components(config, self._observer, shared, own_topics, self._metadata_changed)
         self.subscription = SubscriptionState(components, consumer, topics, pattern, optional_topics, self.fail)
         self.cluster, self.positions, self.reader = components.cluster, components.positions, components.reader
         self.start_positions, self.offset_queries, self.seek, self.positions_changed = (
@@ -105,7 +105,7 @@ class ConsumerRuntime:
             self.fail(as_tailrace_error(error))
         finally:
             self._components.close()
-            await asyncio.sleep(0)  # asyncio closes the sockets in the loop's next turn
+            await asyncio.sleep(0)  # asyncio closes the sockets in the next iteration of the event loop
             self.reader.close(self.failure or ConsumerStateError("this consumer was stopped - create a new one"))
             self._observer.emit(ConsumerStopped(config.client_id, config.group_id))
         if self.failure is not None:
@@ -163,7 +163,10 @@ class ConsumerRuntime:
         await self.subscription.commit_manual_assignment()
 
     def fail(self, error: TailraceError) -> None:
-        """Set the error that ends the consumer, and report it in an event; polling calls raise it from now on."""
+        """End the consumer with an error, unless it has failed before.
+
+        Emit an event; polling calls raise the error from now on.
+        """
         if self.failure is None:
             self.failure = error
             # An error before the start is complete is raised by start().

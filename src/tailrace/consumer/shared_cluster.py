@@ -61,7 +61,7 @@ class SharedCluster:
         self._cluster = cluster
 
     async def stop(self) -> None:
-        """Close all connections. Stop the consumers that use the cluster before."""
+        """Close all connections; the consumers that use the cluster must be stopped first."""
         self._is_stopped = True
         if self._cluster is not None:
             self._cluster.close()

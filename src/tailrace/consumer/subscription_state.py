@@ -134,7 +134,7 @@ class SubscriptionState:
             reconciler,
             components.reader,
             components.observer,
-            components.new_member(),
+            components.new_member_name(),
             self.topics,
             self._pattern,
             self._on_failure,
@@ -157,7 +157,7 @@ class SubscriptionState:
     async def _check_topics(self, topics: frozenset[str], pattern: TopicPattern | None, timeout_s: float) -> None:
         """Check that topics exist, and report them, or all topics if there is a pattern, to the start policy.
 
-        The policy compares them with later metadata, to read added partitions from their first record.
+        The policy compares them with later metadata to detect added partitions and recreated topics.
         """
         await self._cluster.retrying(
             partial(check_topics, self._cluster, topics),

@@ -2,7 +2,7 @@
 
 Different tasks may call ``start`` and ``stop``, as in a web framework's lifespan, but a task group must be exited by
 the task that entered it. The task group therefore runs in a separate task, which the supervisor owns. Canceling another
-task does not end the supervisor's task half-way, and the supervisor's task never outlives ``stop``.
+task does not end the supervisor's task half-way, and ``stop`` waits until the supervisor's task has ended.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class HealthTracker:
     """Hook that receives every event of one consumer and keeps the consumer's latest state."""
 
     def __init__(self) -> None:
-        self._unreachable = self._lost = ""
+        self._unreachable_reason = self._coordinator_lost_reason = ""
         self._was_assigned = self._is_rebalancing = False
 
     def on_event(self, event: Event) -> None:
@@ -35,13 +35,13 @@ class HealthTracker:
             case GroupJoined():
                 self._is_rebalancing = False
             case MetadataRefreshFailed(reason=reason):
-                self._unreachable = reason
+                self._unreachable_reason = reason
             case ConnectionOpened():
-                self._unreachable = ""
+                self._unreachable_reason = ""
             case CoordinatorLost(reason=reason):
-                self._lost = reason
+                self._coordinator_lost_reason = reason
             case CoordinatorFound():
-                self._lost = ""
+                self._coordinator_lost_reason = ""
             case _:
                 pass
 
@@ -63,4 +63,6 @@ class HealthTracker:
 
     @property
     def _trouble(self) -> str:
-        return self._unreachable or (f"group coordinator lost: {self._lost}" if self._lost else "")
+        if self._unreachable_reason or not self._coordinator_lost_reason:
+            return self._unreachable_reason
+        return f"group coordinator lost: {self._coordinator_lost_reason}"

@@ -1,7 +1,8 @@
 """Metrics of one consumer, under the names of Kafka's Java consumer.
 
-All counts and durations come from events, so that a user's hook can measure the same. Lag and the number of assigned
-partitions are read when a snapshot is taken. Durations are in milliseconds, as in Kafka.
+All counts and durations come from events, so that a user's hook can measure the same. Lag, lead (the distance from the
+first offset of the log) and the number of assigned partitions are read when a snapshot is taken. Durations in a
+snapshot are in milliseconds, as in Kafka.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ConsumerMetrics:
         clock: returns the time in seconds.
 
     Attributes:
-        failed_commits: number of commits that the broker refused or did not answer.
+        failed_commits: number of ``CommitFailed`` events: automatic commits that failed.
         fetch_durations: durations of fetch requests, in seconds.
         commit_durations: durations of answered commit requests, refused requests included, in seconds.
         rebalance_durations: durations from the start of a rebalance to the assignment, in seconds.

@@ -22,7 +22,7 @@ def partition_statistics(
 
     Args:
         positions: positions of the partitions.
-        unfinished: unfinished records that handlers were called with; records that a lease holds may be left out.
+        unfinished: unfinished records that were delivered; those that ``Progress.record_at`` returns may be left out.
         next_timestamp: returns the timestamp of a partition's next buffered record; None if it is unknown.
         now_ms: present time in milliseconds since 1970.
     """

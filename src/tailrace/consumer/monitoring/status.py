@@ -43,8 +43,8 @@ class ConsumerHealth:
     """Health of a consumer.
 
     Attributes:
-        status: "starting" before the first assignment; "degraded" while the cluster or the group's coordinator cannot
-            be reached, or the group rebalances; "failed" once the consumer cannot continue.
+        status: "starting" before the group's first assignment; "degraded" while the cluster or the group's coordinator
+            cannot be reached, or the group rebalances; "failed" once an error has ended the consumer; otherwise "ok".
         detail: reason why the status is not "ok".
         partitions: number of assigned partitions.
         heartbeat_age_s: seconds since the last acknowledged heartbeat was sent; None without a group.
@@ -62,7 +62,7 @@ class ConsumerHealth:
 
     @property
     def is_ready(self) -> bool:
-        """False before the first assignment, and once the consumer has failed."""
+        """False before the group's first assignment, and once an error has ended the consumer."""
         return self.status in {"ok", "degraded"}
 
 

@@ -361,10 +361,10 @@ class Committer:
         left: dict[TopicPartition, CommitOffset],
         recreated: set[TopicPartition],
     ) -> None:
-        """Refresh the metadata to check if topics that the coordinator does not know were recreated or deleted.
+        """Refresh the metadata to check if topics were recreated or deleted that the coordinator does not know.
 
-        Partitions of recreated topics are moved from ``left`` to ``recreated``. All other topics are so new that the
-        coordinator does not know them yet; their partitions stay in ``left``.
+        Partitions of recreated topics are moved from ``left`` to ``recreated``. Partitions of other topics stay in
+        ``left``, because the coordinator may not know a new topic yet.
 
         Raises:
             CommitFailedError: a topic or partition was deleted.

@@ -69,7 +69,8 @@ class ManualAssignment:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offsets of the partitions in ``chosen`` that have no requested start.
 
-        The result is empty without a group, and for the first assignment with ``reset_offset_on_start``.
+        A partition without a committed offset is absent from the result. The result is empty without a group, and for
+        the first assignment with ``reset_offset_on_start``.
 
         Raises:
             BrokerError: the coordinator refuses to return the committed offsets.
@@ -81,7 +82,10 @@ class ManualAssignment:
     async def replace(
         self, chosen: dict[TopicPartition, RequestedStart], committed: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
-        """Replace the assignment by ``chosen``; read each partition from its requested start or committed offset.
+        """Replace the assignment by ``chosen``.
+
+        Each partition is read from its requested start, otherwise from its committed offset, otherwise from the start
+        point of ``auto_offset_reset``.
 
         With ``reset_offset_on_start``, commit the start offsets of the first assignment.
         """

@@ -69,7 +69,7 @@ class OffsetResetter:
         self.reconfigure(config)
         self._wakeup = AutoResetEvent()
         """Set when a position may wait for a start offset."""
-        self._busy: set[int] = set()
+        self._busy_leaders: set[int] = set()
         """Leaders with a request in flight, or in the pause after a failed request."""
         self._failures: dict[int, int] = {}
         """Number of consecutive failed requests to each leader."""
@@ -90,10 +90,10 @@ class OffsetResetter:
         self._found = asyncio.Event()
 
     async def wait_until_found(self, positions: Iterable[Position], timeout_s: float) -> None:
-        """Wait until the start offset of each position is known, or need not be looked up any more.
+        """Wait until the start offset of each position is known, for ``timeout_s`` seconds at most.
 
-        It need not if the partition was revoked, or if the user has to seek (``auto_offset_reset="none"``). The wait
-        ends after ``timeout_s`` seconds at the latest.
+        Positions are not waited for if the partition was revoked, or if the user has to seek
+        (``auto_offset_reset="none"``).
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -117,8 +117,8 @@ class OffsetResetter:
                 )
                 if leaderless:
                     self._metadata_refresher.ask()
-                for leader_id in by_leader_id.keys() - self._busy:
-                    self._busy.add(leader_id)
+                for leader_id in by_leader_id.keys() - self._busy_leaders:
+                    self._busy_leaders.add(leader_id)
                     tasks.start_soon(
                         self._look_up, leader_id, [waiting[partition] for partition in by_leader_id[leader_id]]
                     )
@@ -153,11 +153,11 @@ class OffsetResetter:
             await self._pause(leader_id, refused)
         else:
             self._failures.pop(leader_id, None)
-        self._busy.discard(leader_id)
+        self._busy_leaders.discard(leader_id)
         self.wake()
 
     async def _pause(self, leader_id: int, refused: list[BrokerError]) -> None:
-        """Report errors that a retry does not resolve, refresh the metadata, and pause."""
+        """Report errors that a retry does not resolve, request a refresh of the metadata, and pause."""
         for error in refused:
             if not error.retriable:
                 self._reader.report(error)

@@ -95,10 +95,11 @@ class Seek:
         partitions: Iterable[TopicPartition],
         look_up: Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
     ) -> dict[TopicPartition, int]:
-        """Seek to the committed offsets that ``look_up`` returns, or without one to ``auto_offset_reset``.
+        """Seek to the committed offsets that ``look_up`` returns, and return the new positions.
 
-        Records that the offset map lists as finished are not delivered again. A partition that is revoked or sought
-        during the look-up is left unchanged.
+        A partition without a committed offset is sought to the start point of ``auto_offset_reset``. Records that the
+        offset map lists as finished are not delivered again. A partition that is revoked or sought during the look-up
+        is left unchanged, and is absent from the result.
 
         Raises:
             ConsumerStateError: a partition is not assigned.

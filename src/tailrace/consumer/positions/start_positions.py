@@ -25,7 +25,7 @@ class StartPositions:
     """Sets the start positions of one consumer's partitions.
 
     Attributes:
-        policy: decides at which start a partition is read.
+        policy: decides where a partition is read from.
         on_changed: function to call when the assignment or positions have changed. Callers of ``set_start`` and
             ``drop_and_set_start`` call it after all positions are set.
     """
@@ -71,7 +71,7 @@ class StartPositions:
     def read_again(self, position: Position, committed: OffsetAndMetadata) -> None:
         """Read from a committed offset on, without records that the offset map lists as finished.
 
-        If the topic was recreated after the commit, the committed offset is ignored and the reset policy applies.
+        If the topic was recreated after the partition was last fetched, ignore the offset and call ``read_recreated``.
         """
         if is_other_log(position.fetched_topic_id, position.partition, self._cluster.topology):
             self.read_recreated([position.partition])
@@ -89,10 +89,10 @@ class StartPositions:
         offset, metadata, leader_epoch = committed
         decoded, topic_id = decode_metadata(metadata, offset), position.fetched_topic_id
         position.begin(offset, -1 if leader_epoch is None else leader_epoch, decoded.offset_map)
-        # The cluster metadata may be old. With the former topic id, the next fetch detects that the topic was
-        # recreated.
+        # The cluster metadata may be outdated, so a recreation of the topic may be unknown yet. The next fetch detects
+        # it by the former topic id.
         position.fetched_topic_id = topic_id
         position.note_committed(offset, decoded.user_text, decoded.offset_map)
         if not position.is_fetchable:
-            # The map is reported after an assignment only, and not when its records are read again.
+            # Report the map after an assignment only, and not when the position is set back to a committed offset.
             self._reader.maps.report_found(position, decoded)
