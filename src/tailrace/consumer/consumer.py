@@ -56,10 +56,10 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     """Reader of Kafka topics, as a member of a group or without a group.
 
     ``async with Consumer("orders", bootstrap_servers="localhost:9092", group_id="billing") as orders`` starts and stops
-    the consumer; ``async for record in orders`` reads records. A record is finished when the next one is polled. After
-    an exception, ``break``, cancellation or ``stop()``, the record in flight is not finished, and is delivered again
-    (at least once). With ``ack="manual"``, a record is finished by ``ack(record)``, which any task may call, for
-    records in any order.
+    the consumer; ``async for record in orders`` reads records. A record is finished when the next one is polled. If the
+    consumer is stopped before, for example because the loop has raised, the record in flight is not finished, and is
+    delivered again after a restart (at least once). With ``ack="manual"``, a record is finished by ``ack(record)``. Any
+    task may call it, for records in any order.
 
     ``value_deserializer=`` and ``key_deserializer=`` set the types of values and keys: with a deserializer that returns
     an ``Order``, ``Consumer("orders", value_deserializer=…)`` is a ``Consumer[bytes, Order]``.
@@ -314,8 +314,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     ) -> Batches[list[Record[KeyT_co, ValueT_co]]]:
         """Iterate over lists of records: ``async for batch in consumer.batches(...)``.
 
-        A batch has at most ``max_records`` records. If fewer are buffered, it waits up to ``max_wait_ms`` for more
-        after its first record. A batch is finished when the next one is polled.
+        A batch has at most ``max_records`` records. If fewer are buffered, the loop waits up to ``max_wait_ms`` for
+        more after the first record of the batch. A batch is finished when the next one is polled.
         """
         self._check_readable()
         reader = self._started.reader
@@ -330,8 +330,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         null) and headers (a list of structs of key and value), one row for each record. The rows of one partition are
         in order; rows of several partitions may alternate. No ``Record`` objects are created.
 
-        ``max_records`` and ``max_wait_ms`` limit a batch as in ``batches()``; it also ends at about 1 GiB. A batch is
-        finished when the next one is polled, or by ``ack(table)``; with ``ack="manual"``, only by ``ack(table)``.
+        ``max_records`` and ``max_wait_ms`` limit a batch as in ``batches()``, and its size is limited to about 1 GiB.
+        A batch is finished when the next one is polled, or by ``ack(table)``; with ``ack="manual"``, only by
+        ``ack(table)``.
 
         Raises:
             ConsumerStateError: not started, or stopped.
@@ -376,10 +377,10 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     def ack(self, record: AnyRecord | ArrowBatch) -> bool:
         """Finish a record without polling the next one; return False if ``record`` is not in flight.
 
-        If the record is part of a batch, earlier records of the batch's partition are finished, too; a batch of
+        If the record is part of a batch, the records before it in its partition are finished, too; a batch of
         ``arrow_batches()`` is finished as a whole. With ``ack="manual"`` only ``record`` is finished, and records may
         be acknowledged in any order: the committed offset is that of the lowest unfinished record, and the commit's
-        metadata lists the finished records after it. ``record`` must be the delivered object, not a copy.
+        metadata lists the finished records after that offset. ``record`` must be the delivered object, not a copy.
         """
         if self._lifecycle.has_stopped():
             return False
@@ -423,7 +424,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             await runtime.offset_queries.check_partitions(offsets.keys() - runtime.positions.partitions)
             await runtime.committer.commit_chosen(offsets, timeout_s=timeout_s)
             return
-        # In a callback, the record in flight may be unfinished: another task handles it, or stop() has abandoned it.
+        # While a callback runs, another task may still handle the record in flight, or stop() has left it unfinished.
         if runtime.config.ack == "auto" and not in_callback(self):
             runtime.reader.delivery.finish() if partitions is None else runtime.reader.delivery.finish_partitions(
                 partitions
@@ -455,18 +456,18 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     ) -> int | dict[TopicPartition, int]:
         """Set the position of each partition, and return the new positions.
 
-        Buffered records of the partitions are dropped, and their record in flight is not finished.
+        Buffered records of the partitions are dropped, and records in flight of these partitions are not finished.
 
         Args:
             to: partitions to seek to ``offset``, or a mapping of partitions to offsets.
             offset: new position; with another ``whence`` than "offset", a distance in offsets from that point. A
                 distance may be negative, and the new position is limited to the offsets of the log.
             whence: "offset", "earliest", "current" (the present position) or "latest".
-            spread: divide the distance among the partitions.
+            spread: with "earliest" or "latest", divide the distance equally among the partitions.
 
         Raises:
             ConsumerStateError: not started, stopped, or a partition is not assigned.
-            ConfigurationError: an argument is not an offset.
+            ConfigurationError: an argument is invalid, or the arguments contradict each other.
             RequestTimedOutError: the offset was not found within ``default_api_timeout_ms``.
         """
         seek = self._started.seek
@@ -501,12 +502,12 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
         """Seek to the offsets at which a restarted consumer would begin, and return these offsets.
 
-        They are the group's committed offsets; for a partition without a committed offset, ``auto_offset_reset``
-        applies. The call waits for a commit in flight.
+        These are the group's committed offsets; a partition without a committed offset begins at the start point of
+        ``auto_offset_reset``. The call first waits for a commit in flight to end.
 
         Raises:
             ConsumerStateError: not started, stopped, without a group, or a partition is not assigned.
-            OffsetOutOfRangeError: ``auto_offset_reset="none"``, and there is no committed offset.
+            OffsetOutOfRangeError: ``auto_offset_reset="none"``, and a partition has no committed offset.
             BrokerConnectionError: no broker answers in time.
         """
         runtime, group_id = self._started, self._require_group("seek_to_committed()")
@@ -540,9 +541,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             partitions: "topic", ("topic", 0), ("topic", 0, offset), {"topic": 0}, {"topic": [0, 1]},
                 {("topic", 0): offset}, or lists of these; in place of an offset, any value of ``at`` is accepted.
                 Without partitions, nothing is read.
-            at: start point of partitions given without one: "earliest", "latest", an offset, a datetime, a timedelta
-                back from now, or "committed" (the default). "committed" is the group's committed offset, or the start
-                point of ``auto_offset_reset`` if there is none.
+            at: start point of partitions given without a start point: "earliest", "latest", an offset, a datetime, a
+                timedelta back from now, or "committed" (the default). "committed" is the group's committed offset; if
+                there is none, it is the start point of ``auto_offset_reset``.
             tail: in place of ``at``, a number of records before the end of each partition.
 
         Raises:
@@ -596,7 +597,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         """Change options of a running consumer; if an option is invalid, no option is changed.
 
         Raises:
-            ConfigurationError: an option cannot change after the start.
+            ConfigurationError: an option is invalid, or cannot change after the start.
         """
         config = self._lifecycle.config = changed(self._started.config, options)
         self._started.reconfigure(config)

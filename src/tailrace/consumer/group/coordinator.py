@@ -143,7 +143,7 @@ class Coordinator:
         self._reader.report(error)
 
     def fail(self, error: TailraceError) -> None:
-        """Report the error that ends the membership."""
+        """Call ``on_failure`` with the error that ends the membership."""
         self._on_failure(error)
 
 

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from tailrace.awaitables import settled
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from tailrace.consumer.group.membership import MembershipLoop, member_settings
-from tailrace.consumer.group.reconciler import called_back, in_callback
+from tailrace.consumer.group.reconciler import in_callback, mark_callback
 from tailrace.consumer.group.requests import GroupRequests
 from tailrace.consumer.group.role_protocol import Generation, GroupRole, RoleProtocol
 from tailrace.consumer.supervisor import Supervisor
@@ -190,18 +190,18 @@ class _Membership:
         await self._set_generation(generation)
 
     async def release(self, _effect: Release) -> None:
-        """Make no generation the current one, then call ``on_rebalance()`` of the role."""
+        """Unset the current generation, then call ``on_rebalance()`` of the role."""
         generation = self.generation
         await self._set_generation(None)
         if generation is not None:
             await self._call("on_rebalance", generation)
 
     def report(self, error: TailraceError) -> None:
-        """Let ``joined()`` raise the error."""
+        """Do the same as ``fail``, although the membership continues."""
         self.fail(error)
 
     def fail(self, error: TailraceError) -> None:
-        """Let ``joined()`` raise the error."""
+        """Let ``joined()`` raise the error while there is no generation, and emit ConsumerFailed."""
         self._failure = self._with_protocols(error)
         self._observer.emit(ConsumerFailed(str(self._failure)))
 
@@ -227,7 +227,7 @@ class _Membership:
         if callback is None:
             return
         try:
-            with called_back(self):
+            with mark_callback(self):
                 async with asyncio.timeout(self._config.max_poll_interval_ms / 1000):
                     await settled(callback(generation), f"{name}()")
         except Exception as error:

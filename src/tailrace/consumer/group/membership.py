@@ -1,8 +1,8 @@
 """Loop of one group membership, of a consumer or of a GroupMember.
 
 The loop decides nothing. It performs each effect of the state machine in a separate task, so that heartbeats are sent
-while the coordinator holds a join, a callback runs, or a release waits for records in flight. It reports to the machine
-only the outcomes that the machine still awaits.
+while the coordinator holds a join, a callback runs, or a release waits for records in flight. The outcome of an effect
+is dropped if the machine no longer awaits it, except outcomes of heartbeats and errors that end the membership.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tailrace.observe.hooks import Observer
 __all__ = ["AssignmentOwner", "MembershipLoop", "member_settings"]
 
 _REBALANCE_SHARE_OF_STOP = 0.25
-"""Share of ``stop_timeout_ms`` for which a stop waits for the end of a rebalance, before which commits are refused."""
+"""Share of ``stop_timeout_ms`` for which a stop waits for a rebalance to end; until then, commits are refused."""
 
 
 class AssignmentOwner(Protocol):
@@ -67,10 +67,10 @@ class AssignmentOwner(Protocol):
         """Release revoked partitions, or drop lost partitions."""
 
     def report(self, error: TailraceError) -> None:
-        """Report an error that does not end the membership to the user."""
+        """Report to the user an error that does not end the membership."""
 
     def fail(self, error: TailraceError) -> None:
-        """Report the error that ends the membership to the user."""
+        """Report to the user the error that ends the membership."""
 
 
 class MembershipLoop:
@@ -96,7 +96,7 @@ class MembershipLoop:
         self._machine, self._requests, self._cluster = machine, requests, cluster
         self._observer, self._owner = observer, owner
         self._loop = asyncio.get_running_loop()
-        self._news = AutoResetEvent()
+        self._wakeup = AutoResetEvent()
         """Set when the state machine may have new effects."""
         self._is_rebalancing = False
         """True from the event RebalanceStarted to the takeover that ends the rebalance."""
@@ -131,9 +131,9 @@ class MembershipLoop:
         return self._machine.is_current(identity)
 
     def receive(self, event: GroupEvent) -> None:
-        """Pass an event to the state machine and perform its effects soon."""
+        """Pass an event to the state machine; the resulting effects are performed soon."""
         self._machine.receive(event, self._loop.time())
-        self._news.set()
+        self._wakeup.set()
 
     async def run(self) -> None:
         """Join the group, and drive the state machine until the membership has ended."""
@@ -142,11 +142,11 @@ class MembershipLoop:
             while not self._machine.is_over:
                 self._handle_timer()
                 self._perform_all(tasks)
-                await self._news.wait(self._machine.next_deadline())
+                await self._wakeup.wait(self._machine.next_deadline())
             self._perform_all(tasks)
             # Requests in flight are not awaited. A release in progress is awaited, so that it completes.
             while self._callback is not None:
-                await self._news.wait()
+                await self._wakeup.wait()
             tasks.cancel_scope.cancel()
 
     def _handle_timer(self) -> None:
@@ -202,7 +202,7 @@ class MembershipLoop:
                 self._callback = None
             if self._machine.awaits(effect) or isinstance(event, MembershipFailed):
                 self.receive(event)
-        self._news.set()
+        self._wakeup.set()
 
     async def _take_over(self, effect: TakeOver) -> GroupEvent:
         self._is_rebalancing, me = False, effect.identity
@@ -224,7 +224,7 @@ class MembershipLoop:
             self._rebalance_started(effect.reason)
         event = await outcome_of(_event_after(self._owner.release(effect), Released()))
         if not effect.is_last:
-            # After a loss the rebalance begins with the next join.
+            # After a loss, the event RebalanceStarted follows the release; otherwise it was emitted before.
             self._rebalance_started(effect.reason)
         return event
 

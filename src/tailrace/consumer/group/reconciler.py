@@ -37,7 +37,7 @@ from tailrace.observe.events import (
 from tailrace.observe.hooks import Observer
 from tailrace.records import TopicPartition
 
-__all__ = ["AssignmentReconciler", "called_back", "in_callback"]
+__all__ = ["AssignmentReconciler", "in_callback", "mark_callback"]
 
 Partitions = frozenset[TopicPartition]
 
@@ -49,7 +49,7 @@ class _Callback:
     owner: object
     """Consumer or GroupMember."""
     outer: _Callback | None
-    """Callback in which the owner is used; None if the owner is not used in a callback of another owner."""
+    """Callback of another owner, in which this callback is called; None if there is none."""
     is_over: bool = False
     """True once the callback has returned."""
 
@@ -69,7 +69,7 @@ def in_callback(owner: object) -> bool:
 
 
 @contextlib.contextmanager
-def called_back(owner: object) -> Iterator[None]:
+def mark_callback(owner: object) -> Iterator[None]:
     """Mark the code in the context as a callback of ``owner``, for ``in_callback``."""
     callback = _Callback(owner, _callback.get())
     token = _callback.set(callback)
@@ -111,7 +111,7 @@ class AssignmentReconciler:
         self.on_taken_over: Callable[[], None] = lambda: None
         """Called when a takeover is complete: callbacks have returned, and the offsets that they chose are applied."""
         self._resets_offsets = config.reset_offset_on_start and is_first
-        """True until the first assignment has ignored the committed offsets."""
+        """True until ``reset_offset_on_start`` was applied to the first assignment."""
         self._positions_before: dict[TopicPartition, int | None] = {}
         """Position of each partition that was owned before the current rebalance."""
         self._reported: Partitions = frozenset()
@@ -119,7 +119,7 @@ class AssignmentReconciler:
         self._assigned_epochs: dict[TopicPartition, int] = {}
         """Epoch of each partition as this assignment has set it; a seek of the user changes the partition's epoch."""
         self._released: dict[TopicPartition, tuple[UUID | None, int | None]] = {}
-        """Topic id and committed offset of each partition when it was released."""
+        """Topic id and committed offset of each partition when it was last revoked or lost."""
 
     # ---- assignment --------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class AssignmentReconciler:
         """
         self._note_positions(kept)
         self._assigned_epochs |= {position.partition: position.epoch for position in self._positions.add(added)}
-        # Partitions that were reported to the listener have positions, even if their takeover was canceled after that.
+        # Partitions that were reported to the listener already have start positions, even after a canceled takeover.
         unreported = added - self._reported
         committed = await self._cluster.retrying(
             partial(committed_offsets, self._cluster, self._group_id, unreported),
@@ -215,7 +215,11 @@ class AssignmentReconciler:
 
     @property
     def may_commit(self) -> bool:
-        """True if a release of all partitions may commit offsets, automatically or in the user's callback."""
+        """True if a stop may have to commit offsets.
+
+        With automatic commits, this is the case if there is something to commit; otherwise if a commit is in flight, or
+        a rebalance listener may commit.
+        """
         if self._config.commits_automatically:
             return self._committer.has_uncommitted
         return self._committer.is_committing or self._config.rebalance_listener is not None
@@ -231,10 +235,11 @@ class AssignmentReconciler:
         return config.commits_automatically or may_user_commit or not self._reader.delivery.is_read_by_user
 
     async def release(self, partitions: Partitions, *, is_last: bool) -> None:
-        """Release revoked partitions.
+        """Release revoked partitions: finish and commit records in flight, call the user's callback, remove partitions.
 
-        A release waits for records in flight, except in two cases: it is the last release (``stop``), after which no
-        poll would finish them, or no commit would follow. Records that are not awaited are delivered again.
+        Records in flight are not awaited in the last release (``stop``), after which no poll would finish them, nor if
+        no commit would follow. They are awaited for ``rebalance_drain_ms`` at most. Unfinished records are delivered
+        again.
 
         Raises:
             RebalanceError: a callback raised, or did not return in time.
@@ -293,7 +298,7 @@ class AssignmentReconciler:
         return min(self._config.session_timeout_ms, self._config.stop_timeout_ms) / 2 / 1000
 
     def _withdraw_report(self, partitions: Partitions) -> Partitions:
-        """Return the partitions among ``partitions`` that were reported to the listener, and forget the report."""
+        """Return those of ``partitions`` that were reported to the listener, and forget the report."""
         reported = partitions & self._reported
         self._reported -= partitions
         return reported
@@ -325,7 +330,7 @@ class AssignmentReconciler:
         deadline_s = self._config.max_poll_interval_ms / 1000
         deadline = asyncio.timeout(deadline_s)
         try:
-            with called_back(self._consumer):
+            with mark_callback(self._consumer):
                 async with deadline:
                     return await settled(function(*arguments), name)
         except (Exception, asyncio.CancelledError) as error:

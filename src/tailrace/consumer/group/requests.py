@@ -104,7 +104,7 @@ class GroupRequests:
         self._limit = JoinLimit(config.rebalance_max_retries)
 
     async def outcome(self, effect: RequestEffect) -> GroupEvent:
-        """Perform an effect and return its outcome; emit GroupRequestCompleted if the coordinator has answered."""
+        """Perform an effect and return its outcome; emit GroupRequestCompleted if the request was answered."""
         began_at = asyncio.get_running_loop().time()
         event = self._limit.apply(effect, await outcome_of(self._send(effect)))
         # After MemberIdAssigned the join goes on. RetryLater may mean that the request was not sent, because no
@@ -116,7 +116,7 @@ class GroupRequests:
         return event
 
     async def session_timeout(self) -> SessionKnown | None:
-        """Return the session timeout of the group, as configured at the broker (KIP-848); None if it cannot be read."""
+        """Request the group's session timeout from a broker (KIP-848); return None if it cannot be read."""
         from tailrace.protocol.configs import ConfigsToDescribe, DescribeConfigsRequest  # noqa: PLC0415 - KIP-848 only
 
         request = DescribeConfigsRequest((ConfigsToDescribe(_GROUP_RESOURCE, self._group_id, (_SESSION_OPTION,)),))
@@ -186,8 +186,9 @@ class GroupRequests:
         connection would therefore not be detected. If the coordinator still holds the first request, the repeated
         request replaces it; if the coordinator has answered the first request, it answers again.
 
-        The last third of the session is left for the answer. If the coordinator has completed the rebalance and its
-        answer is lost, it no longer acknowledges heartbeats of the former generation, and the session ends.
+        The last third of the session is left for the answer to the repeated request. If the coordinator has completed
+        the rebalance, and the answer is lost, the coordinator no longer acknowledges heartbeats of the former
+        generation, and the session ends.
         """
         is_reported = False
         attempt_s = self._config.session_timeout_ms / 1000 * _RESEND_AFTER_SESSIONS
@@ -210,7 +211,7 @@ class GroupRequests:
                 )
 
     async def _while_coordinator_lives(self, coordinator: Broker, work: Awaitable[GroupEvent]) -> GroupEvent:
-        """Return the outcome of ``work``; CoordinatorGone if the coordinator stops answering or changes before."""
+        """Return the outcome of ``work``; CoordinatorGone if the coordinator stops answering or changes meanwhile."""
         outcomes: list[GroupEvent] = []
 
         async def watch() -> None:

@@ -44,7 +44,8 @@ class Generation(NamedTuple):
 class GroupRole(Protocol):
     """Role of a GroupMember; implemented by the user.
 
-    A role may also have a method ``on_rebalance(generation)``, which is called before the member leaves a generation.
+    A role may also have a method ``on_rebalance(generation)``, which is called when a generation ends for this member,
+    before the member joins another.
     """
 
     @property
