@@ -27,8 +27,8 @@ class MemberView:
     @property
     def identity(self) -> Identity | None:
         """Identity to commit with; None while the consumer belongs to no generation of the group."""
-        coordinator = self._runtime.coordinator
-        return None if coordinator is None else coordinator.commit_identity()
+        membership = self._runtime.membership
+        return None if membership is None else membership.commit_identity()
 
     def next_offsets(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver of each assigned partition; None while the partition's start is unknown."""

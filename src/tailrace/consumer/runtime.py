@@ -13,7 +13,7 @@ import anyio
 
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.components import Components
-from tailrace.consumer.group.coordinator import Coordinator
+from tailrace.consumer.group.consumer_membership import ConsumerMembership
 from tailrace.consumer.monitoring.health import HealthTracker
 from tailrace.consumer.monitoring.implementations import checksum_in_use, decoder_in_use
 from tailrace.consumer.monitoring.metrics import ConsumerMetrics
@@ -77,9 +77,9 @@ class ConsumerRuntime:
         return self._components.config
 
     @property
-    def coordinator(self) -> Coordinator | None:
+    def membership(self) -> ConsumerMembership | None:
         """Current membership of the group; None if there is none."""
-        return self.subscription.coordinator
+        return self.subscription.membership
 
     @property
     def committer(self) -> Committer | None:
@@ -206,9 +206,9 @@ class ConsumerRuntime:
 
     def health(self) -> ConsumerHealth:
         """Return the consumer's health."""
-        coordinator = self.coordinator
-        age_s = None if coordinator is None else coordinator.heartbeat_age_s
-        return self._health.health(self.failure, len(self.positions), age_s, is_member=coordinator is not None)
+        membership = self.membership
+        age_s = None if membership is None else membership.heartbeat_age_s
+        return self._health.health(self.failure, len(self.positions), age_s, is_member=membership is not None)
 
     def metrics(self) -> dict[MetricName, float]:
         """Return the current value of each metric, and let end offsets be refreshed for the next call."""
@@ -222,7 +222,7 @@ class ConsumerRuntime:
             unfinished: records that the handlers of a sink were called with and have not finished.
         """
         self._components.end_offsets.note_reading()
-        reader, buffer, metrics, coordinator = self.reader, self._components.buffer, self._metrics, self.coordinator
+        reader, buffer, metrics, membership = self.reader, self._components.buffer, self._metrics, self.membership
 
         def next_timestamp(partition: TopicPartition) -> int | None:
             buffered = buffer.head(partition)
@@ -244,7 +244,7 @@ class ConsumerRuntime:
             commits=metrics.commit_durations.durations,
             failed_commits=metrics.failed_commits,
             rebalances=metrics.rebalance_durations.durations,
-            heartbeat_age_s=None if coordinator is None else coordinator.heartbeat_age_s,
+            heartbeat_age_s=None if membership is None else membership.heartbeat_age_s,
             decoder=decoder_in_use(),
             checksum=checksum_in_use(),
         )

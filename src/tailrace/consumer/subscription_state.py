@@ -11,7 +11,7 @@ from functools import partial
 
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.consumer.components import Components
-from tailrace.consumer.group.coordinator import Coordinator
+from tailrace.consumer.group.consumer_membership import ConsumerMembership
 from tailrace.consumer.group.reconciler import AssignmentReconciler
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.queries import TOPIC_GRACE_S, check_topics
@@ -39,7 +39,7 @@ class SubscriptionState:
     Attributes:
         topics: subscribed topics, or topics of the manual assignment; empty with a pattern.
         committer: commits the group's offsets; None without a group.
-        coordinator: current membership of the group; None if there is none.
+        membership: current membership of the group; None if there is none.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - a consumer's arguments
@@ -55,7 +55,7 @@ class SubscriptionState:
         self.topics, self._pattern, self._optional_topics = topics, pattern, optional_topics
         self._on_failure = on_failure
         self.committer = self._new_committer() if components.config.group_id is not None else None
-        self.coordinator: Coordinator | None = None
+        self.membership: ConsumerMembership | None = None
         self._standalone: StandaloneAssignment | None = None
         self._is_first = True
         """True before the first membership."""
@@ -99,7 +99,7 @@ class SubscriptionState:
         self.topics, self._pattern = topics, pattern
         components = self._components
         if self.committer is not None:
-            self.coordinator = self._new_membership(self.committer)
+            self.membership = self._new_membership(self.committer)
         else:
             assert not isinstance(pattern, BrokerPattern), "a broker resolves patterns only for a group"
             self._standalone = StandaloneAssignment(
@@ -111,7 +111,7 @@ class SubscriptionState:
                 pattern,
             )
 
-    def _new_membership(self, committer: Committer) -> Coordinator:
+    def _new_membership(self, committer: Committer) -> ConsumerMembership:
         config, components = self._components.config, self._components
         reconciler = AssignmentReconciler(
             config,
@@ -128,7 +128,7 @@ class SubscriptionState:
         self._is_first = False
         self.first_assignment_done.clear()
         reconciler.on_taken_over = self.first_assignment_done.set
-        return Coordinator(
+        return ConsumerMembership(
             config,
             self._cluster,
             reconciler,
@@ -171,19 +171,19 @@ class SubscriptionState:
 
     async def run_membership(self) -> None:
         """Run the current membership until it ends; return at once if there is none."""
-        if self.coordinator is None:
+        if self.membership is None:
             return
         try:
-            await self.coordinator.run_membership()
+            await self.membership.run_membership()
         finally:
-            self.coordinator = None
+            self.membership = None
             self._membership_ended.set()
             self.first_assignment_done.set()
 
     def stop(self) -> None:
         """Stop the membership, and wake the task that waits for ``membership_changed``."""
-        if self.coordinator is not None:
-            self.coordinator.stop()
+        if self.membership is not None:
+            self.membership.stop()
         self.membership_changed.set()
 
     async def commit_manual_assignment(self) -> None:
@@ -207,14 +207,14 @@ class SubscriptionState:
         self._optional_topics = frozenset()
         # A pattern that the broker resolves is fixed for the lifetime of a membership.
         needs_new_membership = isinstance(pattern, BrokerPattern) or isinstance(self._pattern, BrokerPattern)
-        if self.coordinator is not None and needs_new_membership:
+        if self.membership is not None and needs_new_membership:
             await self.unsubscribe()
             self._components.watch(None if pattern is not None else topics)
-        if self.coordinator is not None:
+        if self.membership is not None:
             self.topics, self._pattern = topics, pattern
             # Stop delivering other topics now: the rebalance that revokes their partitions may take seconds.
             self._components.reader.subscribe(_predicate_of(topics, pattern))
-            self.coordinator.resubscribe(topics, pattern)
+            self.membership.resubscribe(topics, pattern)
         elif self._standalone is not None:
             assert not isinstance(pattern, BrokerPattern)
             self.topics, self._pattern = topics, pattern
@@ -243,9 +243,9 @@ class SubscriptionState:
         Raises:
             TailraceError: an error has ended the consumer.
         """
-        if self.coordinator is not None:
+        if self.membership is not None:
             self._membership_ended.clear()
-            self.coordinator.stop()
+            self.membership.stop()
             await self._membership_ended.wait()
         # ``is_over`` raises the error that has ended the consumer, if there is one.
         if self._components.reader.is_over():
@@ -267,7 +267,7 @@ class SubscriptionState:
             BrokerError: the committed offsets may not be read; the assignment is unchanged.
             BrokerConnectionError: the committed offsets could not be read in time; the assignment is unchanged.
         """
-        if self.coordinator is not None or self._standalone is not None:
+        if self.membership is not None or self._standalone is not None:
             raise ConsumerStateError("this consumer is subscribed to topics - unsubscribe() first, then assign()")
         chosen = await self._manual_assignment.resolve(specs)
         if not chosen and not self._is_manual:
@@ -284,7 +284,7 @@ class SubscriptionState:
     @property
     def is_empty(self) -> bool:
         """True if nothing is subscribed to or assigned."""
-        return self.coordinator is None and self._standalone is None and not self._is_manual
+        return self.membership is None and self._standalone is None and not self._is_manual
 
     @property
     def subscription(self) -> frozenset[str]:
@@ -294,29 +294,29 @@ class SubscriptionState:
         """
         if self._standalone is not None:
             return self._standalone.topics
-        if self.coordinator is None:
+        if self.membership is None:
             return frozenset()
         owned = {partition.topic for partition in self._components.positions.partitions}
-        return self.coordinator.topics or frozenset(owned)
+        return self.membership.topics or frozenset(owned)
 
     def metadata_changed(self) -> None:
         """Handle new cluster metadata: topics, partitions and leaders may have changed."""
         if self._standalone is not None:
             self._standalone.metadata_changed()
-        if self.coordinator is not None:
-            self.coordinator.metadata_changed()
+        if self.membership is not None:
+            self.membership.metadata_changed()
         self._components.metadata_changed()
 
     def _commit_identity(self) -> Identity | None:
-        if self.coordinator is not None:
-            return self.coordinator.commit_identity()
+        if self.membership is not None:
+            return self.membership.commit_identity()
         # A manual assignment commits without a member id (a "simple" consumer).
         return Identity() if self._is_manual else None
 
     def _commit_failed(self, code: int, identity: Identity) -> bool:
         """Handle the error code of a commit sent as ``identity``; return True if ``identity`` is still current."""
-        if self.coordinator is not None:
-            return self.coordinator.commit_failed(code, identity)
+        if self.membership is not None:
+            return self.membership.commit_failed(code, identity)
         # The identity of a manual assignment never changes. False means that the membership has ended since.
         return self._is_manual
 

@@ -25,7 +25,7 @@ READS = {
 async def expect_from_each_call(consumer, kind, text, recorder):
     await recorder.wait_for(ConsumerFailed)
     async with asyncio.timeout(20):
-        await until(lambda: consumer._started.coordinator is None)
+        await until(lambda: consumer._started.membership is None)
         for read in READS.values():
             with pytest.raises(kind, match=text):
                 await read(consumer)

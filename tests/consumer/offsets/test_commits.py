@@ -118,8 +118,7 @@ async def test_a_commit_of_a_removed_member_raises(new_topic, new_consumer, witn
 
     async with new_consumer(topic, group_id=group, enable_auto_commit=False, heartbeat_interval_ms=30_000) as consumer:
         await consumer.getone()
-        coordinator = consumer._started.coordinator
-        member_id = coordinator.identity.member_id
+        member_id = consumer._started.membership.identity.member_id
         await expel(witness.bootstrap_servers, group, member_id)
         with pytest.raises(CommitFailedError, match="max_poll_interval_ms"):
             await consumer.commit()

@@ -273,7 +273,7 @@ async def test_a_consumer_hands_its_offsets_over(ledger, group, protocol):
     ):
         while not consumer.assignment():
             await consumer.getone(timeout_ms=50)
-        me = consumer._started.coordinator.identity
+        me = consumer._started.membership.identity
         await publish(producer, out, b"1", offsets_of(source, 1), me)
         with pytest.raises(CommitFailedError, match="ILLEGAL_GENERATION"):
             await publish(producer, out, b"2", offsets_of(source, 2), Identity(me.member_id, me.generation - 1, "i"))

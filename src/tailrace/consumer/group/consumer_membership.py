@@ -29,10 +29,10 @@ from tailrace.errors import TailraceError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.hooks import Observer
 
-__all__ = ["Coordinator"]
+__all__ = ["ConsumerMembership"]
 
 
-class Coordinator:
+class ConsumerMembership:
     """Membership of one consumer in its group.
 
     Args:
@@ -63,37 +63,37 @@ class Coordinator:
         self._newer_metadata = AutoResetEvent()
         self._requests = GroupRequests(config, cluster, observer, member)
         machine = _state_machine(config, topics, pattern)
-        self._membership = MembershipLoop(config, machine, self._requests, cluster, observer, self)
+        self._membership_loop = MembershipLoop(config, machine, self._requests, cluster, observer, self)
 
     @property
     def identity(self) -> Identity:
         """Member id and generation (or member epoch)."""
-        return self._membership.identity
+        return self._membership_loop.identity
 
     @property
     def heartbeat_age_s(self) -> float:
         """Seconds since the last acknowledged heartbeat was sent."""
-        return self._membership.heartbeat_age_s
+        return self._membership_loop.heartbeat_age_s
 
     def commit_identity(self) -> Identity | None:
         """Return the identity for commits; None while the member is in no generation of the group."""
-        return self._membership.identity if self._membership.is_member else None
+        return self._membership_loop.identity if self._membership_loop.is_member else None
 
     def resubscribe(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
         """Change the subscription."""
         self.topics, self._pattern = topics, pattern
-        self._membership.receive(Resubscribed(topics))
+        self._membership_loop.receive(Resubscribed(topics))
         self.metadata_changed()
 
     def stop(self) -> None:
         """Begin to release all partitions and leave the group; ``run_membership`` returns when both are done."""
-        self._membership.receive(StopMembership(self._reconciler.may_commit))
+        self._membership_loop.receive(StopMembership(self._reconciler.may_commit))
 
     def commit_failed(self, code: int, identity: Identity) -> bool:
         """Handle the error code of a commit sent as ``identity``; return True if ``identity`` is still current."""
-        is_current = self._membership.is_current(identity)
+        is_current = self._membership_loop.is_current(identity)
         if is_current:
-            self._membership.receive(self._reactions.event_of(code, GroupRequestKind.COMMIT))
+            self._membership_loop.receive(self._reactions.event_of(code, GroupRequestKind.COMMIT))
         return is_current
 
     def metadata_changed(self) -> None:
@@ -103,26 +103,26 @@ class Coordinator:
             matching = topology.matching(self._pattern)
             if matching != self.topics:
                 self.topics = matching
-                self._membership.receive(Resubscribed(matching))
+                self._membership_loop.receive(Resubscribed(matching))
         counts = {name: len(topic.partitions) for name, topic in topology.topics.items()}
         missing = {name: 0 for name, code in topology.errors.items() if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-        self._membership.receive(PartitionsChanged({**missing, **counts}))
+        self._membership_loop.receive(PartitionsChanged({**missing, **counts}))
         self._newer_metadata.set()
 
     async def run_membership(self) -> None:
         """Join the group, and return when the membership has ended after ``stop`` or an error."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run_poll_interval_check, self._reader, self._max_wait_s, self._membership.receive)
+            tasks.start_soon(run_poll_interval_check, self._reader, self._max_wait_s, self._membership_loop.receive)
             if self._uses_kip848:
                 tasks.start_soon(self._watch_session_timeout)
-            await self._membership.run()
+            await self._membership_loop.run()
             tasks.cancel_scope.cancel()
 
     async def _watch_session_timeout(self) -> None:
         """Look up the group's session timeout now and after each metadata update, because it may change."""
         while True:
             if (session := await self._requests.session_timeout()) is not None:
-                self._membership.receive(session)
+                self._membership_loop.receive(session)
             await self._newer_metadata.wait()
 
     # ---- AssignmentOwner ---------------------------------------------------------------------------------------
