@@ -207,7 +207,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         self._reader, self._polled = runtime.reader, runtime.reader.delivery.polled
 
     async def stop(self, *, commit: bool = True) -> None:
-        """Commit finished records, leave the group and close all connections, within ``stop_timeout_ms``.
+        """Leave the group and close all connections, within ``stop_timeout_ms``.
+
+        With automatic commits, finished records are committed before.
 
         Canceling this call ends the consumer at once; records that were not committed are delivered again.
 
@@ -408,7 +410,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             ConsumerStateError: not started, stopped, or without a group.
             ConfigurationError: an argument is not a partition or offset, or the mapping is empty.
             UnknownTopicError: a topic or a partition does not exist.
-            CommitFailedError: the group has rebalanced without this consumer, or the broker did not answer in time.
+            CommitFailedError: the group has rebalanced without this consumer, a topic was deleted or recreated, or the
+                commit did not succeed in time.
             BrokerError: the broker refuses the commit.
             TailraceError: the error that has ended this consumer.
         """
@@ -554,7 +557,10 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         await self._started.subscription.assign(partition_specs(partitions, default_start(at, tail), start_of))
 
     async def unsubscribe(self) -> None:
-        """Commit finished records, and leave the group or drop the assignment; nothing is read from then on."""
+        """Leave the group or drop the assignment, so that nothing is read any more.
+
+        With automatic commits, finished records are committed before.
+        """
         await self._started.subscription.unsubscribe()
         self._lifecycle.topics, self._lifecycle.pattern = frozenset(), None
 
@@ -576,7 +582,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             raise ConsumerStateError(
                 "a rebalance callback cannot await assigned(), which waits for the callback - call it in another task"
             )
-        await runtime.first_assignment(runtime.config.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+        await runtime.wait_for_first_assignment(
+            runtime.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        )
         return self.assignment()
 
     # ---- flow --------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ class ConsumerRuntime:
             self.reader.close(error)
             self.subscription.first_assignment_done.set()
 
-    async def first_assignment(self, timeout_ms: int) -> None:
+    async def wait_for_first_assignment(self, timeout_ms: int) -> None:
         """Wait for the group's first assignment, which may be empty.
 
         Raises:

@@ -90,7 +90,7 @@ class SubscriptionState:
             components.reader,
             components.observer,
             self._commit_identity,
-            self._commit_failed,
+            self._handle_commit_error,
             components.start_positions.read_recreated,
         )
 
@@ -238,7 +238,7 @@ class SubscriptionState:
             self._cluster.unwatch(token)
 
     async def unsubscribe(self) -> None:
-        """Commit finished records, and leave the group or drop the manual assignment.
+        """Leave the group or drop the assignment; with automatic commits, commit finished records before.
 
         Raises:
             TailraceError: an error has ended the consumer.
@@ -313,10 +313,10 @@ class SubscriptionState:
         # A manual assignment commits without a member id (a "simple" consumer).
         return Identity() if self._is_manual else None
 
-    def _commit_failed(self, code: int, identity: Identity) -> bool:
+    def _handle_commit_error(self, code: int, identity: Identity) -> bool:
         """Handle the error code of a commit sent as ``identity``; return True if ``identity`` is still current."""
         if self.membership is not None:
-            return self.membership.commit_failed(code, identity)
+            return self.membership.handle_commit_error(code, identity)
         # The identity of a manual assignment never changes. False means that the membership has ended since.
         return self._is_manual
 

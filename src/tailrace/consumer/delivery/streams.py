@@ -159,7 +159,7 @@ class Streams:
     def __init__(self, positions: Positions, reader: Reader, config: Callable[[], ConsumerConfig]) -> None:
         self._positions, self._reader, self._config = positions, reader, config
         self._streams: dict[TopicPartition, PartitionStream] = {}
-        self._known: set[int] = set()
+        self._opened_assignments: set[int] = set()
         """Assignment numbers (``Position.assignment``) that have a stream."""
         self._is_waiting_on_reader = False
         """True while a task waits on the reader."""
@@ -174,12 +174,14 @@ class Streams:
             if self._reader.is_over():
                 raise StopAsyncIteration
             for position in self._positions:
-                if position.assignment not in self._known:
+                if position.assignment not in self._opened_assignments:
                     return position.partition, self._open_stream(position)
             await self.wait_for_wakeup()
 
     def _open_stream(self, position: Position) -> PartitionStream:
-        self._known = {one.assignment for one in self._positions} & self._known | {position.assignment}
+        self._opened_assignments = {one.assignment for one in self._positions} & self._opened_assignments | {
+            position.assignment
+        }
         size = max(1, min(500, self.config.max_queued_records // max(1, len(self._positions))))
         stream = self._streams[position.partition] = PartitionStream(self, position, size)
         return stream

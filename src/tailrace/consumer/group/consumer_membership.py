@@ -89,7 +89,7 @@ class ConsumerMembership:
         """Begin to release all partitions and leave the group; ``run_membership`` returns when both are done."""
         self._membership_loop.receive(StopMembership(self._reconciler.may_commit))
 
-    def commit_failed(self, code: int, identity: Identity) -> bool:
+    def handle_commit_error(self, code: int, identity: Identity) -> bool:
         """Handle the error code of a commit sent as ``identity``; return True if ``identity`` is still current."""
         is_current = self._membership_loop.is_current(identity)
         if is_current:

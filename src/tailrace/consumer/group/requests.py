@@ -166,7 +166,9 @@ class GroupRequests:
             group_instance_id=self._config.group_instance_id,
             reason=effect.reason,
         )
-        return await self._while_coordinator_lives(coordinator, self._send_join(coordinator, request, effect.timeout_s))
+        return await self._while_coordinator_answers(
+            coordinator, self._send_join(coordinator, request, effect.timeout_s)
+        )
 
     async def _send_join(self, coordinator: Broker, request: JoinGroupRequest, timeout_s: float) -> GroupEvent:
         answer = await self._send_held(coordinator, request, timeout_s)
@@ -210,7 +212,7 @@ class GroupRequests:
                     GroupRequestFailed(self._group_id, name, str(error), "resending on another connection")
                 )
 
-    async def _while_coordinator_lives(self, coordinator: Broker, work: Awaitable[GroupEvent]) -> GroupEvent:
+    async def _while_coordinator_answers(self, coordinator: Broker, work: Awaitable[GroupEvent]) -> GroupEvent:
         """Return the outcome of ``work``; CoordinatorGone if the coordinator stops answering or changes meanwhile."""
         outcomes: list[GroupEvent] = []
 
@@ -232,13 +234,13 @@ class GroupRequests:
         Return when another broker is the coordinator, or when no answer has arrived for a session.
         """
         session_s, request = self._config.session_timeout_ms / 1000, FindCoordinatorRequest(self._group_id)
-        heard_at = sent_at = anyio.current_time()
-        while heard_at + session_s > anyio.current_time():
+        last_answered_at = sent_at = anyio.current_time()
+        while last_answered_at + session_s > anyio.current_time():
             await anyio.sleep_until(sent_at + session_s / 3)
             sent_at = anyio.current_time()
             with contextlib.suppress(BrokerConnectionError, MalformedMessageError):
                 answer = await coordinator.send(request, key=self._heartbeats, timeout_s=session_s / 3)
-                heard_at = sent_at
+                last_answered_at = sent_at
                 if not answer.error_code and answer.node_id != coordinator.id:
                     return CoordinatorGone(f"broker {answer.node_id} is the coordinator now")
             if self._cluster.coordinator_id(self._group_id) not in {None, coordinator.id}:

@@ -126,19 +126,19 @@ class RoleProtocol:
             states = dict(self._role.assign(self._answer.leader, effect.protocol, members))
         except Exception as error:
             raise RebalanceError(f"assign() of the group's role raised {type(error).__name__}: {error}") from error
-        if strangers := states.keys() - members.keys():
+        if unknown_ids := states.keys() - members.keys():
             raise RebalanceError(
-                f"assign() of the group's role returned a state for {min(strangers, key=str)!r}, which is not a member"
-                " - return states for the member ids in `members` only"
+                f"assign() of the group's role returned a state for {min(unknown_ids, key=str)!r}, which is not a"
+                " member - return states for the member ids in `members` only"
             )
         return tuple(SyncGroupAssignment(one, _bytes_of(states.get(one, b""), "assign()")) for one in members)
 
     def synced(self, assignment: bytes) -> Synced:
         """Store the generation with the state that was assigned to this member, and return the event of the sync."""
-        me = self._answer
-        is_leader = me.leader == me.member_id
+        join = self._answer
+        is_leader = join.leader == join.member_id
         self.generation = Generation(
-            me.generation_id, me.member_id, me.protocol_name or "", is_leader, bytes(assignment)
+            join.generation_id, join.member_id, join.protocol_name or "", is_leader, bytes(assignment)
         )
         return Synced(_PLACEHOLDER)
 
