@@ -235,11 +235,11 @@ class AssignmentReconciler:
         return config.commits_automatically or may_user_commit or not self._reader.delivery.is_read_by_user
 
     async def release(self, partitions: Partitions, *, is_last: bool) -> None:
-        """Release revoked partitions: finish and commit records in flight, call the user's callback, remove partitions.
+        """Release revoked partitions: await records in flight, commit, call the user's callback, remove the partitions.
 
         Records in flight are not awaited in the last release (``stop``), after which no poll would finish them, nor if
-        no commit would follow. They are awaited for ``rebalance_drain_ms`` at most. Unfinished records are delivered
-        again.
+        no commit would follow. Otherwise they are awaited for ``rebalance_drain_ms`` at most. Unfinished records are
+        delivered again.
 
         Raises:
             RebalanceError: a callback raised, or did not return in time.
@@ -251,7 +251,7 @@ class AssignmentReconciler:
             await self._drain(partitions)
         self._note_positions(partitions)
         if self._config.commits_automatically:
-            # The rebalance cannot wait for retries. If this commit fails, the next owner begins at an earlier commit.
+            # No other commit follows: if this commit fails, the next owner begins at an earlier committed offset.
             await self._committer.commit_automatically(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
         else:
             # The user may have begun to commit the records that were in flight.
