@@ -1,6 +1,7 @@
 """Undelivered records of a producer: batches by partition, the requests to send next, and reactions to answers.
 
-Each record has exactly one outcome. Within a partition, records are stored in the order in which they were appended.
+Each record has exactly one outcome: the broker has stored it, or it has failed. Within a partition, records are stored
+in the order in which they were appended.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class ProducerSettings:
     linger_s: float
     """Time for which a batch waits for more records."""
     delivery_timeout_s: float
-    """Time after which a record fails; the caller of ``append`` computes the deadline."""
+    """Time after which a record fails, for error messages; the caller of ``append`` computes the deadline."""
     max_buffered_bytes: int
-    """Size of the undelivered records from which on ``RecordAccumulator.is_full``."""
+    """Size of the undelivered records from which on ``RecordAccumulator.is_full`` is True."""
     backoff: Backoff
     max_request_bytes: int = 1_048_576
     """Size from which on no batch is added to a request."""
@@ -85,7 +86,9 @@ class RecordAccumulator:
         self._settings, self._new_content, self._chance = settings, new_content, chance
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._active: dict[TopicPartition, PartitionQueue] = {}
+        """Queues that have batches; the next request begins with the first queues."""
         self._requests: defaultdict[int, int] = defaultdict(int)
+        """Number of requests in flight by broker."""
         self._last_errors: dict[TopicPartition, str] = {}
         self._forgotten = ProducerId()
         """Newest producer id that forgotten partitions have used, and its highest epoch among them."""
@@ -104,7 +107,7 @@ class RecordAccumulator:
 
     @property
     def is_empty(self) -> bool:
-        """True if all records have an outcome."""
+        """True if no batch is in flight, waiting or open."""
         return not self._active
 
     @property
@@ -145,7 +148,7 @@ class RecordAccumulator:
             MalformedMessageError: the record cannot be encoded; nothing has changed.
         """
         queue = self._active.get(partition)
-        batch = None if queue is None else queue.open
+        batch = None if queue is None else queue.open_batch
         if batch is not None and (size := batch.content.append(key, value, headers, timestamp_ms)):
             batch.tickets.append(ticket)
             batch.size += size
@@ -156,7 +159,7 @@ class RecordAccumulator:
         if queue is None:
             queue = self._active[partition] = self._queues.get(partition) or self._new_queue(partition, now)
         queue.close_open()
-        queue.open = fresh = PendingBatch(partition, content, [ticket], queue.next_order(), now, deadline)
+        queue.open_batch = fresh = PendingBatch(partition, content, [ticket], queue.next_order(), now, deadline)
         fresh.size = size
         self.buffered_bytes += size
         return Appended.OPENED if batch is None else Appended.FILLED
@@ -174,8 +177,8 @@ class RecordAccumulator:
     def _forget_idle(self, before: float) -> None:
         """Forget the partitions without records since ``before``.
 
-        If records are appended to such a partition later, it begins with an epoch above those of all forgotten
-        partitions.
+        If records are appended to such a partition later, the partition begins with an epoch above those of all
+        forgotten partitions.
         """
         for partition, queue in list(self._queues.items()):
             if queue.is_empty and queue.may_be_forgotten(before):
@@ -195,7 +198,7 @@ class RecordAccumulator:
     ) -> list[tuple[int, list[PendingBatch]]]:
         """Return the requests to send now, and count their batches as in flight.
 
-        Each request is a broker with at most one batch of each partition.
+        Each request is the id of a broker and its batches, at most one of each partition.
 
         Args:
             now: time.
@@ -293,15 +296,15 @@ class RecordAccumulator:
                 error = publish_error(batch.partition.topic, answer.code, answer.detail)
                 queue.replace(batch, [])
                 return self._outcomes(queue, [FailedBatch(batch, error)])
-        # All earlier batches were acknowledged. The log has lost some of them, or no longer knows the producer.
+        # The log has lost acknowledged batches, or the broker no longer knows the producer id or its epoch.
         batch.is_uncertain = False
-        queue.needs_renewal = True
+        queue.needs_new_epoch = True
         self._pause(queue, now)
         queue.send_again(batch)
         return self._outcomes(queue, [])
 
     def handle_no_answer(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
-        """Queue a batch again whose request was not answered, and return the outcomes.
+        """Queue a batch again after its request was not answered; the returned list is empty.
 
         ``was_sent`` is False if no byte of the request was written.
         """
@@ -324,7 +327,7 @@ class RecordAccumulator:
         outcomes: list[Outcome] = []
         for queue in list(self._active.values()):
             if expired := queue.expire(now):
-                error = self._too_late(queue)
+                error = self._timeout_error(queue)
                 outcomes += self._outcomes(queue, [FailedBatch(batch, error) for batch in expired])
         return outcomes
 
@@ -338,7 +341,7 @@ class RecordAccumulator:
     def next_deadline(self, now: float) -> float | None:
         """Return the next time after ``now`` at which a batch expires or may be sent; None if there is none."""
         linger_s = 0.0 if self.is_flushing else self._settings.linger_s
-        times = [time for queue in self._active.values() for time in (queue.deadline(), queue.due_at(linger_s))]
+        times = [time for queue in self._active.values() for time in (queue.first_deadline(), queue.due_at(linger_s))]
         return min((time for time in times if time is not None and time > now), default=None)
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
@@ -366,21 +369,21 @@ class RecordAccumulator:
             queue.retry_at = now + self._settings.backoff.pause_s(queue.failures, self._chance())
 
     def _outcomes(self, queue: PartitionQueue, found: Sequence[Outcome]) -> list[Outcome]:
-        """Release the memory of the batches; return the outcomes, except of batches that had an outcome before."""
+        """Return the outcomes in ``found``, except of batches that had one before; forget the queue if it is empty."""
         if queue.is_empty:
             self._active.pop(queue.partition, None)
             self._last_errors.pop(queue.partition, None)
-        return [outcome for outcome in found if self._release_memory(outcome.batch)]
+        return [outcome for outcome in found if self._release_bytes(outcome.batch)]
 
-    def _release_memory(self, batch: PendingBatch) -> bool:
-        """Release the memory of a batch; return False if it was released with an earlier outcome."""
+    def _release_bytes(self, batch: PendingBatch) -> bool:
+        """Subtract a batch from ``buffered_bytes``; return False if it was subtracted with an earlier outcome."""
         if not batch.size:
             return False
         self.buffered_bytes -= batch.size
         batch.size = 0
         return True
 
-    def _too_late(self, queue: PartitionQueue) -> PublishError:
+    def _timeout_error(self, queue: PartitionQueue) -> PublishError:
         last_error = self._last_errors.get(queue.partition)
         cause = f"; last error: {last_error}" if last_error else ""
         return PublishError(

@@ -1,7 +1,7 @@
 """Reactions of a transactional producer to broker error codes.
 
-A code without an entry that is not retriable aborts the transaction if it answers AddPartitionsToTxn or Produce, since
-the partitions of the next transaction may be valid. After all other requests, such a code stops the producer.
+A code that has no entry here and is not retriable aborts the transaction if it answers AddPartitionsToTxn or Produce,
+since the next transaction may have other partitions. In answers to other requests, such a code stops the producer.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _BY_REQUEST: Mapping[TransactionRequestKind, Mapping[int, TransactionReaction]] 
     },
     # The broker returns this code for the valid partitions if it refuses another partition of the request.
     TransactionRequestKind.ADD_PARTITIONS: {ErrorCode.OPERATION_NOT_ATTEMPTED: TransactionReaction.RETRY},
-    # For batches that, according to `produce_reactions`, cannot be sent again unchanged.
+    # Reactions if, according to `produce_reactions`, the batch cannot be sent again unchanged.
     TransactionRequestKind.PRODUCE: {
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: TransactionReaction.ABORT_AND_RENEW,
         # The leader has checked with the coordinator (KIP-890): the partition is not part of an open transaction.

@@ -99,7 +99,7 @@ class TransactionEvent:
 
 @dataclass(frozen=True, slots=True)
 class CompletePendingWork(TransactionEvent):
-    """A call completes what must precede a transaction: it gets a producer id, or ends the previous transaction."""
+    """A call requests what a transaction needs first: a producer id, or the end of the previous transaction."""
 
     within_s: float
 
@@ -182,7 +182,7 @@ class TryAgain(TransactionEvent):
 
     reason: str
     is_soon: bool = False
-    """True if the reason is expected to be over in a moment, as while the broker ends the previous transaction."""
+    """True if a retry is expected to succeed in a moment, as while the broker ends the previous transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class ProducerFenced(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class TransactionFailed(TransactionEvent):
-    """Neither another attempt nor a later transaction would succeed."""
+    """A request failed, and neither another attempt nor a later transaction would succeed."""
 
     error: TailraceError
 

@@ -1,7 +1,7 @@
 """Choice of the partition of a record for which the user names no partition.
 
-A key has the same partition as with the Java client (murmur2), so that records with the same key share a partition,
-whichever client writes them. Records without a key go to one partition until a batch of that partition is sent
+A key determines the partition with murmur2, as in the Java client, so that both clients write the records of a key to
+the same partition. Records without a key go to one partition until a batch of that partition is sent
 (KIP-480), because few large batches are cheaper than many small batches.
 """
 
@@ -51,7 +51,8 @@ class Partitioner:
     def choose(self, topic: str, key: bytes | None, partitions: Mapping[int, Leadership]) -> int:
         """Return the partition of a record; ``partitions`` contains all partitions of ``topic``, at least one.
 
-        A partition without a leader is chosen for a record without a key only if no partition has a leader.
+        Records without a key keep their partition until ``change_partition``. A partition without a leader is newly
+        chosen for them only if no partition has a leader.
         """
         if key is not None:
             return partition_of(key, len(partitions))

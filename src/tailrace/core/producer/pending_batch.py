@@ -42,8 +42,8 @@ class PendingBatch:
         size: bytes of the records, before compression; 0 once the batch has an outcome.
         opened_at: time at which the first record was appended.
         deadline: time at which the batch fails if it is not stored before.
-        producer: producer id and epoch with which the batch was sent.
-        sequence: sequence number of the first record; -1 before the batch is sent.
+        producer: producer id and epoch with which the batch was last sent.
+        sequence: sequence number of the first record; -1 if the batch was not sent in the partition's current epoch.
         is_uncertain: True if the broker may have stored the batch in an attempt whose result is unknown.
         has_failed: True if the records have failed while the batch was in flight.
     """
@@ -83,11 +83,11 @@ class PendingBatch:
 
     @property
     def was_sent(self) -> bool:
-        """True if the batch has a sequence number."""
+        """True if the batch was sent in the current epoch of its partition, so that it has a sequence number."""
         return self.sequence >= 0
 
     def split(self, *groups: Sequence[int]) -> list[PendingBatch]:
-        """Return one batch for each group of record indices, in order; their sizes add up to that of this batch."""
+        """Return one batch for each group of record indices, in order; the sum of the sizes stays the same."""
         parts = []
         for number, indices in enumerate(groups):
             content, tickets = self.content.selected(indices), [self.tickets[index] for index in indices]

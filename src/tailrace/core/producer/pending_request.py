@@ -11,7 +11,9 @@ __all__ = ["PendingRequest"]
 
 
 class PendingRequest:
-    """Attempts of the requests that a call needs, one request at a time, within the time limit of the call.
+    """Attempts of the requests that a call of the user needs, such as ``commit()``, within the time limit of the call.
+
+    One request is attempted at a time.
 
     Args:
         settings: settings of the producer.
@@ -19,7 +21,7 @@ class PendingRequest:
 
     Attributes:
         awaited: effect whose outcome is awaited; None if there is none.
-        last_error: reason event the last failed attempt has failed.
+        last_error: reason for which the last failed attempt has failed.
     """
 
     def __init__(self, settings: TransactionSettings, chance: Callable[[], float]) -> None:
@@ -40,7 +42,7 @@ class PendingRequest:
     def timeout_s(self, now: float) -> float | None:
         """Return the timeout of the next request in seconds.
 
-        If the time limit of the call has passed, make ``due_at`` the current time and return None.
+        If the time limit of the call has passed, return None and make the timer due, which then ends the call.
         """
         left_s = min(self._longest_s, self._deadline - now)
         if left_s > 0:
@@ -49,7 +51,7 @@ class PendingRequest:
         return None
 
     def note_success(self) -> None:
-        """Reset the backoff, because the request has succeeded."""
+        """Await no outcome, because the request has succeeded, and reset the backoff."""
         self.awaited = None
         self._failures = 0
 

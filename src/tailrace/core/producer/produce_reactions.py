@@ -15,7 +15,7 @@ __all__ = ["ProduceReaction", "publish_error", "reaction_to"]
 class ProduceReaction(StrEnum):
     """Reaction to the error code of a batch.
 
-    If all earlier batches of the partition are acknowledged, WAIT_FOR_EARLIER is treated as RENEW_EPOCH.
+    If no earlier batch of the partition is in flight or waiting, WAIT_FOR_EARLIER is treated as RENEW_EPOCH.
     """
 
     STORED = "report the records as delivered"

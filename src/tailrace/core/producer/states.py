@@ -11,7 +11,7 @@ class ProducerState(StrEnum):
     """State of a transactional producer."""
 
     UNINITIALIZED = "uninitialized"
-    """Without a producer id, or with an epoch that must not be used any more."""
+    """The producer has no producer id, or has an epoch that must not be used any more."""
     READY = "ready"
     IN_TRANSACTION = "in transaction"
     COMMITTING = "committing"

@@ -65,7 +65,7 @@ __all__ = ["TABLE", "TransactionMachine"]
 
 @dataclass(slots=True)
 class _OpenTransaction:
-    """Progress of one transaction, including its end."""
+    """Progress of one transaction, until its commit or abort is complete."""
 
     new_partitions: tuple[TopicPartition, ...] = ()
     """Partitions that are not yet part of the transaction."""
@@ -152,12 +152,12 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self._transaction = _OpenTransaction()
 
     def add(self, event: AddPartitions, now: float) -> None:
-        """Add partitions, within the time limit of the event."""
+        """Add partitions to the transaction, within the time limit of the event."""
         self._transaction.new_partitions = event.partitions
         self._resume(self.state, event.within_s, now)
 
     def add_at_commit(self, event: AddPartitions, now: float) -> None:
-        """Add partitions, within the time limit of the commit."""
+        """Add partitions to the transaction during its commit, within the time limit of the commit."""
         self._transaction.new_partitions = event.partitions
         self._continue(now)
 
@@ -236,7 +236,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self._pending.note_failure(event, now)
 
     def give_up(self, _event: CallTimedOut, now: float) -> ProducerState | None:
-        """Abort the transaction if EndTxn was not sent; in all other cases, keep the state and report an error."""
+        """Abort the transaction if its commit was not sent; in all other cases, keep the state and report an error."""
         last_error = self._pending.last_error
         match self.state:
             case ProducerState.IN_TRANSACTION | ProducerState.COMMITTING if not self.is_in_doubt:

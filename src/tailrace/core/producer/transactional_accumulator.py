@@ -20,8 +20,8 @@ class TransactionAccumulator(RecordAccumulator):
     """Undelivered records of the current transaction of one producer.
 
     A batch is sent only after its partition has become part of the transaction. If a batch cannot be stored, the
-    transaction fails: no more batches are sent, and the caller has to discard the records with ``fail_all``. In this
-    case, the base class only fails records or raises the epoch of the partition.
+    transaction fails: no more batches are sent, and the caller has to discard the records with ``fail_all``. (The base
+    class instead fails only the records of the batch, or sends the batch again in a new epoch.)
 
     Args:
         settings: limits.
@@ -48,7 +48,7 @@ class TransactionAccumulator(RecordAccumulator):
     @property
     def needs_new_epoch(self) -> bool:
         """True if the sequence numbers of a partition have a gap, or a batch may still arrive at a broker."""
-        return self._had_unanswered_requests or any(queue.needs_renewal for queue in self._queues.values())
+        return self._had_unanswered_requests or any(queue.needs_new_epoch for queue in self._queues.values())
 
     # ---- transactions ------------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class TransactionAccumulator(RecordAccumulator):
         self.failure, self.is_flushing = None, False
 
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        """Allow batches of ``partitions`` to be sent, after these have become part of the transaction."""
+        """Let batches of ``partitions`` be sent, because the partitions have become part of the transaction."""
         self._added.update(partitions)
 
     def finish(self) -> None:
@@ -74,18 +74,18 @@ class TransactionAccumulator(RecordAccumulator):
     # ---- failures ----------------------------------------------------------------------------------------------
 
     def handle_no_answer(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
-        """Queue a batch again whose request was not answered; if ``was_sent``, require a new epoch."""
+        """Queue a batch again after its request was not answered; ``needs_new_epoch`` is True if ``was_sent``."""
         self._had_unanswered_requests |= was_sent
         return super().handle_no_answer(batch, reason, now, was_sent=was_sent)
 
     def fail_batch(self, batch: PendingBatch, error: TailraceError) -> list[Outcome]:
-        """Fail the producer, because neither another attempt nor a later transaction would succeed."""
+        """Set a ``failure`` that stops the producer: neither another attempt nor a later transaction would succeed."""
         return self._fail_with_batch(batch, TransactionFailed(error))
 
     def expire(self, now: float) -> list[Outcome]:
-        """Fail the transaction if the deadline of a batch has passed."""
+        """Set ``failure`` if the deadline of a batch has passed; the returned list is empty."""
         for queue in self._active.values():
-            deadline = queue.deadline()
+            deadline = queue.first_deadline()
             if deadline is not None and deadline <= now:
                 last_error = self._last_errors.get(queue.partition, "no answer")
                 self._fail(MustAbort(timeout_error(f"{queue.partition}: {last_error}")))
@@ -100,8 +100,9 @@ class TransactionAccumulator(RecordAccumulator):
         return self._fail_with_batch(batch, event)
 
     def _fail_with_batch(self, batch: PendingBatch, event: TransactionEvent) -> list[Outcome]:
+        """Set ``failure``; the batch waits for ``fail_all``, as no more batches are sent."""
         queue = self._queues[batch.partition]
-        queue.needs_renewal = True
+        queue.needs_new_epoch = True
         queue.send_again(batch)
         self._fail(event)
         return self._outcomes(queue, [])
