@@ -31,33 +31,33 @@ def test_first_heartbeat_is_due_after_an_interval(heartbeat):
 
 def test_only_one_heartbeat_is_in_flight(heartbeat):
     """None is sent before the answer, however late."""
-    heartbeat.sent(103)
+    heartbeat.note_sent(103)
 
     assert not heartbeat.should_heartbeat(109)
-    heartbeat.received(109)
+    heartbeat.note_answer(109)
     assert heartbeat.should_heartbeat(109)
 
 
 def test_interval_counts_from_sending(heartbeat):
     """A slow answer does not delay the next heartbeat."""
-    heartbeat.sent(103)
-    heartbeat.received(105)
+    heartbeat.note_sent(103)
+    heartbeat.note_answer(105)
 
     assert heartbeat.until_next_s(105) == 1
 
 
 def test_throttling_delays_the_next_heartbeat(heartbeat):
     """Throttling never makes a heartbeat earlier."""
-    heartbeat.sent(103)
-    heartbeat.received(104, pause_s=5)
+    heartbeat.note_sent(103)
+    heartbeat.note_answer(104, pause_s=5)
 
     assert heartbeat.until_next_s(104) == 5
 
 
 def test_failed_heartbeat_is_repeated_after_a_pause(heartbeat):
     """The session goes on counting."""
-    heartbeat.sent(103)
-    heartbeat.failed(104, pause_s=0.5)
+    heartbeat.note_sent(103)
+    heartbeat.note_failure(104, pause_s=0.5)
 
     assert not heartbeat.should_heartbeat(104.4)
     assert heartbeat.should_heartbeat(104.5)
@@ -66,8 +66,8 @@ def test_failed_heartbeat_is_repeated_after_a_pause(heartbeat):
 
 def test_session_counts_from_sending_the_last_acknowledged_heartbeat(heartbeat):
     """The broker received it later, so the member's session ends no later than the broker's."""
-    heartbeat.sent(103)
-    heartbeat.received(109)
+    heartbeat.note_sent(103)
+    heartbeat.note_answer(109)
 
     assert heartbeat.expires_at == 113
     assert not heartbeat.session_expired(112.9)
@@ -77,21 +77,21 @@ def test_session_counts_from_sending_the_last_acknowledged_heartbeat(heartbeat):
 
 def test_session_without_answers_expires(heartbeat):
     """Heartbeats that are not acknowledged do not extend it."""
-    heartbeat.sent(103)
-    heartbeat.failed(106, 0.1)
-    heartbeat.sent(107)
+    heartbeat.note_sent(103)
+    heartbeat.note_failure(106, 0.1)
+    heartbeat.note_sent(107)
 
     assert heartbeat.session_expired(110)
 
 
 def test_reset_starts_a_new_session(heartbeat):
     """A heartbeat in flight is ignored."""
-    heartbeat.sent(103)
+    heartbeat.note_sent(103)
     heartbeat.reset(108)
 
     assert heartbeat.expires_at == 118
     assert heartbeat.until_next_s(108) == 3
-    heartbeat.received(109)
+    heartbeat.note_answer(109)
     assert heartbeat.expires_at == 118
     assert heartbeat.should_heartbeat(111)
 
@@ -99,9 +99,9 @@ def test_reset_starts_a_new_session(heartbeat):
 def test_next_at_is_the_heartbeat_or_the_end_of_the_session(heartbeat):
     """Whichever comes first; while an answer is awaited, the end of the session."""
     assert heartbeat.next_at == 103
-    heartbeat.sent(103)
+    heartbeat.note_sent(103)
     assert heartbeat.next_at == 110
-    heartbeat.failed(108, pause_s=5)
+    heartbeat.note_failure(108, pause_s=5)
     assert heartbeat.next_at == 110
 
 
@@ -125,7 +125,7 @@ class Sessions(RuleBasedStateMachine):
     @rule(is_heard=st.booleans(), delay=st.floats(0, 2))
     def beat(self, is_heard, delay):
         assert not self.under_way
-        self.heartbeat.sent(self.now)
+        self.heartbeat.note_sent(self.now)
         self.under_way = True
         self.now += delay
         self.heard_at = self.now if is_heard else None
@@ -135,10 +135,10 @@ class Sessions(RuleBasedStateMachine):
     def answer(self):
         self.under_way = False
         if self.heard_at is None:
-            self.heartbeat.failed(self.now, 0.1)
+            self.heartbeat.note_failure(self.now, 0.1)
         else:
             self.broker_heard_at = self.heard_at
-            self.heartbeat.received(self.now)
+            self.heartbeat.note_answer(self.now)
 
     @invariant()
     def we_give_up_no_later_than_the_broker(self):

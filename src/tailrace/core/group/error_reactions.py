@@ -94,7 +94,7 @@ held for another member. If that other member is alive, the join is refused.
 
 
 def event_of(code: int, request: GroupRequestKind, overrides: Mapping[int, GroupReaction] | None = None) -> GroupEvent:
-    """Return the event that reports ``code`` to the membership."""
+    """Return the event that reports ``code`` to the membership; ``overrides`` replaces the reactions to its codes."""
     reason = f"{request}: {name_of(code)}"
     match REACTIONS.reaction_to(code, request, overrides):
         case GroupReaction.RETRY:

@@ -1,7 +1,7 @@
 """Times of a member's heartbeats and of its session.
 
-A session begins when the last acknowledged heartbeat is *sent*. The broker receives this heartbeat later, so the member
-considers its session expired no later than the broker does.
+Each acknowledged heartbeat begins a new session, at the time at which the heartbeat was *sent*. The broker receives the
+heartbeat later, so the member considers its session expired no later than the broker does.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Heartbeat:
         self._next_at = now + self.interval_s
         self._sent_at = None
 
-    def sent(self, now: float) -> None:
+    def note_sent(self, now: float) -> None:
         """Note that a heartbeat was sent; no other heartbeat is due until it is acknowledged or has failed."""
         self._sent_at = now
         self._next_at = now + self.interval_s
 
-    def received(self, now: float, pause_s: float = 0.0) -> None:
+    def note_answer(self, now: float, pause_s: float = 0.0) -> None:
         """Note that the heartbeat was acknowledged, so that the session begins at the time at which it was sent.
 
         The next heartbeat is due ``pause_s`` from now at the earliest.
@@ -45,7 +45,7 @@ class Heartbeat:
             self._sent_at = None
         self._next_at = max(self._next_at, now + pause_s)
 
-    def failed(self, now: float, pause_s: float) -> None:
+    def note_failure(self, now: float, pause_s: float) -> None:
         """Note that the heartbeat failed; the next heartbeat is due after ``pause_s``."""
         self._sent_at = None
         self._next_at = now + pause_s

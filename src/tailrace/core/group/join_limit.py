@@ -25,7 +25,7 @@ class JoinLimit:
     """Counter of attempts that failed since the last success.
 
     Args:
-        retries: ``rebalance_max_retries``, the number of attempts after the first; None for no limit.
+        retries: ``rebalance_max_retries``, the number of attempts after the first failure; None for no limit.
     """
 
     def __init__(self, retries: int | None) -> None:
@@ -34,7 +34,8 @@ class JoinLimit:
     def apply(self, effect: Effect, event: GroupEvent) -> GroupEvent:
         """Count ``event`` if it ends an attempt, and return the event to pass to the membership.
 
-        This is ``event``, except after several failed attempts: then it is an event that pauses or ends the membership.
+        The result is ``event`` unless several attempts have failed: it may then be ``RetryLater``, for a pause before
+        the next attempt, or ``MembershipFailed``, after more than ``retries`` failures.
 
         Args:
             effect: request of the membership; only joins and syncs are counted.

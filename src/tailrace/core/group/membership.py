@@ -32,15 +32,15 @@ class MemberSettings:
     retry_first_s: float
     retry_longest_s: float
     leaves_on_stop: bool
-    """True if the member leaves the group when it stops; False if the group keeps its place until the session ends."""
+    """True if the member leaves the group when it stops; False if it remains a member until its session expires."""
     stop_max_wait_s: float = 5.0
-    """Longest time for which a stop waits for the end of a rebalance; the group accepts no commits before."""
+    """Longest time for which a stop waits for the end of a rebalance; until then, the group accepts no commits."""
     instance_id: str | None = None
     """``group_instance_id`` of a static member; None for other members."""
     rack: str | None = None
     """``client_rack``, for rack-aware assignors."""
     pattern: str | None = None
-    """Regular expression that the broker matches against topic names (KIP-848)."""
+    """Regular expression that the broker matches against topic names (KIP-848); None to subscribe to ``topics``."""
     remote_assignor: str | None = None
     """Assignor that the broker is to use (KIP-848); None for the broker's default."""
 

@@ -23,7 +23,7 @@ class PollIntervalClock:
         """Compare ``progress`` with the last snapshot, and update ``is_stuck``.
 
         ``is_stuck`` becomes True if the application has not polled for ``limit_s`` although ``awaits_poll`` was true.
-        It becomes False when the progress changes.
+        It becomes False when ``progress`` changes.
 
         Args:
             progress: value that changes whenever the application polls.
@@ -38,5 +38,5 @@ class PollIntervalClock:
             self.is_stuck = True
 
     def next_at(self, now: float) -> float:
-        """Return the time of the next call of ``look``; ``is_stuck`` is set a quarter of the limit late at most."""
+        """Return the time of the next call of ``look``: ``is_stuck`` is set at most a quarter of the limit late."""
         return now + self.limit_s / 4

@@ -119,7 +119,7 @@ class RackIndex:
 class Holdings(Protocol):
     """Partitions of each member during an assignment."""
 
-    kinds: RackIndex
+    index: RackIndex
     loads: list[int]
     """Number of partitions of each member."""
     owner_of: list[int | None]
@@ -156,18 +156,18 @@ class RackAlignment:
             has_moved = False
             self._find_candidates()
             for giver, piles in enumerate(self._table.piles):
-                for kind in [kind for kind in piles if self._table.kinds.is_far(kind, giver)]:
+                for kind in [kind for kind in piles if self._table.index.is_far(kind, giver)]:
                     while self._may_move(giver, kind) and self._move_near(giver, kind):
                         has_moved = True
 
     def _find_candidates(self) -> None:
-        kinds = self._table.kinds
+        index = self._table.index
         self._candidates = {}
         for member, piles in enumerate(self._table.piles):
             for kind in piles:
-                all_racks = kinds.subscribers_in[kinds.topic_of[kind]].keys()
-                for rack in all_racks if kinds.is_far(kind, member) else kinds.near[kind]:
-                    self._candidates.setdefault((kinds.rack_of[member], rack), []).append((member, kind))
+                all_racks = index.subscribers_in[index.topic_of[kind]].keys()
+                for rack in all_racks if index.is_far(kind, member) else index.near[kind]:
+                    self._candidates.setdefault((index.rack_of[member], rack), []).append((member, kind))
 
     def _may_move(self, member: int, kind: int) -> bool:
         pile = self._table.piles[member].get(kind, [])
@@ -175,26 +175,26 @@ class RackAlignment:
 
     def _move_near(self, giver: int, kind: int) -> bool:
         """Move a partition of ``giver`` to a member to which it is near, or exchange it; return False if impossible."""
-        kinds, loads = self._table.kinds, self._table.loads
-        topic = kinds.topic_of[kind]
-        for rack in sorted(kinds.near[kind], key=lambda rack: rack or ""):
-            for receiver in kinds.subscribers_in[topic][rack]:
+        index, loads = self._table.index, self._table.loads
+        topic = index.topic_of[kind]
+        for rack in sorted(index.near[kind], key=lambda rack: rack or ""):
+            for receiver in index.subscribers_in[topic][rack]:
                 if loads[receiver] < loads[giver]:
                     self._table.move(giver, kind, receiver)
                     return True
-            if self._exchange(giver, kind, self._candidates.get((rack, kinds.rack_of[giver]), [])):
+            if self._exchange(giver, kind, self._candidates.get((rack, index.rack_of[giver]), [])):
                 return True
         return False
 
     def _exchange(self, giver: int, kind: int, others: list[tuple[int, int]]) -> bool:
         """Exchange a partition of ``giver`` for a partition of one of ``others``; return False if impossible."""
-        kinds = self._table.kinds
-        for index in range(len(others) - 1, -1, -1):
-            receiver, other = others[index]
+        index = self._table.index
+        for number in range(len(others) - 1, -1, -1):
+            receiver, other = others[number]
             if not self._may_move(receiver, other):
-                others[index] = others[-1]
+                others[number] = others[-1]
                 others.pop()
-            elif kinds.topic_of[kind] in kinds.topics_of[receiver] and kinds.topic_of[other] in kinds.topics_of[giver]:
+            elif index.topic_of[kind] in index.topics_of[receiver] and index.topic_of[other] in index.topics_of[giver]:
                 self._table.move(giver, kind, receiver)
                 self._table.move(receiver, other, giver)
                 return True

@@ -45,8 +45,8 @@ def cooperative_sticky_assignor(
 def release_first(members: Sequence[SubscribedMember], assigned: Assignment) -> Assignment:
     """Return ``assigned`` without partitions that another member claims to own; the next rebalance assigns them.
 
-    A member with the valid claim to a partition keeps it, even if other members claim it. For all other members, the
-    invalid claims of others count, too.
+    A member keeps a partition to which it has the valid claim. It gets any other partition only if no other member
+    claims the partition, not even with an invalid claim.
     """
     owner_of = claims_of(members)
     claimants: dict[TopicPartition, set[str]] = {}
@@ -85,7 +85,7 @@ class _Table:
     first of their pile. They are added only after the partitions without an owner have been assigned and evened out.
 
     Attributes:
-        kinds: kinds of the partitions.
+        index: index of the members and of the kinds of partitions.
         owner_of: previous owner of each partition; None if it has none.
         loads: number of partitions of each member.
     """
@@ -94,10 +94,10 @@ class _Table:
         self, members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks
     ) -> None:
         self.members = sorted(members, key=lambda member: member.rank)
-        self.kinds = RackIndex([(member.topics, member.rack) for member in self.members], partitions, racks)
+        self.index = RackIndex([(member.topics, member.rack) for member in self.members], partitions, racks)
         claims = claims_of(members)
         numbers = {member.member_id: number for number, member in enumerate(self.members)}
-        self.owner_of = [numbers[claims[one]] if one in claims else None for one in self.kinds.partitions]
+        self.owner_of = [numbers[claims[one]] if one in claims else None for one in self.index.partitions]
         self.loads = [0] * len(self.members)
         self.counts: list[Counter[int]] = [Counter() for _ in self.members]
         """Number of partitions of each member, by topic."""
@@ -114,7 +114,7 @@ class _Table:
             if owner is None:
                 unowned.append(partition)
             else:
-                kind = self.kinds.kind_of[partition]
+                kind = self.index.kind_of[partition]
                 owned[owner].setdefault(kind, []).append(partition)
                 self._count(owner, kind, 1)
         if unowned:
@@ -124,11 +124,11 @@ class _Table:
             for kind, partitions in owned_piles.items():
                 piles[kind] = partitions + piles.get(kind, [])
         has_moved = self._even_out()
-        if self.kinds.has_racks:
+        if self.index.has_racks:
             RackAlignment(self, may_move_owned=not unowned and not has_moved).run()
         shares = [sorted(one for pile in piles.values() for one in pile) for piles in self.piles]
         return {
-            member.member_id: [self.kinds.partitions[one] for one in share]
+            member.member_id: [self.index.partitions[one] for one in share]
             for member, share in zip(self.members, shares, strict=True)
         }
 
@@ -136,11 +136,11 @@ class _Table:
 
     def _count(self, member: int, kind: int, more: int) -> None:
         self.loads[member] += more
-        self.counts[member][self.kinds.topic_of[kind]] += more
+        self.counts[member][self.index.topic_of[kind]] += more
 
     def _add_to(self, partition: int, receiver: int) -> None:
         """Add a partition to the receiver's pile of its kind."""
-        kind = self.kinds.kind_of[partition]
+        kind = self.index.kind_of[partition]
         pile = self.piles[receiver].setdefault(kind, [])
         # A partition that returns to its owner is put first, so that it is the last to be moved again.
         pile.insert(0 if self.owner_of[partition] == receiver else len(pile), partition)
@@ -163,18 +163,18 @@ class _Table:
 
         The candidates are the subscribers to which the partition is near, or all subscribers if there is none.
         """
-        kinds = self.kinds
+        index = self.index
         rack_choices = [
-            kinds.near[kind] or kinds.subscribers_in[topic].keys() for kind, topic in enumerate(kinds.topic_of)
+            index.near[kind] or index.subscribers_in[topic].keys() for kind, topic in enumerate(index.topic_of)
         ]
         choice_count = [
-            sum(len(kinds.subscribers_in[topic][rack]) for rack in rack_choices[kind])
-            for kind, topic in enumerate(kinds.topic_of)
+            sum(len(index.subscribers_in[topic][rack]) for rack in rack_choices[kind])
+            for kind, topic in enumerate(index.topic_of)
         ]
         heaps: dict[tuple[int, str | None], list[tuple[int, int]]] = {}
-        for partition in sorted(unowned, key=lambda one: (choice_count[kinds.kind_of[one]], one)):
-            kind = kinds.kind_of[partition]
-            topic = kinds.topic_of[kind]
+        for partition in sorted(unowned, key=lambda one: (choice_count[index.kind_of[one]], one)):
+            kind = index.kind_of[partition]
+            topic = index.topic_of[kind]
             self._add_to(partition, min(self._least_loaded(topic, rack, heaps) for rack in rack_choices[kind])[1])
 
     def _least_loaded(
@@ -187,7 +187,7 @@ class _Table:
         """
         heap = heaps.get((topic, rack))
         if heap is None:
-            heap = heaps[topic, rack] = [(self.loads[one], one) for one in self.kinds.subscribers_in[topic][rack]]
+            heap = heaps[topic, rack] = [(self.loads[one], one) for one in self.index.subscribers_in[topic][rack]]
             heapify(heap)
         while (load := self.loads[heap[0][1]]) != heap[0][0]:
             heapreplace(heap, (load, heap[0][1]))
@@ -199,10 +199,10 @@ class _Table:
         """Move partitions from members with more partitions to members with fewer; return True if any was moved.
 
         The *level* of a group of members is their mean load, rounded down. Partitions are moved from members above the
-        level to members below it, directly or through other members, until no path is left from the first to the
-        second. Then the members that can be reached from members above the level have at least the level as load, and
-        all others have at most the level. No move between these two parts of the group would make loads more even, so
-        each part is evened out by itself.
+        level to members below it, directly or through other members, until no path is left from members above to
+        members below. Then the members that can be reached from members above the level have at least the level as
+        load, and all others have at most the level. No move between these two parts of the group would make loads more
+        even, so each part is evened out by itself.
         """
         before = self.moves
         groups = [list(range(len(self.members)))]
@@ -240,13 +240,13 @@ class _Table:
 
         Moves that bring a partition near come first, moves that make a partition far come last.
         """
-        kinds = self.kinds
+        index = self.index
         receivers: dict[tuple[int, str | None], list[int]] = {}
         for member in reversed(group):
             if self.loads[member] < ceiling:
-                for topic in kinds.topics_of[member]:
-                    receivers.setdefault((topic, kinds.rack_of[member]), []).append(member)
-        for least_gain in (1, 0, -1) if kinds.has_racks else (0,):
+                for topic in index.topics_of[member]:
+                    receivers.setdefault((topic, index.rack_of[member]), []).append(member)
+        for least_gain in (1, 0, -1) if index.has_racks else (0,):
             for giver in group:
                 while self.loads[giver] > floor:
                     offers = sorted(self._offers(giver, receivers, ceiling, least_gain), reverse=True)
@@ -266,14 +266,14 @@ class _Table:
         nearness by ``least_gain`` or more: 1 if a far partition becomes near, 0 without a change, -1 if a near
         partition becomes far.
         """
-        kinds = self.kinds
+        index = self.index
         for kind, pile in self.piles[giver].items():
-            topic = kinds.topic_of[kind]
-            for rack in kinds.subscribers_in[topic]:
+            topic = index.topic_of[kind]
+            for rack in index.subscribers_in[topic]:
                 candidates = receivers.get((topic, rack), [])
                 while candidates and self.loads[candidates[-1]] >= ceiling:
                     candidates.pop()
-                if candidates and kinds.is_far(kind, giver) - (rack not in kinds.near[kind]) >= least_gain:
+                if candidates and index.is_far(kind, giver) - (rack not in index.near[kind]) >= least_gain:
                     receiver = candidates[-1]
                     surplus = self.counts[giver][topic] - self.counts[receiver][topic]
                     yield self.owner_of[pile[-1]] != giver, surplus, kind, receiver
@@ -306,14 +306,14 @@ class _Paths:
 
     def _reach(self, giver: int, inside: Collection[int]) -> Iterator[int]:
         """Yield the members of ``inside`` that are first reached by a move from ``giver``."""
-        kinds = self._table.kinds
+        index = self._table.index
         step = self.step_of[giver] + 1
         for kind in self._table.piles[giver]:
-            topic = kinds.topic_of[kind]
+            topic = index.topic_of[kind]
             if topic in self._step_of_topic:
                 continue
             self._step_of_topic[topic] = step
-            for receiver in kinds.subscribers[topic]:
+            for receiver in index.subscribers[topic]:
                 if receiver in inside and receiver not in self.step_of:
                     self.step_of[receiver] = step
                     yield receiver
@@ -341,7 +341,7 @@ class _Paths:
             elif path:
                 # No path leads on from this member.
                 here, kind, _ = path.pop()
-                self._receivers_left[self._table.kinds.topic_of[kind]].pop()
+                self._receivers_left[self._table.index.topic_of[kind]].pop()
             else:
                 return path
 
@@ -352,11 +352,11 @@ class _Paths:
         kinds_left = self._kinds_left.setdefault(here, list(table.piles[here]))
         while kinds_left:
             kind = kinds_left[-1]
-            topic = table.kinds.topic_of[kind]
+            topic = table.index.topic_of[kind]
             if kind in table.piles[here] and self._step_of_topic.get(topic) == step:
                 receivers_left = self._receivers_left.get(topic)
                 if receivers_left is None:
-                    receivers_left = [one for one in table.kinds.subscribers[topic] if self.step_of.get(one) == step]
+                    receivers_left = [one for one in table.index.subscribers[topic] if self.step_of.get(one) == step]
                     self._receivers_left[topic] = receivers_left
                 if receivers_left:
                     return kind, receivers_left[-1]

@@ -3,9 +3,9 @@
 Heartbeats are sent while the member is in a generation. A member that owns partitions stays in its generation during a
 join, and keeps sending heartbeats. A member without partitions needs none while the coordinator holds its join.
 
-The outcome of an effect is reported only while the member awaits it, as ``awaits`` returns. An error in the answer to a
-heartbeat or commit is reported only if ``is_current`` returns True: the request was sent in the current generation, and
-no join is in flight.
+The driving coroutine reports the outcome of an effect as an event only if ``awaits`` returns True for the effect. It
+reports an error in the answer to a commit only if ``is_current`` returns True: the commit was sent in the current
+generation, and no join is in flight.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ClassicMember(ClassicSteps):
             self._awaited = None
 
     def handle_timer(self, now: float) -> None:
-        """Expire the session or end the wait of a stop, or send the join or heartbeat that is due."""
+        """Perform all that is due: the end of the session, the end of the wait of a stop, a join, a heartbeat."""
         if self.is_member and self._heartbeat.session_expired(now):
             self.receive(SessionOver(f"no heartbeat was acknowledged for {self._heartbeat.age_s(now):.1f} s"), now)
             return
@@ -103,7 +103,7 @@ class ClassicMember(ClassicSteps):
         if self.state is ClassicState.WAITING and now >= self._join_at:
             self.receive(JoinDue(), now)
         if self.is_member and self._heartbeat.should_heartbeat(now):
-            self._heartbeat.sent(now)
+            self._heartbeat.note_sent(now)
             self._effects.append(SendHeartbeat(self.identity, self._settings.session_timeout_s / 3))
 
     def next_deadline(self) -> float | None:
@@ -118,7 +118,7 @@ class ClassicMember(ClassicSteps):
         outcome = event.outcome
         # REBALANCE_IN_PROGRESS acknowledges the heartbeat, too.
         if isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
-            self._heartbeat.received(now)
+            self._heartbeat.note_answer(now)
         if self.state is not ClassicState.JOINING:
             if not isinstance(outcome, HeartbeatAnswered):
                 self.receive(outcome, now)
@@ -128,7 +128,7 @@ class ClassicMember(ClassicSteps):
             self.retry_heartbeat(outcome, now)
         elif not isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
             # The error is ignored, because the answer to the join in flight decides about the membership.
-            self._heartbeat.failed(now, self._settings.heartbeat_interval_s)
+            self._heartbeat.note_failure(now, self._settings.heartbeat_interval_s)
 
 
 def _rows() -> Iterator[Row[Any, ClassicState, Any]]:

@@ -11,6 +11,7 @@ class ClassicState(StrEnum):
     """State of a classic member."""
 
     IDLE = "idle"
+    """The membership has not started yet."""
     WAITING = "waiting"
     """A join is due, now or after a pause."""
     JOINING = "joining"
@@ -22,10 +23,11 @@ class ClassicState(StrEnum):
     TAKING_OVER = "taking over"
     """Start positions of the assigned partitions are being looked up, and the application's callbacks are called."""
     STABLE = "stable"
+    """The member is in a generation and has taken over its partitions."""
     RELEASING = "releasing"
     """Partitions are being released, or reported as lost; a join follows."""
     STEPPING_AWAY = "stepping away"
-    """The application does not poll, so the member has given up its membership; the partitions are reported as lost."""
+    """The application does not poll, so the member has ended its membership and reports its partitions as lost."""
     AWAY = "away"
     """The member is out of the group until the application polls."""
     CLOSING = "closing"
@@ -55,3 +57,4 @@ REJOINING = frozenset({ClassicState.WAITING, ClassicState.JOINING})
 """States in which the member is in a generation only if it owns partitions, as cooperative members may."""
 
 OVER = frozenset({ClassicState.LEFT, ClassicState.FAILED})
+"""Final states."""

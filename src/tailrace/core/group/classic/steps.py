@@ -1,7 +1,10 @@
-"""Data of a classic group member, and the steps of its transitions, which ``core.group.classic.member`` lists.
+"""Data of a classic group member, and the steps of the transitions that ``core.group.classic.member`` lists.
 
 Eager members release all partitions before they join. Cooperative members offer only cooperative assignors (KIP-429).
 They keep their partitions during a join; if the new assignment lacks some of them, they release these and join again.
+
+A *takeover* begins with the effect ``TakeOver`` and ends with the event ``TakenOver``; a *release* begins with the
+effect ``Release`` and ends with the event ``Released``.
 """
 
 from __future__ import annotations
@@ -226,7 +229,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
     def leave_until_polled(self, event: PollingStalled, _now: float) -> None:
         """Give up the membership because the application does not poll, and report the partitions as lost.
 
-        A static member sends no leave unless ``leaves_on_stop`` is set.
+        Without ``leaves_on_stop``, no leave is sent.
         """
         self._reason, self._has_polled_again = str(event.error), False
         self._effects.append(ReportGroupError(event.error))
@@ -238,7 +241,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self.owned = self._ready = frozenset()
 
     def note_polling(self, _event: GroupEvent, _now: float) -> None:
-        """Store that the application polls again, so that a join follows when the loss is reported."""
+        """Note that the application polls again, so that a join follows once the loss was reported."""
         self._has_polled_again = True
 
     def wait_for_polling(self, _event: GroupEvent, now: float) -> ClassicState | None:
@@ -246,7 +249,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return self._wait_until(now) if self._has_polled_again else None
 
     def close(self, _event: GroupEvent, _now: float) -> ClassicState:
-        """Release all partitions for the last time."""
+        """Release all partitions, because the consumer stops."""
         return self._close()
 
     def stop_while_joining(self, event: StopMembership, now: float) -> ClassicState | None:
@@ -298,7 +301,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     def retry_heartbeat(self, _event: GroupEvent, now: float) -> None:
         """Send another heartbeat soon; the session continues."""
-        self._heartbeat.failed(now, self._settings.retry_first_s)
+        self._heartbeat.note_failure(now, self._settings.retry_first_s)
 
     def check_partition_counts(self, event: PartitionsChanged, now: float) -> ClassicState | None:
         """Start a rebalance if this member is the leader and partition counts of the group's topics have changed."""
@@ -308,15 +311,18 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return self._start_rejoin(now)
 
     def leave(self, _event: GroupEvent, _now: float) -> ClassicState:
-        """Leave the group; a static member sends no leave unless ``leaves_on_stop`` is set."""
+        """Leave the group; without ``leaves_on_stop``, no leave is sent."""
         return self._leave()
 
     def forget(self, _event: GroupEvent, _now: float) -> ClassicState:
-        """Forget the membership without a leave."""
+        """Forget the membership; no request is sent."""
         return self._forget()
 
     def fail(self, event: MembershipFailed, _now: float) -> ClassicState:
-        """Report the error and the loss of the partitions; leave the group if the error concerns only this member."""
+        """Report the error, and the partitions as lost.
+
+        With ``leaves_on_stop``, the member also leaves the group if the error concerns only this member.
+        """
         return self._fail(event.error)
 
     def report_failure(self, event: MembershipFailed, _now: float) -> None:
@@ -330,6 +336,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return self._wait_until(now) if self._is_cooperative else self._release(self.owned)
 
     def _close(self) -> ClassicState:
+        """Release all partitions, because the consumer stops; a leave follows."""
         self._takeover = self._stop_at = None
         self._emit_awaited(Release(self.owned, is_lost=False, is_last=True, reason="the consumer stops"))
         return ClassicState.CLOSING

@@ -1,11 +1,11 @@
 """Content and schedule of KIP-848 heartbeats.
 
-One heartbeat is in flight at a time. After the answer, the next heartbeat is due one interval later, or at once if a
-field has changed. It contains only the fields that have changed. After a failed heartbeat, it is uncertain which fields
-the group knows: the next heartbeat is due after a pause that grows with each failure, and contains every field.
+One heartbeat is in flight at a time. After its answer, the next heartbeat is due one interval later, or at once if a
+field has changed, and contains only the changed fields. After a failed heartbeat, it is uncertain which fields the
+group knows: the next heartbeat is due after a pause that grows with each failure, and contains every field.
 
-The owned partitions in a heartbeat are ``unconfirmed`` until the heartbeat is answered. Until then, the member takes
-over only partitions that the heartbeat contains, because the group may assign any other partition to another member.
+The owned partitions in a heartbeat are ``unconfirmed`` until a heartbeat is answered. Until then, the member takes over
+only partitions that are among them, because the group may assign any other partition to another member.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class HeartbeatFields:
     def __init__(self, settings: MemberSettings, backoff: Backoff, chance: Callable[[], float]) -> None:
         self._settings, self._backoff, self._chance = settings, backoff, chance
         self.session = Heartbeat(settings.session_timeout_s, settings.heartbeat_interval_s)
-        self.sent: SendGroupHeartbeat | None = None
+        self.in_flight: SendGroupHeartbeat | None = None
         """Heartbeat whose answer is awaited; None if no answer is awaited."""
         self.unconfirmed: TopicIdPartitions | None = None
-        """Owned partitions in the heartbeat in flight; None if the coordinator has acknowledged them."""
+        """Owned partitions that were last sent in a heartbeat; None once a heartbeat is answered."""
         self.is_known = False
         """True if the group may contain this member, so that the member has to leave the group when it stops."""
         self.is_instance_held = False
@@ -50,7 +50,7 @@ class HeartbeatFields:
         The group refuses a join with the instance id until a heartbeat has released the id.
         """
         self._may_have_failed = False
-        """True if ``sent`` may have failed. Its answer is accepted until the next heartbeat is sent."""
+        """True if ``in_flight`` may have failed. Its answer is still accepted, until the next heartbeat is sent."""
         self._next_at = 0.0
         self._topics = settings.topics
         self._reported_topics: frozenset[str] | None = None
@@ -65,16 +65,16 @@ class HeartbeatFields:
 
     @property
     def next_at(self) -> float | None:
-        """Time at which the next heartbeat is due; None while the answer to a heartbeat is awaited."""
-        return self._next_at if self.sent is None or self._may_have_failed else None
+        """Time at which the next heartbeat is due; None while a heartbeat is in flight that has not failed."""
+        return self._next_at if self.in_flight is None or self._may_have_failed else None
 
-    def begin(self, now: float) -> None:
+    def restart(self, now: float) -> None:
         """Schedule a heartbeat with every field for ``now``, and ignore the answer to the heartbeat in flight."""
-        self.sent, self._is_full, self._next_at = None, True, now
+        self.in_flight, self._is_full, self._next_at = None, True, now
 
-    def end(self) -> None:
+    def ignore_answer(self) -> None:
         """Ignore the answer to the heartbeat in flight."""
-        self.sent = None
+        self.in_flight = None
 
     def subscribe(self, topics: frozenset[str], now: float) -> None:
         """Change the subscription, and schedule a heartbeat for ``now`` if the last heartbeat had other topics."""
@@ -82,32 +82,35 @@ class HeartbeatFields:
         if self._topics_to_report != self._reported_topics:
             self._hasten(now)
 
-    def owned_changed(self, now: float) -> None:
+    def report_owned(self, now: float) -> None:
         """Schedule a heartbeat with the owned partitions for ``now``, because they have changed."""
         self._reports_owned = True
         self._hasten(now)
 
-    def answered(self, interval_s: float, now: float) -> None:
-        """Note that the heartbeat was acknowledged, and schedule the next heartbeat.
+    def note_answer(self, interval_s: float, now: float) -> None:
+        """Schedule the next heartbeat after ``interval_s``, or for ``now`` if a field has changed.
 
-        It is due after ``interval_s``, or now if a field has changed.
+        The session begins at the time at which the answered heartbeat was sent.
         """
-        self.session.received(now)
-        self.sent = self.unconfirmed = None
+        self.session.note_answer(now)
+        self.in_flight = self.unconfirmed = None
         self._is_full, self._failures = False, 0
         has_news = self._reports_owned or self._topics_to_report != self._reported_topics
         self._next_at = now if has_news else now + interval_s
 
-    def failed(self, now: float) -> None:
+    def note_failure(self, now: float) -> None:
         """Schedule a heartbeat with every field after a pause, because the heartbeat or another request failed."""
         self._failures += 1
         self._may_have_failed = self._is_full = True
         self._next_at = now + self._backoff.pause_s(self._failures, self._chance())
 
     def hasten_after_error(self, now: float) -> None:
-        """Schedule a heartbeat soon, because its answer may explain an error of another request."""
-        if self.sent is not None:
-            self.failed(now)
+        """Schedule a heartbeat soon after another request failed, because its answer may explain the error.
+
+        A heartbeat in flight may have failed, too, so it is repeated after a pause.
+        """
+        if self.in_flight is not None:
+            self.note_failure(now)
         elif not self._failures:
             self._next_at = min(self._next_at, now + self._backoff.pause_s(1, self._chance()))
 
@@ -117,7 +120,7 @@ class HeartbeatFields:
         """Return the heartbeat to send now, with the fields that the group may not know, and await its answer."""
         settings, is_full, topics = self._settings, self._is_full, self._topics_to_report
         reports_owned = is_full or self._reports_owned
-        self.sent = SendGroupHeartbeat(
+        self.in_flight = SendGroupHeartbeat(
             identity,
             self.session.session_timeout_s / 3,
             topics=topics if is_full or topics != self._reported_topics else None,
@@ -131,14 +134,14 @@ class HeartbeatFields:
             self.unconfirmed = owned
         self._reported_topics, self.is_known, self.is_instance_held = topics, True, True
         self._is_full = self._reports_owned = self._may_have_failed = False
-        self.session.sent(now)
-        return self.sent
+        self.session.note_sent(now)
+        return self.in_flight
 
     def release_instance(self, identity: Identity) -> SendGroupHeartbeat:
-        """Return a heartbeat that releases the instance id, as ``identity`` with its epoch states; await its answer."""
-        self.sent = SendGroupHeartbeat(identity, self.session.session_timeout_s / 3)
+        """Return a heartbeat that releases the instance id of ``identity``, whose epoch is -2, and await its answer."""
+        self.in_flight = SendGroupHeartbeat(identity, self.session.session_timeout_s / 3)
         self._may_have_failed = False
-        return self.sent
+        return self.in_flight
 
     # ---- inside ------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,14 @@
 """Member of one group under KIP-848, with its transition table.
 
-The broker computes the target assignment, and the member reconciles its partitions with it: the member takes over and
-releases partitions until it owns exactly the assigned ones. The protocol consists of heartbeats: a heartbeat with epoch
-0 joins the group, the answers contain the target assignment, and later heartbeats report the owned partitions. One
-heartbeat is in flight at a time. If a heartbeat is not answered, the next heartbeat repeats every field.
+The broker computes the target assignment, and the member reconciles its partitions with it: the member releases and
+takes over partitions until it owns exactly the partitions of the target. The protocol consists of heartbeats: a
+heartbeat with epoch 0 joins the group, the answers contain the target assignment, and later heartbeats report the owned
+partitions. One heartbeat is in flight at a time. If a heartbeat is not answered, the next heartbeat contains every
+field.
 
-The outcome of an effect is reported only while the member awaits it, as ``awaits`` returns. An error in the answer to a
-commit is reported only if ``is_current`` returns True: the member is in the group, and its epoch is that of the commit.
+The driving coroutine reports the outcome of an effect as an event only if ``awaits`` returns True for the effect. It
+reports an error in the answer to a commit only if ``is_current`` returns True: the member is in the group, and its
+epoch is the epoch in the commit.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Kip848Member(Kip848Steps):
 
     def awaits(self, effect: Effect) -> bool:
         """Return True if the member awaits the outcome of ``effect``."""
-        return any(effect is one for one in (self._heartbeats.sent, self._names.in_flight, self._awaited))
+        return any(effect is one for one in (self._heartbeats.in_flight, self._names.in_flight, self._awaited))
 
     def heartbeat_age_s(self, now: float) -> float:
         """Return the seconds since the last acknowledged heartbeat was sent."""
@@ -86,7 +88,7 @@ class Kip848Member(Kip848Steps):
         super().receive(event, now)
 
     def handle_timer(self, now: float) -> None:
-        """Expire the session, or send the heartbeat or the request for topic names that is due."""
+        """Perform all that is due: the end of the session, a request for topic names, a heartbeat."""
         if self.is_member and self._heartbeats.session.session_expired(now):
             self.receive(SessionOver(f"no heartbeat was acknowledged for {self.heartbeat_age_s(now):.1f} s"), now)
         if (at := self._names.next_at) is not None and now >= at:
@@ -106,12 +108,13 @@ class Kip848Member(Kip848Steps):
 
     def _is_expected(self, event: GroupEvent) -> bool:
         if isinstance(event, GroupHeartbeatAnswered | InstanceReleased):
-            return self._heartbeats.sent is not None
+            return self._heartbeats.in_flight is not None
         return self._names.in_flight is not None or not isinstance(event, TopicNamesFound)
 
     def _next_heartbeat(self, now: float) -> Effect:
-        # The group refuses the join of a static member while it holds the instance id for the former membership, whose
-        # session the broker may not have ended yet. An answer may have been lost, too.
+        # The group refuses the join of a static member while it holds the instance id for an earlier membership: one
+        # whose session has not ended at the broker, or one that began with a join whose answer was lost. So the member
+        # first releases the instance id.
         if (
             self.state is Kip848State.JOINING
             and self._settings.instance_id is not None
@@ -137,10 +140,10 @@ def _rows() -> Iterator[Row[Any, Kip848State, Any]]:
     yield Row(
         reconciling_states, GroupHeartbeatAnswered, step.handle_answer, None, (state.RELEASING, state.TAKING_OVER)
     )
-    yield Row((state.CLOSING,), GroupHeartbeatAnswered, step.acknowledge)
+    yield Row((state.CLOSING,), GroupHeartbeatAnswered, step.store_epoch)
     yield Row(heartbeat_states, (RetryLater, RebalanceCalled), step.retry)
     yield Row(heartbeat_states, CoordinatorGone, step.find_coordinator)
-    yield Row((state.JOINING,), InstanceReleased, step.join_now)
+    yield Row((state.JOINING,), InstanceReleased, step.handle_instance_release)
     yield Row((state.JOINING,), (GenerationLost, MemberLost), step.back_off)
     yield Row(all_but(state, state.CLOSING, state.LEAVING), Resubscribed, step.resubscribe)
     yield Row(state, SessionKnown, step.set_session_timeout)

@@ -1,8 +1,12 @@
-"""Data of a KIP-848 group member, and the steps of its transitions, which ``core.group.kip848.member`` lists.
+"""Data of a KIP-848 group member, and the steps of the transitions that ``core.group.kip848.member`` lists.
 
-A member owns a partition from the effect ``TakeOver`` to the event ``Released``, and reports the owned partitions in
-its heartbeats. Until such a heartbeat is answered, the member takes over only partitions that it contains, because the
-group may assign any other partition to another member.
+The *target assignment* is the set of partitions that the group assigns to the member. The member *reconciles*: it
+releases owned partitions that are not in the target (effect ``Release``, event ``Released`` at the end), and then takes
+over the others of the target (effect ``TakeOver``, event ``TakenOver`` at the end). It owns a partition from the effect
+``TakeOver`` to the event ``Released`` or the loss of the membership.
+
+Heartbeats report the owned partitions. Until a heartbeat that reports them is answered, the member takes over only
+partitions in this heartbeat, because the group may assign any other partition to another member.
 """
 
 from __future__ import annotations
@@ -83,7 +87,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._awaited_partitions: TopicIdPartitions = NO_PARTITIONS
         """Partitions of ``_awaited``, if it is a takeover or a release."""
         self._has_reported_assignment = False
-        """True if a takeover has reported the assignment to the application since the last join or release."""
+        """True if a takeover, which calls the application's callbacks, is complete since the last join or release."""
 
     @property
     def identity(self) -> Identity:
@@ -98,7 +102,8 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
     @property
     def is_member(self) -> bool:
         """True while the group has this member, so that it may commit and has to send heartbeats."""
-        # After a loss, ``_epoch`` is 0, although the state is CLOSING while the loss is reported.
+        # A member that lost its membership is also in state CLOSING, if it stops while the loss is being reported. Its
+        # ``_epoch`` is 0 then.
         return self.state in ALIVE and self._epoch > 0
 
     # ---- steps -------------------------------------------------------------------------------------------------
@@ -107,39 +112,39 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         """Schedule the heartbeat that joins the group for ``now``."""
         self._schedule_join(now)
 
-    def join_now(self, _event: GroupEvent, now: float) -> None:
-        """Schedule the heartbeat that joins the group for ``now``, because the group has released the instance id."""
+    def handle_instance_release(self, _event: GroupEvent, now: float) -> None:
+        """Schedule the heartbeat that joins the group for ``now``, as the group no longer holds the instance id."""
         self._heartbeats.is_instance_held = False
         self._schedule_join(now)
 
     def set_session_timeout(self, event: SessionKnown, _now: float) -> None:
-        """Set the session timeout to the timeout at the broker."""
+        """Use the session timeout that the broker has for the group."""
         self._heartbeats.session.session_timeout_s = event.timeout_s
 
     def resubscribe(self, event: Resubscribed, now: float) -> None:
-        """Report the new subscription in the next heartbeat; the partitions change when the group assigns others."""
+        """Report the new subscription in a heartbeat; the owned partitions change only with the target assignment."""
         self._heartbeats.subscribe(event.topics, now)
 
-    def acknowledge(self, event: GroupHeartbeatAnswered, now: float) -> None:
+    def store_epoch(self, event: GroupHeartbeatAnswered, now: float) -> None:
         """Store the member epoch of the answer, and schedule the next heartbeat."""
         self._epoch = event.epoch
-        self._heartbeats.answered(event.interval_s, now)
+        self._heartbeats.note_answer(event.interval_s, now)
 
     def handle_answer(self, event: GroupHeartbeatAnswered, now: float) -> Kip848State:
-        """Store the member epoch and the target assignment, if the answer contains one, and reconcile."""
-        self.acknowledge(event, now)
+        """Store the member epoch, and the target assignment if the answer contains it, and reconcile."""
+        self.store_epoch(event, now)
         if event.assigned is not None:
             before = self._target
             self._target = frozenset((topic, n) for topic, numbers in event.assigned.items() for n in numbers)
             if before - self._target - self._owned:
                 # A partition was revoked before the member took it over. The group waits for a heartbeat whose owned
                 # partitions do not contain it.
-                self._heartbeats.owned_changed(now)
+                self._heartbeats.report_owned(now)
         return self._reconcile(Kip848State.STABLE if self.state is Kip848State.JOINING else self.state)
 
     def add_names(self, event: TopicNamesFound, now: float) -> Kip848State:
         """Store the names of topic ids and reconcile; missing names are requested again later."""
-        self._names.answered(event.names, now)
+        self._names.note_answer(event.names, now)
         return self._reconcile(self.state)
 
     def request_missing_names(self, _event: GroupEvent, _now: float) -> None:
@@ -147,19 +152,19 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._request_names(self._names.request_again(self._target_topics))
 
     def complete_takeover(self, _event: GroupEvent, now: float) -> Kip848State:
-        """Mark the partitions of the takeover as ready, report them to the group, and reconcile."""
+        """Mark the partitions of the takeover as ready, schedule a heartbeat that reports them, and reconcile."""
         self._has_reported_assignment = True
         self._ready |= self._awaited_partitions
         return self._report_and_reconcile(now)
 
     def complete_release(self, _event: GroupEvent, now: float) -> Kip848State:
-        """Remove the released partitions, report the owned partitions to the group, and reconcile."""
+        """Remove the released partitions, schedule a heartbeat that reports the remaining ones, and reconcile."""
         self._owned -= self._awaited_partitions
         self._has_reported_assignment = False
         return self._report_and_reconcile(now)
 
     def report_loss(self, event: GenerationLost | MemberLost | SessionOver, now: float) -> Kip848State | None:
-        """Report the partitions as lost, then join again with the same member id."""
+        """Report the owned partitions as lost, or join again if there are none; the member id stays the same."""
         if lost := self._forget(event):
             self._release(lost, is_lost=True, reason=event.reason)
             return None
@@ -177,33 +182,39 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         """Join again after a pause, because the group may not have removed the former membership yet."""
         self._forget(event)
         self._heartbeats.is_instance_held = False
-        self._heartbeats.failed(now)
+        self._heartbeats.note_failure(now)
 
     def retry(self, _event: GroupEvent, now: float) -> None:
-        """Send a heartbeat and a request for topic names soon, because a request failed; the membership continues."""
+        """Schedule a heartbeat soon after a failed request, and repeat a request for topic names that is in flight."""
         self._heartbeats.hasten_after_error(now)
-        self._names.failed(now)
+        self._names.note_failure(now)
 
     def find_coordinator(self, event: CoordinatorGone, now: float) -> None:
-        """Look up the coordinator again, then repeat the requests in flight; the membership continues."""
-        self._heartbeats.failed(now)
-        self._names.failed(now)
+        """Look up the coordinator again; repeat the heartbeat, and a request for topic names that is in flight."""
+        self._heartbeats.note_failure(now)
+        self._names.note_failure(now)
         self._effects.append(ForgetCoordinator(event.reason))
 
     def close(self, _event: GroupEvent, _now: float) -> None:
-        """Release all partitions."""
+        """Release all partitions, because the consumer stops."""
         self._names.stop()
         self._release(self._owned, is_last=True, reason="the consumer stops")
 
     def close_lost(self, event: GroupEvent, _now: float) -> None:
-        """Report the partitions as lost instead of releasing them, because nothing can be committed any more."""
+        """Report the partitions as lost instead of releasing them, because nothing can be committed any more.
+
+        Do nothing if a loss is already being reported.
+        """
         if self.is_member:
             self._release(self._forget(event), is_lost=True, is_last=True, reason="the membership was lost")
 
     def leave(self, event: GroupEvent, now: float) -> Kip848State | None:
-        """Leave the group; the group keeps the assignment of a static member unless ``leaves_on_stop`` is set."""
+        """Leave the group.
+
+        Without ``leaves_on_stop``, the leave of a static member keeps its assignment, and other members send no leave.
+        """
         self._owned = self._ready = NO_PARTITIONS
-        self._heartbeats.end()
+        self._heartbeats.ignore_answer()
         if self._heartbeats.is_known and (self._settings.leaves_on_stop or self._settings.instance_id is not None):
             self._send_leave("the consumer stops")
             return None
@@ -211,12 +222,15 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         return Kip848State.LEFT
 
     def forget(self, event: GroupEvent, _now: float) -> None:
-        """Forget the membership without a leave."""
+        """Forget the membership; no request is sent."""
         self._forget(event)
         self._epoch, self._awaited = LEAVE_EPOCH, None
 
     def fail(self, event: MembershipFailed, _now: float) -> Kip848State | None:
-        """Report the error and the loss of the partitions; leave the group if the error concerns only this member."""
+        """Report the error, and the partitions as lost.
+
+        With ``leaves_on_stop``, the member also leaves the group if the error concerns only this member.
+        """
         self._release(self._forget(event), is_lost=True, is_last=True, reason=str(event.error))
         self._effects.append(FailMembership(event.error))
         is_own_fault = isinstance(event.error, RebalanceError | ConfigurationError)
@@ -234,7 +248,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
     def _schedule_join(self, now: float) -> None:
         self._awaited = None
-        self._heartbeats.begin(now)
+        self._heartbeats.restart(now)
 
     @property
     def _target_topics(self) -> frozenset[UUID]:
@@ -243,18 +257,19 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
     def _reconcile(self, state: Kip848State) -> Kip848State:
         """Release or take over partitions to match the target assignment, and return the next state.
 
-        The member first releases partitions, then takes over partitions whose topics have known names.
+        The member releases partitions first. It takes over only partitions whose topic names are known.
         """
         self._request_names(self._names.request(self._target_topics))
         if state is Kip848State.RELEASING:
             return state
         if revoked := self._owned - self._target:
-            # This ends a takeover in progress. Its partitions are taken over again later if they are still assigned.
+            # The release ends a takeover in progress, whose partitions are taken over again later if still assigned.
             self._release(revoked, reason="the group assigns the partitions to other members")
             return Kip848State.RELEASING
         if state is Kip848State.TAKING_OVER:
             return state
         added = frozenset(one for one in self._target if one[0] in self._names.known) - self._ready
+        # A takeover without partitions reports to the application that the member has joined.
         should_report = bool(added) or not (self._has_reported_assignment or self._names.in_flight)
         unconfirmed = self._heartbeats.unconfirmed
         if not should_report or (unconfirmed is not None and not added <= unconfirmed):
@@ -283,7 +298,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
     def _report_and_reconcile(self, now: float) -> Kip848State:
         self._awaited = None
         if self._awaited_partitions:
-            self._heartbeats.owned_changed(now)
+            self._heartbeats.report_owned(now)
         return self._reconcile(Kip848State.STABLE)
 
     def _send_leave(self, reason: str) -> None:
@@ -303,7 +318,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         """Forget the membership and return the partitions that the member owned."""
         if isinstance(event, MemberLost):
             self._heartbeats.is_known = self._heartbeats.is_instance_held = False
-        self._heartbeats.end()
+        self._heartbeats.ignore_answer()
         self._names.stop()
         self._epoch, self._has_reported_assignment = JOIN_EPOCH, False
         lost, self._owned, self._ready, self._target = self._owned, NO_PARTITIONS, NO_PARTITIONS, NO_PARTITIONS

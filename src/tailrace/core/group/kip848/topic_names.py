@@ -1,8 +1,8 @@
 """Names of assigned topics: a KIP-848 assignment has topic ids, but commits and applications use topic names.
 
 Cluster metadata may be older than an assignment and then lacks the name of a topic id. One request for names is in
-flight at a time. Missing names are requested again after a pause that grows with each request, or when the metadata is
-refreshed.
+flight at a time. Names that the answer lacks are requested again after a pause that grows with each request, or when
+the metadata is refreshed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TopicNames:
         self.next_at, self._nameless = None, frozenset()
         return self.request(wanted)
 
-    def answered(self, names: Mapping[UUID, str], now: float) -> None:
+    def note_answer(self, names: Mapping[UUID, str], now: float) -> None:
         """Store the names of an answer, and schedule another request for names that the answer lacks."""
         assert self.in_flight is not None
         self.known.update(names)
@@ -60,10 +60,10 @@ class TopicNames:
         self.in_flight = None
         self.next_at = now + self._backoff.pause_s(self._failures, self._chance()) if self._nameless else None
 
-    def failed(self, now: float) -> None:
-        """Schedule another request after a pause in place of the request in flight, which may have failed."""
+    def note_failure(self, now: float) -> None:
+        """Schedule another request after a pause if a request is in flight, because it may have failed."""
         if self.in_flight is not None:
-            self.answered({}, now)
+            self.note_answer({}, now)
 
     def stop(self) -> None:
         """Forget the request in flight and the scheduled request; known names are kept."""
