@@ -43,7 +43,7 @@ __all__ = ["DecodedMetadata", "EncodedMetadata", "OffsetMap", "decode_metadata",
 _MAGIC = "omap:"
 _VERSION = "1"
 _HIGH_FILL = 0.75
-"""Fill of an offset map from which on no new records should be started."""
+"""Fill of an offset map above which no new records should be started."""
 _MAX_MAP_BYTES = 1 << 15
 """Limit of a map's size before deflating, so that forged metadata of a few bytes cannot exhaust the memory."""
 _MAX_VARINT_BYTES = 10
@@ -125,7 +125,7 @@ class OffsetMap:
         return self.limit - self.base - self.unfinished_count
 
     def is_finished(self, offset: int) -> bool:
-        """Return True if ``offset`` is finished according to the map; False from ``limit`` on."""
+        """Return True if ``offset`` is finished according to the map, or is below ``base``; False from ``limit`` on."""
         if offset >= self.limit:
             return False
         index = bisect_left(self._numbers, offset // _WORD)
@@ -273,7 +273,7 @@ def decode_metadata(text: str, offset: int) -> DecodedMetadata:
 
 
 def _without_map(user_text: str, writer: str) -> str:
-    """Return metadata without a map: only the user's text, unless there is a writer or the text begins as ours does."""
+    """Return metadata without a map: the user's text alone if there is no writer and no ``omap:`` in front of it."""
     is_unchanged = not writer and not user_text.startswith(_MAGIC)
     return user_text if is_unchanged else _encoded(writer, "", "", user_text)
 

@@ -25,7 +25,7 @@ def test_new_position_is_unknown(position):
     """Offsets are None, and there is nothing to commit."""
     assert (position.fetched, position.delivered, position.finished, position.committed) == (None, None, None, None)
     assert not position.has_in_flight
-    assert not position.is_dirty
+    assert not position.is_commit_due
 
 
 def test_start_offset_sets_all_offsets(position):
@@ -46,10 +46,10 @@ def test_start_offset_sets_all_offsets(position):
 def test_start_offset_is_committed(position):
     """After ``latest`` on an empty partition, records written while the consumer is down must not be skipped."""
     position.begin(7)
-    assert position.is_dirty
+    assert position.is_commit_due
 
     position.note_committed(7)
-    assert not position.is_dirty
+    assert not position.is_commit_due
 
 
 def test_delivered_record_is_in_flight(position):
@@ -59,10 +59,10 @@ def test_delivered_record_is_in_flight(position):
     (lease := position.deliver(records_at([7, 8]), 9, in_flight=InFlight.LAST)).take(2)
 
     assert position.has_in_flight
-    assert not position.is_dirty
+    assert not position.is_commit_due
     lease.finish_taken()
     assert not position.has_in_flight
-    assert position.is_dirty
+    assert position.is_commit_due
 
 
 def test_reset_ends_the_epoch(position):
@@ -77,7 +77,7 @@ def test_reset_ends_the_epoch(position):
     assert (position.reset_to, position.reset_from) == ("earliest", 9)
     assert position.preferred_read_replica is None
     assert not position.has_in_flight
-    assert not position.is_dirty
+    assert not position.is_commit_due
 
 
 def test_refused_reset_waits_for_a_seek(position):

@@ -56,9 +56,9 @@ def test_records_that_were_not_taken_are_unfinished(progress):
 
     assert (progress.finished, progress.delivered, progress.next_offset) == (10, 20, 10)
     take(lease, 2)
-    assert (progress.finished, progress.next_offset, lease.unstarted) == (14, 14, 14)
+    assert (progress.finished, progress.next_offset, lease.untaken_offset) == (14, 14, 14)
     take(lease, 1)
-    assert (progress.finished, progress.next_offset, lease.unstarted) == (20, 20, None)
+    assert (progress.finished, progress.next_offset, lease.untaken_offset) == (20, 20, None)
     assert progress.offset_map() is None
 
 
@@ -115,7 +115,7 @@ def test_split_lease_is_started_separately(progress):
     whole = delivered(progress, 10, 11, 12, end=20)
     part = whole.split(2)
 
-    assert (part.unstarted, part.end, whole.unstarted) == (10, 12, 12)
+    assert (part.untaken_offset, part.end, whole.untaken_offset) == (10, 12, 12)
     take(part, 2)
     part.close_if_done()
     assert progress.finished == 12
@@ -156,7 +156,7 @@ def test_batch_is_in_flight_as_a_whole(progress):
 def test_records_of_a_batch_may_stay_in_flight(progress):
     """The map has the others; then they are finished, or left to the next owner."""
     lease = delivered(progress, 10, 11, 12, 13, 14)
-    lease.take_all()
+    lease.take_as_batch()
     assert (progress.finished, progress.offset_map()) == (10, None)
 
     lease.keep_in_flight(lease.records[1:3])
@@ -171,21 +171,21 @@ def test_batches_may_finish_in_any_order(progress):
     """One taken out from among others is in the map when it is finished."""
     whole = delivered(progress, 10, 11, 12, 13, 14)
     records = whole.records
-    first = whole.take_out(records[1:3], [records[0], *records[3:]])
-    first.take_all()
-    second = whole.take_out([records[0]], records[3:])
-    second.take_all()
+    first = whole.move_untaken(records[1:3], [records[0], *records[3:]])
+    first.take_as_batch()
+    second = whole.move_untaken([records[0]], records[3:])
+    second.take_as_batch()
 
     first.finish_taken()
     assert (progress.finished, progress.offset_map()) == (10, OffsetMap(10, 13, (10,)))
     second.finish_taken()
-    assert (progress.finished, progress.offset_map(), whole.unstarted) == (13, None, 13)
+    assert (progress.finished, progress.offset_map(), whole.untaken_offset) == (13, None, 13)
 
 
 def test_records_in_another_process_are_finished_by_its_reports(progress):
     """The other process reports the finished offset; records it gives back are delivered again."""
     for lease in (delivered(progress, 10, 11), delivered(progress, 12, 13, end=20), delivered(progress, 20, 21)):
-        lease.send_away()
+        lease.move_to_process()
 
     assert (progress.finished, progress.has_in_flight) == (10, True)
     progress.finish_through(13)

@@ -168,7 +168,7 @@ class Model(RuleBasedStateMachine):
             offsets = [one for one in self.behind(self.delivered) if one < self.fetched][:count]
             if offsets:
                 self.delivered = offsets[-1] + 1
-                self.position.deliver(records_at(offsets, ONE), self.delivered).send_away()
+                self.position.deliver(records_at(offsets, ONE), self.delivered).move_to_process()
                 self.state |= dict.fromkeys(offsets, IN_FLIGHT)
         if not self.state:
             return
@@ -216,7 +216,7 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def commit(self):
-        if self.position.is_dirty:
+        if self.position.is_commit_due:
             self.position.note_committed(self.position.finished, "", self.position.offset_map)
 
     # ---- invariants ------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def _deliver_too_far(self: Progress, records: list[Record], end: int, in_flight:
 def _begin_in_the_same_epoch(self: Position, offset: int, *_: object) -> None:
     if self.progress is None:
         self.progress = Progress(self.partition, offset)
-    self.progress.delivered = self.progress.fetched = self.progress._started_to = offset
+    self.progress.delivered = self.progress.fetched = self.progress._closed_to = offset
     self.has_stale_commit = True
 
 
@@ -281,7 +281,7 @@ def _commit_more_than_is_finished(self: Position, offset: int, *_: object) -> No
 
 FAULTS = {
     "a commit passes what is in flight": (Progress, "lowest", property(lambda self: self.delivered)),
-    "a commit passes what has not started": (Lease, "unstarted", property(lambda _self: None)),
+    "a commit passes what has not started": (Lease, "untaken_offset", property(lambda _self: None)),
     "a commit passes a record in hand": (Lease, "lowest_in_flight", property(lambda _self: None)),
     "delivered is ahead of fetched": (Progress, "deliver", _deliver_too_far),
     "an abandoned record counts as finished": (Progress, "abandon", _forget_the_abandoned),

@@ -286,7 +286,7 @@ class Committing(RuleBasedStateMachine):
 
     @invariant()
     def what_is_not_committed_is_still_to_be(self):
-        if not self.position.is_dirty and self.sent is None:
+        if not self.position.is_commit_due and self.sent is None:
             assert self.stored[-1] == (self.position.epoch, self.position.committed)
             assert self.position.committed >= self.position.finished
 

@@ -80,7 +80,7 @@ class _SentRecords:
             number = self._lease_numbers[lease.partition] = self._last_number
             self._progress[number] = lease.progress
         self._outstanding[number] += lease.count
-        lease.send_away()
+        lease.move_to_process()
         return number
 
     def finish(self, message: ProgressMessage) -> None:

@@ -22,7 +22,7 @@ _GAP_BYTES = 3
 
 
 class OffsetMapSize:
-    """Size of one partition's offset map in one assignment.
+    """Size of one partition's offset map in one assignment epoch.
 
     Attributes:
         fill: share of the available space that the map took at the last measurement.
@@ -66,11 +66,11 @@ class OffsetMapSize:
         self._seen = progress.finished, progress.started
 
     def note_encoded(self, envelope: EncodedMetadata) -> None:
-        """Set the size to that of a map that was encoded for a commit."""
+        """Set ``fill`` and ``is_high`` from an encoded map."""
         self.fill, self.is_high = envelope.fill, envelope.is_high
 
     def again_at(self, progress: Progress, now: float) -> float | None:
-        """Return the time at which to measure a map again that was too large; None without progress since then."""
+        """Return the time of the next measurement after the map was too large; None if nothing has changed since."""
         if self._seen == (progress.finished, progress.started):
             return None
         return max(now, self._again_at)

@@ -72,7 +72,7 @@ class PolledRecords:
         """Begin ``lease`` and mark all its records as taken, because the user has them already."""
         self.begin(lease)
         self.remaining = _NONE
-        lease.take_at_once()
+        lease.mark_taken()
         lease.close_if_done()
 
     def take(self, count: int) -> list[AnyRecord]:

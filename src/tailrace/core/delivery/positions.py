@@ -1,4 +1,4 @@
-"""Positions of the assigned partitions: progress of the current epoch, committed offset, and state of fetching.
+"""State of the assigned partitions: progress of the current epoch, committed offset, and state of fetching.
 
 Each assignment, seek and reset begins an epoch (an assignment epoch, not a leader epoch). Records that were fetched or
 delivered in an older epoch are ignored. All epochs of an assignment share the committed offset.
@@ -25,7 +25,7 @@ _EPOCHS_PER_ASSIGNMENT = 1 << 20
 
 @dataclass(slots=True)
 class Position:
-    """One assigned partition."""
+    """State of one assigned partition; users see ``next_offset`` as its position."""
 
     partition: TopicPartition
     epoch: int
@@ -90,12 +90,12 @@ class Position:
 
     @property
     def fetched(self) -> int | None:
-        """Next offset to fetch; None if nothing is to be fetched now."""
+        """Next offset to fetch; None until the start offset is known, and after ``stop_fetching``."""
         return None if self.progress is None else self.progress.fetched
 
     @property
     def offset_to_fetch(self) -> int | None:
-        """Next offset to fetch; None if the partition is not to be fetched, for example because it is paused."""
+        """``fetched``, or None while the partition must not be fetched, for example because it is paused."""
         if self.progress is None or not self.is_fetchable or self.is_paused or self.is_unsubscribed or self.is_halted:
             return None
         return self.progress.fetched
@@ -121,11 +121,11 @@ class Position:
         return self.progress is not None and self.progress.has_in_flight
 
     @property
-    def is_dirty(self) -> bool:
+    def is_commit_due(self) -> bool:
         """True if a commit is due.
 
-        That is the case if the offset to commit has advanced since the last commit. Within an epoch, it never goes
-        back. It is also the case for the first offset of each epoch:
+        A commit is due if ``finished`` has advanced since the last commit; it never goes back within an epoch. A
+        commit is also due for the first offset of each epoch:
 
         - The start offset of a partition without a committed offset has to be committed. Otherwise a consumer with
           ``latest`` would skip records that are written while it is down.
@@ -234,7 +234,7 @@ class Position:
 
 @dataclass
 class Positions:
-    """The assigned partitions."""
+    """State of the assigned partitions."""
 
     _all: dict[TopicPartition, Position] = field(default_factory=dict)
     _epoch: int = 0
@@ -254,7 +254,7 @@ class Positions:
         return len(self._all)
 
     def get(self, partition: TopicPartition) -> Position | None:
-        """Return the position of a partition; None if it is not assigned."""
+        """Return the state of a partition; None if the partition is not assigned."""
         return self._all.get(partition)
 
     @property
@@ -263,7 +263,7 @@ class Positions:
         return frozenset(self._all)
 
     def add(self, partitions: Iterable[TopicPartition]) -> list[Position]:
-        """Add partitions and return the new positions; partitions that are already assigned stay unchanged."""
+        """Add partitions and return their state; partitions that are already assigned stay unchanged."""
         added = []
         for partition in partitions:
             if partition not in self._all:
@@ -294,5 +294,5 @@ class Positions:
                 self.version += 1
 
     def of(self, partitions: Iterable[TopicPartition]) -> list[Position]:
-        """Return the positions of ``partitions``, without those that are not assigned."""
+        """Return the state of each of ``partitions`` that is assigned."""
         return [self._all[partition] for partition in partitions if partition in self._all]

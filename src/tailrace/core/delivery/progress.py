@@ -4,11 +4,11 @@ Each of these offsets is that of the *next* record: ``delivered``, for example, 
 epoch, committed ≤ finished ≤ delivered ≤ fetched, unless the user commits an offset of their choice. Each assignment,
 seek and reset begins an epoch with its own ``Progress``; a ``Lease`` of an older epoch changes nothing.
 
-A ``Lease`` has the records that are delivered together. Its cursor and ``InFlight`` tell which records are in flight,
-so that a record whose handler does not suspend costs nothing here. A record that may be finished out of order is
-*started by offset* (``Progress.start``): its offset is kept until the record is finished, or *abandoned*, which means
-left to the partition's next owner. Offsets below ``delivered`` without a delivered record are gaps, which compaction,
-control records and aborted transactions leave.
+A ``Lease`` has the records that are delivered together, and an iterator from which they are *taken* to be handled. The
+rule ``InFlight`` tells which taken records are in flight, so that nothing is stored for a record whose handler does not
+suspend. A record that may be finished out of order is *started by offset* (``Progress.start``): its offset is stored
+until the record is finished. An *abandoned* record is left to the partition's next owner. Offsets below ``delivered``
+without a delivered record are gaps, which compaction, control records and aborted transactions leave.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class InFlight(Enum):
 class Lease:
     """Records of one partition that were delivered together.
 
-    The iterator ``left`` is the cursor: the holder of the lease takes the records from it, in order. A taken record is
-    finished, unless it is in flight according to ``in_flight`` or was started by offset (``Progress.start``).
+    The holder of the lease takes the records from the iterator ``left``, in order. A taken record is finished, unless
+    it is in flight according to ``in_flight`` or was started by offset (``Progress.start``).
 
     Attributes:
         progress: progress of the epoch in which the records were delivered.
@@ -75,7 +75,7 @@ class Lease:
 
     @property
     def is_current(self) -> bool:
-        """True if the partition was not reassigned, sought or reset since the delivery."""
+        """True if no reassignment, seek or reset of the partition has followed the delivery."""
         return not self.progress.is_over
 
     @property
@@ -95,13 +95,13 @@ class Lease:
         return self.records[-count] if count else None
 
     @property
-    def unstarted(self) -> int | None:
+    def untaken_offset(self) -> int | None:
         """Offset of the first record that was not taken; None if all records were taken."""
         record = self.next_record
         return None if record is None else record.offset
 
     @property
-    def started_to(self) -> int:
+    def taken_to(self) -> int:
         """Offset of the first record that was not taken, or the end of the lease."""
         record = self.next_record
         return self.end if record is None else record.offset
@@ -116,7 +116,7 @@ class Lease:
     def finished_to(self) -> int:
         """Offset from which on no record of the lease is finished, apart from records started by offset."""
         in_flight = None if self.in_flight is InFlight.RECORDS else self.lowest_in_flight
-        return self.started_to if in_flight is None else in_flight
+        return self.taken_to if in_flight is None else in_flight
 
     def open_offsets(self) -> Iterator[int]:
         """Return the offsets of records that are in flight or not taken, lowest first."""
@@ -132,7 +132,7 @@ class Lease:
     def lowest_in_flight(self) -> int | None:
         """Lowest offset in flight; None if no record is in flight."""
         if self.in_flight is InFlight.ALL:
-            return self.finished if self.finished < self.started_to else None
+            return self.finished if self.finished < self.taken_to else None
         if self.in_flight is InFlight.RECORDS:
             return self.records[0].offset if self.records else None
         if self.in_flight is InFlight.LAST and (last := self.last_taken) is not None and last.offset >= self.finished:
@@ -143,11 +143,11 @@ class Lease:
     def lowest(self) -> int | None:
         """Lowest offset in flight or not taken; None if all records are finished or were started by offset."""
         in_flight = self.lowest_in_flight
-        return self.unstarted if in_flight is None else in_flight
+        return self.untaken_offset if in_flight is None else in_flight
 
     @property
     def count_in_flight(self) -> int:
-        """Number of records in flight."""
+        """Number of records in flight; at most 1 unless ``in_flight`` is ``InFlight.ALL``."""
         if self.in_flight is InFlight.ALL:
             taken = islice(self.records, len(self.records) - length_hint(self.left))
             return sum(record.offset >= self.finished for record in taken)
@@ -168,32 +168,36 @@ class Lease:
         lowest = self.lowest_in_flight
         if lowest is None or self.in_flight is InFlight.LAST:
             return lowest is not None and record is self.last_taken
-        return record.topic_partition == self.partition and lowest <= record.offset < self.started_to
+        return record.topic_partition == self.partition and lowest <= record.offset < self.taken_to
 
     def take(self, count: int) -> list[Record]:
-        """Take and return up to ``count`` records; with ``LAST``, they stay in flight until ``finish_taken``."""
+        """Take and return up to ``count`` records.
+
+        With ``InFlight.LAST``, the record taken before is finished, and the new ones are in flight until
+        ``finish_taken``.
+        """
         if self.in_flight is InFlight.LAST:
-            self.in_flight, self.finished = InFlight.ALL, self.started_to
+            self.in_flight, self.finished = InFlight.ALL, self.taken_to
         return list(islice(self.left, count))
 
-    def send_away(self) -> None:
-        """Mark all records as in flight in another process; its reports lead to calls of ``finish_through``."""
+    def move_to_process(self) -> None:
+        """Mark all records as in flight in another process; the caller passes its reports to ``finish_through``."""
         self.in_flight, self.records, self.left = InFlight.ALL, (), iter(())
 
     def finish_taken(self) -> None:
-        """Finish all records in flight according to ``in_flight``."""
+        """Finish all taken records that are in flight according to ``in_flight``."""
         if self.in_flight is not InFlight.NOTHING:
-            self.in_flight, self.finished = InFlight.LAST, self.started_to
+            self.in_flight, self.finished = InFlight.LAST, self.taken_to
         self.close_if_done()
 
     def finish_through(self, offset: int) -> None:
         """Finish the records in flight below ``offset``."""
-        self.finished = max(self.finished, min(offset, self.started_to))
+        self.finished = max(self.finished, min(offset, self.taken_to))
         self.close_if_done()
 
     def finish_with(self, record: Record) -> None:
         """Finish ``record`` and the records taken before it."""
-        self.finish_through(self.started_to if record is self.last_taken else record.offset + 1)
+        self.finish_through(self.taken_to if record is self.last_taken else record.offset + 1)
 
     def close_if_done(self) -> None:
         """Close the lease if all records are taken and none is in flight, apart from records started by offset."""
@@ -210,27 +214,27 @@ class Lease:
         self.close_if_done()
         return rest
 
-    def take_out(self, taken: Sequence[Record], left: Sequence[Record]) -> Lease:
-        """Move the untaken records ``taken`` to a new lease, and return it; ``left`` are the other untaken records."""
-        part = self.progress.add_shares(self, [taken], taken[-1].offset + 1 if left else self.end)[0]
+    def move_untaken(self, moved: Sequence[Record], left: Sequence[Record]) -> Lease:
+        """Move the untaken records ``moved`` to a new lease, and return it; ``left`` are the other untaken records."""
+        part = self.progress.add_shares(self, [moved], moved[-1].offset + 1 if left else self.end)[0]
         self.records, self.left = left, iter(left)
         if not left:
             self.progress.forget(self)
         return part
 
-    def hold_last(self) -> None:
-        """Mark the record taken last as in flight until the next record is taken, or ``release_last``."""
+    def set_last_in_flight(self) -> None:
+        """Mark the record taken last as in flight until the next is taken or ``set_none_in_flight`` is called."""
         self.in_flight = InFlight.LAST
 
-    def release_last(self) -> None:
-        """Finish all taken records, apart from records started by offset."""
+    def set_none_in_flight(self) -> None:
+        """Count no taken record as in flight, apart from records started by offset."""
         self.in_flight = InFlight.NOTHING
 
-    def take_all(self) -> None:
-        """Mark all records as taken, and as in flight until ``finish_taken`` or ``keep_in_flight``."""
+    def take_as_batch(self) -> None:
+        """Mark all records as taken for a batch, and as in flight until ``finish_taken`` or ``keep_in_flight``."""
         self.in_flight, self.left, self.finished = InFlight.ALL, iter(()), self.records[0].offset
 
-    def take_at_once(self) -> None:
+    def mark_taken(self) -> None:
         """Mark all records as taken; with ``InFlight.LAST``, all of them are in flight until ``finish_taken``."""
         self.left = iter(())
         if self.in_flight is InFlight.LAST:
@@ -247,12 +251,12 @@ class Lease:
         self.keep_in_flight(())
 
     def split(self, count: int) -> Lease:
-        """Move the next ``count`` records, of which there is at least one, to a new lease, and return it."""
+        """Take the next ``count`` records, at least one, and return a new lease of these records."""
         return self.share([list(islice(self.left, count))])[0]
 
     def share(self, shares: Iterable[Sequence[Record]]) -> list[Lease]:
-        """Return a new lease for each non-empty list in ``shares``, whose records were taken from this lease."""
-        return self.progress.add_shares(self, shares, self.started_to)
+        """Return a new lease for each non-empty list in ``shares``, of records that were taken from this lease."""
+        return self.progress.add_shares(self, shares, self.taken_to)
 
     def abandon_left(self) -> None:
         """Leave the records that were not taken to the partition's next owner."""
@@ -275,15 +279,16 @@ class Progress:
         fetched: next offset to fetch; None while nothing may be fetched after the buffered batches.
         delivered: next offset to deliver.
         is_over: True if another epoch of the partition has begun, or the partition was revoked.
-        is_halted: True if no more records are started here and failed records are not retried.
-        held_from: offset from which on finished records count as in flight until a transaction is committed, or None.
+        is_halted: True if this process starts no more records and does not retry failed records.
+        held_from: offset from which on finished records count as in flight until a transaction is committed; None if no
+            record is held for a transaction.
     """
 
     __slots__ = (
+        "_closed_to",
         "_known",
         "_leases",
         "_offsets",
-        "_started_to",
         "delivered",
         "fetched",
         "held_from",
@@ -295,11 +300,14 @@ class Progress:
     def __init__(self, partition: TopicPartition, base: int, known: OffsetMap | None = None) -> None:
         self.partition = partition
         self.fetched: int | None = base
-        self.delivered = self._started_to = base
+        self.delivered = base
+        self._closed_to = base
+        """Highest offset below which records of closed or shared leases may be finished."""
         self.is_over = self.is_halted = False
         self.held_from: int | None = None
         self._known = known
         self._leases: dict[Lease, None] = {}
+        """Leases that are neither closed nor forgotten."""
         self._offsets = StartedOffsets()
 
     def __repr__(self) -> str:
@@ -322,10 +330,10 @@ class Progress:
         """Add and return a lease that ends at ``end`` for each of ``shares`` that has records; see ``Lease.share``."""
         leases = [Lease(self, records, end, InFlight.NOTHING) for records in shares if records]
         self._leases |= dict.fromkeys(leases)
-        if lease.unstarted is None:
+        if lease.untaken_offset is None:
             self.forget(lease)
         if not leases:
-            self._started_to = max(self._started_to, end)
+            self._closed_to = max(self._closed_to, end)
         return leases
 
     def forget(self, lease: Lease) -> None:
@@ -339,9 +347,9 @@ class Progress:
         return offset
 
     def close(self, lease: Lease) -> None:
-        """Remove a lease whose records are all started or finished."""
+        """Remove a lease whose records are all finished or started by offset."""
         if self._leases.pop(lease, False) is None:
-            self._started_to = max(self._started_to, lease.end)
+            self._closed_to = max(self._closed_to, lease.end)
 
     def finish_through(self, offset: int) -> None:
         """Finish the records in flight below ``offset``."""
@@ -356,7 +364,7 @@ class Progress:
             else:
                 lease.end = min(lease.end, offset)
                 lease.close_if_done()
-        self.delivered = min(self.delivered, max(offset, self._started_to))
+        self.delivered = min(self.delivered, max(offset, self._closed_to))
 
     def halt(self) -> None:
         """Start no more records, and retry no failed records."""
@@ -397,7 +405,7 @@ class Progress:
         self._offsets.in_flight.difference_update(offsets)
 
     def finish(self, offset: int) -> bool:
-        """Finish a started record, in any order; return False if it is not in flight."""
+        """Finish a record that was started by offset; return False if it is not in flight."""
         return self._offsets.finish(offset)
 
     def abandon(self, offset: int) -> None:
@@ -408,7 +416,7 @@ class Progress:
         """Abandon all remaining records of a lease that ends at ``end``."""
         for offset in offsets:
             self._offsets.abandon(offset)
-        self._started_to = max(self._started_to, end)
+        self._closed_to = max(self._closed_to, end)
 
     # ---- state -------------------------------------------------------------------------------------------------
 
@@ -427,7 +435,7 @@ class Progress:
     @property
     def next_offset(self) -> int:
         """Position: the lowest offset that was abandoned, not taken, or not delivered."""
-        offsets = [offset for one in self._leases if (offset := one.unstarted) is not None]
+        offsets = [offset for one in self._leases if (offset := one.untaken_offset) is not None]
         return min([self.delivered, *offsets, *self._offsets.abandoned])
 
     @property
@@ -500,7 +508,7 @@ class Progress:
     def _finished_to(self) -> int:
         """Return the offset from which on no record is finished."""
         if not self._leases:
-            return max(self._started_to, self.delivered)
-        end = max([self._started_to, *(one.finished_to for one in self._leases if one.has_started)])
+            return max(self._closed_to, self.delivered)
+        end = max([self._closed_to, *(one.finished_to for one in self._leases if one.has_started)])
         # For records in another process, only the lowest unfinished offset is known.
         return min([end, *(one.finished_to for one in self._leases if not one.records)])

@@ -225,7 +225,10 @@ class BatchAssembler:
         return None if due is None else due[0]
 
     def failed(self, batch: HandlerBatch) -> None:
-        """Count the records of a batch as failing until they are finished, because they will be retried."""
+        """Count the records of a batch as failing until they are finished, because they will be retried.
+
+        With ``order_by="partition"``, do nothing: no later records of the partition are handled before the batch.
+        """
         if self._is_by_partition:
             return
         self._count_failing(batch, batch.records)
@@ -236,7 +239,7 @@ class BatchAssembler:
                 self._on_full(next(one for one in batch.records if one.topic_partition == partition), stuck)
 
     def shrink(self, batch: HandlerBatch, records: list[Record]) -> None:
-        """Finish all records of a running batch except ``records``."""
+        """Finish the records of a running batch except ``records``, which stay in flight."""
         kept = {id(record) for record in records}
         for lease in batch.leases:
             lease.keep_in_flight([record for record in lease.records if id(record) in kept])
@@ -380,8 +383,8 @@ class BatchAssembler:
             rest = one.lease.rest
             taken, left, is_full = _split(rest, wanted, room, pool.busy_keys, is_first=not batch.records)
             if taken:
-                part = one.lease.take_out(taken, left) if left else one.lease
-                part.take_all()
+                part = one.lease.move_untaken(taken, left) if left else one.lease
+                part.take_as_batch()
                 batch.leases.append(part)
                 batch.records += taken
                 wanted -= len(taken)
@@ -415,8 +418,8 @@ def _split(
 
     Args:
         records: waiting records of one lease.
-        wanted: number of records that the batch still lacks.
-        room: number of bytes that the batch still lacks; None without a limit.
+        wanted: number of records that still fit into the batch.
+        room: number of bytes that still fit into the batch; None without a limit.
         busy: keys whose records have to wait.
         is_first: True if the batch has no record yet, so that its first record may be larger than ``room``.
     """

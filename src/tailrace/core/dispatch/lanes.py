@@ -14,8 +14,9 @@ records is suspended. What happens to the following records depends on ``order_b
   the same partitions, records are parked instead, because a waiting slice would make those handlers wait, too.
 
 To keep the cost of a record low, only records whose handler suspends are tracked. Until a handler suspends, a worker
-takes records from the iterator ``free``. At any time, at most one record is taken but neither suspended nor finished,
-because a worker awaits nothing but the handler between ``take`` and ``suspended``.
+takes records from the iterator ``free``. At any time, at most one record is taken and neither suspended nor finished:
+after ``take``, a worker runs the handler without an ``await`` of its own, and calls ``suspended`` if the handler
+suspends.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class QueuedRecord(msgspec.Struct, eq=False):
     is_started: bool = False
     """True if the record was suspended or parked, so that ``finished`` has to be called."""
     is_failing: bool = False
-    """True from ``failed`` to ``recovered``."""
+    """True while the record is counted as failing, from ``failed`` to ``recovered``."""
     parked: deque[QueuedRecord] | None = None
     """Records that are parked in the lane of this record, if this record keeps the lane busy."""
 
@@ -92,7 +93,7 @@ class Lanes:
         window: maximum number of records that wait in this queue or for their next attempt.
         on_full: called when a partition accepts no more records, because one of its lanes has ``lane_limit`` parked
             records, or because too many of its records are parked or failed. The arguments are a record of the lane or
-            partition, and the number of these records.
+            partition, and the number of parked records in the lane, or of parked and failed records in the partition.
         is_shared: True if other handlers read the same partitions.
 
     Attributes:
@@ -157,10 +158,10 @@ class Lanes:
         out others (dynamic thresholds: Choudhury and Hahne, 1998). A partition without such records always has room for
         one record, however many records fail in other partitions.
 
-        If slices wait as a whole, a partition may add half as many records as there are free places. It may add none
-        while one of its records is suspended, or while there are enough records to run. Otherwise several partitions
-        would halve each other's slices again and again, down to a few records, although the fixed cost of a slice is
-        that of many records.
+        If slices wait as a whole, a partition may add half as many records as there are free places, but none while one
+        of its records is suspended or while there are enough records to run. Without the second condition, several
+        partitions would halve each other's slices again and again, down to a few records, although a slice has a fixed
+        cost as high as that of many records.
         """
         queue, left = self._queues.get(partition), self.window - self.waiting - self.failing
         if self._slices_wait:
@@ -201,7 +202,7 @@ class Lanes:
                 assert current is not None
                 work = QueuedRecord(record, current.lease, current.queue)
                 if not busy or (record.key if is_by_key else None) not in busy:
-                    current.lease.hold_last()
+                    current.lease.set_last_in_flight()
                     return work
                 self._park(work)
             if not self._open_slice():
@@ -210,7 +211,7 @@ class Lanes:
     def release_last(self) -> None:
         """Note that the record taken last is finished or suspended."""
         if self._last_slice is not None:
-            self._last_slice.lease.release_last()
+            self._last_slice.lease.set_none_in_flight()
 
     def suspended(self, work: QueuedRecord) -> None:
         """Mark the lane of a record as busy until ``finished``, because the handler of the record has suspended."""

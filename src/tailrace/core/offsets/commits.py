@@ -1,11 +1,12 @@
 """Content of commits: offsets of finished records, offset maps, and the user's text.
 
-``Commits`` takes a snapshot of the positions when a commit is sent. The response changes a position only if its
-assignment epoch is still that of the snapshot.
+``Commits`` takes a snapshot of the partitions when a commit is sent. The response changes the state of a partition
+(``Position``) only if the partition is still in the assignment epoch of the snapshot. The *finished offset* of a
+partition is the offset to commit: the lowest offset that is not finished.
 
 A commit contains the offset map (``core.offset_map``), which lists the records finished after the committed offset. A
 commit is also due if only the map has changed, for example while one record takes long. The user's text belongs to the
-offset with which it was committed: it is committed again while that offset does not change.
+offset with which it was committed, and is committed again while the offset does not change.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Commits:
     """Content of the commits of one consumer.
 
     Args:
-        positions: positions of the assigned partitions.
+        positions: state of the assigned partitions.
         max_bytes: limit of the metadata of one offset; 0 to commit no offset maps.
         writer: name of this consumer, which is committed with its offset maps.
     """
@@ -68,16 +69,19 @@ class Commits:
         self._max_bytes, self._writer = max_bytes, writer
 
     def snapshot(self, partitions: Iterable[TopicPartition] | None = None) -> CommitSnapshot:
-        """Return the finished offsets and offset maps that are not committed yet; of all partitions if None."""
+        """Return the finished offsets and offset maps of ``partitions`` that are not committed yet.
+
+        If ``partitions`` is None, they are those of all partitions.
+        """
         among = self.positions if partitions is None else self.positions.of(partitions)
-        due = [position for position in among if position.is_dirty or self._is_map_due(position)]
+        due = [position for position in among if position.is_commit_due or self._is_map_due(position)]
         entries = {one.partition: self._entry(one) for one in due}
         return self._snapshot(due, entries)
 
     def snapshot_of(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitSnapshot:
         """Return a commit of ``offsets``, which the user has chosen.
 
-        An offset that equals the finished offset of its position is committed with the offset map of the position.
+        An offset that equals the finished offset of its partition is committed with the offset map of the partition.
         """
         assigned = self.positions.of(offsets)
         entries = {}
