@@ -64,7 +64,7 @@ class ClusterMetadata:
     """True if patterns do not match Kafka's internal topics."""
 
     def updated(self, answer: MetadataResponse) -> ClusterMetadata:
-        """Return the metadata that ``answer`` contains; a newer leader epoch that is known already is kept."""
+        """Return the metadata in ``answer``; partitions for which this object has a newer leader epoch are kept."""
         topics, errors = {}, {}
         for topic in answer.topics:
             if topic.name is None:
@@ -115,7 +115,7 @@ class ClusterMetadata:
         return info.topic_id if info is not None else NO_TOPIC_ID
 
     def with_leader(self, partition: TopicPartition, leader_id: int, epoch: int) -> ClusterMetadata:
-        """Return the metadata with another leader of one partition, which a response has named (KIP-951).
+        """Return the metadata with the new leader of one partition that a broker's response has named (KIP-951).
 
         Return ``self`` if ``epoch`` is not newer than the known epoch, or the partition or the leader is unknown.
         """

@@ -130,7 +130,7 @@ class CallMeter:
         return self._calls.durations
 
     def note_run(self, calls: int, took_s: float, *, failed: int = 0) -> None:
-        """Record calls with one record each, which took ``took_s`` in total; each counts with the mean duration."""
+        """Record calls with one record each, which took ``took_s`` in total, each with the mean duration."""
         if calls:
             self.records += calls - failed
             self._calls.note(took_s / calls, calls)
@@ -146,7 +146,7 @@ class UnmeasuredRun:
     """Consecutive calls of one worker, with one record each, that are not in the meter yet.
 
     Calls that do not suspend are not noted one by one. Their number is the number of records that the worker has taken
-    from an iterator, which ``length_hint`` tells.
+    from an iterator, calculated with ``length_hint``.
     """
 
     __slots__ = ("_calls_noted", "_left", "_records", "_since")

@@ -265,7 +265,7 @@ def _version_findings(reached: Sequence[BrokerFacts], commands: CommandLines) ->
 
 
 def _release_of(level: int) -> str:
-    """Return the first release with at least this metadata.version."""
+    """Return the first release whose brokers support this metadata.version."""
     newest_release = _RELEASES[max(_RELEASES)]
     return next((release for newest, release in _RELEASES.items() if level <= newest), f"after {newest_release}")
 

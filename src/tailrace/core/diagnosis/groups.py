@@ -23,7 +23,7 @@ OLD, VERY_OLD = 0.5, 0.9
 """Shares of retention.ms: an unread record older than ``OLD`` is a warning, older than ``VERY_OLD`` a problem."""
 
 _MOST_OF_LOG = 0.8
-"""Share of a log from which on the lag is a warning, if the size of the log is limited."""
+"""Share of a log above which the lag is a warning, if the size of the log is limited."""
 _SETTLED = {"Stable"}
 _REBALANCING = {"PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling"}
 _SHORT_OFFSETS_RETENTION_MS = 86_400_000

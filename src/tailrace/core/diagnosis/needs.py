@@ -33,7 +33,7 @@ class TopicRole(StrEnum):
 
     @property
     def is_own(self) -> bool:
-        """True for topics that belong to a group, which the app creates."""
+        """True for the retry, dead-letter and replay topics of a group: the app creates these topics."""
         return self in {TopicRole.RETRY, TopicRole.DEAD_LETTER, TopicRole.REPLAY}
 
 

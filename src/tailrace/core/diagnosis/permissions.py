@@ -31,7 +31,7 @@ def allowed(operations: int) -> tuple[str, ...]:
 
 
 def missing_operations(operations: int, needed: Iterable[str]) -> tuple[str, ...]:
-    """Return the ``needed`` operations that are not in the bit field ``operations``; none if it is unknown."""
+    """Return the ``needed`` operations that are not in the bit field ``operations``; empty if it is not known."""
     if operations == OPERATIONS_NOT_REQUESTED:
         return ()
     return tuple(name for name in needed if not operations >> _CODES[name] & 1)

@@ -17,7 +17,7 @@ class SoftwareFacts:
     python: str
     platform: str
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Versions of tailrace and its required packages; empty for a missing one."""
+    """Versions of tailrace and its required packages; empty for a package that is not installed."""
     is_compiled: bool = True
     """True if records are decoded by the compiled module."""
     is_pure_requested: bool = False

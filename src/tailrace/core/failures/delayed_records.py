@@ -63,7 +63,10 @@ class _DelayedLease(NamedTuple):
 
 
 class DelayedRecords:
-    """Records that are not due yet, at most one lease of each partition; the times are those of one clock."""
+    """Fetched records of retry topics until they are due, at most one lease of each partition.
+
+    All times are of one clock.
+    """
 
     def __init__(self) -> None:
         self._held: dict[TopicPartition, _DelayedLease] = {}

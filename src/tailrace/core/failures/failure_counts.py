@@ -48,7 +48,7 @@ class FailureCounts:
         return bool(self._final_errors)
 
     def count_failure(self, partition: TopicPartition, offset: int, *, is_outage: bool) -> FailureCount:
-        """Count a failure of a record and return its counts."""
+        """Count a failure of a record, and return the failures of the record so far."""
         counts = self._counts.setdefault(partition, {})
         before = counts.get(offset, _NONE)
         found = counts[offset] = FailureCount(before.failures + (not is_outage), before.outages + is_outage)

@@ -118,7 +118,7 @@ class Retry:
         return None if failures >= self.attempts else self.wait_s(failures, chance)
 
     def wait_s(self, failures: int, chance: float) -> float:
-        """Return the backoff in seconds as ``pause_s`` does, but for any number of failures, without ``attempts``."""
+        """Return the backoff in seconds before the next attempt, without the limit ``attempts``."""
         backoff = Backoff.of_ms(self.backoff_ms, self.max_backoff_ms)
         return backoff.pause_s(failures, chance if self.jitter else _NO_JITTER)
 
@@ -149,7 +149,7 @@ class RetryDecision:
 
     action: FailureAction
     pause_s: float = 0.0
-    """Time in seconds before the next attempt; 0 if this handler makes no further attempt."""
+    """Time in seconds before the next attempt, including an attempt after RETRY_TOPIC; 0 if there is none."""
     retry_topic: int | None = None
     """Index of the retry topic; None unless ``action`` is RETRY_TOPIC."""
 

@@ -60,7 +60,7 @@ class DecompressedBatches(Generic[BatchT]):
         self._in_flight -= 1
 
     def has_room(self, is_read: Callable[[TopicPartition], bool]) -> bool:
-        """Return True if one more batch may be decompressed; pack batches that no partition reads if that is necessary.
+        """Return True if another batch may be decompressed; if necessary, pack batches of partitions that are not read.
 
         Args:
             is_read: returns True for a partition whose records may be taken now.

@@ -70,9 +70,9 @@ FETCH_REACTIONS: ReactionTable[StrEnum, FetchErrorAction] = ReactionTable(
 
 
 def is_interruption(action: FetchErrorAction, failures: int) -> bool:
-    """Return True if a failed fetch may be due to a change of the leader.
+    """Return True if the failure of a fetch may be due to a change of the leader.
 
-    The first failure may come from the old leader, the second from metadata that still had the old leader.
+    The first failure may be the answer of the old leader; the second may follow from metadata that still named it.
 
     Args:
         action: reaction to the error code of the fetch.
@@ -112,13 +112,13 @@ class FetchPlan:
     epochs: Mapping[TopicPartition, int]
     """Assignment epochs of the positions, to recognize an outdated answer."""
     max_bytes: int
-    """Limit of the answer."""
+    """Maximum size of the answer in bytes."""
     lacks_room: bool
     """True if a partition was left out because its share of the buffer, or the whole buffer, is full."""
     retry_at: float | None
     """Time at which the first backoff of a partition ends; None if no partition backs off."""
     is_idle: bool
-    """True if this broker is the source of no partition (``source_of``)."""
+    """True if no assigned partition uses this connection to this broker."""
     overdrawn: tuple[TopicPartition, ...] = ()
     """Partitions that use more than their share of the buffer, if that leaves no room for the partitions to fetch."""
     recreated: tuple[TopicPartition, ...] = ()
@@ -186,12 +186,13 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     slot: FetcherSlot = FetcherSlot(),
 ) -> FetchPlan:
     """Return the fetch to send to the broker ``node_id`` now, on the connection ``slot``."""
-    # A broker would answer a fetch of fewer bytes with a single batch, for which a request costs too much.
+    # A broker would answer a fetch of less than ``least`` bytes with a single batch, for which a request costs too
+    # much.
     share = room.share_of(len(sources))
     least = min(limits.max_bytes, limits.partition_max_bytes, max(1, share // 2))
     full_size = min(limits.partition_max_bytes, share)
-    # Of a partition without buffered records, ask for as much as the largest batch so far. A broker sends a batch that
-    # is larger than requested for only one partition of an answer.
+    # For a partition without buffered records, at least the size of the largest chunk so far is requested: a broker
+    # sends a batch that is larger than requested only for the first partition of an answer.
     empty_size = min(limits.partition_max_bytes, max(full_size, room.largest_bytes))
     chosen: dict[TopicPartition, FetchPartition] = {}
     epochs: dict[TopicPartition, int] = {}

@@ -62,7 +62,7 @@ class FetchSession:
         return partition in self._known
 
     def ask(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
-        """Return the session fields of the next request, after which the session contains exactly ``wanted``."""
+        """Return the session fields of the next request, whose answer brings the session to the partitions ``wanted``."""
         # A partition without a change is nearly always the same object; a comparison by value is slow.
         known = self._known
         changed = {key: one for key, one in wanted.items() if (before := known.get(key)) is not one and before != one}
@@ -84,7 +84,7 @@ class FetchSession:
         return SessionPart(self._id, self._epoch, tuple(changed.values()), forgotten)
 
     def answered(self, answer: FetchResponse) -> bool:
-        """Update the session by an answer; return False if the answer only reports an error of the session."""
+        """Update the session after an answer; return False if the answer contains only an error of the session."""
         if answer.error_code:
             self.restart()
             if answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:

@@ -1,4 +1,4 @@
-"""Sources of partitions: brokers from which the assigned partitions are fetched."""
+"""Sources of the assigned partitions: the broker to fetch from, and the entry of the fetch request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FetchSource:
         return fetched_id is not self.topic_id and is_other_log(fetched_id, self.position.partition, self.topology)
 
     def request(self, offset: int, size: int) -> FetchPartition:
-        """Return the entry of a fetch of at most ``size`` bytes; if nothing has changed, the object returned before."""
+        """Return the entry of a fetch request for ``size`` bytes; the same object again if nothing has changed."""
         position, last = self.position, self._last_request
         if (
             last is None
@@ -77,7 +77,7 @@ class FetchSources:
         self._sources: Sequence[FetchSource] = ()
 
     def at(self, topology: ClusterMetadata) -> Sequence[FetchSource]:
-        """Return the source of each assigned partition."""
+        """Return the source of each assigned partition, according to ``topology``."""
         if self._topology is not topology or self._version != self._positions.version:
             self._topology, self._version = topology, self._positions.version
             self._sources = [
@@ -88,6 +88,9 @@ class FetchSources:
 
 
 def sources_change_at(positions: Iterable[Position], now: float) -> float | None:
-    """Return the time at which the first preferred read replica expires, so that the leader is used again."""
+    """Return the time at which the first preferred read replica expires, so that the leader is used again.
+
+    Return None if no preferred read replica is in use.
+    """
     named = (one.preferred_read_replica_until for one in positions if one.preferred_read_replica is not None)
     return min((until for until in named if until > now), default=None)

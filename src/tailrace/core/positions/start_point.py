@@ -28,7 +28,7 @@ class StartFrom(StrEnum):
     TIME = "time"
     """First record with a timestamp from ``StartPoint.number`` on; the end of the log if there is none."""
     AGO = "ago"
-    """As TIME, with an age in place of the timestamp."""
+    """As TIME, but ``StartPoint.number`` is an age in milliseconds instead of a timestamp."""
     OFFSET = "offset"
     """Offset ``StartPoint.number``, or the nearest offset that the log contains."""
 
@@ -39,7 +39,7 @@ class StartPoint:
 
     Attributes:
         whence: origin, which determines the meaning of the numbers.
-        number: timestamp, or age, in milliseconds, or offset; not used with EARLIEST and LATEST.
+        number: timestamp or age in milliseconds, or an offset; not used with EARLIEST, LATEST and NONE.
         shift: number of records after the first record (EARLIEST) or the end of the log (LATEST); a negative number
             counts backward.
     """

@@ -38,7 +38,7 @@ class StartPolicy:
         self._has_subscribed = False
 
     def note_topics(self, topics: Mapping[str, TopicInfo]) -> None:
-        """Remember the topics that exist when the consumer subscribes; topics noted before stay unchanged."""
+        """Store topics that exist when the consumer subscribes; topics that are already stored stay unchanged."""
         self._has_subscribed = True
         found = {name: (one.topic_id, len(one.partitions)) for name, one in topics.items()}
         self._subscribed = found | self._subscribed
@@ -81,7 +81,7 @@ class StartPolicy:
         return _EARLIEST if self.reset.whence is StartFrom.LATEST else self.start_after_reset(partition)
 
     def start_after_reset(self, partition: TopicPartition) -> StartPoint:
-        """Return where to continue a partition whose log does not contain the position, or that has none."""
+        """Return the start of a partition that has no position, or whose log does not contain its position."""
         return self.reset if self._uses_reset(partition) else _EARLIEST
 
     def _start_without_commit(self, partition: TopicPartition, topology: ClusterMetadata) -> StartPoint:

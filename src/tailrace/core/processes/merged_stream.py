@@ -1,8 +1,8 @@
 """Merged stream of the records that several processes read.
 
-A process reads each of its partitions under a lease, which ends when the partition is revoked or read from another
-position. The process sends slices: consecutive records of one partition. Slices are delivered in the order of their
-arrival, so the records of each partition stay in order.
+A process reads each of its partitions under a *lease* (``PartitionLease``), which ends when the partition is revoked or
+read from another position. The process sends *slices*: consecutive records of one partition. Slices are delivered in
+the order of their arrival, so the records of each partition stay in order.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MergedStream:
         return lease
 
     def halt(self, key: LeaseKey) -> PartitionLease | None:
-        """Drop the records of a lease that were not delivered, and return the lease; None if the key has no lease.
+        """Drop the records of a lease that the user has not taken, and return the lease; None if the key has no lease.
 
         Records in flight stay in flight.
         """

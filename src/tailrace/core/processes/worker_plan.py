@@ -1,7 +1,8 @@
 """Plan of worker processes: their number, their partitions, and the pauses before restarts.
 
-A death is an end of a worker that was not requested. A death soon after the start suggests that the next start will
-fail, too, so the pauses before restarts grow. A worker that dies after ``STABLE_AFTER_S`` has the shortest pause again.
+A *death* is an end of a worker process that was not requested. A death soon after the start suggests that the next
+start will fail, too, so the pauses before restarts grow. A worker that dies after ``STABLE_AFTER_S`` has the shortest
+pause again.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Restarts:
         return 0 if is_stable else self._deaths
 
     def is_failing(self, now: float) -> bool:
-        """Return True if the worker has died at least twice in a row."""
+        """Return True if the worker has died at least twice in a row soon after its start."""
         return self.deaths(now) >= _FAILING_DEATHS
 
 

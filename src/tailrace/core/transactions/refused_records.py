@@ -24,7 +24,7 @@ class _RefusedRecord:
 
 
 class RefusedRecords:
-    """Records whose results or dead letters were refused, by partition and offset."""
+    """Records whose results or dead letters a broker has refused as too large."""
 
     def __init__(self) -> None:
         self._records: dict[tuple[TopicPartition, int], _RefusedRecord] = {}
@@ -43,7 +43,7 @@ class RefusedRecords:
             found.result_error = error
 
     def result_error(self, partition: TopicPartition, offset: int) -> PublishTooLargeError | None:
-        """Return the error with which the record fails instead of publishing its result; None if it was not refused."""
+        """Return the error with which a record fails instead of publishing its result; None if there is no error."""
         found = self._records.get((partition, offset))
         return None if found is None else found.result_error
 

@@ -170,7 +170,7 @@ class Window:
     # ---- decisions ---------------------------------------------------------------------------------------------
 
     def takes_records(self, now: float, *, is_gathering: bool) -> bool:
-        """Return True if ``step`` returns FEED even if all delivered records are finished."""
+        """Return True if the window takes more records even if all records that were delivered so far are finished."""
         if self.opened_at is None or self.abort_cause is not None:
             return self.opened_at is None
         return self.room > 0 and now < self._commit_from(is_gathering=is_gathering)
@@ -264,7 +264,9 @@ class Window:
 class _DeferredOffset:
     offset: int
     due_at: float
+    """Time from which the record may be handled again."""
     is_given_up: bool
+    """True if the record is retried without a limit of attempts (``FailureAction.PAUSE``)."""
 
 
 class DeferredOffsets:
