@@ -63,7 +63,7 @@ def test_facts_of_metadata():
     facts = TopicFacts.of(TopicMetadata(0, "orders", partitions=partitions))
 
     assert (facts.partitions, facts.replication_factor, facts.smallest_isr) == (3, 1, 1)
-    assert (facts.leaderless, facts.under_replicated, facts.lacking) == ((2,), (1,), {2, 3})
+    assert (facts.leaderless, facts.under_replicated, facts.out_of_sync) == ((2,), (1,), {2, 3})
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_facts_of_metadata():
     [
         ({"leaderless": (1, 2)}, "topic.leaderless", Level.PROBLEM, "has no leader for 2 of 3 partitions (1, 2)"),
         (
-            {"under_replicated": (0,), "smallest_isr": 2, "lacking": frozenset({3})},
+            {"under_replicated": (0,), "smallest_isr": 2, "out_of_sync": frozenset({3})},
             "topic.under-replicated",
             Level.WARNING,
             "1 of 3 partitions under-replicated (0), not in sync on broker 3; each has at least 2 of 3 replicas",
         ),
         (
-            {"under_replicated": (0,), "smallest_isr": 1, "lacking": frozenset({2, 3})},
+            {"under_replicated": (0,), "smallest_isr": 1, "out_of_sync": frozenset({2, 3})},
             "topic.under-min-isr",
             Level.PROBLEM,
             "a partition has 1 replica in sync, below min.insync.replicas=2: writes with acks=all are refused",

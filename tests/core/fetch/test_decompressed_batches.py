@@ -96,5 +96,5 @@ def test_threads_decompress_two_batches_at_a_time():
     buffer.drop(place(0))
     assert not decompressed.has_room(nobody)
     under_way.is_decompressing = False
-    decompressed.decompressed(under_way)
+    decompressed.note_decompressed(under_way)
     assert decompressed.has_room(everyone)

@@ -470,10 +470,10 @@ def test_fetch_of_added_partitions_is_held_long_after_an_empty_one():
     made, wait = plan(ready(A)), AddedWait()
 
     assert wait.wait_s(made, 5.0, 4.0) == 0.1
-    wait.answered(made, is_empty=True)
+    wait.note_answer(made, is_empty=True)
     assert wait.wait_s(made, 5.0, 4.0) == 3.9
     assert wait.wait_s(made, 5.0, 0.2) is None
-    wait.answered(made, is_empty=False)
+    wait.note_answer(made, is_empty=False)
     assert wait.wait_s(made, 5.0, 4.0) == 0.1
     assert wait.wait_s(made, 0.02, 4.0) == 0.02
 
@@ -481,7 +481,7 @@ def test_fetch_of_added_partitions_is_held_long_after_an_empty_one():
 def test_newly_added_partition_ends_the_long_hold():
     """A seek makes the next hold short again."""
     positions, wait = ready(A), AddedWait()
-    wait.answered(plan(positions), is_empty=True)
+    wait.note_answer(plan(positions), is_empty=True)
 
     positions.get(A).begin(3)
 

@@ -29,8 +29,8 @@ def answer(session_id: int = 5, error_code: int = 0) -> FetchResponse:
 def session():
     """Session with two partitions after the first answer."""
     made = FetchSession()
-    made.ask({A: asked(A), B: asked(B)})
-    made.answered(answer())
+    made.next_request({A: asked(A), B: asked(B)})
+    made.handle_answer(answer())
     return made
 
 
@@ -38,7 +38,7 @@ def test_first_request_is_full():
     """Epoch 0 requests a session."""
     session = FetchSession()
 
-    part = session.ask({A: asked(A), B: asked(B)})
+    part = session.next_request({A: asked(A), B: asked(B)})
 
     assert session.is_full
     assert (part.session_id, part.session_epoch) == (0, 0)
@@ -48,28 +48,28 @@ def test_first_request_is_full():
 
 def test_next_request_names_only_changes(session):
     """Epochs count up from 1."""
-    part = session.ask({A: asked(A, 10), B: asked(B)})
-    session.answered(answer())
+    part = session.next_request({A: asked(A, 10), B: asked(B)})
+    session.handle_answer(answer())
 
     assert not session.is_full
     assert (part.session_id, part.session_epoch) == (5, 1)
     assert (part.partitions, part.forgotten) == ((asked(A, 10),), ())
-    again = session.ask({A: asked(A, 10), B: asked(B)})
+    again = session.next_request({A: asked(A, 10), B: asked(B)})
     assert (again.session_epoch, again.partitions, again.forgotten) == (2, (), ())
 
 
 def test_partition_no_longer_fetched_is_forgotten(session):
     """A paused partition is named again when it is resumed."""
-    part = session.ask({B: asked(B)})
-    session.answered(answer())
+    part = session.next_request({B: asked(B)})
+    session.handle_answer(answer())
 
     assert (part.partitions, part.forgotten) == ((), (ForgottenPartition(0, "t", FIRST_ID),))
-    assert session.ask({A: asked(A), B: asked(B)}).partitions == (asked(A),)
+    assert session.next_request({A: asked(A), B: asked(B)}).partitions == (asked(A),)
 
 
 def test_recreated_topic_starts_a_new_session(session):
     """A broker that identifies topics by name would forget the new one with the old."""
-    part = session.ask({A: asked(A, topic_id=SECOND_ID), B: asked(B)})
+    part = session.next_request({A: asked(A, topic_id=SECOND_ID), B: asked(B)})
 
     assert (part.session_id, part.session_epoch) == (5, 0)
     assert len(part.partitions) == 2
@@ -78,10 +78,10 @@ def test_recreated_topic_starts_a_new_session(session):
 
 def test_broker_without_sessions_gets_full_requests(session):
     """Session id 0 means that its cache is full; each request asks again."""
-    assert session.answered(answer(session_id=0))
+    assert session.handle_answer(answer(session_id=0))
 
     assert session.is_full
-    assert session.ask({A: asked(A)}).session_id == 0
+    assert session.next_request({A: asked(A)}).session_id == 0
 
 
 @pytest.mark.parametrize(
@@ -94,29 +94,29 @@ def test_broker_without_sessions_gets_full_requests(session):
 )
 def test_session_error_ends_the_session(session, code, session_id):
     """The answer holds nothing; the next request is full and ends the old session."""
-    session.ask({A: asked(A)})
+    session.next_request({A: asked(A)})
 
-    assert not session.answered(answer(error_code=code))
+    assert not session.handle_answer(answer(error_code=code))
 
     assert session.is_full
-    part = session.ask({A: asked(A)})
+    part = session.next_request({A: asked(A)})
     assert (part.session_id, part.session_epoch, part.partitions) == (session_id, 0, (asked(A),))
 
 
 def test_other_error_resets_the_session_and_is_returned(session):
     """The caller handles it; the next request is full."""
-    session.ask({A: asked(A)})
+    session.next_request({A: asked(A)})
 
-    assert session.answered(answer(error_code=ErrorCode.UNKNOWN_SERVER_ERROR))
+    assert session.handle_answer(answer(error_code=ErrorCode.UNKNOWN_SERVER_ERROR))
     assert session.is_full
 
 
 def test_request_after_a_lost_answer_is_full(session):
     """The broker's state is unknown."""
-    session.ask({A: asked(A, 10)})
+    session.next_request({A: asked(A, 10)})
     session.restart()
 
-    part = session.ask({A: asked(A, 10)})
+    part = session.next_request({A: asked(A, 10)})
 
     assert (part.session_id, part.session_epoch, part.partitions) == (5, 0, (asked(A, 10),))
 
@@ -124,14 +124,14 @@ def test_request_after_a_lost_answer_is_full(session):
 def test_epochs_wrap_to_1():
     """0 and -1 have other meanings."""
     session = FetchSession()
-    session.ask({})
-    session.answered(answer())
+    session.next_request({})
+    session.handle_answer(answer())
     session._epoch = 0x7FFFFFFF
-    assert session.ask({}).session_epoch == 0x7FFFFFFF
+    assert session.next_request({}).session_epoch == 0x7FFFFFFF
 
-    session.answered(answer())
+    session.handle_answer(answer())
 
-    assert session.ask({}).session_epoch == 1
+    assert session.next_request({}).session_epoch == 1
 
 
 class Broker:
@@ -197,14 +197,14 @@ class Fetching(RuleBasedStateMachine):
 
     @rule(has_room=st.booleans(), fate=st.sampled_from(["answered", "answered", "request lost", "answer lost"]))
     def fetch(self, has_room, fate):
-        part = self.session.ask(self.wanted)
+        part = self.session.next_request(self.wanted)
         if fate == "request lost":
             self.session.restart()
             return
         answer, sent = self.broker.fetch(part, has_room=has_room)
         if fate == "answer lost":
             self.session.restart()
-        elif self.session.answered(answer):
+        elif self.session.handle_answer(answer):
             key = lambda one: (one.topic, one.partition)  # noqa: E731
             assert sorted(sent, key=key) == sorted(self.wanted.values(), key=key)
         else:

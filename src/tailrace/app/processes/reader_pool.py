@@ -257,7 +257,7 @@ class ReaderPool:
         match message:
             case SliceMessage():
                 self._add_slice(start, message)
-            case ReadyMessage(begins=start_offsets):
+            case ReadyMessage(start_offsets=start_offsets):
                 for topic, number, offset in start_offsets:
                     partition = TopicPartition(topic, number)
                     key = self._key(start, 0, partition)

@@ -174,7 +174,7 @@ class SliceReader:
 
     def _prepare(self, position: Position, buffered: BufferedBatch) -> bool:
         def prepared() -> None:
-            self._decompressed.decompressed(buffered)
+            self._decompressed.note_decompressed(buffered)
             self._on_prepared()
 
         is_prepared = buffered.prepare(position, prepared)

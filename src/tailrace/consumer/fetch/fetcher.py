@@ -243,7 +243,7 @@ class Fetcher:
                 # The broker reads no other request of this connection until it has answered the canceled fetch.
                 self._cluster.broker(connection.node_id).forget(name)
                 continue
-            added_wait.answered(plan, is_empty=not any(one.records for one in answer.partitions))
+            added_wait.note_answer(plan, is_empty=not any(one.records for one in answer.partitions))
             self._handle_response(connection.node_id, plan, FetchSession(), answer)
             counts, self._fetched = self._fetched, Counter()
             self._report_completed(connection.node_id, answer, self._loop.time() - sent_at, counts)
@@ -308,7 +308,7 @@ class Fetcher:
             # watermark only when it changes; in a new session, it sends all of them at once.
             session.restart()
         name = connection_name(self._name, connection.slot.number)
-        return await self._fetch(connection, plan, session.ask(plan.partitions), wait_s, name)
+        return await self._fetch(connection, plan, session.next_request(plan.partitions), wait_s, name)
 
     async def _fetch(
         self, connection: FetchConnection, plan: FetchPlan, part: SessionPart, wait_s: float, name: str
@@ -363,7 +363,7 @@ class Fetcher:
     # ---- answers -----------------------------------------------------------------------------------------------
 
     def _handle_response(self, node_id: int, plan: FetchPlan, session: FetchSession, answer: FetchResponse) -> None:
-        if not session.answered(answer):
+        if not session.handle_answer(answer):
             return
         if answer.error_code:
             failure = broker_error(answer.error_code, f"broker {node_id} refused the whole fetch")

@@ -47,7 +47,7 @@ class TopicFacts:
     """Partitions without a leader."""
     under_replicated: tuple[int, ...] = ()
     """Partitions with a leader and fewer in-sync replicas than replicas."""
-    lacking: frozenset[int] = frozenset()
+    out_of_sync: frozenset[int] = frozenset()
     """Brokers whose replica of a partition is not in sync."""
     operations: int = OPERATIONS_NOT_REQUESTED
     """Bit field of the operations that the principal may perform on the topic."""
@@ -263,7 +263,8 @@ def _replica_findings(topic: TopicFacts, subject: str, commands: CommandLines) -
             Level.PROBLEM if below else Level.WARNING,
             subject,
             f"{len(topic.under_replicated):,} of {counted(topic.partitions, 'partition')} under-replicated"
-            f" ({named(topic.under_replicated)}), not in sync on broker {named(sorted(topic.lacking))}; {consequence}",
+            f" ({named(topic.under_replicated)}), not in sync on broker {named(sorted(topic.out_of_sync))};"
+            f" {consequence}",
             "start these brokers, or wait until they have caught up",
             commands.kafka("kafka-topics", "--describe", "--topic", topic.name, "--under-replicated-partitions"),
         )

@@ -54,7 +54,7 @@ class DecompressedBatches(Generic[BatchT]):
         self._most_bytes += batch.plain_bytes
         self._in_flight += batch.is_decompressing
 
-    def decompressed(self, batch: BatchT) -> None:
+    def note_decompressed(self, batch: BatchT) -> None:
         """Add the bytes of a batch that a thread has decompressed, even if the batch is no longer buffered."""
         self._most_bytes += batch.plain_bytes
         self._in_flight -= 1

@@ -304,6 +304,6 @@ class AddedWait:
         # This fetch must be answered before the other fetch, because the answer to the other fetch would end it early.
         return rest_s - _ADDED_WAIT_S if rest_s > 2 * _ADDED_WAIT_S else None
 
-    def answered(self, plan: FetchPlan, *, is_empty: bool) -> None:
+    def note_answer(self, plan: FetchPlan, *, is_empty: bool) -> None:
         """Note that a fetch of ``plan`` was answered, without records if ``is_empty``."""
         self._empty = plan if is_empty else None

@@ -61,8 +61,8 @@ class FetchSession:
         """Return True if the broker remembers a partition, so that answers contain it only after a change."""
         return partition in self._known
 
-    def ask(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
-        """Return the session fields of the next request, whose answer brings the session to the partitions ``wanted``."""
+    def next_request(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
+        """Return the session fields of the next request, after whose answer the session contains ``wanted``."""
         # A partition without a change is nearly always the same object; a comparison by value is slow.
         known = self._known
         changed = {key: one for key, one in wanted.items() if (before := known.get(key)) is not one and before != one}
@@ -83,7 +83,7 @@ class FetchSession:
             )
         return SessionPart(self._id, self._epoch, tuple(changed.values()), forgotten)
 
-    def answered(self, answer: FetchResponse) -> bool:
+    def handle_answer(self, answer: FetchResponse) -> bool:
         """Update the session after an answer; return False if the answer contains only an error of the session."""
         if answer.error_code:
             self.restart()

@@ -106,8 +106,8 @@ class ReadyMessage(_ProcessMessage, frozen=True, tag=11):
 
     stop_timeout_s: float
     """Time in seconds that the child may take to stop."""
-    begins: list[tuple[str, int, int]] = []
-    """Topic, partition and start offset of each partition that a reader was assigned by its parent."""
+    start_offsets: list[tuple[str, int, int]] = []
+    """Topic, number and start offset of each partition that the parent has assigned to a reader process."""
     status: str = "starting"
     """Status of the child until its first ``StatusMessage``."""
 

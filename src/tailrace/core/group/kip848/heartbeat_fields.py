@@ -83,7 +83,7 @@ class HeartbeatFields:
             self._hasten(now)
 
     def report_owned(self, now: float) -> None:
-        """Schedule a heartbeat with the owned partitions for ``now``, because they have changed."""
+        """Schedule a heartbeat with the owned partitions, which have changed, for ``now``."""
         self._reports_owned = True
         self._hasten(now)
 
@@ -105,7 +105,7 @@ class HeartbeatFields:
         self._next_at = now + self._backoff.pause_s(self._failures, self._chance())
 
     def hasten_after_error(self, now: float) -> None:
-        """Schedule a heartbeat soon after another request failed, because its answer may explain the error.
+        """Schedule a heartbeat soon after another request failed: the answer to the heartbeat may explain the error.
 
         A heartbeat in flight may have failed, too, so it is repeated after a pause.
         """

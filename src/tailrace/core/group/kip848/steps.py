@@ -2,11 +2,11 @@
 
 The *target assignment* is the set of partitions that the group assigns to the member. The member *reconciles*: it
 releases owned partitions that are not in the target (effect ``Release``, event ``Released`` at the end), and then takes
-over the others of the target (effect ``TakeOver``, event ``TakenOver`` at the end). It owns a partition from the effect
-``TakeOver`` to the event ``Released`` or the loss of the membership.
+over the others of the target (effect ``TakeOver``, event ``TakenOver`` at the end). A member owns a partition from the
+effect ``TakeOver`` to the event ``Released`` or the loss of the membership.
 
 Heartbeats report the owned partitions. Until a heartbeat that reports them is answered, the member takes over only
-partitions in this heartbeat, because the group may assign any other partition to another member.
+partitions that this heartbeat lists, because the group may assign any other partition to another member.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._awaited_partitions: TopicIdPartitions = NO_PARTITIONS
         """Partitions of ``_awaited``, if it is a takeover or a release."""
         self._has_reported_assignment = False
-        """True if a takeover, which calls the application's callbacks, is complete since the last join or release."""
+        """True if a takeover, which calls the application's callbacks, has ended since the last join or release."""
 
     @property
     def identity(self) -> Identity:
