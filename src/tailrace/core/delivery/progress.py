@@ -171,11 +171,7 @@ class Lease:
         return record.topic_partition == self.partition and lowest <= record.offset < self.taken_to
 
     def take(self, count: int) -> list[Record]:
-        """Take and return up to ``count`` records.
-
-        With ``InFlight.LAST``, the record taken before is finished, and the new ones are in flight until
-        ``finish_taken``.
-        """
+        """Take and return up to ``count`` records; with ``LAST``, only these are in flight, until ``finish_taken``."""
         if self.in_flight is InFlight.LAST:
             self.in_flight, self.finished = InFlight.ALL, self.taken_to
         return list(islice(self.left, count))
@@ -280,8 +276,7 @@ class Progress:
         delivered: next offset to deliver.
         is_over: True if another epoch of the partition has begun, or the partition was revoked.
         is_halted: True if this process starts no more records and does not retry failed records.
-        held_from: offset from which on finished records count as in flight until a transaction is committed; None if no
-            record is held for a transaction.
+        held_from: offset from which on finished records count as in flight until a commit of a transaction, or None.
     """
 
     __slots__ = (
