@@ -13,10 +13,10 @@ from tailrace.app.failures.dead_letters import (
     MAX_ADDED_BYTES,
     Failure,
     Origin,
-    attempts_before,
+    as_first_read,
     dead_letter,
     due_at,
-    first_read,
+    earlier_attempts,
     handler_of,
     origin_headers,
     origin_of,
@@ -201,7 +201,7 @@ def test_a_record_in_a_retry_topic_has_its_failure():
     hop = written(retry_record(RECORD, failure(), 1_700_000_128_456), topic="orders.billing.retry.5s")
 
     assert (hop.key, hop.value, hop.headers[:3]) == (RECORD.key, RECORD.value, RECORD.headers)
-    assert (due_at(hop), handler_of(hop), attempts_before(hop)) == (1_700_000_128_456, "shop.charge", 3)
+    assert (due_at(hop), handler_of(hop), earlier_attempts(hop)) == (1_700_000_128_456, "shop.charge", 3)
     assert dict(hop.headers)["tailrace-error-message"] == b"negative total"
     assert origin_of(hop) == Origin("orders", 3, 17, 1_700_000_000_000)
     assert read_dead_letter(hop) is None
@@ -214,7 +214,7 @@ def test_a_dead_letter_after_retry_topics_has_the_first_origin():
     letter = died(second, attempts=9)
     again = died(written(retry_record(written(replay_record(letter)), failure(), 3)))
 
-    assert (attempts_before(first), attempts_before(second), letter.attempts) == (3, 6, 9)
+    assert (earlier_attempts(first), earlier_attempts(second), letter.attempts) == (3, 6, 9)
     assert (letter.deaths, letter.origin) == (1, Origin("orders", 3, 17, 1_700_000_000_000))
     assert (again.deaths, again.replays, again.origin) == (2, 1, letter.origin)
     assert [name for name, _ in second.headers] == [name for name, _ in first.headers]
@@ -224,14 +224,14 @@ def test_a_dead_letter_after_retry_topics_has_the_first_origin():
 def test_other_records_have_no_retry_headers():
     """Records of the user's topics and replays have no attempts, handler or due time."""
     for record in (RECORD, written(replay_record(died())), written(dead_letter(RECORD, failure()))):
-        assert (due_at(record), handler_of(record), attempts_before(record)) == (None, "", 0)
+        assert (due_at(record), handler_of(record), earlier_attempts(record)) == (None, "", 0)
 
 
 def test_a_handler_sees_the_original_position():
     """Topic, partition, offset and timestamp are those of the origin, wherever the record comes from."""
     hop = written(retry_record(RECORD, failure(), 1), topic="orders.billing.retry.5s", offset=4)
 
-    seen = first_read(hop)
+    seen = as_first_read(hop)
     assert tuple(seen) == tuple(RECORD)
     assert (seen.timestamp, seen.headers) == (RECORD.timestamp, hop.headers)
 

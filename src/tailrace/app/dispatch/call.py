@@ -22,7 +22,7 @@ from tailrace.app.dispatch.handler_context import HandlerContext
 from tailrace.app.dispatch.threads import in_a_thread
 from tailrace.app.dispatch.timeouts import OverdueCalls, with_deadline
 from tailrace.app.dispatch.wrapping import wrapped_by
-from tailrace.app.failures.dead_letters import first_read
+from tailrace.app.failures.dead_letters import as_first_read
 from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import Handler
 from tailrace.app.publish.encoding import results_in
@@ -167,7 +167,7 @@ def _with_first_read(call: UnitCall, own_topics: Container[str], *, is_batch: bo
     """Return a call in which each record of ``own_topics`` is replaced by the record as it was first read."""
 
     def original(record: Record) -> Record:
-        return first_read(record) if record.topic in own_topics else record
+        return as_first_read(record) if record.topic in own_topics else record
 
     if not is_batch:
         return lambda record: call(original(record))

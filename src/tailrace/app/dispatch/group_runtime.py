@@ -20,7 +20,7 @@ from tailrace.app.dispatch.executor import Executor
 from tailrace.app.dispatch.handler_context import HandlerContext
 from tailrace.app.dispatch.handler_runtime import HandlerRuntime, handler_runtime
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
-from tailrace.app.failures.dead_letters import first_read, handler_of
+from tailrace.app.failures.dead_letters import as_first_read, handler_of
 from tailrace.app.failures.delayed_records import RetryTopicRecords
 from tailrace.app.handlers import Handler
 from tailrace.app.sources import Source
@@ -298,7 +298,7 @@ class GroupRuntime:
         for record in lease.left:
             original, order = record, list(range(len(runtimes)))
             if is_own_topic:
-                original, failed_in = first_read(record), handler_of(record)
+                original, failed_in = as_first_read(record), handler_of(record)
                 # The handler in which the record failed comes first.
                 order.sort(key=lambda n: runtimes[n].handler.name != failed_in)
             matching = (n for n in order if matches(runtimes[n].handler, original))

@@ -11,8 +11,8 @@ import msgspec
 from tailrace.app.failures.dead_letters import (
     Failure,
     ForwardedRecord,
-    attempts_before,
     dead_letter,
+    earlier_attempts,
     retry_record,
     without_tailrace_headers,
 )
@@ -34,8 +34,9 @@ class OutgoingFailure:
 
     Attributes:
         topic: topic to which the record is sent.
-        versions: returns the record to send, followed by shorter versions for a topic that refuses it as too large. It
-            is called again for each attempt to send, because the delay of a retry topic begins when the record is sent.
+        versions: returns versions of the record, the longest first; a shorter version is sent if the topic refuses the
+            longer one as too large. Called for each attempt to send the record, because the delay of a retry topic
+            begins when the record is sent.
     """
 
     topic: str
@@ -48,7 +49,7 @@ class DeadLetterPublisher:
     Args:
         routes: routes of the group.
         publisher: sends the records.
-        wall_clock: returns seconds since the epoch.
+        wall_clock: returns the time in seconds since the epoch.
     """
 
     def __init__(self, routes: Routes, publisher: Publisher, wall_clock: Callable[[], float]) -> None:
@@ -58,9 +59,9 @@ class DeadLetterPublisher:
     def for_retry_topic(
         self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int
     ) -> OutgoingFailure:
-        """Return a failed record to send to its retry topic, in which it is due ``delay_ms`` after it is sent.
+        """Return a failed record for the retry topic with the delay ``delay_ms``, which begins when it is sent.
 
-        ``failures`` is the number of failed attempts since the record was read.
+        ``failures`` is the number of failed attempts since the record was read from its current topic.
         """
         origin, record = self._with_trusted_headers(_in_trace_of(error, record))
         topic = retry_topic(origin, self._group_id, delay_ms)
@@ -70,9 +71,9 @@ class DeadLetterPublisher:
     def for_dead_letter_topic(
         self, record: Record, failures: int, error: Exception, handler: str, template: str
     ) -> OutgoingFailure:
-        """Return a failed record to send to its dead-letter topic, whose name is built from ``template``.
+        """Return the dead letter of a record, for the topic whose name is built from ``template``.
 
-        ``failures`` is the number of failed attempts since the record was read.
+        ``failures`` is the number of failed attempts since the record was read from its current topic.
         """
         origin, record = self._with_trusted_headers(_in_trace_of(error, record))
         topic = topic_name(template, topic=origin, group=self._group_id)
@@ -84,11 +85,11 @@ class DeadLetterPublisher:
     async def send(
         self, outgoing: OutgoingFailure, earlier_errors: Sequence[PublishTooLargeError] = ()
     ) -> PublishError | None:
-        """Send the longest version that the topic accepts; return None if it was acknowledged, otherwise the error.
+        """Send the longest version that the topic accepts; return None if it is acknowledged, otherwise the error.
 
         Args:
             outgoing: failed record to send.
-            earlier_errors: errors for versions that were too large in earlier calls, longest version first; these
+            earlier_errors: errors from earlier calls for versions that were too large, longest version first; these
                 versions are not sent again.
 
         Raises:
@@ -109,10 +110,10 @@ class DeadLetterPublisher:
         return refused
 
     def _with_trusted_headers(self, record: Record) -> tuple[str, Record]:
-        """Return the origin topic of a record, and the record without headers that may be forged.
+        """Return the topic of a record's origin, and the record without headers that may be forged.
 
-        Headers with the tailrace prefix are trusted only in the retry and replay topics of the group. In other topics,
-        any producer may have written them, with a wrong number of deaths or the offset of another record.
+        Headers that begin with ``tailrace-`` are trusted only in the retry and replay topics of the group. In other
+        topics, any producer may have written them, with a wrong number of deaths or the offset of another record.
         """
         if record.topic in self._routes:
             return self._routes.origin(record.topic), record
@@ -122,7 +123,7 @@ class DeadLetterPublisher:
         return record.topic, record
 
     def _failure(self, record: Record, failures: int, error: Exception, handler: str) -> Failure:
-        attempts = attempts_before(record) + failures
+        attempts = earlier_attempts(record) + failures
         return Failure(error, attempts, handler, self._group_id, int(self._now_ms))
 
     @property
@@ -131,7 +132,7 @@ class DeadLetterPublisher:
 
 
 def _in_trace_of(error: Exception, record: Record) -> Record:
-    """Return the record with the trace of the attempt that raised ``error``; without a trace, return it unchanged."""
+    """Return the record with the trace headers of the attempt that raised ``error``, if there are any."""
     trace = noted_trace(error)
     if not trace:
         return record

@@ -1,6 +1,6 @@
 """Headers of failed records in dead-letter topics, retry topics and replay topics.
 
-A failed record keeps its key, value and headers. Added headers with the reserved prefix ``tailrace-`` describe the
+A failed record keeps its key, value and headers. Added headers, whose names begin with ``tailrace-``, describe the
 failure. This module does no I/O.
 """
 
@@ -22,10 +22,10 @@ __all__ = [
     "ForwardedRecord",
     "Header",
     "Origin",
-    "attempts_before",
+    "as_first_read",
     "dead_letter",
     "due_at",
-    "first_read",
+    "earlier_attempts",
     "handler_of",
     "message_of",
     "origin_headers",
@@ -41,7 +41,7 @@ Header: TypeAlias = tuple[str, bytes | None]
 PREFIX = "tailrace-"
 """Prefix of all headers that tailrace adds."""
 MAX_ADDED_BYTES = 16_384
-"""Maximum size of the headers that a dead letter adds to its record, in bytes."""
+"""Maximum size in bytes of all headers that are added to a record for its dead letter."""
 
 _ERROR_TYPE = PREFIX + "error-type"
 _ERROR_MESSAGE = PREFIX + "error-message"
@@ -59,7 +59,7 @@ _MAX_NAME_BYTES = 512
 _MAX_MESSAGE_BYTES = 4_096
 _MAX_TRACEBACK_BYTES = 8_192
 _BRIEF_BYTES = 200
-"""Maximum size in bytes of the error type, and of the message, in a brief dead letter and in a retry topic."""
+"""Maximum size in bytes of the error type, and of the message, in a brief dead letter or a record of a retry topic."""
 
 _NUMBER = re.compile(rb"-?[0-9]{1,18}")
 
@@ -68,7 +68,10 @@ _NUMBER = re.compile(rb"-?[0-9]{1,18}")
 
 
 class Origin(NamedTuple):
-    """Position of a record in the topic that its handler reads, before any retry, dead letter or replay."""
+    """Topic, partition, offset and timestamp of a record when a handler's group first read it.
+
+    The origin stays the same when the record is written to retry, dead-letter and replay topics.
+    """
 
     topic: str
     partition: int
@@ -86,7 +89,7 @@ class Failure:
 
     error: BaseException
     attempts: int
-    """Number of failed attempts, also of those before the record was sent to a retry topic."""
+    """Number of failed attempts, including those before the record was sent to a retry topic."""
     handler: str
     """Name of the handler."""
     group_id: str
@@ -95,7 +98,7 @@ class Failure:
 
 
 class ForwardedRecord(NamedTuple):
-    """Failed record to publish; its headers include the added ones."""
+    """Failed record to publish, with its own and the added headers."""
 
     key: bytes | None
     value: bytes | None
@@ -104,33 +107,33 @@ class ForwardedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """Dead letter read from its topic.
+    """Dead letter that was read from a dead-letter topic.
 
-    If the header of a field is missing or invalid, the field is an empty string, 0 or None, or has the value that its
-    documentation names.
+    A field whose header is missing or invalid is an empty string, 0 or None, unless its documentation names another
+    value.
     """
 
     record: Record = field(repr=False)
     """Record as stored in the dead-letter topic."""
     error_type: str
-    """Type of the error with its module, such as ``httpx.ConnectError``; of a builtin type, only the name."""
+    """Type of the error with its module, such as ``httpx.ConnectError``; builtin types are without module."""
     reason: str
     """Message of the error."""
     traceback: str = field(repr=False)
     attempts: int
-    """Number of failed attempts, also of those before the record was sent to a retry topic."""
+    """Number of failed attempts, including those before the record was sent to a retry topic."""
     handler: str
     """Name of the handler."""
     group_id: str
     at_ms: int
-    """Time of the failure in milliseconds since the epoch; the dead letter's timestamp if the header is missing."""
+    """Time of the failure in milliseconds since the epoch; without a valid header, the timestamp of the dead letter."""
     origin: Origin | None
     deaths: int
-    """Number of times that the record became a dead letter, including this time; 1 without a valid header."""
+    """Number of times that the record has become a dead letter, including this one; 1 without a valid header."""
     replays: int
     """Number of times that the record was replayed before this failure."""
     headers: tuple[Header, ...] = field(repr=False)
-    """Original headers of the record."""
+    """Headers of the record without those that tailrace added."""
 
     @property
     def key(self) -> bytes | None:
@@ -144,59 +147,64 @@ class DeadLetter:
 
 
 def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> ForwardedRecord:
-    """Return the dead letter of a record.
+    """Return the dead letter of a failed record.
 
-    The number of deaths is one more than in the record's headers. The origin is kept over retries and replays. A brief
+    The dead letter has the record's origin, and its number of deaths is one more than in the record's headers. A brief
     dead letter has no traceback, and its error type and message are shortened.
     """
-    known = _tailrace_headers(record.headers)
+    earlier = _tailrace_headers(record.headers)
     added = _failure_headers(failure, _BRIEF_BYTES if is_brief else _MAX_MESSAGE_BYTES)
     if not is_brief:
         trace = "".join(traceback.format_exception(failure.error))
         added[_ERROR_TRACEBACK] = _truncated(trace, _MAX_TRACEBACK_BYTES)
-    added[_DEATHS] = _encoded(_int_header(known, _DEATHS) + 1)
-    if replays := _int_header(known, _REPLAYS):
+    added[_DEATHS] = _encoded(_int_header(earlier, _DEATHS) + 1)
+    if replays := _int_header(earlier, _REPLAYS):
         added[_REPLAYS] = _encoded(replays)
     return _with_headers(record, added)
 
 
 def retry_record(record: Record, failure: Failure, due_at_ms: int) -> ForwardedRecord:
-    """Return a record for a retry topic, with a brief description of its failure and the time at which it is due."""
-    known = _tailrace_headers(record.headers)
+    """Return a failed record to publish to a retry topic.
+
+    Added headers contain the time at which the record is due, the failure with a shortened message and without a
+    traceback, and the origin.
+    """
+    earlier = _tailrace_headers(record.headers)
     added = _failure_headers(failure, _BRIEF_BYTES) | {_DUE_AT: _encoded(due_at_ms)}
-    added |= {name: known[name] for name in (_DEATHS, _REPLAYS) if name in known}
+    added |= {name: earlier[name] for name in (_DEATHS, _REPLAYS) if name in earlier}
     return _with_headers(record, added)
 
 
 def read_dead_letter(record: Record) -> DeadLetter | None:
-    """Parse a record of a dead-letter topic; return None for a record of a retry topic, or without an error type.
+    """Return the dead letter that a record contains.
 
-    Headers with invalid numbers count as missing.
+    Return None if the record has no header with the error type, or has a due time, as records of retry topics have.
     """
-    found = _tailrace_headers(record.headers)
-    if _ERROR_TYPE not in found or _DUE_AT in found:
+    added = _tailrace_headers(record.headers)
+    if _ERROR_TYPE not in added or _DUE_AT in added:
         return None
-    at_ms = _int_header(found, _FAILED_AT, -1)
+    at_ms = _int_header(added, _FAILED_AT, -1)
     return DeadLetter(
         record=record,
-        error_type=_text_header(found, _ERROR_TYPE),
-        reason=_text_header(found, _ERROR_MESSAGE),
-        traceback=_text_header(found, _ERROR_TRACEBACK),
-        attempts=_int_header(found, _ATTEMPTS),
-        handler=_text_header(found, _HANDLER),
-        group_id=_text_header(found, _GROUP),
+        error_type=_text_header(added, _ERROR_TYPE),
+        reason=_text_header(added, _ERROR_MESSAGE),
+        traceback=_text_header(added, _ERROR_TRACEBACK),
+        attempts=_int_header(added, _ATTEMPTS),
+        handler=_text_header(added, _HANDLER),
+        group_id=_text_header(added, _GROUP),
         at_ms=at_ms if at_ms >= 0 else record.timestamp,
-        origin=_origin_in(found),
-        deaths=max(_int_header(found, _DEATHS), 1),
-        replays=_int_header(found, _REPLAYS),
+        origin=_origin_in(added),
+        deaths=max(_int_header(added, _DEATHS), 1),
+        replays=_int_header(added, _REPLAYS),
         headers=without_tailrace_headers(record.headers),
     )
 
 
 def replay_record(dead: DeadLetter) -> ForwardedRecord:
-    """Return the original record of a dead letter, to publish to a replay topic.
+    """Return the record of a dead letter, to publish to a replay topic.
 
-    Added headers contain the origin, the number of deaths, and the number of replays, including this replay.
+    Added headers contain the origin if it is known, the number of deaths, and the number of replays, including this
+    replay.
     """
     added = {_DEATHS: _encoded(dead.deaths), _REPLAYS: _encoded(dead.replays + 1)}
     origin = origin_headers(dead.origin) if dead.origin is not None else ()
@@ -204,37 +212,41 @@ def replay_record(dead: DeadLetter) -> ForwardedRecord:
 
 
 def origin_of(record: Record) -> Origin:
-    """Return the origin of a record from its headers; without such headers, return the position of the record."""
-    known = _origin_in(_tailrace_headers(record.headers))
-    return known or Origin(record.topic, record.partition, record.offset, record.timestamp)
+    """Return the origin in a record's headers; without a valid one, the record's own topic, partition and offset."""
+    origin = _origin_in(_tailrace_headers(record.headers))
+    return origin or Origin(record.topic, record.partition, record.offset, record.timestamp)
 
 
 def due_at(record: Record) -> int | None:
-    """Return the due time of a record of a retry topic in milliseconds since the epoch; None without a valid header."""
-    found = _int_header(_tailrace_headers(record.headers), _DUE_AT, -1)
-    return None if found < 0 else found
+    """Return the due time in a record's headers, in milliseconds since the epoch; None without a valid header.
+
+    Only records of retry topics have this header.
+    """
+    due_at_ms = _int_header(_tailrace_headers(record.headers), _DUE_AT, -1)
+    return None if due_at_ms < 0 else due_at_ms
 
 
-def attempts_before(record: Record) -> int:
+def earlier_attempts(record: Record) -> int:
     """Return the number of failed attempts before a record was sent to a retry topic; 0 for records of other topics."""
-    found = _tailrace_headers(record.headers)
-    return max(_int_header(found, _ATTEMPTS), 0) if _DUE_AT in found else 0
+    added = _tailrace_headers(record.headers)
+    return max(_int_header(added, _ATTEMPTS), 0) if _DUE_AT in added else 0
 
 
 def handler_of(record: Record) -> str:
-    """Return the name of the handler that failed, for a record of a retry topic; empty for other records."""
-    found = _tailrace_headers(record.headers)
-    return _text_header(found, _HANDLER) if _DUE_AT in found else ""
+    """Return the name of the handler in which a record of a retry topic failed; "" for records of other topics."""
+    added = _tailrace_headers(record.headers)
+    return _text_header(added, _HANDLER) if _DUE_AT in added else ""
 
 
-def first_read(record: Record) -> Record:
-    """Return a record as it was first read: with the topic, partition, offset and timestamp of its origin.
+def as_first_read(record: Record) -> Record:
+    """Return a record with the topic, partition, offset and timestamp of its origin.
 
-    The headers are not changed. The timestamp type is None unless the record is still at its origin.
+    The headers are unchanged. If the record was read from another place than its origin, the timestamp type is None,
+    because no header contains it.
     """
     origin = origin_of(record)
-    kind = record.timestamp_type if origin[:3] == tuple(record)[:3] else None
-    return Record(*origin[:3], record.key, record.value, origin.timestamp, record.headers, kind)
+    timestamp_type = record.timestamp_type if origin[:3] == tuple(record)[:3] else None
+    return Record(*origin[:3], record.key, record.value, origin.timestamp, record.headers, timestamp_type)
 
 
 def origin_headers(origin: Origin) -> tuple[Header, ...]:
@@ -251,6 +263,7 @@ def without_tailrace_headers(headers: Iterable[Header]) -> tuple[Header, ...]:
 
 
 def _failure_headers(failure: Failure, max_message_bytes: int) -> dict[str, bytes]:
+    """Return the headers that describe a failure; ``max_message_bytes`` limits the message and the error type."""
     max_name_bytes = min(_MAX_NAME_BYTES, max_message_bytes)
     return {
         _ERROR_TYPE: _truncated(_name_of(type(failure.error)), max_name_bytes),
@@ -268,24 +281,24 @@ def _with_headers(record: Record, added: Mapping[str, bytes]) -> ForwardedRecord
 
 
 def _tailrace_headers(headers: Iterable[Header]) -> dict[str, bytes]:
+    """Return the headers that tailrace added; without those that are null."""
     return {name: value for name, value in headers if value is not None and name.startswith(PREFIX)}
 
 
-def _origin_in(found: Mapping[str, bytes]) -> Origin | None:
-    topic, (partition, offset, timestamp) = (
-        _text_header(found, _ORIGIN[0]),
-        (_int_header(found, name, -1) for name in _ORIGIN[1:]),
-    )
+def _origin_in(added: Mapping[str, bytes]) -> Origin | None:
+    topic = _text_header(added, _ORIGIN[0])
+    partition, offset, timestamp = (_int_header(added, name, -1) for name in _ORIGIN[1:])
     return Origin(topic, partition, offset, timestamp) if topic and partition >= 0 and offset >= 0 else None
 
 
-def _text_header(found: Mapping[str, bytes], name: str) -> str:
-    return found.get(name, b"").decode("utf-8", "replace")
+def _text_header(added: Mapping[str, bytes], name: str) -> str:
+    return added.get(name, b"").decode("utf-8", "replace")
 
 
-def _int_header(found: Mapping[str, bytes], name: str, otherwise: int = 0) -> int:
-    digits = found.get(name, b"")
-    return int(digits) if _NUMBER.fullmatch(digits) else otherwise
+def _int_header(added: Mapping[str, bytes], name: str, default: int = 0) -> int:
+    """Return the number in a header; ``default`` if the header is missing or does not contain an integer."""
+    digits = added.get(name, b"")
+    return int(digits) if _NUMBER.fullmatch(digits) else default
 
 
 def _encoded(number: int) -> bytes:
@@ -305,9 +318,9 @@ def message_of(error: BaseException) -> str:
 
 
 def _truncated(text: str, max_bytes: int) -> bytes:
-    """Encode a text in UTF-8, and omit its middle if it is longer than ``max_bytes``.
+    """Encode a text in UTF-8; if it is longer than ``max_bytes``, omit its middle.
 
-    The middle is omitted because both the first and the last lines of a traceback are needed.
+    The first and the last lines of a traceback are the important ones.
     """
     whole = text.encode("utf-8", "backslashreplace")
     if len(whole) <= max_bytes:

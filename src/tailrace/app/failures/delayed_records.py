@@ -1,7 +1,7 @@
-"""Records of retry topics, which wait until they are due.
+"""Records of retry topics, which wait in memory until they are due.
 
-At most 32 records of a partition wait here at a time. Further records are read only after these were delivered, so that
-most waiting records stay undecoded or on the broker. All partitions share one timer.
+At most 32 records of a partition wait at a time. More records of the partition are read only after all of these were
+delivered, so that most waiting records stay undecoded or on the broker. All partitions share one timer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ _MAX_WAITING = 32
 class RetryTopicRecords:
     """Delivers records of retry topics when they are due.
 
-    The object is true while records wait; ``topic in self`` is True for the retry topics of the group.
+    A lease contains records of one partition that were read together. ``bool(self)`` is True while records wait, and
+    ``topic in self`` is True for the retry topics of the group.
 
     Args:
-        topics: retry topics of the group.
+        topics: retry topics of the group by name.
         deliver: called with a lease of records that are due; the records of a partition are delivered in order.
         room_of: returns how many records of a partition ``deliver`` accepts now.
         on_empty: called when all waiting records of a partition were delivered, so that more may be read.
-        wall_clock: returns seconds since the epoch.
+        wall_clock: returns the time in seconds since the epoch.
     """
 
     def __init__(
@@ -61,17 +62,21 @@ class RetryTopicRecords:
         return None if found is None else found.delay_ms
 
     def limit(self, partition: TopicPartition, room: int) -> int:
-        """Return how many records of a partition may be read now, at most ``room``; ``room`` for other topics."""
+        """Return how many records of a partition may be read now, at most ``room``.
+
+        For a partition of a retry topic, return 0 while records of the partition wait. For other partitions, return
+        ``room``.
+        """
         if partition.topic not in self._topics:
             return room
         return 0 if partition in self._delayed else min(room, _MAX_WAITING)
 
     def hold(self, lease: Lease) -> None:
-        """Add the records of a lease, which wait until they are due; the caller must have checked ``limit``."""
+        """Add a lease, whose records wait until they are due; no record of its partition may be waiting already."""
         delay_ms, now_ms, now = self._topics[lease.partition.topic].delay_ms, self._wall_clock() * 1000, self._now
 
         def due(record: Record) -> float:
-            """Return the time on the loop's clock at which a record is due."""
+            """Return the event loop time at which a record is due."""
             left_ms = wait_ms(due_at(record), written_at_ms=record.timestamp, delay_ms=delay_ms, now_ms=int(now_ms))
             return now + left_ms / 1000
 
@@ -79,16 +84,16 @@ class RetryTopicRecords:
         self._wakeup.set()
 
     def halt(self, partition: TopicPartition) -> None:
-        """Stop delivering records of a partition; its waiting records are left to the next owner."""
+        """Remove the waiting records of a partition that is about to be revoked, and leave them to the next owner."""
         if (lease := self._delayed.drop(partition)) is not None:
             lease.abandon_left()
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget the waiting records of a partition that has another owner now."""
+        """Remove the waiting records of a partition that was revoked, sought or reset."""
         self._delayed.drop(partition)
 
     def room_changed(self) -> None:
-        """Make ``run`` check again how many records ``deliver`` accepts."""
+        """Make ``run`` call ``room_of`` again, because ``deliver`` may accept more records."""
         if self._delayed:
             self._wakeup.set()
 
@@ -103,7 +108,7 @@ class RetryTopicRecords:
                 is_empty = is_empty or partition not in self._delayed
             if is_empty:
                 self._on_empty()
-            # Records that are due, but that deliver() does not accept now, wait for room_changed(), not for the timer.
+            # If deliver() accepts no more records, records that are due wait for room_changed(), not for the timer.
             await self._wakeup.wait(self._delayed.next_at(now))
 
     @property

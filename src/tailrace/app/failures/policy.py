@@ -2,8 +2,8 @@
 
 A failed record is finished when a retry succeeds, when a retry topic or dead-letter topic has acknowledged it, or when
 ``on_failure="skip"`` skips it; only then may its offset be committed. If a topic refuses a record, the record's lane
-waits. An error would not help: it would end the process, then the process to which the partition is assigned next, and
-so on.
+waits, unless ``on_failure="stop"`` is set. An error would end this process, then the process to which the partition is
+assigned next, and so on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["ACTION_TEXTS", "FailurePolicy", "RetryingLane", "error_text", "is_gi
 _NOT_RETRYABLE = (Reject, DecodeError)
 """Errors that would occur again in every attempt."""
 _OUTAGES = (SchemaRegistryError,)
-"""Errors of services that handling requires; they do not count as failures of the record."""
+"""Errors for an unavailable service that the handler needs; they do not count as failures of the record."""
 
 ACTION_TEXTS = {
     FailureAction.RETRY: "retried",
@@ -48,11 +48,11 @@ ACTION_TEXTS = {
     FailureAction.STOP: "the app stops",
     FailureAction.SKIP: "skipped",
 }
-"""Texts for events that tell what happens to a record, by action."""
+"""Descriptions of the actions, for events."""
 
 
 class RetryingLane(Protocol):
-    """Lane in which a failed record waits."""
+    """Lane of a failed record: the queue in which the record, and the records after it, wait."""
 
     async def pause(self, record: Record, seconds: float) -> bool:
         """Wait ``seconds`` while other lanes continue; return False if the partition has another owner afterwards."""
@@ -62,22 +62,23 @@ class RetryingLane(Protocol):
 
 
 class FailurePolicy:
-    """Decides what happens to failed records of one handler, and executes all decisions but to retry in the lane.
+    """Decides what happens to failed records of one handler, and executes these decisions, except retries.
 
-    With transactions, a record that must wait longer than the open transaction may last is set aside: it leaves the
-    transaction and is delivered again later.
+    With transactions, a record that must wait longer than the open transaction may last is set aside: it is removed
+    from the transaction and delivered again later.
 
     Args:
         handler: handler whose records fail.
         resolved: options of the handler.
-        dead_letter_publisher: publisher to retry and dead-letter topics.
+        dead_letter_publisher: sends records to retry and dead-letter topics.
         observer: receives the events.
-        transactions: transactions in which records are handled; None without transactions, so that records wait in
-            their lanes.
+        transactions: transactions in which records are handled; None for at-least-once delivery, in which records wait
+            in their lanes.
         delay_of: returns the delay of a retry topic in milliseconds; None for other topics.
 
     Attributes:
-        waiting: number of records that a retry or dead-letter topic has refused and that wait to be sent again.
+        waiting: number of records that were refused by a retry or dead-letter topic and wait in their lanes to be sent
+            again.
     """
 
     def __init__(  # noqa: PLR0913 - it combines decisions, a publisher and events
@@ -101,15 +102,15 @@ class FailurePolicy:
         self.waiting = 0
 
     def failure_counts(self) -> FailureCounts:
-        """Return the failure counts of the transactions, which aborts keep; without transactions, new counts."""
+        """Return the failure counts, which outlast aborted transactions; new counts without transactions."""
         return FailureCounts() if self._transactions is None else self._transactions.failure_counts
 
     def decide(self, record: Record, failure_count: FailureCount, error: Exception, chance: float) -> RetryDecision:
         """Decide what happens to a failed record.
 
         Args:
-            record: record as it was read, in the handler's topic or in a retry or replay topic.
-            failure_count: counts of the record's failures, which include ``error``.
+            record: record with the topic from which it was read: the handler's topic, or a retry or replay topic.
+            failure_count: counts of the record's failures, including ``error``.
             error: last error of the record.
             chance: random number in [0, 1), for the jitter of the pause.
         """
@@ -130,8 +131,8 @@ class FailurePolicy:
         """Await ``pause`` before records are retried together; return False if the caller must not retry them.
 
         Without transactions, return the result of ``pause``. With transactions, set all records aside if the open
-        transaction cannot wait for one of them, or if ``pause`` returns False; each record is then delivered again when
-        its own pause is over.
+        transaction has no time for another attempt, if a record is retried without a limit of attempts, or if ``pause``
+        returns False. Each record is then delivered again after its own pause.
         """
         transactions = self._transactions
         if transactions is None:
@@ -155,8 +156,8 @@ class FailurePolicy:
         """Send a record to its retry or dead-letter topic, skip the record, or stop the app, as ``decision`` requires.
 
         If the topic refuses the record, wait and send it again until the topic acknowledges it or its partition is no
-        longer assigned. With transactions, set the record aside instead. ``failures`` is the number of failed attempts
-        since the record was read.
+        longer assigned. With transactions, set the record aside after the first refusal. ``failures`` is the number of
+        failed attempts since the record was read from its current topic.
 
         Raises:
             HandlerFailedError: the app must stop.
@@ -170,8 +171,8 @@ class FailurePolicy:
             and decision.action is not FailureAction.STOP
             and not transactions.has_time(0.0, 0.0)
         ):
-            # The transaction will be aborted, so this action would be undone. It is done when the record is delivered
-            # again.
+            # The open transaction will be aborted, which would undo the action. The action follows when the record is
+            # delivered again.
             transactions.failure_counts.set_final_error(partition, offset, error)
             transactions.set_aside(record, 0.0, is_given_up=False)
             return
@@ -205,9 +206,10 @@ class FailurePolicy:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     async def _send(self, lane: RetryingLane, record: Record, outgoing: OutgoingFailure, error: Exception) -> bool:
-        """Send a failed record until the topic acknowledges it; return False if the record will be delivered again.
+        """Send a failed record until its topic acknowledges it; return False if the record will be delivered again.
 
-        After a refusal, the record waits in its lane before it is sent again; in a transaction, it is set aside.
+        Between two attempts, the record waits in its lane. With transactions, the record is set aside after the first
+        refusal.
         """
         while lane.is_ours(record):
             refused = await self._dead_letter_publisher.send(outgoing, self._refusals_of(record))
@@ -229,12 +231,13 @@ class FailurePolicy:
         return False
 
     def _refusals_of(self, record: Record) -> Sequence[PublishTooLargeError]:
-        """Return the errors for versions of the record that were too large, from aborted transactions."""
+        """Return the errors that aborted earlier transactions because versions of the record were too large."""
         if self._transactions is None:
             return ()
         return self._transactions.refusals.dead_letter_errors(record.topic_partition, record.offset)
 
     async def _wait_after_refusal(self, lane: RetryingLane, record: Record, seconds: float) -> bool:
+        """Wait, or set the record aside in a transaction; return False if the record must not be sent again now."""
         if self._transactions is not None:
             self._transactions.set_aside(record, seconds, is_given_up=True)
             return False
@@ -246,7 +249,7 @@ class FailurePolicy:
 
 
 def is_given_up(decision: RetryDecision, error: Exception) -> bool:
-    """Return True if the retries of a record are used up; ``on_failure="pause"`` may still retry it at intervals."""
+    """Return True if a record has failed for good; ``on_failure="pause"`` still retries such a record at intervals."""
     return decision.action not in {FailureAction.RETRY, FailureAction.RETRY_TOPIC} and not is_outage(error)
 
 

@@ -6,7 +6,7 @@ __all__ = ["Reject"]
 
 
 class Reject(Exception):  # noqa: N818 - reads well in handlers: raise Reject("negative total")
-    """Raised by a handler to reject a record, which then fails without another attempt.
+    """Raised by a handler to reject a record, which then fails for good without another attempt.
 
-    The dead letter of the record contains the exception's message.
+    The record's dead letter contains the message of the exception.
     """
