@@ -226,7 +226,7 @@ class App(Handlers):
         return self._defaults.codec
 
     def override(self, provider: Provider, replacement: Provider) -> None:
-        """Make ``Depends(provider)`` call ``replacement``.
+        """Make ``Depends(provider)`` call ``replacement`` from the next start on.
 
         Raises:
             ConfigurationError: ``provider`` or ``replacement`` is not callable.
@@ -241,7 +241,8 @@ class App(Handlers):
     async def start(self) -> None:
         """Read the signatures of handlers, open app-scoped dependencies, and start the consumers.
 
-        Handlers are called from then on. Without handlers, no consumer is started, and the app only publishes.
+        Handlers are called from then on. Without handlers, no consumer is started, and the app only publishes. With
+        ``require_broker=False``, return before a broker answers; the consumers are then started in the background.
 
         Raises:
             ConfigurationError: A handler's signature is invalid, or options contradict each other.
@@ -251,7 +252,10 @@ class App(Handlers):
         await self._start()
 
     async def _start(self, given_up: asyncio.Event | None = None) -> Supervisor:
-        """Start; if ``given_up`` is set before the end of the start, return early, and the caller must stop the app."""
+        """Start the app; return early if ``given_up`` is set before the end of the start.
+
+        After an early return, the caller must stop the app.
+        """
         if self._supervisor is not None and not self._supervisor.is_over:
             raise ConsumerStateError("this app is started already")
         self._config = resolve(self._options)
@@ -267,11 +271,13 @@ class App(Handlers):
     async def stop(self) -> None:
         """Start no more handlers, wait for running handlers, commit and leave the groups, within ``stop_timeout_ms``.
 
-        Handlers that still run after half of ``stop_timeout_ms`` are canceled, and their records are delivered again.
+        Handlers that still run after half of ``stop_timeout_ms``, or after ``rebalance_drain_ms`` if that is shorter,
+        are canceled, and their records are delivered again.
 
         Raises:
             ConsumerStateError: A handler calls ``stop()``, which would wait for the handler.
-            TailraceError: An error has ended the app before, or a part of the app does not end in time.
+            TailraceError: An error has ended the app before, a stop hook fails, or a part of the app does not end in
+                time.
         """
         if self._supervisor is None:
             return
@@ -299,9 +305,9 @@ class App(Handlers):
         await self.stop()
 
     async def run(self) -> None:
-        """Start the app, handle records until SIGTERM, SIGINT or an error, and stop; a second signal ends it at once.
+        """Start the app, handle records until SIGTERM, SIGINT or an error, and stop.
 
-        A signal ends all apps that run in the process.
+        A signal stops all apps that run in the process, and a second signal ends the process at once.
 
         Raises:
             ConfigurationError: The app has no handlers.
@@ -361,8 +367,8 @@ class App(Handlers):
     def health(self) -> Health:
         """Return the health of the app.
 
-        The app is live unless only a restart of the process would help. It is ready from its first assignment until its
-        stop.
+        The app is live unless it needs a restart of the process. It is ready from its first assignment until its stop;
+        with ``require_broker=False``, even before its first assignment.
         """
         config, running = self._config or resolve(self._options), self._running
         if running is None:
@@ -374,9 +380,10 @@ class App(Handlers):
         return examine(vitals, require_broker=self._require_broker)
 
     def statistics(self) -> AppStatistics:
-        """Return the statistics of handlers, groups and consumers in the current run; there are none before the start.
+        """Return the statistics of handlers, groups and consumers in the current run.
 
-        Call this in the app's event loop.
+        Before the start, the statistics contain no handlers, groups and consumers. Call this method in the app's event
+        loop.
         """
         health, running = self.health(), self._running
         if running is None:
@@ -401,7 +408,8 @@ class App(Handlers):
     def pause(self, handler: HandlerFunction) -> None:
         """Start no more calls of a handler until it is resumed; running calls and other handlers continue.
 
-        The handler's partitions stay assigned and are not read, even if other handlers receive some of their records.
+        The partitions of the handler's topics stay assigned but are not read, so that other handlers of these topics in
+        the group receive no new records, either.
 
         Raises:
             ConsumerStateError: The app is not started, or has no such handler.
@@ -410,7 +418,7 @@ class App(Handlers):
             executor.pause_handler()
 
     def resume(self, handler: HandlerFunction) -> None:
-        """Resume a paused handler.
+        """Start calls of a paused handler again.
 
         Raises:
             ConsumerStateError: The app is not started, or has no such handler.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.app.function_kinds import FunctionKind, called_by, kind_of, name_of
+from tailrace.app.function_kinds import FunctionKind, called_function, kind_of, name_of
 from tailrace.errors import ConfigurationError
 
 __all__ = ["accepts", "check_codec", "check_middleware", "check_text", "check_when", "compile_pattern"]
@@ -67,7 +67,7 @@ def check_when(when: object) -> None:
     Raises:
         ConfigurationError: ``when`` cannot be called with one argument, or is a coroutine function.
     """
-    if not callable(when) or not accepts(when, 1) or inspect.iscoroutinefunction(called_by(when)):
+    if not callable(when) or not accepts(when, 1) or inspect.iscoroutinefunction(called_function(when)):
         raise ConfigurationError(f"when must be a plain function of a record that returns a bool, not {when!r}")
 
 
@@ -82,7 +82,7 @@ def check_text(name: str, value: object) -> None:
 
 
 def compile_pattern(pattern: object) -> re.Pattern[str]:
-    """Return a regular expression as a pattern object; ``pattern`` is a string or a pattern object.
+    """Compile a regular expression; return ``pattern`` unchanged if it is compiled already.
 
     Raises:
         ConfigurationError: ``pattern`` is not a regular expression, or matches bytes instead of strings.

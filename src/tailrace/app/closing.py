@@ -1,7 +1,7 @@
-"""Time limits for stop hooks and for app-scoped providers while an app stops.
+"""Time limits for stop hooks, and for closing app-scoped providers, while an app stops.
 
-A hook or provider that exceeds its time limit is canceled, and an event names the hook or provider. The next hooks are
-still called, and the next providers are still closed.
+A hook or provider that exceeds its time limit is canceled, and an event names it. The remaining hooks are still called,
+and the remaining providers are still closed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class ShutdownTracker:
         emit: receives an event for each step that did not end in time.
 
     Attributes:
-        failure: error about the first step that did not end in time or canceled itself; None if there is none.
+        failure: error about the first step that did not end in time, or that raised CancelledError without being
+            canceled; None if there is none.
     """
 
     def __init__(self, emit: Callable[[ShutdownTimedOut], None]) -> None:
@@ -46,7 +47,9 @@ class ShutdownTracker:
         self._step = ""
 
     def report_timeout(self, *, is_abandoned: bool) -> None:
-        """End the current step, if there is one: emit an event that the step did not end in time, and set ``failure``.
+        """Report that the current step did not end in time: emit an event, set ``failure`` and end the step.
+
+        Without a current step, do nothing.
 
         Args:
             is_abandoned: True if the step still runs; False if it has ended after its cancellation.
@@ -67,10 +70,10 @@ class ShutdownTracker:
         Args:
             hook: stop hook.
             deadline: event loop time at which the hook is canceled.
-            cleaning_up_s: seconds after the cancellation after which the hook is abandoned.
+            cleaning_up_s: time in seconds for a canceled hook to end before it is abandoned.
 
         Raises:
-            Exception: raised by the hook.
+            Exception: raised by the hook before the deadline.
         """
         name = f"on_stop hook {name_of(hook)}"
         self.start_step(name)
@@ -85,18 +88,20 @@ class ShutdownTracker:
                 self.failure = self.failure or TailraceError(
                     f"{name} raised CancelledError without being canceled - let it return or raise another exception"
                 )
-        was_cut_short, self._step = not self._step, ""
-        if not was_cut_short and (error := task_error(task)) is not None:
+        # report_timeout() has ended the step if the hook was canceled.
+        was_canceled, self._step = not self._step, ""
+        if not was_canceled and (error := task_error(task)) is not None:
             raise error
 
 
 class BoundedStack(AsyncExitStack):
-    """Exit stack of one provider that cancels the provider if closing it takes too long.
+    """Exit stack of one provider, with a time limit for closing the provider.
 
-    The provider is closed by the task that opened it, as task groups and timeouts inside the provider require.
+    The provider is closed by the task that opened it, as task groups and timeouts inside the provider require. At the
+    time limit, the closing is canceled.
 
     Args:
-        shutdown: tracks the step.
+        shutdown: tracks the closing as a step.
         name: name of the provider.
         deadline: returns the event loop time by which the provider must be closed.
     """
@@ -113,17 +118,17 @@ class BoundedStack(AsyncExitStack):
             return bool(await super().__aexit__(kind, error, trace))
         task = asyncio.current_task()
         assert task is not None
-        canceled_before, deadline = task.cancelling(), asyncio.timeout_at(self._deadline())
+        cancellations, time_limit = task.cancelling(), asyncio.timeout_at(self._deadline())
         self._shutdown.start_step(f"provider {self._name}")
         try:
-            async with deadline:
+            async with time_limit:
                 return bool(await super().__aexit__(kind, error, trace))
         except TimeoutError:
-            if not deadline.expired():
+            if not time_limit.expired():
                 raise
             return False
         finally:
-            if deadline.expired() or task.cancelling() > canceled_before:
+            if time_limit.expired() or task.cancelling() > cancellations:
                 self._shutdown.report_timeout(is_abandoned=False)
             self._shutdown.end_step()
 

@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 Decode: TypeAlias = Callable[[Any], object]
-"""Returns the value that bytes decode to."""
+"""Decodes bytes to a value."""
 
 
 @runtime_checkable

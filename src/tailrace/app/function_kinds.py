@@ -12,7 +12,7 @@ from tailrace.errors import ConfigurationError
 
 __all__ = [
     "FunctionKind",
-    "called_by",
+    "called_function",
     "check_hook",
     "handler_kind",
     "kind_of",
@@ -37,12 +37,12 @@ def name_of(function: object) -> str:
 
 
 def kind_of(function: Callable[..., object], where: str) -> FunctionKind:
-    """Return the kind of ``function``.
+    """Return the kind of ``function``; ``where`` names the function in the error message.
 
     Raises:
         ConfigurationError: ``function`` is a plain function that wraps a generator function, so its kind is unknown.
     """
-    called = called_by(function)
+    called = called_function(function)
     kind, inner = _kind(called), _kind(inspect.unwrap(called))
     if kind is FunctionKind.PLAIN and inner in {FunctionKind.GENERATOR, FunctionKind.ASYNC_GENERATOR}:
         raise ConfigurationError(
@@ -99,7 +99,7 @@ def _without_partial(function: object) -> object:
     return function
 
 
-def called_by(function: object) -> Callable[..., object]:
+def called_function(function: object) -> Callable[..., object]:
     """Return the function that a call of ``function`` runs: without partials, and ``__call__`` of a callable object."""
     inner: Any = _without_partial(function)
     called: Callable[..., object] = inner if isinstance(inner, type) or inspect.isroutine(inner) else inner.__call__

@@ -78,7 +78,8 @@ class Handlers:
         """Declare a start hook, which is called before the first record is handled; the function is returned unchanged.
 
         A hook is a plain or async function without required parameters. App-scoped dependencies are open when it is
-        called, and ``app.publish`` works. An exception makes the start fail.
+        called, and ``app.publish`` works. If a hook raises an exception, the app stops, and ``start()`` raises a
+        TailraceError if it has not returned yet (``require_broker=False``).
         """
         check_hook(function, "on_start")
         self.start_hooks.append(function)
@@ -88,9 +89,9 @@ class Handlers:
         """Declare a stop hook, which is called after the last commit; the function is returned unchanged.
 
         A hook is a plain or async function without required parameters. The hook declared last is called first, and
-        ``app.publish`` still works. If a hook raises, the other hooks are still called, and ``stop()`` raises the
-        exception after that. A hook that has not ended after three quarters of ``stop_timeout_ms`` is canceled, and
-        ``stop()`` raises a TailraceError.
+        ``app.publish`` still works. A hook that still runs after three quarters of ``stop_timeout_ms`` is canceled. If
+        a hook raises an exception or is canceled, the other hooks are still called, and ``stop()`` then raises a
+        TailraceError.
         """
         check_hook(function, "on_stop")
         self.stop_hooks.append(function)

@@ -21,10 +21,10 @@ class KafkaSubstitute:
 
     Attributes:
         connect: returns the source of a group's records.
-        open_publisher: returns the context manager of the publisher.
+        open_publisher: returns a context manager that opens the publisher of messages.
         overrides: replacements of providers, in addition to those of the app.
-        hooks: hooks, in addition to those of the app.
-        adapt: returns the plan to run in place of the app's plan.
+        hooks: receivers of events, in addition to those of the app.
+        adapt: called with the app's plan; returns the plan to run in its place.
     """
 
     connect: Connect

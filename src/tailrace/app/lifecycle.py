@@ -37,7 +37,7 @@ __all__ = ["AppRun"]
 
 # The values up to _ORDERLY_DEADLINE are shares of ``stop_timeout_ms``. Deadlines count from the beginning of the stop.
 _HANDLERS_DEADLINE = 0.5
-"""Deadline at which handlers that still run are canceled."""
+"""Deadline at which handlers that still run are canceled, unless ``rebalance_drain_ms`` is shorter."""
 _CLEANUP_TIME = 0.1
 """Time for canceled handlers to clean up."""
 _LEAVE_DEADLINE = 0.7
@@ -47,7 +47,8 @@ _HOOKS_DEADLINE = 0.75
 _LATE_HOOKS_TIME = 0.025
 """Time that is divided equally among the stop hooks.
 
-The part of a hook is its minimum time after ``_HOOKS_DEADLINE``, and its time to clean up after a cancellation.
+A hook that is called near or after ``_HOOKS_DEADLINE`` may run for its part of this time before it is canceled. Each
+canceled hook has its part of this time to clean up.
 """
 _LATE_PROVIDER_TIME = 0.05
 """Minimum time to close each provider, even after ``_ORDERLY_DEADLINE``."""
@@ -64,8 +65,8 @@ class AppRun:
         plan: handlers and hooks of the app.
         config: resolved options of the consumers.
         connect: returns the source of a group's records.
-        open_publisher: returns the context manager of the publisher, which is entered before the groups start and
-            exited after they have stopped.
+        open_publisher: returns a context manager that opens the publisher before the groups start, and closes it after
+            they have stopped.
         consumer_events: collects the state of the groups and brokers from events.
         observer: receives events.
         require_broker: True to fail if no broker answers at the start; False to keep trying.
@@ -73,8 +74,8 @@ class AppRun:
     Attributes:
         consumer_events: state of the groups and brokers.
         failure: error that ended the run, or None.
-        is_over: set once the run has ended.
-        is_ending: True once the run stops; no more records are started then.
+        is_over: event that is set when the run has ended.
+        is_ending: True from the beginning of the stop on; no more records are started then.
         groups: started groups; empty before a broker was reached, and after the run.
         publisher: publisher of the app; None before a broker was reached, and after the run.
         left_behind: names of handlers that were canceled by the stop and still run.
@@ -108,7 +109,7 @@ class AppRun:
         self.shutdown = ShutdownTracker(observer.emit)
 
     async def run(self, supervisor: Supervisor) -> None:
-        """Start, handle records until ``supervisor.stopping`` is set, and stop.
+        """Start the app, handle records until ``supervisor.stopping`` is set, and stop the app.
 
         Raises:
             TailraceError: the run failed.
@@ -137,7 +138,7 @@ class AppRun:
 
     @property
     def time_to_stop(self) -> tuple[float, float]:
-        """Seconds for the orderly stop, and seconds after it to cancel everything that still runs."""
+        """Time in seconds for the orderly stop, and then to cancel everything that still runs."""
         # Before the groups have started, there are no records to finish, so the stop need not be orderly.
         orderly_s = self._stop_s * _ORDERLY_DEADLINE if self._has_started else 0.0
         return orderly_s, self._stop_s - orderly_s
@@ -198,7 +199,7 @@ class AppRun:
         supervisor.ready.set()
 
     def _report_failure(self, error: BaseException) -> None:
-        """Set the failure, and emit an event if the app was ready; before that, ``start()`` raises the failure."""
+        """Set ``failure``, and emit an event if ``start()`` has returned; otherwise, ``start()`` raises the failure."""
         causes: Iterable[BaseException | None] = [error]
         if isinstance(error, asyncio.CancelledError):
             # SystemExit in a handler makes asyncio cancel all tasks, including this task.
@@ -260,9 +261,9 @@ class AppRun:
         stack: AsyncExitStack,
         stopping: asyncio.Event,
     ) -> bool:
-        """Open a part that needs a broker; return False if the app is stopped before a broker answers.
+        """Open a part of the app that needs a broker; return False if the app is stopped before a broker answers.
 
-        With ``require_broker=False``, retry until a broker answers.
+        With ``require_broker=False``, try again until a broker answers. ``stack`` closes the part.
 
         Raises:
             BrokerConnectionError: no broker answers, and ``require_broker`` is True.
@@ -310,7 +311,7 @@ class AppRun:
             tasks.cancel_scope.cancel()
 
     async def _stop_groups(self, groups: Iterable[GroupRuntime]) -> None:
-        """Stop all groups concurrently until ``_LEAVE_DEADLINE``: commit, and leave the groups.
+        """Commit and leave all groups concurrently, at most until ``_LEAVE_DEADLINE``.
 
         Raises:
             Exception: the first error of a group.

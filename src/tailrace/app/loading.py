@@ -29,8 +29,8 @@ def load_app(where: str) -> App:
     """Import and return the App that ``MODULE:APP`` names; modules in the current directory are found, too.
 
     Raises:
-        ConfigurationError: the module cannot be imported, or ``APP`` is not the name of an App in it.
-        ModuleNotFoundError: the module imports another module, which does not exist.
+        ConfigurationError: ``MODULE`` does not exist or cannot be imported, or does not contain an App named ``APP``.
+        ModuleNotFoundError: ``MODULE`` imports another module that does not exist.
         TailraceError: raised by the code of the module.
     """
     module_name, name = split_app_name(where)

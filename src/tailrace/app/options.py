@@ -94,7 +94,7 @@ class HandlerOptions(TypedDict, Generic[MiddlewareT], total=False):
     timeout_ms: int | None
     """Maximum duration in milliseconds of a call; a longer call fails with ``TimeoutError``.
 
-    None for no limit; with ``delivery="exactly_once"``, for at most half of ``transaction_timeout_ms``.
+    None sets no limit; with ``delivery="exactly_once"``, it sets a limit of at most half of ``transaction_timeout_ms``.
 
     Default: None.
     """
@@ -258,14 +258,14 @@ class AppConfig:
             raise ConfigurationError(f"require_broker must be True or False, not {required!r}")
 
 
-_MOVED: Mapping[str, str] = {
+_REPLACEMENTS: Mapping[str, str] = {
     "retry_topics": "retry=Retry(topic_delays_ms=[5_000, 60_000])",
     "overtaking": "retry=Retry(allow_reordering=True)",
     "max_records": "batch=Batch(max_records=500)",
     "max_wait_ms": "batch=Batch(max_wait_ms=200)",
     "max_bytes": "batch=Batch(max_bytes=1_000_000)",
 }
-"""Names that users try as options of a handler, each with the option to use instead."""
+"""Names that users may expect as options of a handler, each with the option to use instead."""
 
 _CHOICES: Mapping[str, Any] = {
     "delivery": Delivery,
@@ -338,8 +338,8 @@ def _check_names(options: Mapping[str, object]) -> None:
         if name in known:
             continue
         close = difflib.get_close_matches(name, known, n=1)
-        if name in _MOVED:
-            hint = f"use {_MOVED[name]}"
+        if name in _REPLACEMENTS:
+            hint = f"use {_REPLACEMENTS[name]}"
         elif close:
             hint = f"did you mean {close[0]!r}?"
         else:

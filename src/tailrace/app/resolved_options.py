@@ -1,4 +1,4 @@
-"""Options of a handler, in which the values of the app replace missing values."""
+"""Options that handlers have in common with their app, which provides the defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ResolvedOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedOptions:
-    """Options that apps and handlers have in common: the values of an app, or the values in effect for a handler."""
+    """Options that can be set for an app and for a handler: the values of an app, or the values that a handler uses."""
 
     retry: Retry
     on_failure: OnFailure
@@ -24,7 +24,7 @@ class ResolvedOptions:
     middleware: tuple[Callable[..., Any], ...] = ()
 
     def for_handler(self, handler: Handler) -> ResolvedOptions:
-        """Return the options in effect for a handler of the app that has these options."""
+        """Return the options that a handler uses: its own, and these options of its app where it has none."""
         own = handler.middleware
         return replace(
             self,

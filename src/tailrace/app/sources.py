@@ -29,46 +29,52 @@ WorkT = TypeVar("WorkT")
 
 
 class HandlerGroup(RecordSink, Protocol):
-    """Interface through which a source uses the handlers of its group."""
+    """Interface through which a source uses the handlers of its group.
+
+    A record is started when its handler is called for the first time.
+    """
 
     @property
     def is_running(self) -> bool:
-        """True if a record runs or waits for its next attempt."""
+        """True if a record is being handled or waits for its next attempt."""
 
     @property
     def runs_current_records(self) -> bool:
-        """True if a record runs or waits for its next attempt, and its partition was not dropped after its start."""
+        """As ``is_running``, but without records whose partition was revoked, sought or reset since they started."""
 
     @property
     def unstarted(self) -> int:
-        """Number of records that were read and have not started; all records of retry topics together count as one."""
+        """Number of records that were read and not started.
+
+        All records of retry topics that are not due yet count as one.
+        """
 
     def hold_starts(self) -> None:
         """Start no more records until ``allow_starts``; started records continue."""
 
     def allow_starts(self) -> None:
-        """End ``hold_starts``."""
+        """Start records again after ``hold_starts``."""
 
     @property
     def waits_for_paused_handler(self) -> bool:
-        """True if no record runs and records wait for a paused handler."""
+        """True if no record is being handled, and records wait for a paused handler."""
 
     @property
     def is_gathering(self) -> bool:
         """True while an incomplete batch waits for more records."""
 
     def hurry(self) -> None:
-        """Start incomplete batches, because no more records are delivered before all delivered records are finished."""
+        """Start incomplete batches; no more records are delivered before all delivered records are finished."""
 
 
 class Transactions(Publisher, Protocol):
-    """Transactions in which a source delivers its records.
+    """Transactions in which the records of a source are handled, one transaction at a time.
 
     Messages published through this publisher belong to the open transaction.
     """
 
     def wrap_call(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
-        """Return a call of ``handle`` whose messages are published only if the call succeeds."""
+        """Return a function that calls ``handle`` and publishes the messages of the call only if the call succeeds."""
 
     @property
     def failure_counts(self) -> FailureCounts:
@@ -76,89 +82,106 @@ class Transactions(Publisher, Protocol):
 
     @property
     def refusals(self) -> RefusedRecords:
-        """Records whose transactions were aborted because messages were too large."""
+        """Records whose results or dead letters were too large for their topic."""
 
     def has_time(self, pause_s: float, work_s: float) -> bool:
-        """Return True if the open transaction has time for another attempt: ``pause_s`` and then ``work_s`` seconds."""
+        """Return True if the open transaction has time for a pause and then another attempt, both in seconds."""
 
     def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
-        """Remove a record from the open transaction, to be delivered again later.
+        """Abort the open transaction, and deliver a record of it again later, in another transaction.
 
-        The transaction is aborted, and its other records are handled again without this record. Later records of the
+        The other records of the aborted transaction are handled again without this record. Later records of its
         partition wait until this record is finished.
 
         Args:
             record: record that was delivered and is not finished.
-            seconds: time before the record is delivered again.
-            is_given_up: True if the record failed for good and could not be written to a topic.
+            seconds: minimum time before the record is delivered again.
+            is_given_up: True if the record is delivered again without a limit of attempts: because it failed for good
+                and was not written to another topic, or because a service that the handler needs is unavailable.
         """
 
     @property
     def waiting(self) -> int:
-        """Number of records that failed for good and wait to be delivered again."""
+        """Number of records that were set aside with ``is_given_up`` and wait to be delivered again."""
 
     def default_timeout_ms(self, max_wait_ms: int) -> int:
         """Return the ``timeout_ms`` of a handler that has none.
 
         Args:
-            max_wait_ms: time for which the handler's batches wait for records; 0 for a handler of single records.
+            max_wait_ms: maximum time for which a batch of the handler waits for records; 0 for single records.
         """
 
     @property
     def stalled_s(self) -> float:
-        """Seconds without a commit of a transaction although records wait for one; 0 below a limit."""
+        """Seconds without a commit of a transaction although records wait for one.
+
+        The value is 0 until a limit of several transaction timeouts is exceeded.
+        """
 
     @property
     def are_settled(self) -> bool:
-        """True if no transaction is open, and each waiting record has failed for good or comes after one that has."""
+        """True if no transaction is open, and each unfinished record is ``waiting`` or comes after a waiting one."""
 
-    async def wait_until_settled(self, until: float) -> None:
-        """Wait until no transaction is open, at most until the event loop time ``until``; called after ``halt``."""
+    async def wait_until_no_transaction(self, until: float) -> None:
+        """Wait until no transaction is open, at most until the event loop time ``until``.
+
+        ``Source.halt`` must have been called, so that no other transaction begins.
+        """
 
 
 class Source(Protocol):
-    """Delivers slices of partitions to the handlers of one group."""
+    """Source of the records of one group, which are delivered to the group's handlers.
+
+    A slice is several consecutive records of one partition. A ``Lease`` contains the records of a slice, and tracks
+    which of them are finished.
+    """
 
     @property
     def transactions(self) -> Transactions | None:
         """Transactions in which the records are handled; None for at-least-once delivery."""
 
     async def start(self, sink: HandlerGroup) -> int:
-        """Start to read for ``sink``; return the maximum number of records that may wait in one executor.
+        """Start to read; return the maximum number of records that may wait for one handler.
+
+        Args:
+            sink: handlers of the group.
 
         Raises:
             TailraceError: the source cannot start.
         """
 
     async def stop(self) -> None:
-        """Commit the finished records and stop; with transactions, abort the open one instead."""
+        """Commit the finished records and stop; with transactions, abort the open transaction and stop."""
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Return the next records of one partition, at most as many as ``room_of`` returns for it.
+        """Wait for the next slice of any partition; return the state of the partition, and the lease.
+
+        Args:
+            room_of: returns the maximum number of records that the slice of a partition may contain.
 
         Raises:
             TailraceError: the source cannot continue.
         """
 
     def progressed(self) -> None:
-        """Continue to deliver, because records were finished or there is room for more records."""
+        """Make ``next_slice`` check again whether it can deliver, after records were finished or room was made."""
 
     def halt(self) -> None:
         """Deliver no more records."""
 
     def wall_clock(self) -> float:
-        """Return the seconds since the epoch, by the clock that decides when records of retry topics are due."""
+        """Return the time in seconds since the epoch, with which the due times of retry topics are compared."""
 
     def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
         """Return the statistics of the consumer; None if there is no consumer, or it is not started.
 
         Args:
-            started: unfinished records outside the consumer, for the age of the oldest unfinished record.
+            started: started records that are not finished, for the age of the oldest unfinished record.
         """
 
 
 class ConsumerSource:
-    """Source that reads the topics of a group's handlers with a consumer.
+    """Source that reads with a consumer the topics of a group's handlers, and the group's retry and replay topics.
 
     Args:
         routes: topics to read.
@@ -174,7 +197,7 @@ class ConsumerSource:
 
     @property
     def transactions(self) -> None:
-        """None, because the delivery is at least once."""
+        """None, because this source delivers at least once."""
         return
 
     async def start(self, sink: RecordSink) -> int:
@@ -186,8 +209,8 @@ class ConsumerSource:
         """
         await self._own_topics.create()
         await self.consumer.start()
-        self._reader, window = attach_sink(self.consumer, sink)
-        return window
+        self._reader, max_waiting = attach_sink(self.consumer, sink)
+        return max_waiting
 
     def wall_clock(self) -> float:
         """Return the time of this machine in seconds since the epoch."""
@@ -198,7 +221,7 @@ class ConsumerSource:
         return statistics_of(self.consumer, started)
 
     def group_view(self) -> MemberView:
-        """Return the consumer's membership of its group; the consumer must be started."""
+        """Return the view of the consumer as a member of its group; the consumer must be started."""
         return MemberView(self.consumer)
 
     async def stop(self) -> None:
@@ -206,12 +229,12 @@ class ConsumerSource:
         await self.consumer.stop()
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Return the reader's next slice."""
+        """Wait for the reader's next slice, and return the state of its partition, and the lease."""
         assert self._reader is not None
         return await self._reader.next_slice(room_of)
 
     def progressed(self) -> None:
-        """Wake the reader, which may have room again."""
+        """Wake the reader, which may be able to deliver again."""
         if self._reader is not None:
             self._reader.progressed()
 
@@ -222,6 +245,7 @@ class ConsumerSource:
 
 
 def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> Consumer:
+    """Return a consumer that is subscribed to the topics or patterns of ``routes``."""
     if routes.patterns:
         # Patterns are matched in the client even with KIP-848, because a pattern that the broker matches cannot exclude
         # the group's own retry and replay topics.

@@ -21,7 +21,7 @@ _LIBRARY_PACKAGES = sys.stdlib_module_names | {"tailrace"}
 class StackFrame(NamedTuple):
     """Module, file, line and function of a frame.
 
-    It holds no reference to the frame object, which would keep the frame's local variables alive.
+    The frame object itself is not referenced, because it would keep the frame's local variables alive.
     """
 
     module: str
@@ -44,7 +44,7 @@ class StackFrame(NamedTuple):
 
 
 def frame_position(frame: FrameType, line: int | None = None) -> StackFrame:
-    """Return the position of a frame, at ``line`` if it is given, otherwise at the frame's current line."""
+    """Return module, file, line and function of a frame; without ``line``, the line is the frame's current line."""
     code = frame.f_code
     function = code.co_qualname.rpartition("<locals>.")[2]
     at = frame.f_lineno if line is None else line
@@ -55,7 +55,7 @@ def innermost_user_frame(stack: Sequence[StackFrame]) -> StackFrame | None:
     """Return the innermost frame of the user's own code; None if all frames are in the standard library or tailrace.
 
     The user's own code is all code outside the standard library, tailrace and installed packages. If the stack contains
-    none of it, the user's program counts as an installed package: the package of the outermost frame outside the
+    none of it, the user's program is assumed to be an installed package: that of the outermost frame outside the
     standard library and tailrace.
 
     Args:
@@ -69,7 +69,10 @@ def innermost_user_frame(stack: Sequence[StackFrame]) -> StackFrame | None:
 
 
 def where_raised(error: BaseException) -> str | None:
-    """Return the innermost line of the user's own code in the traceback of an error; None if there is none."""
+    """Return file, line and function of the innermost frame of the user's own code in the traceback of an error.
+
+    Return None if the traceback contains none.
+    """
     stack = [frame_position(frame, line) for frame, line in traceback.walk_tb(_raised(error).__traceback__)]
     found = innermost_user_frame(stack[::-1])
     return None if found is None else str(found)
@@ -102,7 +105,7 @@ def _shortened(error: BaseException, copies: dict[int, BaseException]) -> BaseEx
 
 
 def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseException | None:
-    """Return an error of the same type and text, or None; call the user's ``__init__`` only if necessary."""
+    """Return an error of the same type and text, or None if that fails; call ``__init__`` only if necessary."""
 
     def bare() -> BaseException:
         arguments = error.args

@@ -1,4 +1,4 @@
-"""Internal access to an app whose handlers run without Kafka, in tests and on Spark."""
+"""Access to private state of an app, for running its handlers without Kafka in tests and on Spark."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AppSettings:
 
     Attributes:
         defaults: options of handlers that do not set them.
-        overrides: replacements of providers that ``Depends`` names.
+        overrides: replacements of providers, by the provider that ``Depends`` names.
         transactions: options of transactions; None for at-least-once delivery.
     """
 
@@ -47,10 +47,10 @@ class AppSettings:
 
 
 def settings_of(app: App) -> AppSettings:
-    """Return the settings of an app, which need not be started."""
+    """Return the settings of an app, started or not."""
     return AppSettings(app._defaults, app._overrides, app._transactions)  # noqa: SLF001 - same package
 
 
 def app_run_of(app: App) -> AppRun:
-    """Return the run of a started app."""
+    """Return the current or last run of an app; raise ConsumerStateError if the app was never started."""
     return app._started  # noqa: SLF001 - same package

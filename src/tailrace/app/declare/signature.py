@@ -23,7 +23,7 @@ from tailrace.app.declare.parameters import (
     RecordSource,
     ValueSource,
 )
-from tailrace.app.function_kinds import called_by
+from tailrace.app.function_kinds import called_function
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record
 
@@ -188,7 +188,7 @@ def _keywords_of_partial(function: object) -> set[str]:
 
 def _namespace(function: Callable[..., object]) -> dict[str, Any]:
     """Return the namespace in which the annotations of a function are evaluated."""
-    called: Any = called_by(function)
+    called: Any = called_function(function)
     if isinstance(called, type) and inspect.isfunction(init := getattr(called, "__init__", None)):
         called = init
     inner = inspect.unwrap(called)

@@ -140,7 +140,7 @@ class GroupRuntime:
         self._is_ending = True
         self.source.halt()
         if self._transactions is not None:
-            await self._transactions.wait_until_settled(until)
+            await self._transactions.wait_until_no_transaction(until)
         while self.is_running and asyncio.get_running_loop().time() < until:
             await self._progress.wait(until)
 

@@ -149,7 +149,7 @@ class TransactionalSource:
         self._is_stopping = True
         self._commit_soon()
 
-    async def wait_until_settled(self, until: float) -> None:
+    async def wait_until_no_transaction(self, until: float) -> None:
         """Wait until no transaction is open, at most until the event loop time ``until``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
