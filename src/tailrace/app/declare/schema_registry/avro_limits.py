@@ -1,4 +1,4 @@
-"""Limits of Avro payloads, checked before fastavro's C decoder reads them.
+"""Limits for Avro payloads and schemas, checked before fastavro's C decoder reads a payload.
 
 The C decoder recurses for each level of nesting, and creates all items of an array even if an item takes no bytes. A
 few bytes from a malicious producer could overflow the stack or exhaust the memory of the process.
@@ -21,7 +21,8 @@ _MAX_VARINT_BYTES = 10
 def depth_check(schema: Any) -> Callable[[bytes, int], None] | None:  # noqa: ANN401 - fastavro's parsed schema
     """Return a function that checks how deeply a payload is nested; None if the schema is not recursive.
 
-    The function is called with the data and the start of the payload, and raises ValueError.
+    The function is called with the data and the index at which the payload begins. It raises ValueError if the payload
+    is nested too deeply or is incomplete.
 
     Raises:
         TypeError: the schema has an array whose items take no bytes.
@@ -32,7 +33,7 @@ def depth_check(schema: Any) -> Callable[[bytes, int], None] | None:  # noqa: AN
 
 
 class _PayloadChecker:
-    """Checker of payloads of one schema."""
+    """Checks a schema and its payloads; ``at`` is always an index in the data."""
 
     def __init__(self, schema: Any) -> None:  # noqa: ANN401
         self._schema = schema
@@ -77,7 +78,7 @@ class _PayloadChecker:
             yield from self._parts(child)
 
     def _min_size(self, schema: Any, within: tuple[str, ...]) -> int:  # noqa: ANN401
-        """Return the minimum size of a value in bytes; ``within`` are the names of the records around it."""
+        """Return the minimum size of a value in bytes; ``within`` are the names of the records that contain it."""
         if isinstance(schema, str):
             return _MIN_SIZES[schema] if schema in _MIN_SIZES else self._min_size_of_named(schema, within)
         kind = "union" if isinstance(schema, list) else schema["type"]
@@ -89,7 +90,7 @@ class _PayloadChecker:
 
     def _min_size_of_named(self, name: str, within: tuple[str, ...]) -> int:
         if name in within:
-            # A record that always contains itself would have an infinite payload. The size only has to be positive.
+            # No payload can contain a record that always contains itself, so any positive size is correct.
             return 1
         if name not in self._min_sizes:
             self._min_sizes[name] = self._min_size(self._named_types[name], within)
@@ -98,7 +99,7 @@ class _PayloadChecker:
     # ---- the payload -------------------------------------------------------------------------------------------
 
     def _skip(self, schema: Any, data: bytes, at: int, depth: int) -> int:  # noqa: ANN401
-        """Return the end of the value that begins at ``at``; ``depth`` is the number of records around it."""
+        """Return the end of the value that begins at ``at``; ``depth`` is the number of records that contain it."""
         if isinstance(schema, list):
             branch, at = _long(data, at)
             if not 0 <= branch < len(schema):
@@ -135,7 +136,7 @@ class _PayloadChecker:
             if not count:
                 return at
             if count < 0:
-                # A negative count is followed by the size of the block, which fastavro ignores, too.
+                # After a negative count comes the size of the block in bytes, which fastavro ignores, too.
                 at = _long(data, at)[1]
             for _ in range(abs(count)):
                 if is_map:
@@ -163,7 +164,7 @@ def _skip_primitive(kind: str, data: bytes, at: int) -> int:
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
-    """Return the zigzag varint that begins at ``at``, and its end."""
+    """Return the number that begins at ``at``, a zigzag varint, and the end of the number."""
     value = 0
     for place, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
         value |= (byte & 127) << 7 * place

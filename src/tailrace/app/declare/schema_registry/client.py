@@ -1,7 +1,7 @@
 """HTTP client of a schema registry, built on the client of confluent-kafka.
 
-If a request fails, SchemaRegistryError is raised; its message contains no secrets. A new client of confluent-kafka is
-created for each request, because requests are rare and such a client is bound to an event loop.
+Error messages contain no secrets. ``_session`` creates a new client of confluent-kafka each time, because requests are
+rare and a client of confluent-kafka is bound to one event loop.
 """
 
 from __future__ import annotations
@@ -27,21 +27,25 @@ __all__ = ["Auth", "Credentials", "RegistryClient", "Tls", "not_installed"]
 Credentials: TypeAlias = tuple[str, str] | str
 """User and password, or a bearer token."""
 Auth: TypeAlias = Credentials | Callable[[], Credentials | Awaitable[Credentials]]
+"""Credentials, or a plain or async function that returns them."""
 
 _NOT_FOUND, _CONFLICT, _UNPROCESSABLE = 404, 409, 422
 _NOT_FOUND_CODES = range(40400, 40500)
-"""Error codes of a registry for a subject, version or schema that does not exist."""
+"""Error codes in the registry's answers for a subject, version or schema that does not exist."""
 _DENIED = frozenset({401, 403})
 _UNAVAILABLE = frozenset({408, 429, 502, 503, 504})
 _SERIALIZED = "serialized"
-"""Value of ``format`` for which a registry returns compiled protobuf instead of .proto source."""
+"""Value of the request parameter ``format`` with which Protobuf schemas are returned in compiled form, not as source.
+
+The compiled form is a file descriptor in base64; the source is the text of a .proto file.
+"""
 _MAX_MESSAGE_CHARS = 200
 _MAX_REFERENCES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Options for HTTPS, with the names and meanings of the consumer's options."""
+    """Options for HTTPS; the options of ``Consumer`` with these names have the same meanings."""
 
     ssl_cafile: str | None = None
     ssl_certfile: str | None = None
@@ -50,14 +54,15 @@ class Tls:
 
 
 class RegistryClient:
-    """Client of one registry; a request is answered by the first address that is available.
+    """Client of one registry, which may have several addresses; the first address that is available is used.
 
     Args:
-        urls: addresses of the registry. An address may contain user and password instead of ``auth``.
-        auth: credentials, or a function that returns them and is called before each request.
+        urls: addresses of the registry. An address may contain user and password in place of ``auth``.
+        auth: credentials, or a function that returns them; the function is called in each method call.
         tls: options for HTTPS.
-        timeout_ms: time limit for one schema, over all addresses and all schemas that it references. Reading a Protobuf
-            schema may take twice this time, because .proto source is requested again in compiled form.
+        timeout_ms: time limit in milliseconds of a method call, in which all addresses are tried and all referenced
+            schemas are requested. Reading a Protobuf schema may take twice this time, because a schema that the
+            registry returns as .proto source is requested again in compiled form.
 
     Raises:
         ConfigurationError: the extra is not installed, or an argument is invalid.
@@ -86,32 +91,34 @@ class RegistryClient:
             Observer().emit(CredentialsUnencrypted(", ".join(plain), advice))
 
     async def by_id(self, schema_id: int) -> Schema | None:
-        """Return the schema with an id; None if the id does not exist.
+        """Request the schema with an id; return None if the id does not exist.
 
         Raises:
             SchemaRegistryError: the request failed.
         """
 
-        async def get(client: Any, form: str | None) -> tuple[int, Any]:  # noqa: ANN401 - untyped
-            return schema_id, await client.get_schema(schema_id, fmt=form)
+        async def request(client: Any, fmt: str | None) -> tuple[int, Any]:  # noqa: ANN401 - untyped
+            return schema_id, await client.get_schema(schema_id, fmt=fmt)
 
-        return await self._schema(get)
+        return await self._request_schema(request)
 
     async def latest(self, subject: str) -> Schema | None:
-        """Return the newest schema of a subject; None if the subject does not exist.
+        """Request the newest schema of a subject; return None if the subject does not exist.
 
         Raises:
             SchemaRegistryError: the request failed.
         """
 
-        async def get(client: Any, form: str | None) -> tuple[int, Any]:  # noqa: ANN401
-            found = await client.get_latest_version(subject, fmt=form)
-            return found.schema_id, found.schema
+        async def request(client: Any, fmt: str | None) -> tuple[int, Any]:  # noqa: ANN401
+            version = await client.get_latest_version(subject, fmt=fmt)
+            return version.schema_id, version.schema
 
-        return await self._schema(get)
+        return await self._request_schema(request)
 
-    async def id_of(self, subject: str, schema: Any) -> tuple[int, int] | None:  # noqa: ANN401
-        """Return the id and version of confluent-kafka's ``Schema`` in a subject; None if it is not registered there.
+    async def look_up(self, subject: str, schema: Any) -> tuple[int, int] | None:  # noqa: ANN401
+        """Request the id of a schema and its version in a subject; return None if the subject does not contain it.
+
+        ``schema`` is a ``Schema`` of confluent-kafka.
 
         Raises:
             SchemaRegistryError: the request failed.
@@ -119,31 +126,35 @@ class RegistryClient:
         async with self._session() as client:
             try:
                 found = await client.lookup_schema(subject, schema)
-            except _error_of_registry() as error:
+            except _confluent_error() as error:
                 if _is_not_found(error):
                     return None
                 raise
             return found.schema_id, found.version
 
     async def may_belong_to(self, subject: str, schema_id: int) -> bool:
-        """Return True if a version of a subject, even a deleted one, has this id, or the subject does not exist.
+        """Return False if the subject exists and no version of it, not even a deleted one, has the schema id.
+
+        ``subject`` may be an alias of a subject.
 
         Raises:
-            SchemaRegistryError: the request failed.
+            SchemaRegistryError: a request failed.
         """
         async with self._session() as client:
-            # Requests .../versions, because Karapace does not serve .../subjects. Deleted versions count, because
-            # records that were written with them may still exist.
-            found = await _none_if_not_found(client.get_schema_versions(schema_id, deleted=True))
-            subjects = {_without_context(one.subject) for one in found or ()}
+            # The request for the subjects of a schema id would suffice, but Karapace does not support it. Deleted
+            # versions count, because records that were written with them may still exist.
+            versions = await _none_if_not_found(client.get_schema_versions(schema_id, deleted=True))
+            subjects = {_without_context(one.subject) for one in versions or ()}
             if subject in subjects:
                 return True
             latest = await _none_if_not_found(client.get_latest_version(subject))
-            # For an alias, the registry returns the name of the aliased subject.
+            # If ``subject`` is an alias, ``latest.subject`` is the subject to which the alias refers.
             return latest is None or latest.schema_id == schema_id or _without_context(latest.subject) in subjects
 
     async def register(self, subject: str, schema: Any) -> None:  # noqa: ANN401
-        """Register a ``Schema`` of confluent-kafka under a subject, unless the subject contains it already.
+        """Register a schema under a subject, unless the subject contains it already.
+
+        ``schema`` is a ``Schema`` of confluent-kafka.
 
         Raises:
             PublishError: the registry rejects the schema as invalid or incompatible with earlier versions.
@@ -152,7 +163,7 @@ class RegistryClient:
         async with self._session() as client:
             try:
                 await client.register_schema(subject, schema)
-            except _error_of_registry() as error:
+            except _confluent_error() as error:
                 if error.http_status_code in {_CONFLICT, _UNPROCESSABLE}:
                     raise PublishError(
                         f"the schema registry rejects the schema for {subject!r}: {_shortened(error.error_message)}"
@@ -160,23 +171,31 @@ class RegistryClient:
                     ) from error
                 raise
 
-    async def _schema(self, get: Callable[[Any, str | None], Awaitable[tuple[int, Any]]]) -> Schema | None:
+    async def _request_schema(self, request: Callable[[Any, str | None], Awaitable[tuple[int, Any]]]) -> Schema | None:
+        """Request a schema and the schemas that it references; return None if the schema does not exist.
+
+        A Protobuf schema is returned as .proto source if the registry cannot return it in compiled form.
+
+        Args:
+            request: requests the schema; called with a client of confluent-kafka and the request parameter ``format``,
+                and returns the schema id and a ``Schema`` of confluent-kafka.
+        """
         async with self._session() as client:
             try:
-                schema_id, found = await get(client, None)
-            except _error_of_registry() as error:
+                schema_id, answer = await request(client, None)
+            except _confluent_error() as error:
                 if _is_not_found(error):
                     return None
                 raise
-            schema = await _with_references(client, schema_id, found, None)
+            schema = await _with_references(client, schema_id, answer, None)
         if schema.kind != "PROTOBUF" or _is_compiled(schema):
             return schema
-        # Requires a new client, because the first one has cached the answer with the .proto source.
+        # The first client has cached the .proto source, so another client is needed.
         async with self._session() as client:
             try:
-                schema_id, found = await get(client, _SERIALIZED)
-                compiled = await _with_references(client, schema_id, found, _SERIALIZED)
-            except _error_of_registry() as error:
+                schema_id, answer = await request(client, _SERIALIZED)
+                compiled = await _with_references(client, schema_id, answer, _SERIALIZED)
+            except _confluent_error() as error:
                 if error.http_status_code in _UNAVAILABLE or error.http_status_code in _DENIED:
                     raise
                 return schema
@@ -184,7 +203,11 @@ class RegistryClient:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Any]:
-        """Yield a client of confluent-kafka; raise any error of the body but PublishError as SchemaRegistryError."""
+        """Open a client of confluent-kafka for the duration of a context, at most for ``timeout_ms``.
+
+        Raises:
+            SchemaRegistryError: an error other than PublishError occurred, in the context or when it was entered.
+        """
         from confluent_kafka.schema_registry import AsyncSchemaRegistryClient  # noqa: PLC0415 - an extra
 
         where = ", ".join(self.urls)
@@ -201,7 +224,7 @@ class RegistryClient:
                 f"the schema registry at {where} did not answer within {self._timeout_s:g} s"
                 " - check whether it is overloaded, or raise timeout_ms"
             ) from error
-        except _error_of_registry() as error:
+        except _confluent_error() as error:
             if error.http_status_code in _DENIED:
                 raise SchemaRegistryError(
                     f"the schema registry at {where} denied access (HTTP {error.http_status_code}) - check auth="
@@ -212,15 +235,16 @@ class RegistryClient:
                 f"the schema registry at {where} answered with HTTP {error.http_status_code}:"
                 f" {_shortened(error.error_message)} - {advice}"
             ) from error
-        except Exception as error:  # httpx raises errors of several libraries
+        except Exception as error:  # httpx also raises errors of other libraries.
             raise SchemaRegistryError(
                 f"a request to the schema registry at {where} failed: {type(error).__name__}: {_shortened(str(error))}"
                 " - check that the registry is running and that the url is correct"
             ) from error
 
     async def _conf(self) -> dict[str, object]:
+        """Return the options of a client of confluent-kafka."""
         tls = self._tls
-        # Without HTTPS, certificates are not needed, and reading them takes time.
+        # Without HTTPS, no certificates are read, which would take time.
         cafile: str | bool | None = tls.ssl_cafile if any(url.startswith("https:") for url in self.urls) else False
         conf: dict[str, object] = {
             "url": ",".join(self.urls),
@@ -228,9 +252,10 @@ class RegistryClient:
             "ssl.certificate.location": tls.ssl_certfile,
             "ssl.key.location": tls.ssl_keyfile,
             "ssl.key.password": tls.ssl_password,
-            # If one address does not answer, there is time left for the others.
+            # Each address gets an equal part of the time, so that an address that does not answer leaves time for the
+            # other addresses.
             "timeout": self._timeout_s / len(self.urls),
-            # Callers retry.
+            # Retries are left to the callers, such as the app, which retries the record.
             "max.retries": 0,
         }
         auth = self._auth
@@ -249,45 +274,53 @@ class RegistryClient:
 
 
 def not_installed(error: ImportError) -> ConfigurationError:
-    """Return the error for a missing extra."""
+    """Return the error for a package of the extra ``schema-registry`` that cannot be imported."""
     return ConfigurationError(
         f"SchemaRegistry needs {error.name or 'confluent-kafka'}, which is not installed"
         f" - {install_hint('schema-registry')}"
     )
 
 
-def _error_of_registry() -> Any:  # noqa: ANN401 - a class of an extra
-    from confluent_kafka.schema_registry import SchemaRegistryError as ErrorOfRegistry  # noqa: PLC0415 - an extra
+def _confluent_error() -> Any:  # noqa: ANN401 - a class of an extra
+    """Return the exception class with which confluent-kafka reports an error answer of a registry."""
+    from confluent_kafka.schema_registry import SchemaRegistryError as ConfluentError  # noqa: PLC0415 - an extra
 
-    return ErrorOfRegistry
+    return ConfluentError
 
 
 def _is_not_found(error: Any) -> bool:  # noqa: ANN401 - untyped
-    """Return True if the registry has no such schema or subject; False for the 404 of a proxy or a wrong path."""
+    """Return True if the requested schema or subject does not exist; False for other errors.
+
+    A proxy, or a server that is not a registry, answers with the same HTTP status, but without a registry's error code.
+    """
     return error.http_status_code == _NOT_FOUND and error.error_code in _NOT_FOUND_CODES
 
 
 async def _none_if_not_found(request: Awaitable[Any]) -> Any:  # noqa: ANN401 - untyped
-    """Return the result of a request; None if the registry has no such schema or subject."""
+    """Await a request and return its result; None if the requested schema or subject does not exist."""
     try:
         return await request
-    except _error_of_registry() as error:
+    except _confluent_error() as error:
         if _is_not_found(error):
             return None
         raise
 
 
 def _without_context(subject: str) -> str:
-    """Return the name of a subject without its context, which precedes it as in ``:.context:name``."""
+    """Return the name of a subject without its context: ``name`` for ``:.context:name``."""
     return subject.split(":", 2)[-1] if subject.startswith(":.") else subject
 
 
-async def _with_references(client: Any, schema_id: int, found: Any, form: str | None) -> Schema:  # noqa: ANN401
-    """Return a schema with all schemas that it references, directly and indirectly."""
+async def _with_references(client: Any, schema_id: int, root: Any, fmt: str | None) -> Schema:  # noqa: ANN401
+    """Request all schemas that ``root`` references, directly and indirectly, and return ``root`` with them.
+
+    ``client`` and ``root`` are a client and a ``Schema`` of confluent-kafka; ``fmt`` is the request parameter
+    ``format``.
+    """
     references: dict[str, str] = {}
     visited: set[str] = set()
 
-    async def follow(schema: Any) -> None:  # noqa: ANN401
+    async def request_references(schema: Any) -> None:  # noqa: ANN401
         for one in schema.references or ():
             if one.name in visited:
                 continue
@@ -295,23 +328,23 @@ async def _with_references(client: Any, schema_id: int, found: Any, form: str | 
                 raise ValueError(f"schema {schema_id} references more than {_MAX_REFERENCES} schemas")
             visited.add(one.name)
             # True: deleted versions are included, because records that were written with them may still exist.
-            needed = await client.get_version(one.subject, one.version, True, form)
-            await follow(needed.schema)
-            references[one.name] = needed.schema.schema_str or ""
+            referenced = await client.get_version(one.subject, one.version, True, fmt)
+            await request_references(referenced.schema)
+            references[one.name] = referenced.schema.schema_str or ""
 
-    await follow(found)
+    await request_references(root)
     return Schema(
         schema_id,
-        found.schema_type or "AVRO",
-        found.schema_str or "",
+        root.schema_type or "AVRO",
+        root.schema_str or "",
         references,
-        read_rules=_rules(found.rule_set, "READ"),
-        write_rules=_rules(found.rule_set, "WRITE"),
+        read_rules=_rules(root.rule_set, "READ"),
+        write_rules=_rules(root.rule_set, "WRITE"),
     )
 
 
 def _rules(rule_set: Any, mode: str) -> list[str]:  # noqa: ANN401
-    """Return the names of the enabled rules for ``mode``, which is READ or WRITE."""
+    """Return the names of the enabled rules that apply in ``mode``, which is READ or WRITE."""
     if rule_set is None:
         return []
     rules = [*(rule_set.domain_rules or ()), *(getattr(rule_set, "encoding_rules", None) or ())]
@@ -323,15 +356,16 @@ def _rules(rule_set: Any, mode: str) -> list[str]:  # noqa: ANN401
 
 
 def _is_compiled(schema: Schema) -> bool:
+    """Return True if a Protobuf schema and the schemas that it references are in compiled form."""
     from tailrace.app.declare.schema_registry.protobuf import decode_compiled  # noqa: PLC0415 - an extra
 
     return all(decode_compiled("", text) is not None for text in (schema.text, *schema.references.values()))
 
 
 def _parse_url(url: object) -> tuple[str, Credentials | None]:
-    """Return an address without its credentials, and the credentials.
+    """Return an address without its credentials, and the credentials; None if it contains none.
 
-    Errors do not contain the address, because it may contain a password.
+    Error messages do not contain the address, because it may contain a password.
     """
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise ConfigurationError(
@@ -346,18 +380,26 @@ def _parse_url(url: object) -> tuple[str, Credentials | None]:
     return bare, (unquote(split.username), unquote(split.password or ""))
 
 
-def _authorization(given: object) -> dict[str, object]:
-    """Return credentials as options of the client of confluent-kafka."""
-    if isinstance(given, str) and given:
+def _authorization(credentials: object) -> dict[str, object]:
+    """Return credentials as options of a client of confluent-kafka.
+
+    Raises:
+        ConfigurationError: the credentials are neither a user and password nor a token.
+    """
+    if isinstance(credentials, str) and credentials:
         return {
             "bearer.auth.credentials.source": "STATIC_TOKEN",
-            "bearer.auth.token": given,
+            "bearer.auth.token": credentials,
             "bearer.auth.logical.cluster": "",
         }
-    if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(one, str) for one in given):
-        user, secret = given
+    if (
+        isinstance(credentials, tuple | list)
+        and len(credentials) == 2
+        and all(isinstance(one, str) for one in credentials)
+    ):
+        user, password = credentials
         if ":" not in user:
-            return {"basic.auth.user.info": f"{user}:{secret}"}
+            return {"basic.auth.user.info": f"{user}:{password}"}
     raise ConfigurationError(
         "SchemaRegistry: auth must be ('user', 'password'), a bearer token, or a function that"
         " returns one of them; the user must not contain ':'"

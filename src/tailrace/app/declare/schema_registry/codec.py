@@ -29,9 +29,9 @@ class SchemaRegistry:
     model; for protobuf also a generated class, or a union of generated classes. A value of type ``bytes`` is read and
     published unchanged.
 
-    A schema is fetched for the first value that refers to it. If the registry cannot be reached, the record and its
-    lane wait. A value raises DecodeError if it is not in the wire format or does not match the type, or if its schema
-    id does not exist or belongs to another subject.
+    A schema is fetched for the first value that refers to it. If the registry cannot be reached, the record and the
+    records after it in its lane wait. A record fails with DecodeError if its value is not in the wire format or does
+    not match the type, or if the schema id in the value does not exist or belongs to another subject.
 
     Args:
         url: address of the registry, or several addresses.
@@ -39,10 +39,10 @@ class SchemaRegistry:
         auth: ``("user", "password")``, a bearer token, or a function, ``async`` or not, that returns one of them.
         schemas: schema with which values are written, by topic: text of the schema, or path of its file. Not used for
             protobuf, because a generated class contains its schema.
-        use_latest_version: always write with the newest schema of the subject. If False, Avro and JSON values are
-            written with it only if ``schemas`` does not contain the topic, and protobuf values never.
-        auto_register: register schemas of ``schemas`` and of protobuf classes that are not registered yet. If False, a
-            value with such a schema raises PublishError.
+        use_latest_version: always write with the newest schema of the subject. If False, the newest schema is used only
+            for Avro and JSON values of topics that ``schemas`` does not contain.
+        auto_register: register schemas of ``schemas`` and of protobuf classes that are not registered yet. If False,
+            publishing a value whose schema is not registered raises PublishError.
         subject: naming strategy of subjects: ``"topic"`` for ``{topic}-value``, ``"record"`` for the name of the
             schema, ``"topic_record"`` for ``{topic}-{name}``. If the registry has the subject of a record, the
             record's schema id must belong to a version of the subject.
@@ -50,7 +50,7 @@ class SchemaRegistry:
             are ``schemas["{topic}-key"]``.
         validate: validate JSON values against their schemas when they are read; they are always validated when they are
             written.
-        timeout_ms: time limit for fetching or registering a schema.
+        timeout_ms: time limit in milliseconds for fetching or registering a schema.
         ssl_cafile: file with trusted certificates, as in the options of ``Consumer``.
         ssl_certfile: file with the client certificate, as in the options of ``Consumer``.
         ssl_keyfile: file with the key of the client certificate, as in the options of ``Consumer``.
@@ -82,7 +82,7 @@ class SchemaRegistry:
             if value not in get_args(choices):
                 known = ", ".join(map(repr, get_args(choices)))
                 raise ConfigurationError(f"SchemaRegistry: {name} must be one of {known}, not {value!r}")
-        _check_count("timeout_ms", timeout_ms)
+        _check_positive("timeout_ms", timeout_ms)
         if use_latest_version and auto_register:
             raise ConfigurationError(
                 "SchemaRegistry: use_latest_version and auto_register cannot both be True, because values might not be"
@@ -117,7 +117,7 @@ class SchemaRegistry:
         return f"<SchemaRegistry {', '.join(self._client.urls)} format={self._format.kind.lower()}>"
 
     def reader(self, *, is_key: bool) -> TopicReader:
-        """Return the reader of values or of keys, which refuses schema ids of other subjects."""
+        """Return the reader of values or of keys, which refuses schema ids that are not of the topic's subject."""
         return self._keys if is_key else self._values
 
     def decoder(self, annotation: Any, /) -> Decode:  # noqa: ANN401 - any type
@@ -133,7 +133,7 @@ class SchemaRegistry:
         return self._decoders.lacks(data)
 
     async def fetch(self, data: bytes, /) -> None:
-        """Fetch the schema of these bytes; if the schema does not exist, the decoder raises later.
+        """Fetch the schema of these bytes; if the schema does not exist, the decoder will raise an error.
 
         Raises:
             SchemaRegistryError: the request failed.
@@ -141,7 +141,7 @@ class SchemaRegistry:
         await self._decoders.fetch(data)
 
     def encode(self, value: Any, /) -> bytes:  # noqa: ANN401
-        """Return bytes unchanged; other values must be encoded with ``encode_for``.
+        """Return bytes unchanged; ``encode_for`` encodes other values.
 
         Raises:
             TypeError: the value is not bytes.
@@ -173,7 +173,7 @@ class SchemaRegistry:
             return None
 
 
-def _check_count(name: str, value: object) -> None:
+def _check_positive(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigurationError(f"SchemaRegistry: {name} must be a positive integer, not {value!r}")
 

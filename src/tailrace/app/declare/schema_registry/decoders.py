@@ -1,7 +1,6 @@
 """Decoders of values, selected by the schema id in the value.
 
-The schema of an id never changes, so that each schema is fetched only once. The fetch is awaited before the decoder is
-called.
+The schema of an id never changes, so each schema is fetched only once, before the decoder is called.
 """
 
 from __future__ import annotations
@@ -13,30 +12,34 @@ from typing import Any
 from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import split_none
 from tailrace.app.declare.schema_registry.client import RegistryClient
-from tailrace.app.declare.schema_registry.formats import HEADER, Format, check_schema, header_of, id_of, is_framed
+from tailrace.app.declare.schema_registry.formats import HEADER_SIZE, Format, check_schema, header_of, id_of, is_framed
 from tailrace.app.declare.schema_registry.schema import Schema
 from tailrace.errors import TailraceError
 
 __all__ = ["SchemaDecoders", "SharedLookup"]
 
 _MISSING_FOR_S = 30.0
-"""Time for which a missing id is not requested again. Later, a replica of the registry may have received the schema."""
+"""Time in seconds for which an id that does not exist is not requested again.
+
+A new schema may not have reached all replicas of the registry yet.
+"""
 _MAX_MISSING = 1000
 
 
 class SharedLookup:
-    """Requests to a registry; concurrent callers with the same key share one request."""
+    """Sends requests to a registry; concurrent calls with the same key share one request."""
 
     def __init__(self) -> None:
         self._running: dict[object, _Request] = {}
 
     async def run(self, key: object, send: Callable[[], Awaitable[None]]) -> None:
-        """Await ``send()``, or the end of a running request with the same key.
+        """Await ``send()``, or wait until a running request with the same key has ended.
 
-        A running request may be canceled, so the caller must check whether it now has a result, and retry if not.
+        The running request may have been canceled, so the caller must check for its result, and call ``run`` again if
+        there is none.
 
         Raises:
-            TailraceError: the error of ``send``; all waiting callers receive it.
+            TailraceError: the error of the request, which all calls that share it raise.
         """
         request = self._running.get(key)
         if request is not None:
@@ -72,7 +75,7 @@ class SchemaDecoders:
         self._headers: set[bytes] = set()
         """Headers of values whose schemas were fetched."""
         self._missing: dict[int, float] = {}
-        """Ids that do not exist, each with the time (loop clock) from which it may be requested again."""
+        """Ids that do not exist, each with the event loop time from which it may be requested again."""
         self._lookups = SharedLookup()
 
     def decoder(self, annotation: Any) -> Decode:  # noqa: ANN401 - any type
@@ -83,10 +86,10 @@ class SchemaDecoders:
         readers: dict[bytes, Decode] = {}
 
         def decode(data: bytes) -> object:
-            # The key is the header, not the id, because the conversion would cost time for each record.
-            read = readers.get(data[:HEADER])
+            # The key is the header, because converting it to the id would take time for each record.
+            read = readers.get(data[:HEADER_SIZE])
             if read is None:
-                read = readers[data[:HEADER]] = self._reader(id_of(data), annotation)
+                read = readers[data[:HEADER_SIZE]] = self._reader(id_of(data), annotation)
             return read(data)
 
         return decode
@@ -97,7 +100,7 @@ class SchemaDecoders:
         self._headers.add(header_of(schema.id))
 
     def knows(self, header: bytes) -> bool:
-        """Return True if the schema of values with this header was fetched."""
+        """Return True if values with this header can be decoded without a fetch."""
         return header in self._headers
 
     def schema(self, header: bytes) -> Schema:
@@ -106,11 +109,11 @@ class SchemaDecoders:
 
     def lacks(self, data: bytes) -> bool:
         """Return True if the schema of these bytes must be fetched, see ``SchemaRegistry.lacks``."""
-        if data[:HEADER] in self._headers:
+        if data[:HEADER_SIZE] in self._headers:
             return False
         if not is_framed(data):
             return False  # The decoder raises an error.
-        retry_at = self._missing.get(int.from_bytes(data[1:HEADER], "big"))
+        retry_at = self._missing.get(int.from_bytes(data[1:HEADER_SIZE], "big"))
         return retry_at is None or retry_at <= asyncio.get_running_loop().time()
 
     async def fetch(self, data: bytes) -> None:

@@ -1,6 +1,6 @@
-"""Encoders of values, one for each topic, with the configured schema, the schema of the class, or the newest schema.
+"""Encoders of values and keys, with the schema in ``schemas``, the schema of a class, or the newest schema.
 
-Schemas are registered only with ``auto_register``. A value that does not match its schema raises an error.
+There is one encoder for the values of a topic, and one for its keys; with Protobuf, one for each class of them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class _EncoderKey:
     topic: str
     is_key: bool
     value_class: type | None
-    """Class of the values if it contains their schema; else None."""
+    """Class of the values if the class contains their schema, as with Protobuf; None for other formats."""
 
     @property
     def schemas_key(self) -> str:
-        """Key of the schema in ``schemas``."""
+        """Key of the schema in the option ``schemas``."""
         return f"{self.topic}-key" if self.is_key else self.topic
 
 
@@ -47,7 +47,8 @@ class SchemaEncoders:
         use_latest: see ``SchemaRegistry``, ``use_latest_version``.
         auto_register: see ``SchemaRegistry``.
         subject: see ``SchemaRegistry``.
-        on_schema: called with a schema before it is first used for writing, the topic, and True for keys.
+        on_schema: called before the first use of a schema; its arguments are the schema, the topic, and True for keys
+            or False for values.
     """
 
     def __init__(  # noqa: PLR0913 - its options
@@ -75,7 +76,7 @@ class SchemaEncoders:
         try:
             return encode(value)
         except Exception as error:
-            # The value may match a newer schema, which is fetched for the next value.
+            # Have the encoder created again for the next value, because the subject may have a newer schema by then.
             self._encoders.pop(key, None)
             raise PublishError(
                 f"{described(type(value))} does not match the schema for {key.schemas_key!r}: {_reason_of(error)}"
@@ -103,14 +104,18 @@ class SchemaEncoders:
     async def _latest(self, subject: str, schemas_key: str) -> Schema:
         schema = await self._client.latest(subject)
         if schema is None:
+            schemas = "" if self._format.is_by_class else f"schemas={{{schemas_key!r}: ...}} and "
+            instead = " in place of use_latest_version" if self._use_latest else ""
             raise PublishError(
-                f"no schema is registered under {subject!r} - register one, or set schemas={{{schemas_key!r}: ...}} and"
-                " auto_register=True"
+                f"no schema is registered under {subject!r} - register one, or set {schemas}auto_register=True{instead}"
             )
         return schema
 
     async def _local_schema(self, subject: str, text: str | None, value: object) -> Schema:
-        """Return the schema in ``text`` or of the value's class, with its id in the registry."""
+        """Return the schema in ``text`` or of the value's class, with its id in the registry.
+
+        With ``auto_register``, register the schema, and the schemas that it imports, if they are not registered.
+        """
         try:
             schemas = self._format.local_schemas(text, value)
         except Exception as error:
@@ -127,15 +132,18 @@ class SchemaEncoders:
     async def _find_or_register(
         self, subject: str, text: str, references: list[tuple[str, str, int]]
     ) -> tuple[int, int]:
-        """Return the id and version of a schema; ``references`` are names, subjects and versions."""
+        """Return the id of a schema and its version in a subject; register it if ``auto_register`` is set.
+
+        ``references`` are the imported schemas: name, subject and version of each.
+        """
         from confluent_kafka.schema_registry import Schema as RegistrySchema  # noqa: PLC0415 - an extra
         from confluent_kafka.schema_registry import SchemaReference  # noqa: PLC0415
 
         schema = RegistrySchema(text, self._format.kind, [SchemaReference(*one) for one in references])
-        found = await self._client.id_of(subject, schema)
+        found = await self._client.look_up(subject, schema)
         if found is None and self._auto_register:
             await self._client.register(subject, schema)
-            found = await self._client.id_of(subject, schema)
+            found = await self._client.look_up(subject, schema)
         if found is None:
             raise PublishError(
                 f"the schema of the value is not registered under {subject!r} - register it, or set auto_register=True"

@@ -1,6 +1,6 @@
 """Confluent's wire format (header and payload), and readers and writers of payloads in Avro and JSON.
 
-Readers and writers are created once for a schema and a type. This module does not use the network.
+Readers and writers are created once for each schema and type. This module does not use the network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tailrace.app.declare.schema_registry.avro_limits import depth_check
 from tailrace.app.declare.schema_registry.schema import Schema
 
 __all__ = [
-    "HEADER",
+    "HEADER_SIZE",
     "AvroFormat",
     "Encode",
     "Format",
@@ -38,8 +38,8 @@ __all__ = [
 Encode: TypeAlias = Callable[[Any], bytes]
 """Encodes a value as a payload, without the header."""
 
-HEADER = 5
-"""Size of the header: a zero byte and the schema id in four bytes."""
+HEADER_SIZE = 5
+"""Size in bytes of the header: a zero byte and the schema id in four bytes."""
 
 _AVRO_TYPES = (
     bytes,
@@ -50,7 +50,7 @@ _AVRO_TYPES = (
     decimal.Decimal,
     uuid.UUID,
 )
-"""Types that fastavro supports besides numbers, strings, lists and dicts, to which other types are converted."""
+"""Types that are passed to fastavro unchanged; other types are converted to numbers, strings, lists and dicts."""
 
 
 class LocalSchema(NamedTuple):
@@ -64,7 +64,7 @@ class LocalSchema(NamedTuple):
 class Format(Protocol):
     """Reader and writer of payloads for one type of schema.
 
-    All methods may raise any error of the library that they use.
+    A method may raise any error of the library that it uses.
 
     Attributes:
         kind: type of the schemas in the registry's API: ``AVRO``, ``JSON`` or ``PROTOBUF``.
@@ -78,15 +78,15 @@ class Format(Protocol):
         """Raise TypeError if the format cannot decode to a type."""
 
     def reader(self, schema: Schema, annotation: object) -> Decode:
-        """Return a decoder of whole values, header included, written with this schema."""
+        """Return a decoder of values that were written with this schema; it is called with header and payload."""
 
     def writer(self, schema: Schema, value: object) -> Encode:
         """Return an encoder of payloads with this schema, for values of the same class as ``value``."""
 
     def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:
-        """Return the schema in ``text``, or of the class of ``value``, and the schemas that it imports, by name.
+        """Return the schema in ``text``, or of the class of ``value``, and all schemas that it imports, by name.
 
-        The schema itself is last and has the name "". Each schema comes after those that it imports.
+        Each schema comes after those that it imports. The schema itself comes last and has the name "".
         """
 
     def record_name(self, text: str | None, value: object) -> str:
@@ -99,8 +99,8 @@ def header_of(schema_id: int) -> bytes:
 
 
 def is_framed(data: bytes) -> bool:
-    """Return True if ``data`` begins with a header; schema ids are signed 32-bit integers that are not negative."""
-    return len(data) >= HEADER and data[0] == 0 and data[1] < 0x80
+    """Return True if ``data`` begins with a header: a zero byte, and a signed 32-bit integer that is not negative."""
+    return len(data) >= HEADER_SIZE and data[0] == 0 and data[1] < 0x80
 
 
 def id_of(data: bytes) -> int:
@@ -111,7 +111,7 @@ def id_of(data: bytes) -> int:
     """
     if not is_framed(data):
         raise ValueError("the bytes are not in the wire format (zero byte, schema id in four bytes)")
-    return int.from_bytes(data[1:HEADER], "big")
+    return int.from_bytes(data[1:HEADER_SIZE], "big")
 
 
 def check_schema(schema: Schema, form: Format, rules: Sequence[str]) -> None:
@@ -132,7 +132,7 @@ def check_schema(schema: Schema, form: Format, rules: Sequence[str]) -> None:
 
 
 class AvroFormat:
-    """Avro, with fastavro; fields of a schema and of a type are matched by name."""
+    """Avro, with fastavro; the fields of a schema and of a Python type are matched by name."""
 
     kind = "AVRO"
     is_by_class = False
@@ -153,9 +153,9 @@ class AvroFormat:
 
         def read(data: bytes) -> object:
             if check_depth is not None:
-                check_depth(data, HEADER)
+                check_depth(data, HEADER_SIZE)
             stream = io.BytesIO(data)
-            stream.seek(HEADER)
+            stream.seek(HEADER_SIZE)
             return convert(read_avro(stream, parsed, None))
 
         return read
@@ -206,7 +206,7 @@ def _convert_to_builtins(value: object) -> object:
 
 
 def _to_builtins(value: Any) -> object:  # noqa: ANN401
-    """Convert a pydantic model inside a value; msgspec calls this for types that it does not support."""
+    """Convert a pydantic model to a dict; msgspec calls this function for values that it does not support."""
     if hasattr(value, "model_dump"):
         return value.model_dump()
     raise TypeError(f"{described(type(value))} cannot be encoded as Avro")
@@ -241,11 +241,11 @@ class JsonFormat:
         """Return a decoder of whole values, header included, written with this schema."""
         decode = _json_decoder(annotation)
         if not self._validates:
-            return lambda data: decode(data[HEADER:])
+            return lambda data: decode(data[HEADER_SIZE:])
         validate = self._validator(schema)
 
         def read(data: bytes) -> object:
-            payload = data[HEADER:]
+            payload = data[HEADER_SIZE:]
             validate(payload)
             return decode(payload)
 
@@ -279,7 +279,7 @@ class JsonFormat:
         root = json.loads(schema.text)
         of_resource = self._referencing.Resource.from_contents
         draft = self._referencing.jsonschema.DRAFT7
-        # No function for retrieval is passed, so that references are never fetched by URL.
+        # Registry() gets no retrieval function, so that references are never fetched by URL.
         known = self._referencing.Registry().with_resources(
             [(name, of_resource(json.loads(text), draft)) for name, text in schema.references.items()]
         )
@@ -336,5 +336,5 @@ def _check_instance(kind: type) -> Callable[[object], object]:
 
 def _required(text: str | None) -> str:
     if text is None:
-        raise ValueError("schemas= does not contain it")
+        raise ValueError("schemas= contains none")
     return text

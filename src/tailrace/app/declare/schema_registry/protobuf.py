@@ -1,6 +1,7 @@
-"""Protobuf payloads, which follow the header and message indexes.
+"""Protobuf payloads, each of which comes after the header and message indexes.
 
-The message indexes select a message type of the schema. A payload is decoded only as this message type.
+The message indexes select a message type of the schema. A payload is decoded only as this message type; if the registry
+returns the schema only as .proto source, as the generated class of the annotation.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from google.protobuf.message import DecodeError, Message
 
 from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import described, split_none
-from tailrace.app.declare.schema_registry.formats import HEADER, Encode, LocalSchema, converter
+from tailrace.app.declare.schema_registry.formats import HEADER_SIZE, Encode, LocalSchema, converter
 from tailrace.app.declare.schema_registry.schema import Schema
 
 __all__ = ["ProtobufFormat", "decode_compiled"]
 
 _MAX_INDEXES = 64
 _WELL_KNOWN = ("google/protobuf/", "google/type/", "confluent/")
-"""Prefixes of files that installed packages contain, so that they are not registered as imports."""
+"""Prefixes of .proto files that installed packages contain; these files are not registered as imported schemas."""
 
 
 class ProtobufFormat:
@@ -112,7 +113,7 @@ def decode_compiled(name: str, text: str) -> descriptor_pb2.FileDescriptorProto 
 
 
 def _file_descriptor(schema: Schema) -> FileDescriptor | None:
-    """Return the descriptor of a schema with its imports; None if any of them exists only as .proto source."""
+    """Return the descriptor of a schema; None if the schema, or a schema that it imports, is .proto source."""
     texts = {**schema.references, f"schema-{schema.id}.proto": schema.text}
     files = [decode_compiled(name, text) for name, text in texts.items()]
     pool = DescriptorPool()
@@ -138,7 +139,7 @@ def _add_well_known(pool: DescriptorPool, name: str, added: set[str]) -> None:
 
 
 def _message_at(file: FileDescriptor, indexes: Sequence[int]) -> Descriptor:
-    """Return the message type at indexes: of a message in the file, of a message nested in that message, and so on."""
+    """Return a message type by its indexes: in the file, then among the messages nested in that message, and so on."""
     among: Sequence[Descriptor] = list(file.message_types_by_name.values())
     found: Descriptor | None = None
     for index in indexes:
@@ -167,7 +168,7 @@ def _indexes_of(message: Descriptor) -> list[int]:
 
 def _read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
     """Return the message indexes that follow the header, and the start of the message."""
-    count, at = _varint(data, HEADER)
+    count, at = _varint(data, HEADER_SIZE)
     if count == 0:
         return (0,), at  # short form of the most common indexes
     if not 0 < count <= _MAX_INDEXES:
@@ -180,7 +181,7 @@ def _read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the zigzag varint that begins at ``at``, and its end."""
+    """Return the number that begins at ``at``, a zigzag varint, and the end of the number."""
     value = shift = 0
     while shift < 64:
         if at >= len(data):

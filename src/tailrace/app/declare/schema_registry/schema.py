@@ -16,8 +16,8 @@ class Schema:
         kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
         references: texts of all schemas that this schema references, directly and indirectly, by name. Each text comes
             after those that it references.
-        read_rules: names of the enabled rules for reading.
-        write_rules: names of the enabled rules for writing.
+        read_rules: names of the enabled rules that apply to reading.
+        write_rules: names of the enabled rules that apply to writing.
     """
 
     id: int

@@ -1,7 +1,7 @@
 """Subjects of topics, and the check that the schema id of a record belongs to the subject of its topic.
 
-An id is refused only if the registry has the subject, and no version of the subject has the id. An accepted id stays
-accepted, so that records whose schemas are known can be read even while the registry cannot be reached.
+A schema id is refused only if the registry has the subject, and no version of the subject has the id. An accepted id
+stays accepted, so that records with known schemas can be read while the registry cannot be reached.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from tailrace.app.declare.annotations import split_none
 from tailrace.app.declare.schema_registry.client import RegistryClient
 from tailrace.app.declare.schema_registry.decoders import SchemaDecoders, SharedLookup
-from tailrace.app.declare.schema_registry.formats import HEADER, header_of, id_of
+from tailrace.app.declare.schema_registry.formats import HEADER_SIZE, header_of, id_of
 from tailrace.app.declare.schema_registry.schema import Schema
 
 __all__ = ["SubjectName", "SubjectReader", "subject_of"]
@@ -21,26 +21,29 @@ __all__ = ["SubjectName", "SubjectReader", "subject_of"]
 SubjectName: TypeAlias = Literal["topic", "record", "topic_record"]
 
 _REFUSED_FOR_S = 5.0
-"""Time for which a refused id is not checked again. Later, the id may belong to a newly registered version."""
+"""Time in seconds for which a refused id is not checked again.
+
+A new version of the subject may have the id by then.
+"""
 _MAX_REFUSED = 1000
 _MAX_TOPICS = 10_000
 
 
 def subject_of(strategy: SubjectName, topic: str, *, is_key: bool, record_name: Callable[[], str]) -> str:
-    """Return the subject for the values, or keys, of a topic; ``record_name`` returns the name of the schema."""
+    """Return the subject for the values or keys of a topic; ``record_name`` returns the name of the schema."""
     if strategy == "topic":
         return f"{topic}-{'key' if is_key else 'value'}"
     return record_name() if strategy == "record" else f"{topic}-{record_name()}"
 
 
 class SubjectReader:
-    """Reader of values, or of keys, that refuses schema ids of other subjects than that of the topic.
+    """Reader of values, or of keys, that refuses schema ids that do not belong to the subject of the topic.
 
     Args:
         schemas: fetches schemas and decodes values.
         client: client of the registry.
-        subject: returns the subject of a topic for a schema; None if the naming strategy requires the name of the
-            schema, and the schema has none. The id is accepted then.
+        subject: returns the subject for a topic and a schema. It returns None, so that the schema id is accepted, if
+            the naming strategy requires the name of the schema and the schema has none.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class SubjectReader:
         self._accepted: dict[str, set[bytes]] = {}
         """Headers of accepted ids, by topic."""
         self._refused: dict[tuple[str, bytes], float] = {}
-        """Times (loop clock) from which refused headers may be checked again, by topic and header."""
+        """Event loop times from which refused ids may be checked again, by topic and header."""
         self._lookups = SharedLookup()
 
     def accept(self, topic: str, schema_id: int) -> None:
@@ -62,8 +65,8 @@ class SubjectReader:
         accepted.add(header_of(schema_id))
 
     def lacks(self, topic: str, data: bytes, /) -> bool:
-        """Return True if the schema must be fetched, or its id checked against the subject."""
-        header = data[:HEADER]
+        """Return True if the schema must be fetched, or its id must be checked, before these bytes are decoded."""
+        header = data[:HEADER_SIZE]
         accepted = self._accepted.get(topic)
         if accepted is not None and header in accepted:
             return False
@@ -75,12 +78,12 @@ class SubjectReader:
         return retry_at is None or retry_at <= asyncio.get_running_loop().time()
 
     async def fetch(self, topic: str, data: bytes, /) -> None:
-        """Fetch the schema and check its id against the subject.
+        """Fetch the schema, and check that its id belongs to the subject of the topic.
 
         Raises:
             SchemaRegistryError: a request failed.
         """
-        header = data[:HEADER]
+        header = data[:HEADER_SIZE]
         while self.lacks(topic, data):
             await self._schemas.fetch(data)
             if self._schemas.knows(header):
@@ -98,13 +101,14 @@ class SubjectReader:
 
         def decode_checked(topic: str, data: bytes) -> object:
             accepted = self._accepted.get(topic)
-            if accepted is None or data[:HEADER] not in accepted:
+            if accepted is None or data[:HEADER_SIZE] not in accepted:
                 self._raise_if_refused(topic, data)
             return decode(data)
 
         return decode_checked
 
     async def _check(self, topic: str, header: bytes) -> None:
+        """Accept or refuse the schema id in a header for a topic."""
         schema = self._schemas.schema(header)
         subject = self._subject(topic, schema)
         self._refused.pop((topic, header), None)
@@ -116,9 +120,9 @@ class SubjectReader:
 
     def _raise_if_refused(self, topic: str, data: bytes) -> None:
         schema_id = id_of(data)
-        if not self._schemas.knows(data[:HEADER]):
+        if not self._schemas.knows(data[:HEADER_SIZE]):
             return  # The decoder raises an error.
-        subject = self._subject(topic, self._schemas.schema(data[:HEADER]))
+        subject = self._subject(topic, self._schemas.schema(data[:HEADER_SIZE]))
         raise LookupError(f"schema {schema_id} is not a version of {subject!r}")
 
 
