@@ -1,4 +1,4 @@
-"""Inspection of type annotations, independent of the types that a codec supports."""
+"""Evaluation and inspection of type annotations, whichever types a codec supports."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ __all__ = ["described", "metadata", "parts", "resolve", "split_none"]
 
 
 def resolve(annotation: object, namespace: dict[str, Any], where: str) -> object:
-    """Return the type of an annotation; evaluate a string in ``namespace``.
+    """Return the type that an annotation names.
 
     Args:
-        annotation: Type, or its source text.
+        annotation: Type, or its source text, which is evaluated.
         namespace: Global names of the module that contains the annotation.
-        where: Name of the function and parameter in errors.
+        where: Name of the function and parameter, for error messages.
 
     Raises:
         ConfigurationError: A name in the annotation does not exist, or the annotation is not a type.
     """
-    carrier = types.SimpleNamespace(__annotations__={"it": annotation})
+    # get_type_hints() takes an object with annotations, and returns the evaluated annotations by name.
+    annotated = types.SimpleNamespace(__annotations__={"parameter": annotation})
     try:
-        found: object = typing.get_type_hints(carrier, namespace, include_extras=True)["it"]
+        evaluated: object = typing.get_type_hints(annotated, namespace, include_extras=True)["parameter"]
     except NameError as error:
         raise ConfigurationError(
             f"{where}: the name {error.name!r} in the annotation {described(annotation)} cannot be resolved - define"
@@ -36,16 +37,17 @@ def resolve(annotation: object, namespace: dict[str, Any], where: str) -> object
         raise ConfigurationError(
             f"{where}: the annotation {described(annotation)} cannot be resolved: {error} - correct the annotation"
         ) from error
-    return found
+    return evaluated
 
 
 def split_none(annotation: object) -> tuple[object, bool]:
-    """Return a type without ``| None``, and True if the type accepts None.
+    """Return ``T`` and True for a type ``T | None``; return another type unchanged, and False.
 
-    A ``NewType`` or ``type X = ...`` is replaced by the type that it names.
+    A ``NewType``, or an alias ``type X = ...``, is replaced by the type that it names. Metadata of ``Annotated`` is
+    kept. For ``None`` itself, return ``None`` and True.
     """
     bare = annotation
-    while (named := getattr(bare, "__supertype__", None) or _alias(bare)) is not None:
+    while (named := getattr(bare, "__supertype__", None) or _aliased_type(bare)) is not None:
         bare = named
     if extras := metadata(bare):
         inner, is_nullable = split_none(typing.get_args(bare)[0])
@@ -53,19 +55,24 @@ def split_none(annotation: object) -> tuple[object, bool]:
     if typing.get_origin(bare) not in {Union, types.UnionType}:
         return bare, bare is None or bare is type(None)
     members = typing.get_args(bare)
-    others = tuple(one for one in members if one is not type(None))
-    # A single member may be an alias, which must be replaced as well.
-    left = split_none(others[0])[0] if len(others) == 1 else Union[others]  # noqa: UP007 - members vary
-    return left, len(others) < len(members)
+    remaining = tuple(one for one in members if one is not type(None))
+    # A single remaining member may be an alias, which must be replaced, too.
+    without_none = (
+        split_none(remaining[0])[0] if len(remaining) == 1 else Union[remaining]  # noqa: UP007 - members vary
+    )
+    return without_none, len(remaining) < len(members)
 
 
 def metadata(annotation: object) -> tuple[object, ...]:
-    """Return the metadata of ``Annotated[...]``; empty for other types."""
+    """Return the metadata of ``Annotated[T, ...]``: all arguments after ``T``; empty for other types."""
     return typing.get_args(annotation)[1:] if typing.get_origin(annotation) is Annotated else ()
 
 
 def parts(annotation: object) -> Iterator[object]:
-    """Yield a type, its type arguments and its metadata at all levels, but not the types of fields of classes."""
+    """Yield a type and everything inside its brackets, at all levels: type arguments, union members and metadata.
+
+    An alias ``type X = ...`` is followed by the type that it names. The types of the fields of a class are not yielded.
+    """
     pending, seen = [annotation], list[object]()
     while pending:
         part = pending.pop()
@@ -74,15 +81,15 @@ def parts(annotation: object) -> Iterator[object]:
         seen.append(part)
         yield part
         pending += typing.get_args(part)
-        if (alias := _alias(part)) is not None:
-            pending.append(alias)
+        if (aliased := _aliased_type(part)) is not None:
+            pending.append(aliased)
 
 
 def described(annotation: object) -> str:
-    """Return the source text of a type, such as ``shop.Order | None``."""
+    """Return a type as source text for error messages, such as ``shop.Order | None``."""
     return "None" if annotation is None else inspect.formatannotation(annotation)
 
 
-def _alias(annotation: object) -> object:
-    """Return the type that ``type X = ...`` names; None for other types."""
+def _aliased_type(annotation: object) -> object:
+    """Return the type that an alias ``type X = ...`` names; None for a type that is not an alias."""
     return getattr(annotation, "__value__", None) if type(annotation).__name__ == "TypeAliasType" else None

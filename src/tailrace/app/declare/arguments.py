@@ -1,6 +1,7 @@
-"""Binding of the arguments of a call: each parameter has a reader, and the readers are called in order.
+"""Binding of arguments to the parameters of a handler or provider.
 
-A unit is the record, or the list of records of a batch, with which a handler is called.
+Each parameter has a reader, a function that returns its argument; the readers are called in the order of the
+parameters. A unit is the record, or the list of records of a batch, for which a handler is called.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from typing import Any, TypeAlias
 
 from tailrace.app.declare.parameters import Parameter
 
-__all__ = ["NOTHING_OPENED", "Arguments", "Bind", "Binding", "DependencyKey", "Opened", "Reader", "binding"]
+__all__ = ["NOTHING_OPENED", "Arguments", "Bind", "Binding", "DependencyKey", "Opened", "Reader", "create_binding"]
 
 DependencyKey: TypeAlias = tuple[int | str, ...]
-"""Identity and scope of a provider."""
+"""Identity of a provider, and scope."""
 Opened: TypeAlias = Mapping[DependencyKey, object]
-"""Values of opened dependencies, by ``Dependency.key``."""
+"""Values of open dependencies, by ``Dependency.key``."""
 NOTHING_OPENED: Opened = types.MappingProxyType({})
 
 Reader: TypeAlias = Callable[[Any, Opened], object]
-"""Returns the argument of one parameter; called with a unit and the opened dependencies."""
+"""Returns the argument for one parameter; called with a unit and the open dependencies."""
 Arguments: TypeAlias = tuple[list[object], dict[str, object]]
 """Positional and keyword arguments of a call."""
 Bind: TypeAlias = Callable[[Any, Opened], Arguments]
-"""Returns the arguments of a call; called with a unit and the opened dependencies."""
+"""Returns all arguments of a call; called with a unit and the open dependencies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +44,8 @@ class Binding:
     bind: Bind
 
 
-def binding(parameters: Sequence[Parameter], readers: Sequence[Reader]) -> Binding:
-    """Return the binding of parameters to the readers at the same indexes."""
+def create_binding(parameters: Sequence[Parameter], readers: Sequence[Reader]) -> Binding:
+    """Return a binding in which each reader reads the argument for the parameter at the same index."""
     pairs = list(zip(parameters, readers, strict=True))
     positional = tuple(reader for parameter, reader in pairs if not parameter.by_keyword)
     by_keyword = tuple((parameter.name, reader) for parameter, reader in pairs if parameter.by_keyword)

@@ -1,7 +1,8 @@
 """JSON codec, which is the default codec of an app, and decoders for keys and headers.
 
-A codec creates a decoder for each type when the app starts, and raises an error for unsupported types then. Decoders
-are plain functions. If a decoder needs data that must be fetched, such as a schema, the app awaits the fetch first.
+A codec creates a decoder for each type when the app starts, and raises an error for an unsupported type at that time.
+Decoders are plain functions. If a decoder needs data that must be fetched, such as a schema, the app awaits the fetch
+before it calls the decoder.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = [
 
 
 def topic_reader(codec: object, *, is_key: bool) -> TopicReader | None:
-    """Return a ``TopicReader`` of keys or values for a ``FetchingCodec``; None for other codecs."""
+    """Return the reader with which a ``FetchingCodec`` decodes keys or values; None for other codecs."""
     if isinstance(codec, TopicReadingCodec):
         return codec.reader(is_key=is_key)
     return _TopicIgnoringReader(codec) if isinstance(codec, FetchingCodec) else None
@@ -51,9 +52,9 @@ class _TopicIgnoringReader:
 class JsonCodec:
     """Codec for JSON, which uses pydantic for types that contain pydantic models, and msgspec for all other types.
 
-    A value of the type ``bytes`` is read and published unchanged, and a value of the type ``str`` as UTF-8. Inside
-    other types, both are JSON strings, ``bytes`` in base64. In a union with a type other than None, ``str`` is a JSON
-    string, and ``bytes`` are not supported.
+    A value of the type ``bytes`` is read and published unchanged, and a value of the type ``str`` as UTF-8 text without
+    quotation marks. Inside other types, ``str`` is a JSON string, and ``bytes`` are a JSON string in base64. In a union
+    of ``str`` with another type than None, ``str`` is a JSON string, too; such unions of ``bytes`` are not supported.
     """
 
     def decoder(self, annotation: Any, /) -> Decode:  # noqa: ANN401
@@ -212,7 +213,7 @@ def _encode_with_pydantic(value: Any) -> bytes:  # noqa: ANN401
 
 
 def _to_json_type(value: Any) -> object:  # noqa: ANN401
-    """Convert a pydantic model inside a value to JSON types; msgspec calls this for types that it does not support."""
+    """Convert a pydantic model to JSON types; msgspec calls this function for values that it does not support."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     raise TypeError(

@@ -1,7 +1,7 @@
 """Planning, opening and closing of the dependencies of handlers.
 
-A dependency is opened by calling its provider, once per scope even if several parameters need it, and closed after the
-dependencies that need it. The order is planned when the app starts.
+A dependency is opened by calling its provider: once for a call of a handler, or once for the app, even if several
+parameters need it. It is closed after the dependencies that need it. The order is planned when the app starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from tailrace.app.codec_protocols import AnyCodec, FetchingCodec, TopicReader
 from tailrace.app.declare.annotations import split_none
-from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, DependencyKey, Opened, Reader, binding
+from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, DependencyKey, Opened, Reader, create_binding
 from tailrace.app.declare.codecs import topic_reader
 from tailrace.app.declare.parameter_readers import create_key_or_header_reader
 from tailrace.app.declare.parameters import (
@@ -46,11 +46,11 @@ class Dependency:
 
     Attributes:
         key: Key of the value in ``Opened``; equal for all parameters that name the same provider and scope.
-        name: Name of the provider in errors; of its replacement if it is overridden.
+        name: Name of the provider, or of its replacement if it is overridden, for error messages.
         declared: Provider that ``Depends`` names, even if it is overridden.
-        closes: True if the provider is a generator, which runs the code after its ``yield`` when the stack closes.
-        open: Async function that opens the dependency and returns its value; called with the stack that will close the
-            dependency, the unit (None in the scope of the app) and the dependencies that are open already.
+        closes: True if the provider is a generator; the code after its ``yield`` closes the dependency.
+        open: Async function that opens the dependency and returns its value; called with the exit stack that will close
+            the dependency, the record or batch (None with ``scope="app"``) and the dependencies that are open already.
     """
 
     key: DependencyKey
@@ -68,7 +68,7 @@ class DependencyPlan:
         where: Name of the handler in errors.
         overrides: Replacements of providers.
         is_batch: True for a handler of batches.
-        codec: Codec that decodes keys if its ``keys`` is True; None to decode keys as text.
+        codec: Codec that decodes keys if its ``keys`` is True; otherwise ``text_decoder`` decodes them.
 
     Attributes:
         prefetch_reader: Reader whose ``fetch`` may have to be awaited before a key is decoded; None if no parameter
@@ -92,7 +92,7 @@ class DependencyPlan:
         return tuple(one for one in self._planned.values() if one.scope == scope)
 
     def reader(self, parameter: Parameter, where: str, scope: Scope = "record") -> Reader:
-        """Return the reader of a parameter, and plan the dependencies that the parameter needs.
+        """Plan the dependencies that a parameter needs, and return the reader of the parameter.
 
         Args:
             parameter: Parameter of a handler or provider.
@@ -129,7 +129,7 @@ class DependencyPlan:
                 return _ignoring_opened(create_key_or_header_reader(source, where, parameter.name))
 
     def _dependency(self, depends: Depends, label: str, dependent: str, dependent_scope: Scope) -> Dependency:
-        """Return the planned dependency for a parameter of the function ``dependent``."""
+        """Return the dependency for a parameter of the function ``dependent``; plan it if it is not planned yet."""
         declared, scope = depends.provider, depends.scope
         if not callable(declared):
             raise ConfigurationError(
@@ -155,6 +155,7 @@ class DependencyPlan:
         return self._planned[key]
 
     def _plan(self, declared: Callable[..., object], scope: Scope, key: DependencyKey) -> Dependency:
+        """Return a new dependency, after planning the dependencies that its provider needs."""
         provider = self._overrides.get(_identity(declared), declared)
         name = name_of(provider)
         where = f"{self._where}: provider {name}"
@@ -163,7 +164,7 @@ class DependencyPlan:
                 f"{where} overrides {name_of(declared)} and is not callable - pass a function, generator or class"
             )
         parameters = read_signature(provider, where, is_provider=True)
-        bind = binding(parameters, [self.reader(one, where, scope) for one in parameters]).bind
+        bind = create_binding(parameters, [self.reader(one, where, scope) for one in parameters]).bind
         kind = kind_of(provider, where)
         closes = kind in {FunctionKind.GENERATOR, FunctionKind.ASYNC_GENERATOR}
         return Dependency(key, name, declared, scope, closes, _opener(provider, kind, bind, where))
@@ -173,13 +174,14 @@ class DependencyPlan:
 async def open_dependencies(
     dependencies: Iterable[Dependency], unit: object = None, opened: Opened = NOTHING_OPENED
 ) -> AsyncIterator[Opened]:
-    """Open dependencies that are not open, and close them in reverse order, also if opening one of them fails.
+    """Open the dependencies that are not open yet, and close them in reverse order when the context ends.
 
-    As in nested ``with`` blocks, a generator may suppress an error of the body.
+    If one of them cannot be opened, those opened before are closed. As in nested ``with`` blocks, a generator provider
+    may suppress an exception raised inside the context.
 
     Args:
         dependencies: Dependencies, each after those that it needs.
-        unit: Record or batch; None in the scope of the app.
+        unit: Record or batch; None with ``scope="app"``.
         opened: Dependencies that are open already.
     """
     async with AsyncExitStack() as stack:
@@ -187,9 +189,9 @@ async def open_dependencies(
 
 
 async def open_into(stack: AsyncExitStack, dependencies: Iterable[Dependency], unit: object, opened: Opened) -> Opened:
-    """Open dependencies that are not in ``opened``; return ``opened`` together with them.
+    """Open the dependencies that are not in ``opened``, and return all open dependencies.
 
-    The stack closes them.
+    ``stack`` closes the dependencies that this call has opened.
     """
     all_opened = dict(opened)
     for one in dependencies:
@@ -201,7 +203,7 @@ async def open_into(stack: AsyncExitStack, dependencies: Iterable[Dependency], u
 def _opener(
     provider: Callable[..., Any], kind: FunctionKind, bind: Bind, where: str
 ) -> Callable[[AsyncExitStack, Any, Opened], Any]:
-    """Return the attribute ``open`` of a dependency."""
+    """Return the function ``Dependency.open`` for a provider."""
     manager: Callable[..., Any] = provider
     if kind is FunctionKind.GENERATOR:
         manager = contextmanager(provider)

@@ -1,6 +1,6 @@
 """Readers of a record's value, key and headers for the parameters of a handler.
 
-Readers are created when the app starts, so that each record costs little.
+Readers are created when the app starts, so that reading a record takes little time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class ValueReader:
     """Reader of the value of a record for the parameter of a handler.
 
     Attributes:
-        decode: Function that returns the argument for a value, which is None in a tombstone. It may raise any
-            exception. The attribute is None if the codec needs the record or its topic.
+        decode: Function that decodes a value (None for a tombstone) to the argument, and may raise any exception. The
+            attribute is None if the codec needs the record or its topic.
         is_bytes: True if the handler takes the bytes of the value unchanged.
         is_nullable: True if null values are accepted.
         read: Returns the argument for a record. Raises DecodeError, or the OSError of a codec.
         error: Returns the DecodeError for an exception of ``decode``.
-        prefetch_reader: Reader of the codec, whose ``fetch`` must be awaited before ``read`` if ``lacks`` returns True;
+        prefetch_reader: Reader whose ``fetch`` must be awaited before ``read`` is called if its ``lacks`` returns True;
             None if the codec never fetches.
     """
 
@@ -59,7 +59,8 @@ def create_value_reader(
         codec: Codec that decodes the values.
         where: Name of the handler in errors.
         name: Name of the parameter in errors.
-        checks_topic: False to decode independently of the topic of a record, and without fetching anything.
+        checks_topic: False to ignore the topics of records and to create no ``prefetch_reader``, even for a codec that
+            fetches.
 
     Raises:
         ConfigurationError: The codec does not support the type.
@@ -102,13 +103,15 @@ def create_value_reader(
 def create_key_or_header_reader(
     source: KeySource | HeaderSource, where: str, name: str, reader: TopicReader | None = None
 ) -> Callable[[Record], object]:
-    """Return a function that reads the argument for a parameter from a record's key or header; it raises DecodeError.
+    """Return a function that reads the argument for a parameter from a record's key or header.
+
+    The function raises DecodeError if the key or header cannot be decoded, or is missing and required.
 
     Args:
         source: Key or header.
         where: Name of the function in errors.
         name: Name of the parameter in errors.
-        reader: Creates the decoder; None to use ``text_decoder``.
+        reader: Reader whose decoder is used; None to use ``text_decoder``.
 
     Raises:
         ConfigurationError: The type is not supported.

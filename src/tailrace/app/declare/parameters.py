@@ -1,7 +1,7 @@
-"""Markers in the annotations of parameters, and sources of the arguments of parameters.
+"""Markers in the annotations of parameters, and sources from which parameters get their arguments.
 
-``declare.signature`` derives the source of each parameter from its annotation; ``declare.parameter_readers`` and
-``declare.dependencies`` read the argument from the source.
+``declare.signature`` derives the source of each parameter from its annotation. ``declare.parameter_readers`` and
+``declare.dependencies`` create the functions that read the arguments from the sources.
 """
 
 from __future__ import annotations

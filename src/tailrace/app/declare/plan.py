@@ -58,7 +58,7 @@ def make_plan(handlers: Handlers, group_id: str | None, defaults: ResolvedOption
     Args:
         handlers: Declared handlers and hooks.
         group_id: Group of handlers that have no ``group_id``; None if each handler must have one.
-        defaults: Options of the app.
+        defaults: Values of the app for options that a handler does not set.
         overrides: Replacements of the providers that ``Depends`` names.
 
     Raises:
@@ -82,6 +82,6 @@ def make_plan(handlers: Handlers, group_id: str | None, defaults: ResolvedOption
         prepared = prepare(handler.function, resolved.codec, overrides=overrides, is_batch=handler.batch is not None)
         by_group.setdefault(group, []).append(BoundHandler(handler, prepared, resolved))
     for group, bound_handlers in by_group.items():
-        # Called for its errors only: it raises if handlers conflict.
+        # Created only for its checks: Routes raises an error if handlers conflict.
         Routes(group, [(bound.handler, bound.resolved) for bound in bound_handlers])
     return Plan(by_group, tuple(handlers.start_hooks), tuple(handlers.stop_hooks))

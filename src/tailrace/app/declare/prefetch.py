@@ -16,11 +16,11 @@ __all__ = ["Prefetch", "batch_prefetch", "record_prefetch"]
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Fetch before a unit, which is a record or the list of records of a batch, is decoded.
+    """Functions that fetch data before a unit is decoded; a unit is a record, or the list of records of a batch.
 
     Attributes:
         lacks: Returns True if ``fetch`` must be awaited before the unit can be decoded.
-        fetch: Fetches the data; raises the codec's error.
+        fetch: Fetches the data for the unit; may raise any error of the codec.
     """
 
     lacks: Callable[[Any], bool]
@@ -40,7 +40,7 @@ class Prefetch:
     async def before(
         self, unit: object, dependencies: AbstractAsyncContextManager[Opened, bool | None]
     ) -> AsyncIterator[Opened]:
-        """Fetch if necessary, and then enter ``dependencies``."""
+        """Fetch if necessary, and then open ``dependencies`` for the duration of a context."""
         if self.lacks(unit):
             await self.fetch(unit)
         async with dependencies as opened:
@@ -48,7 +48,7 @@ class Prefetch:
 
 
 def record_prefetch(value_reader: TopicReader | None, key_reader: TopicReader | None) -> Prefetch | None:
-    """Return the prefetch for records whose value, key or both are decoded by these readers; None without a reader."""
+    """Return the prefetch for records whose values and keys are decoded by these readers; None without a reader."""
     if value_reader is None and key_reader is None:
         return None
 
@@ -66,7 +66,7 @@ def record_prefetch(value_reader: TopicReader | None, key_reader: TopicReader | 
 
 
 def batch_prefetch(one_record: Prefetch) -> Prefetch:
-    """Return the prefetch for batches, which fetches for each of their records in order."""
+    """Return the prefetch for batches, which applies ``one_record`` to each record of a batch, in order."""
 
     def any_lacks(records: Sequence[Record]) -> bool:
         return any(map(one_record.lacks, records))

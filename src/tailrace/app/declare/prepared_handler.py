@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 from tailrace.app.argument_checks import check_codec
 from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.declare.annotations import described, parts
-from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, binding
+from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, create_binding
 from tailrace.app.declare.dependencies import Dependency, DependencyPlan, Overrides, open_dependencies, open_into
 from tailrace.app.declare.parameter_readers import ValueReader, create_value_reader
 from tailrace.app.declare.parameters import Parameter, RecordSource, ValueSource
@@ -39,9 +39,8 @@ class ValueCall(NamedTuple):
 
     Attributes:
         function: the handler.
-        decode: function that returns the argument for a value, which is None in a tombstone. It may raise any
-            exception. The attribute is None if the handler takes undecoded bytes; ``direct_call`` must then be used
-            for tombstones.
+        decode: function that decodes a value (None for a tombstone) to the argument, and may raise any exception. The
+            attribute is None if the handler takes undecoded bytes; ``direct_call`` must then be used for tombstones.
     """
 
     function: Callable[..., Awaitable[object]]
@@ -70,18 +69,20 @@ class PreparedHandler:
         is_async: True if the result of ``function`` is awaited.
         sees_values_only: True if the value, or the list of values, is the only parameter, and its decoding does not
             depend on the rest of the record.
-        decode_one: returns the decoded value of a record of the unit, or the record itself if the handler takes records
-            or a table. Raises DecodeError.
-        bind: returns the arguments for a unit and the opened dependencies. Raises DecodeError.
+        decode_one: returns the decoded value of one record, or the record itself if the handler takes records or a
+            table. Raises DecodeError.
+        bind: returns the arguments for a unit and the open dependencies. Raises DecodeError.
         call: calls an async handler; raises ConsumerStateError if the handler is not async. Raises DecodeError and the
             errors of the handler and its providers. As in contextlib, a generator provider can suppress the handler's
             error by catching it.
         direct_call: faster ``call`` for an async handler whose only parameter is the value, the record or the batch;
             None for other handlers and if ``prefetch`` is set.
-        value_call: parts of ``direct_call``, for compiled code; None unless the only parameter is a record's value.
+        value_call: function and decoder of ``direct_call``, for compiled code; None unless the only parameter is a
+            record's value, whose decoding does not depend on the rest of the record.
         app_dependencies: dependencies to open once, when the app starts, each after those that it needs.
         record_dependencies: dependencies that ``call`` and ``opened_for`` open for each unit.
-        prefetch: fetch that ``call`` and ``opened_for`` await first; None if the codec needs none.
+        prefetch: fetches data for the codec, before ``call`` and ``opened_for`` do anything else; None if the codec
+            never fetches.
     """
 
     name: str
@@ -100,7 +101,10 @@ class PreparedHandler:
     def opened_for(
         self, unit: object, opened: Opened = NOTHING_OPENED
     ) -> AbstractAsyncContextManager[Opened, bool | None]:
-        """Return a context manager that opens the dependencies of a unit, and yields them together with ``opened``."""
+        """Return a context manager that opens the dependencies of a unit, and yields them together with ``opened``.
+
+        The context manager first awaits the fetch of ``prefetch`` if it is necessary.
+        """
         dependencies = open_dependencies(self.record_dependencies, unit, opened)
         return dependencies if self.prefetch is None else self.prefetch.before(unit, dependencies)
 
@@ -147,7 +151,7 @@ def prepare(
         raise ConfigurationError(f"{where} has no parameter for the batch - add one, such as `values: list[bytes]`")
     if not parameters:
         raise ConfigurationError(f"{where} has no parameter for the record - add one, such as `value: bytes`")
-    bound = binding(parameters, readers)
+    bound = create_binding(parameters, readers)
     value_reader = unit_reader.value_reader if unit_reader is not None else None
     prefetch = record_prefetch(value_reader.prefetch_reader if value_reader is not None else None, plan.prefetch_reader)
     if is_batch and prefetch is not None:
@@ -181,7 +185,7 @@ def prepare(
 def _call(
     function: Callable[..., Any], bound: Binding, record_dependencies: Sequence[Dependency], prefetch: Prefetch | None
 ) -> Call:
-    """Return the call of an async function, without the steps that this function does not need."""
+    """Return a function that calls an async handler, with only those steps that the handler needs."""
     call = _call_without_prefetch(function, bound, record_dependencies)
     if prefetch is None:
         return call
@@ -252,7 +256,7 @@ def _value_call(function: Callable[..., Any], value_reader: ValueReader | None) 
 
 
 def _refuse_call(where: str) -> Call:
-    """Return a call that raises, because a plain function would block the event loop."""
+    """Return a function that raises an error, because a plain handler would block the event loop."""
 
     async def refuse(_unit: object, _opened: Opened = NOTHING_OPENED, /) -> NoReturn:
         raise ConsumerStateError(f"{where} is a plain function - call it in a thread with the arguments of bind()")

@@ -1,4 +1,4 @@
-"""Inspection of the signatures of handlers and providers: the source of each parameter's argument."""
+"""Inspection of the signatures of handlers and providers, for the sources of their arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def returns_nothing(function: Callable[..., object]) -> bool:
 def read_signature(function: Callable[..., object], where: str, *, is_provider: bool = False) -> tuple[Parameter, ...]:
     """Return the parameters to which an argument must be passed, in order.
 
-    Parameters that a ``functools.partial`` fills in are left out.
+    Parameters that a ``functools.partial`` binds, and trailing parameters that keep their defaults, are left out.
 
     Args:
         function: Function, method, partial, class or callable object.
@@ -86,9 +86,9 @@ def read_signature(function: Callable[..., object], where: str, *, is_provider: 
 def _source_of(
     parameter: inspect.Parameter, namespace: dict[str, Any], label: str, *, can_keep_default: bool
 ) -> ArgumentSource:
-    """Return the source that the marker names; without a marker, the record or its value.
+    """Return the source that the marker of a parameter names; without a marker, the record or its value.
 
-    With ``can_keep_default``, a parameter whose annotation cannot be resolved keeps its default.
+    With ``can_keep_default``, a parameter whose annotation cannot be evaluated keeps its default.
     """
     default = parameter.default
     if _is_marker(default):
@@ -139,9 +139,9 @@ def _source_of_marker(marker: object, annotation: object, default: object, label
 
 
 def _check_value_parameter(label: str, parameter: inspect.Parameter, earlier: str | None, *, is_provider: bool) -> None:
-    """Check that a parameter without a marker can take the value.
+    """Check that a parameter without a marker can take the value of the record.
 
-    ``earlier`` is the name of a parameter that takes the value already, or None.
+    ``earlier`` is the name of an earlier parameter that takes the value; None if there is none.
     """
     if is_provider:
         raise ConfigurationError(
