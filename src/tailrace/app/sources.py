@@ -40,7 +40,7 @@ class HandlerGroup(RecordSink, Protocol):
 
     @property
     def runs_current_records(self) -> bool:
-        """As ``is_running``, but without records whose partition was revoked, sought or reset since they started."""
+        """``is_running``, but without records whose partition was revoked, sought or reset since they were started."""
 
     @property
     def unstarted(self) -> int:
@@ -64,7 +64,7 @@ class HandlerGroup(RecordSink, Protocol):
         """True while an incomplete batch waits for more records."""
 
     def hurry(self) -> None:
-        """Start incomplete batches; no more records are delivered before all delivered records are finished."""
+        """Start incomplete batches, for which no more records are delivered until all delivered ones are finished."""
 
 
 class Transactions(Publisher, Protocol):

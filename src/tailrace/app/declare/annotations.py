@@ -41,10 +41,10 @@ def resolve(annotation: object, namespace: dict[str, Any], where: str) -> object
 
 
 def split_none(annotation: object) -> tuple[object, bool]:
-    """Return ``T`` and True for a type ``T | None``; return another type unchanged, and False.
+    """Return ``T`` and True for a type ``T | None``; for another type, return the type itself and False.
 
-    A ``NewType``, or an alias ``type X = ...``, is replaced by the type that it names. Metadata of ``Annotated`` is
-    kept. For ``None`` itself, return ``None`` and True.
+    If the annotation is a ``NewType`` or an alias (``type X = ...``), it is replaced by the type that it names.
+    Metadata of ``Annotated`` is kept. ``None`` itself is returned with True.
     """
     bare = annotation
     while (named := getattr(bare, "__supertype__", None) or _aliased_type(bare)) is not None:

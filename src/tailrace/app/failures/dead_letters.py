@@ -68,7 +68,7 @@ _NUMBER = re.compile(rb"-?[0-9]{1,18}")
 
 
 class Origin(NamedTuple):
-    """Topic, partition, offset and timestamp of a record when a handler's group first read it.
+    """Topic, partition, offset and timestamp of a record when a handler first received it.
 
     The origin stays the same when the record is written to retry, dead-letter and replay topics.
     """
