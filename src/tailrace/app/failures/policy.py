@@ -2,8 +2,8 @@
 
 A failed record is finished when a retry succeeds, when a retry topic or dead-letter topic has acknowledged it, or when
 ``on_failure="skip"`` skips it; only then may its offset be committed. If a topic refuses a record, the record's lane
-waits, unless ``on_failure="stop"`` is set. An error would end this process, then the process to which the partition is
-assigned next, and so on.
+waits: an error would end this process, then the process to which the partition is assigned next, and so on. Only with
+``on_failure="stop"``, an error is raised.
 """
 
 from __future__ import annotations
