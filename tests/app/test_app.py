@@ -1,4 +1,4 @@
-"""App on the real broker: order, failures, delivery, members that join and leave, stops."""
+"""App on the real broker: order, failures, delivery, members that join and leave, and stops."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def new_app(kafka_server, group):
 async def test_every_record_is_handled_once_in_the_requested_order(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, order_by, suspends
 ):
-    """Each record is handled once and committed; records of a lane run in order, one at a time, others concurrently."""
+    """Each record is handled once and committed; records of a lane run one at a time, in order."""
     topic, app = new_topic(3), new_app()
     keys = [b"k%d" % (n % 20) for n in range(600)]
     witness.produce(topic, (b"%d" % n for n in range(600)), keys=keys)
@@ -105,7 +105,7 @@ async def test_every_record_is_handled_once_in_the_requested_order(  # noqa: PLR
 
 
 async def test_parameters_are_filled_by_annotation(new_app, new_topic, witness):
-    """A Struct, the key, a header, the whole record and a dependency, each by its annotation."""
+    """A handler receives a value, the key, a header, the record and a dependency, each by its annotation."""
     topic, app, got = new_topic(), new_app(), []
     witness.produce(topic, [json.dumps({"customer": "ann", "total": 5}).encode()], keys=[b"ann"])
     opened.clear()
@@ -130,7 +130,7 @@ async def test_parameters_are_filled_by_annotation(new_app, new_topic, witness):
 async def test_a_poisoned_record_is_retried_and_dead_lettered_while_other_keys_continue(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, group, recorder
 ):
-    """A poisoned record holds up its own key only, and has one dead letter."""
+    """A poisoned record holds up its own key only, is retried, and has one dead letter."""
     topic = new_topic()
     kafka_server.create_topic(f"{topic}.{group}.dead")
     app = new_app(dead_letter="{topic}.{group}.dead", hooks=[recorder])
@@ -164,7 +164,7 @@ async def test_a_poisoned_record_is_retried_and_dead_lettered_while_other_keys_c
 
 
 async def test_a_dead_letter_is_replayed_to_success_after_a_fix(new_app, new_topic, witness, kafka_server, group):
-    """`tailrace dead-letters replay` sends it to the group's replay topic, which the handler reads, too."""
+    """`tailrace dead-letters replay` writes a dead letter to the replay topic, from which the handler receives it."""
     topic = new_topic()
     dead = f"{topic}.{group}.dead"
     kafka_server.create_topic(dead)
@@ -195,7 +195,7 @@ async def test_a_dead_letter_is_replayed_to_success_after_a_fix(new_app, new_top
 async def test_rejected_and_undecodable_records_are_not_retried(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, group, broken
 ):
-    """A rejected record and an undecodable one become dead letters at once, with their raw bytes."""
+    """A rejected record and an undecodable record are dead-lettered at once with their raw bytes."""
     topic = new_topic()
     kafka_server.create_topic(f"{topic}.{group}.dead")
     app, calls = new_app(dead_letter="{topic}.{group}.dead"), []
@@ -216,7 +216,7 @@ async def test_rejected_and_undecodable_records_are_not_retried(  # noqa: PLR091
     assert calls == (["bob"] if broken == "undecodable" else ["ann", "bob"])
 
 
-async def test_without_dead_letters_the_lane_waits_and_heals(new_app, new_topic, witness, group, recorder):
+async def test_on_failure_pause_retries_the_record_until_it_succeeds(new_app, new_topic, witness, group, recorder):
     """With on_failure="pause" a failed record is retried at intervals and blocks its key only; none is skipped."""
     topic, app = new_topic(), new_app(hooks=[recorder])
     witness.produce(topic, (b"%d" % n for n in range(50)), keys=[b"k%d" % (n % 2) for n in range(50)])
@@ -277,8 +277,8 @@ async def test_on_failure_skip_continues_and_emits_an_event(new_app, new_topic, 
     assert await witness.committed(group, topic, 1) == {0: 10}
 
 
-async def test_results_are_published_before_the_offset_is_committed(new_app, new_topic, witness, kafka_server, group):
-    """A value, a Message or a list of them; each is acknowledged first."""
+async def test_results_are_published_in_each_form(new_app, new_topic, witness, kafka_server, group):
+    """A handler may return a value, a Message or a list of them; each is published, and the offset is committed."""
     topic, out = new_topic(), new_topic(2)
     app = new_app()
     witness.produce(topic, [b"1", b"2", b"3"])
@@ -298,8 +298,8 @@ async def test_results_are_published_before_the_offset_is_committed(new_app, new
     assert await witness.committed(group, topic, 1) == {0: 3}
 
 
-async def test_a_handler_that_runs_is_waited_for_when_the_app_stops(new_app, new_topic, witness, group):
-    """stop() waits for running handlers and commits their records; the next start repeats none."""
+async def test_a_stop_waits_for_running_handlers(new_app, new_topic, witness, group):
+    """stop() waits for running handlers and commits their records; the next start repeats none of them."""
     topic, app, begun, ended, may_end = new_topic(), new_app(), [], [], asyncio.Event()
     witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"k%d" % n for n in range(100)])
 
@@ -320,8 +320,8 @@ async def test_a_handler_that_runs_is_waited_for_when_the_app_stops(new_app, new
     assert await witness.committed(group, topic, 1) == {0: 4}
 
 
-async def test_two_apps_share_and_hand_over_cleanly(new_app, new_topic, witness, group):
-    """When one app joins and another stops, each record is handled once, also those in flight."""
+async def test_each_record_is_handled_once_when_an_app_joins_and_leaves(new_app, new_topic, witness, group):
+    """Each record is handled once while one app joins and another stops."""
     topic, handled = new_topic(6), Counter()
     options = {"heartbeat_interval_ms": 300}
 
@@ -346,7 +346,7 @@ async def test_two_apps_share_and_hand_over_cleanly(new_app, new_topic, witness,
 
 
 async def test_a_plain_function_runs_in_a_thread(new_app, new_topic, witness):
-    """A handler that blocks does not block the event loop."""
+    """A plain function that blocks does not block the event loop."""
     topic, app, threads = new_topic(), new_app(), []
     witness.produce(topic, [b"0", b"1"])
 
@@ -361,8 +361,8 @@ async def test_a_plain_function_runs_in_a_thread(new_app, new_topic, witness):
     assert threading.main_thread() not in threads
 
 
-async def test_what_a_handler_does_to_its_task_affects_no_other_record(new_app, new_topic, witness):
-    """Deadlines, task groups and context variables end with the record, whether the handler suspends or not."""
+async def test_changes_to_the_task_of_a_handler_affect_its_record_only(new_app, new_topic, witness):
+    """Cancellations, deadlines, task groups and context variables of a handler affect its own record only."""
     topic, app, seen = new_topic(), new_app(), []
     variable = contextvars.ContextVar("variable", default=0)
     witness.produce(topic, (b"%d" % n for n in range(60)))
@@ -401,7 +401,7 @@ async def test_a_handler_that_exceeds_timeout_ms_has_failed(new_app, new_topic, 
 
 
 async def test_several_handlers_share_a_topic_by_when(new_app, new_topic, witness, group):
-    """Each receives the records that its `when` matches; all are committed when both have finished."""
+    """Each handler receives the records that its `when` matches; all are committed when both have finished."""
     topic, handlers, app = new_topic(), Handlers(), new_app()
     even, odd = [], []
     witness.produce(topic, (b"%d" % n for n in range(100)))
@@ -456,7 +456,7 @@ async def test_a_slow_handler_does_not_block_other_handlers_of_its_topic(new_app
 
 @pytest.mark.parametrize("unmatched", ["fail", "skip"])
 async def test_a_record_without_a_matching_handler_fails(new_app, new_topic, witness, group, unmatched):
-    """A record that no handler matches fails, unless `unmatched="skip"` is set; so does one at which `when` raises."""
+    """A record that no handler matches fails unless `unmatched="skip"` is set; so does one for which `when` raises."""
     topic, app, handled = new_topic(), new_app(on_failure="stop"), []
     witness.produce(topic, [b"1", b"nobody's" if unmatched == "skip" else b"x", b"1"])
 
@@ -508,13 +508,13 @@ async def test_an_app_without_handlers_publishes(kafka_server, new_topic, witnes
 
 
 async def test_an_app_without_handlers_cannot_run():
-    """run() handles records, so that an app without handlers is an error: the handlers were probably not included."""
+    """run() raises for an app without handlers, which were probably not included."""
     with pytest.raises(ConfigurationError, match="no handlers to run"):
         await App(bootstrap_servers="localhost:1", group_id="g").run()
 
 
 def test_an_app_always_commits(monkeypatch):
-    """App refuses enable_auto_commit=False, wherever it comes from, and stays configured as it was."""
+    """App refuses enable_auto_commit=False from configure() and the environment, and keeps its configuration."""
     app = App(group_id="g", enable_auto_commit=True)
     with pytest.raises(ConfigurationError, match="always commits the offsets of finished records"):
         app.configure(enable_auto_commit=False, client_id="other")

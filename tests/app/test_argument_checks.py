@@ -1,4 +1,4 @@
-"""Checks of user-supplied objects: an invalid one is refused at once, with its value and advice."""
+"""Invalid user-supplied objects are refused at once, with their value and advice."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def generator(call):
     ],
 )
 def test_an_app_checks_its_arguments(options, message):
-    """Retry, codec, middleware, templates and hooks are checked by App(...)."""
+    """App() checks retry, codec, middleware, templates and hooks."""
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         App(group_id="g", **options)
 
@@ -86,7 +86,7 @@ def test_an_app_checks_its_arguments(options, message):
     ],
 )
 def test_a_handler_checks_its_arguments(topics, options, message):
-    """Topics, patterns, predicates, codecs and middleware are checked by @app.handler(...)."""
+    """@app.handler() checks topics, patterns, predicates, codecs and middleware."""
     app = App(group_id="g")
     for declare in (app.handler, app.batch_handler):
         with pytest.raises(ConfigurationError, match=re.escape(message)):
@@ -105,7 +105,7 @@ def test_hooks_of_start_and_stop_are_checked(given):
 
 
 def test_include_and_override_check_their_arguments():
-    """include() takes handlers, override() two functions."""
+    """include() accepts handlers only, and override() functions only."""
     app = App(group_id="g")
 
     with pytest.raises(ConfigurationError, match=r"include\(\) takes a Handlers or an App, not 'billing'"):

@@ -1,4 +1,4 @@
-"""Stop hooks and app-scoped providers that do not end: the app stops in time and names them."""
+"""An app with stop hooks or providers that do not end stops in time and names them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def hang() -> None:
 
 
 async def swallow() -> None:
-    """Ignore all cancellations."""
+    """Ignore all cancellations until the test ends."""
     task = asyncio.current_task()
     going_on.add(task)
     task.add_done_callback(going_on.discard)
@@ -40,7 +40,7 @@ let_go = asyncio.Event()
 
 @pytest.fixture(autouse=True)
 async def ending():
-    """End calls of ``swallow`` with the test, before its event loop closes."""
+    """End calls of ``swallow`` when the test ends, before its event loop closes."""
     global let_go  # noqa: PLW0603 - for providers, which are functions of this module
     let_go = asyncio.Event()
     ended.clear()
@@ -57,7 +57,7 @@ ways = [hang]
 
 
 async def open_bank():
-    """A provider that closes at once."""
+    """Provide a bank that closes at once."""
     try:
         yield "bank"
     finally:
@@ -65,7 +65,7 @@ async def open_bank():
 
 
 async def open_ledger(bank: Annotated[str, Depends(open_bank, scope="app")]):
-    """A provider whose close hangs."""
+    """Provide a ledger whose close hangs."""
     yield bank
     await ways[0]()
 
@@ -86,7 +86,7 @@ def new_app(kafka_server, group, recorder):
 
 @pytest.mark.parametrize("way", [hang, swallow])
 async def test_a_stop_hook_that_does_not_end_is_named_and_the_others_are_called(new_app, new_topic, recorder, way):
-    """stop() ends within stop_timeout_ms and raises; later hooks and providers are closed all the same."""
+    """stop() ends within stop_timeout_ms and raises; later hooks are called and providers are closed all the same."""
     app = new_app(new_topic())
 
     @app.handler(new_topic())
@@ -112,7 +112,7 @@ async def test_a_stop_hook_that_does_not_end_is_named_and_the_others_are_called(
 
 @pytest.mark.parametrize("way", [hang, swallow])
 async def test_a_provider_whose_close_hangs_is_named(new_app, new_topic, recorder, way):
-    """stop() ends within stop_timeout_ms and raises; a provider that lets its cancellation through blocks no other."""
+    """stop() ends within stop_timeout_ms, and raises an error that names a provider whose close hangs."""
     ways[:] = [way]
     app = new_app(new_topic())
 

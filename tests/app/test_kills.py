@@ -1,4 +1,4 @@
-"""A killed process repeats only the records that it had not finished or not committed.
+"""A killed process repeats only records that it had not finished or not committed.
 
 Handlers log the start and the end of each record for comparison.
 """
@@ -22,7 +22,7 @@ from tests.support.consumer_group import until
 PROGRAM = """
     import asyncio, os, random, sys, threading, tailrace
 
-    # It does not outlive the test, whatever becomes of that.
+    # Ends this process when the test ends, which closes the pipe.
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(3)), daemon=True).start()
 
     servers, group, topic, path, stuck, session_ms = sys.argv[1:]
@@ -123,7 +123,7 @@ async def finished(witness, group, topic, partitions):
 
 
 async def wait_for_a_map(witness, group, topic, count):
-    """Wait until the commits list a number of finished records after a stuck one."""
+    """Wait until the commits list ``count`` finished records after a stuck one."""
     async with asyncio.timeout(60):
         while len(await finished(witness, group, topic, 2)) < count:  # noqa: ASYNC110 - a committed offset sets no event
             await asyncio.sleep(0.05)
@@ -143,7 +143,7 @@ async def process(request, kafka_server, new_topic, *, witness, group, tmp_path)
 
 
 async def test_a_killed_process_repeats_only_uncommitted_records(process, witness, group):
-    """Killed with one key stuck: committed records do not run again, all others do."""
+    """After SIGKILL with one key stuck, committed records are not handled again, and all other records are."""
     ledger = process.ledger
     await process.start(stuck="key 3")
     await until(lambda: len(ledger.of("end")) > 150, 60)
@@ -164,7 +164,7 @@ async def test_a_killed_process_repeats_only_uncommitted_records(process, witnes
 
 
 async def test_an_offset_map_survives_several_kills(process, witness, group):
-    """A restart runs only the stuck records, as all records after them are in the offset map."""
+    """A restart handles only the stuck records, because the offset map lists all records after them."""
     ledger = process.ledger
     await process.start(stuck="key 3")
     await wait_for_a_map(witness, group, process.topic, 540)
@@ -178,8 +178,8 @@ async def test_an_offset_map_survives_several_kills(process, witness, group):
     assert ledger.of("begin") == ledger.of("end") == Counter(stuck)
 
 
-async def test_the_next_owner_may_be_another_live_member(process, witness, group, kafka_server, recorder):
-    """A live member takes over the partitions of the killed one, and runs the records that it had not finished."""
+async def test_a_live_member_handles_only_the_unfinished_records(process, witness, group, kafka_server, recorder):
+    """A live member takes over the partitions of a killed one, and handles only the records that were not finished."""
     handled: Counter[tuple[int, int]] = Counter()
     app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, hooks=[recorder])
     app.configure(heartbeat_interval_ms=300, auto_commit_interval_ms=40)

@@ -1,4 +1,4 @@
-"""Lifecycle of an app: hooks, middleware, brokers that become reachable later, stop and second signal."""
+"""Lifecycle of an app: hooks, middleware, brokers that become reachable later, stops and signals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def new_app(kafka_server, group):
 
 
 async def test_start_hooks_run_before_the_first_record_and_stop_hooks_after_the_last(new_app, new_topic, witness):
-    """Dependencies are open during all of them."""
+    """Start hooks run before the first record, stop hooks after the last one, and dependencies are open during both."""
     topic, out, app, module = new_topic(), new_topic(), new_app(), Handlers()
     done.clear()
     witness.produce(topic, [b"0"])
@@ -81,7 +81,7 @@ async def test_start_hooks_run_before_the_first_record_and_stop_hooks_after_the_
 
 
 async def test_a_start_hook_that_raises_fails_the_start(new_app, new_topic):
-    """No record is handled, and everything is closed again."""
+    """The error of a start hook fails the start: no record is handled, and everything is closed again."""
     app = new_app()
     done.clear()
 
@@ -99,7 +99,7 @@ async def test_a_start_hook_that_raises_fails_the_start(new_app, new_topic):
 
 
 async def test_an_error_of_a_stop_hook_is_raised_after_the_others_were_called(new_app, new_topic):
-    """The error is not swallowed, and everything is closed."""
+    """The error of a stop hook is raised after the other hooks were called and everything is closed."""
     app, called = new_app(), []
     app.on_stop(lambda: called.append(True))
 
@@ -118,7 +118,7 @@ async def test_an_error_of_a_stop_hook_is_raised_after_the_others_were_called(ne
 
 
 async def test_middleware_wraps_handlers(new_app, new_topic, witness):
-    """The app's wraps the handler's; each sees the record, the result and the handler's error, which propagates."""
+    """The app's middleware wraps that of the handler; each sees the record, and the result or the error."""
     topic, steps = new_topic(), []
 
     def saying(name):
@@ -193,7 +193,7 @@ async def test_trace_headers_are_copied_to_published_messages(new_app, new_topic
 
 @contextlib.asynccontextmanager
 async def door_to(bootstrap_servers: str, door: socket.socket):
-    """Return a function that makes ``door``, so far bound and refusing, forward to the broker."""
+    """Forward connections to ``door``, which is bound and refuses them before, to the broker."""
     host, _, behind = bootstrap_servers.partition(":")
 
     async def carry(reader, writer):
@@ -243,7 +243,7 @@ async def test_an_app_may_start_before_kafka(new_app, new_topic, witness, kafka_
 
 
 async def test_a_start_waits_for_its_brokers(new_app, new_topic, kafka_server):
-    """By default a start waits for its brokers for `start_timeout_ms`."""
+    """A start waits for its brokers for `start_timeout_ms`."""
     door = socket.socket()
     door.bind(("127.0.0.1", 0))
     app = new_app(bootstrap_servers="{}:{}".format(*door.getsockname()))
@@ -335,7 +335,7 @@ waiting: list[asyncio.Event] = []
 
 
 async def open_slowly():
-    """A database that does not answer."""
+    """Wait forever, like a database that does not answer."""
     done.append("database is asked")
     try:
         waiting[0].set()
@@ -347,7 +347,7 @@ async def open_slowly():
 
 @contextlib.asynccontextmanager
 async def silence(is_asked: asyncio.Event):
-    """A port that accepts connections and never answers."""
+    """Provide a port that accepts connections and never answers."""
     gone = asyncio.Event()
 
     async def opened(_reader, writer):

@@ -38,7 +38,7 @@ def options(kafka_server, group):
 
 
 async def test_a_rebalance_does_not_break_a_commit_loop(options, new_topic, witness, group):
-    """getmany, process, commit in a loop: members join and leave, no commit fails, each record is delivered once."""
+    """While members join and leave, commits in a getmany loop do not fail, and each record is delivered once."""
     topic, handled, waiting = new_topic(6), Counter(), asyncio.Event()
 
     async def loop(consumer: Consumer) -> None:
@@ -72,7 +72,7 @@ async def test_a_rebalance_does_not_break_a_commit_loop(options, new_topic, witn
 
 
 async def test_a_listener_may_wait_for_the_lock_of_the_reading_loop(options, new_topic, witness):
-    """A lock is held around getmany and needed by the listener: rebalances complete all the same."""
+    """A rebalance completes although its listener needs a lock that the reading loop has around getmany()."""
     topic, lock, handled, revoked = new_topic(4), asyncio.Lock(), Counter(), []
 
     class Listener:
@@ -158,10 +158,10 @@ async def test_a_handler_that_blocks_its_thread_keeps_the_membership(options, ne
 # ---- commits -------------------------------------------------------------------------------------------------------
 
 
-async def test_b15_gaps_are_no_unfinished_records_and_unfinished_records_no_gaps(  # noqa: PLR0917 - fixtures
+async def test_b15_commits_pass_gaps_and_no_unfinished_records(  # noqa: PLR0917 - fixtures
     options, new_topic, witness, kafka_server, group, recorder
 ):
-    """A record in flight holds back the commit; gaps of markers and aborted records do not."""
+    """A record in flight holds back the commit; gaps of transaction markers and aborted records do not."""
     topic, handled, is_free = new_topic(), [], asyncio.Event()
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
     await asyncio.to_thread(producer.init_transactions, 20)
@@ -232,8 +232,8 @@ async def test_the_record_of_a_handler_canceled_by_the_stop_is_not_finished(opti
 # ---- failures ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_record_that_fails_is_no_hot_loop(options, new_topic, witness, group):
-    """A record that always fails is retried a few times a second, without using a whole CPU, and is not skipped."""
+async def test_a_failing_record_is_retried_without_a_busy_loop(options, new_topic, witness, group):
+    """A record that always fails is retried a few times a second without a busy loop, and is not committed."""
     topic, attempts, good = new_topic(), [], []
     app = App(**options, retry=Retry(attempts=2, backoff_ms=100, max_backoff_ms=300, jitter=False))
     witness.produce(topic, [b"poison", b"good"], keys=[b"a", b"b"])
@@ -260,7 +260,7 @@ async def test_a_record_that_fails_is_no_hot_loop(options, new_topic, witness, g
 
 
 async def test_many_consumers_stop_at_once(options, new_topic):
-    """Twenty members of a group that stop at once all end."""
+    """Twenty members of a group that stop at the same time all end."""
     topic = new_topic(20)
     quick = {**options, "heartbeat_interval_ms": 100, "stop_timeout_ms": 60_000}
     members = [Consumer(topic, **quick) for _ in range(20)]
@@ -275,7 +275,7 @@ async def test_many_consumers_stop_at_once(options, new_topic):
 
 
 async def test_starting_and_stopping_leaves_nothing_behind(options, new_topic, witness):
-    """Repeated starts and stops of consumers and apps leave no objects, tasks, threads or open files."""
+    """After repeated starts and stops of consumers and apps, no objects, tasks, threads or open files remain."""
     topic = new_topic()
     witness.produce(topic, [b"0"] * 40)
 
@@ -314,7 +314,7 @@ async def test_starting_and_stopping_leaves_nothing_behind(options, new_topic, w
 
 
 async def test_waiting_for_long_leaves_nothing_behind(options, new_topic):
-    """Memory does not grow over thousands of calls that are canceled or time out."""
+    """The number of objects does not grow over thousands of calls that are canceled or time out."""
 
     async def wait_in_vain(consumer: Consumer, times: int) -> None:
         for _ in range(times):
@@ -336,8 +336,8 @@ async def test_waiting_for_long_leaves_nothing_behind(options, new_topic):
         assert len(gc.get_objects()) - before < 1_500
 
 
-async def test_a_handler_of_nothing_is_quick(options, new_topic, witness):
-    """A handler that does nothing handles a hundred thousand records within seconds, also under load."""
+async def test_an_empty_handler_is_fast(options, new_topic, witness):
+    """A handler with an empty body handles a hundred thousand records within seconds, also under load."""
     topic, app, handled = new_topic(2), App(**options), 0
     witness.produce(topic, (b"." * 100 for _ in range(100_000)))
     everything = asyncio.Event()

@@ -1,4 +1,4 @@
-"""How handlers end with their app: canceled records are not finished, and dependencies stay open until cleanup."""
+"""When an app stops, canceled records are not finished, and dependencies stay open until handlers have cleaned up."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_a_handler_that_swallows_its_cancellation_starts_no_more_records(k
 
 @KINDS
 async def test_a_handler_that_does_not_end_is_abandoned_with_an_event(kind):
-    """An app whose handlers do not end stops in time, and an event names the one that still runs."""
+    """An app whose handler does not end stops in time, and an event names the handler."""
     begun, let_go, events = asyncio.Event(), asyncio.Event(), EventRecorder()
     app = App(group_id="g", hooks=[events], stop_timeout_ms=20_000)
     tasks = []
@@ -172,8 +172,8 @@ async def test_a_handler_that_does_not_end_is_abandoned_with_an_event(kind):
 
 
 @KINDS
-async def test_a_handler_does_not_stop_its_own_app(kind):
-    """A handler that stops its own app would wait for itself; stopping it from another task works."""
+async def test_a_handler_cannot_stop_its_own_app(kind):
+    """stop() raises ConsumerStateError in a handler, as it would wait for the handler itself."""
     raised, app = [], App(group_id="g")
 
     async def handle() -> None:
@@ -192,7 +192,7 @@ async def test_a_handler_does_not_stop_its_own_app(kind):
 
 @pytest.mark.slow
 async def test_several_groups_are_left_in_time_while_no_broker_answers():
-    """Several groups with uncommitted records and pending calls are left concurrently, in time."""
+    """While no broker answers, several groups with uncommitted records are left concurrently, in time."""
     groups = [f"g{n}" for n in range(4)]
     with KafkaServer(proxied=True) as server:
         witness, events, handled = Witness(server.bootstrap_servers), EventRecorder(), []

@@ -1,4 +1,4 @@
-"""A first signal stops everything in a process; a second one ends the process."""
+"""A first signal stops all apps of a process; a second one ends the process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_one_signal_ends_every_app_of_a_process(kafka_server, new_topic, g
 
         apps.append(app)
     running = [asyncio.create_task(app.run()) for app in apps]
-    # run() starts the app in its first turn.
+    # run() starts the app in the first iteration of its event loop.
     await asyncio.sleep(0)
     await asyncio.gather(*(app.wait_ready() for app in apps))
 
@@ -47,7 +47,7 @@ async def test_one_signal_ends_every_app_of_a_process(kafka_server, new_topic, g
 
 
 async def test_a_signal_wakes_a_loop_that_is_about_to_wait_for_events():
-    """Python writes a byte for each signal while there is a listener, and leaves a program's own descriptor alone."""
+    """While there is a listener, a signal wakes its event loop; the wakeup descriptor of a program is not replaced."""
 
     def wakeup_fd() -> int:
         current = signal.set_wakeup_fd(-1)
@@ -83,7 +83,7 @@ async def test_a_signal_wakes_a_loop_that_is_about_to_wait_for_events():
 
 
 async def test_every_listener_is_called_and_the_second_signal_is_left_to_the_system():
-    """Nested listeners are all called; then the default action is restored, which works while a loop is blocked."""
+    """A first signal calls all nested listeners, and restores the default action for the second signal."""
     heard: list[str] = []
     with (
         handle_signals([signal.SIGTERM], lambda: heard.append("outer")),
@@ -97,7 +97,7 @@ async def test_every_listener_is_called_and_the_second_signal_is_left_to_the_sys
 
 
 async def test_an_app_that_starts_after_a_signal_is_ended_by_the_next_one():
-    """A listener that is added while others stop has received no signal: the next one is its first."""
+    """An app that starts while others stop after a signal is ended by the next signal."""
     heard: list[str] = []
     with handle_signals([signal.SIGTERM], lambda: heard.append("first")):
         signal.raise_signal(signal.SIGTERM)
@@ -135,7 +135,7 @@ tailrace.run(main())
 
 
 def test_a_signal_ends_loops_in_other_threads():
-    """A run in another thread cannot install signal handlers; it ends with those of the main thread."""
+    """A signal also ends a run in another thread, which cannot install signal handlers."""
     with subprocess.Popen(
         [sys.executable, "-c", BESIDE], stdout=subprocess.PIPE, text=True, env=environment()
     ) as process:
@@ -154,7 +154,7 @@ def test_a_signal_ends_loops_in_other_threads():
 
 
 def test_run_returns_none_after_a_signal_although_a_nested_listener_was_removed():
-    """A nested listener that was added and removed leaves the outer one's handler installed."""
+    """run() returns None after a signal although a nested listener was added and removed before."""
 
     async def main() -> str:
         with handle_signals([signal.SIGTERM], lambda: None):
@@ -166,8 +166,8 @@ def test_run_returns_none_after_a_signal_although_a_nested_listener_was_removed(
     assert tailrace.run(main()) is None
 
 
-def test_without_an_event_loop_listeners_are_called_by_the_signal_and_older_handlers_come_back():
-    """A command without an event loop stops like one with a loop, and so does a listener beside it."""
+def test_a_signal_calls_listeners_without_an_event_loop():
+    """Without an event loop, a signal calls all listeners, and the previous handler is restored afterwards."""
     heard: list[str] = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("program"))
     try:
@@ -184,7 +184,7 @@ def test_without_an_event_loop_listeners_are_called_by_the_signal_and_older_hand
 
 
 class Query:
-    """Query on Spark that a signal stops while it is awaited."""
+    """Query on Spark that a signal stops while its end is awaited."""
 
     counted = argparse.Namespace(records=0, dead_letters=0)
 
@@ -201,7 +201,7 @@ class Query:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stream_on_spark_leaves_other_listeners_and_handlers_alone(number, code):
-    """The command stops its query at a signal, other listeners are called, too, and previous handlers are restored."""
+    """The Spark command stops its query at a signal; other listeners are called and previous handlers are restored."""
     query, heard, before = Query(number), [], signal.getsignal(number)
     pipeline: Any = types.SimpleNamespace(
         start=lambda _handler, **_: query, group_status=lambda _handler: argparse.Namespace(group_id="g")

@@ -1,4 +1,4 @@
-"""Failures name the line of the user's own code that raised them."""
+"""Failures name the line of the user's code that raised them."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ async def of_another_kind(value: dict[str, int]) -> None: ...
         (of_another_kind, None),
     ],
 )
-async def test_a_failure_says_where_it_came_from(recorder, function, text):
-    """Each failed attempt has the user's file and line; a DecodeError of tailrace has none."""
+async def test_a_failure_names_the_users_file_and_line(recorder, function, text):
+    """Each failed attempt names the user's file and line; a DecodeError of tailrace names none."""
     app = App(group_id="g", on_failure="skip", retry=Retry(attempts=2), hooks=[recorder])
     declare = app.batch_handler if function is of_a_batch else app.handler
     declare("t")(function)
@@ -69,7 +69,7 @@ async def test_a_failure_says_where_it_came_from(recorder, function, text):
 
 
 async def test_a_dead_letter_has_only_the_last_failure():
-    """The previous failure is not part of its traceback; an error that the handler itself caught is."""
+    """The traceback of a dead letter has only the last attempt, and any error that the handler itself caught."""
     app, attempts = App(group_id="g", dead_letter="{topic}.dead", retry=Retry(attempts=3)), []
 
     @app.handler("t")
@@ -91,7 +91,7 @@ async def test_a_dead_letter_has_only_the_last_failure():
 
 @pytest.mark.parametrize("kind", ["record", "batch"])
 async def test_the_log_has_the_traceback_once_and_hooks_have_the_error(recorder, caplog, kind):
-    """The last attempt is logged as an error with the user's frames, earlier ones as warnings."""
+    """Only the last attempt is logged with a traceback, which has the user's frames; hooks receive each error."""
     app = App(group_id="g", on_failure="skip", retry=Retry(attempts=3, backoff_ms=1), hooks=[recorder])
     if kind == "batch":
         app.batch_handler("t")(of_a_batch)
@@ -123,7 +123,7 @@ async def test_the_log_has_the_traceback_once_and_hooks_have_the_error(recorder,
 
 
 class OrderRefusedError(Exception):
-    """Cannot be constructed from its arguments alone."""
+    """Error that cannot be constructed from its ``args``."""
 
     def __init__(self, order: int, *, reason: str) -> None:
         self.order, self.reason = order, reason
@@ -151,10 +151,7 @@ async def in_a_group(value: bytes) -> None:
 
 @pytest.mark.parametrize("function", [with_a_cause, with_a_context, in_a_group])
 async def test_causes_are_logged_with_only_the_users_frames(kafka_server, group, new_topic, witness, function):
-    """Causes, contexts and members of groups are shortened like the error, in either renderer; hooks get it whole.
-
-    On the real broker, whose records pass through tailrace's own frames.
-    """
+    """Causes, contexts and grouped errors are logged without tailrace's frames; hooks receive the whole error."""
     recorder, topic = EventRecorder(), new_topic()
     witness.produce(topic, [b"no JSON"])
     app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, on_failure="skip", hooks=[recorder])
@@ -180,7 +177,7 @@ async def test_causes_are_logged_with_only_the_users_frames(kafka_server, group,
 
 
 def around(call):
-    """Middleware through whose lines each record passes."""
+    """Wrap a call, so that each record passes the lines of this middleware."""
 
     async def called(record):
         return await call(record)
@@ -204,7 +201,7 @@ class Codec:
 
 @pytest.mark.parametrize(("codec", "where"), [(None, None), (Codec(), "validate")])
 async def test_a_value_that_does_not_decode_does_not_name_the_middleware(recorder, codec, where):
-    """A DecodeError names the user's decoder or no line at all, whatever middleware its record passes through."""
+    """A DecodeError names the user's decoder or no line at all, and never the middleware."""
     app = App(group_id="g", on_failure="skip", middleware=[around], codec=codec, hooks=[recorder])
     app.handler("t")(of_another_kind)
 

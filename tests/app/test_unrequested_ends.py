@@ -1,4 +1,4 @@
-"""Unrequested ends of apps and consumers: one event at level ERROR, and failed health."""
+"""An unrequested end of an app or consumer emits one event at level ERROR, and health is failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.commands import environment
 
 
 class Abort(BaseException):
-    """BaseException that is not an Exception, like the Exit of a server framework."""
+    """BaseException that is not an Exception, such as the Exit of a server framework."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def tracebacks(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 async def test_a_handler_that_raises_a_base_exception_ends_the_app_with_an_event(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, caplog, is_batch
 ):
-    """A BaseException of a handler is an event before stop(); the log has its traceback, and health is failed."""
+    """A BaseException of a handler emits one event before stop(), is logged with its traceback, and fails health."""
     topic, app = new_topic(), new_app()
     witness.produce(topic, [b"0"])
 
@@ -86,8 +86,8 @@ asyncio.run(app.run())
 """
 
 
-def test_a_handler_that_calls_sys_exit_leaves_an_event(kafka_server, new_topic, witness, group):
-    """The log names the handler, with its traceback, and the process has its exit code."""
+def test_a_handler_that_calls_sys_exit_is_logged(kafka_server, new_topic, witness, group):
+    """sys.exit() in a handler is logged with handler and traceback, and the process ends with that exit code."""
     topic = new_topic()
     witness.produce(topic, [b"0"])
 
@@ -107,7 +107,7 @@ def test_a_handler_that_calls_sys_exit_leaves_an_event(kafka_server, new_topic, 
 
 
 async def test_a_consumer_that_fails_logs_the_traceback(kafka_server, new_topic, group, recorder, caplog):
-    """A rebalance callback that raises ends the consumer: one event with the exception."""
+    """A rebalance callback that raises ends the consumer, with one event that contains the exception."""
 
     async def refuse(*_: object) -> None:
         raise LookupError("no such table")
@@ -133,7 +133,7 @@ async def test_a_consumer_that_fails_logs_the_traceback(kafka_server, new_topic,
 
 
 async def test_a_failed_start_raises_and_emits_no_event(new_app, caplog, recorder):
-    """start() raises the error, so that the log needs no traceback."""
+    """A start that fails raises its error, and emits no event with a traceback."""
     app = new_app(bootstrap_servers="127.0.0.1:1", start_timeout_ms=100)
 
     @app.handler("orders")

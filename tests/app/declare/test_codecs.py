@@ -153,7 +153,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("annotation", "value"), VALUES, ids=lambda one: str(one)[:40])
-def test_what_json_encodes_it_decodes(annotation, value):
+def test_json_decodes_the_values_that_it_encodes(annotation, value):
     """Values of each supported type are the same after encoding and decoding, also as ``T | None``."""
     data = CODEC.encode(value)
 
@@ -165,8 +165,8 @@ def test_what_json_encodes_it_decodes(annotation, value):
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(), st.lists, max_leaves=8))
-def test_json_is_json(value):
-    """The codec's JSON and that of Python's json module are interchangeable; plain strings are not JSON-encoded."""
+def test_json_is_compatible_with_the_json_module(value):
+    """Python's json module decodes the codec's JSON, and the codec decodes that of the json module."""
     assert json.loads(CODEC.encode([value])) == [value]
     assert CODEC.decoder(Any)(json.dumps(value).encode()) == value
 
@@ -180,15 +180,15 @@ def test_text_and_bytes_are_encoded_as_they_are(value, data):
     assert CODEC.encode(value) == data
 
 
-def test_a_value_without_a_json_form_is_a_type_error():
+def test_a_value_without_a_json_form_raises_a_type_error():
     """A value without a JSON form raises TypeError with its type, nested or not."""
     for value in (Foreign(), [Foreign()]):
         with pytest.raises(TypeError, match=r"Foreign cannot be encoded as JSON"):
             CODEC.encode(value)
 
 
-def test_text_in_a_union_is_of_json():
-    """``str`` alone, or with None, decodes raw text; in other unions text is JSON with quotes."""
+def test_text_in_a_union_is_json():
+    """In a union with other types than None, text is JSON and has quotes."""
     decode = CODEC.decoder(int | str)
 
     assert [decode(b"5"), decode(b'"5"')] == [5, "5"]
@@ -223,7 +223,7 @@ def test_a_type_without_a_json_form_is_refused_at_the_start(annotation, words):
             refused()
 
 
-def test_pydantic_is_imported_for_its_types_alone():
+def test_pydantic_is_needed_for_its_models_only():
     """The codec works without pydantic; only a handler that takes a pydantic model needs it."""
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "pydantic"}
     sys.modules["pydantic"] = None
@@ -254,7 +254,7 @@ def test_pydantic_is_imported_for_its_types_alone():
         (Any, b"[" * 5_000, r"\S*Any: "),
     ],
 )
-async def test_an_undecodable_value_is_reported_in_full(annotation, value, words):
+async def test_a_decode_error_names_position_handler_and_type(annotation, value, words):
     """A DecodeError names position, handler, part, type and reason, and chains its cause."""
     error = await failure(annotation, value)
 
@@ -333,8 +333,8 @@ class ByType:
         return bytes(value)
 
 
-async def test_a_codec_of_a_user_is_asked_with_type_and_record():
-    """A user's codec receives the annotation, unions included; bytes, null values, keys and headers bypass it."""
+async def test_a_user_defined_codec_receives_the_type_and_the_record():
+    """A user-defined codec receives the annotation; bytes, null values, keys and headers bypass the codec."""
 
     async def both(it: dict, key: Annotated[str, Key]):
         return it, key
@@ -351,14 +351,14 @@ async def test_a_codec_of_a_user_is_asked_with_type_and_record():
 
 
 async def test_an_oserror_of_a_codec_is_raised_unchanged():
-    """An OSError of a codec propagates unchanged, so that the record is retried, alone or in a batch."""
+    """An OSError of a codec propagates unchanged, for a single record and for a batch, so that records are retried."""
     with pytest.raises(ConnectionRefusedError):
         await prepare(taking(dict), Registry()).call(record(b"ab"))
     with pytest.raises(ConnectionRefusedError):
         await prepare(taking(list[dict]), Registry(), is_batch=True).call([record(b"ab")])
 
 
-async def test_a_batch_of_a_users_codec_names_the_index():
+async def test_a_decode_error_in_a_batch_names_the_index():
     """A decoding error in a batch names the record's index, and has the codec's error as its cause."""
     with pytest.raises(DecodeError, match=r"^index 0 of the batch: orders\[3\] at offset 17: .*ab") as caught:
         await prepare(taking(list[dict]), Failing(), is_batch=True).call([record(b"ab")])
@@ -366,8 +366,8 @@ async def test_a_batch_of_a_users_codec_names_the_index():
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-async def test_a_codec_may_make_a_decoder_a_type():
-    """A codec with decoder() makes the decoder once per type, may refuse types at the start, and never sees null."""
+async def test_a_codec_may_return_a_decoder_for_each_type():
+    """A codec with decoder() may return a decoder for each type, may refuse types at the start, and never sees null."""
     prepared = prepare(taking(int), ByType())
 
     assert prepared.sees_values_only
@@ -395,8 +395,8 @@ class Waiting(Reversing):
         (Waiting(), "decode of the codec is `async def`.*make it a plain function"),
     ],
 )
-def test_an_object_that_is_no_codec_is_refused_at_the_start(codec, words):
-    """An object that is no codec raises ConfigurationError with the missing methods."""
+def test_an_object_that_is_not_a_codec_is_refused_at_the_start(codec, words):
+    """An object that is not a codec raises ConfigurationError that names the missing methods."""
     with pytest.raises(ConfigurationError, match=rf"handler \S+charge: .*{words}"):
         prepare(taking(dict), codec)
 

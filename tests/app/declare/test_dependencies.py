@@ -1,4 +1,4 @@
-"""Dependencies: opened once per scope, in dependency order, and closed also after an error."""
+"""Dependencies of handlers are opened once per scope, in order, and closed also after an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def no_steps():
 
 
 class Bank:
-    """Bank opened and closed by a generator; instances are distinct."""
+    """Bank that is compared by identity, opened and closed by a generator."""
 
 
 async def open_bank() -> AsyncIterator[Bank]:
@@ -100,7 +100,7 @@ class Settings(msgspec.Struct):
 
 
 class Opener:
-    """Providers that are a callable object and a method."""
+    """Object whose call and whose method are providers."""
 
     def __call__(self) -> str:
         return "object"
@@ -146,12 +146,12 @@ async def given_by(provider, scope="record", **options):
         (Settings, Settings()),
     ],
 )
-async def test_every_kind_of_provider_gives_its_value(provider, expected, scope):
-    """Functions, generators, async ones, classes, methods, objects and partials are providers, in either scope."""
+async def test_every_kind_of_callable_is_a_provider(provider, expected, scope):
+    """Functions, generators, classes, methods, objects and partials, also async ones, are providers in either scope."""
     assert await given_by(provider, scope) == expected
 
 
-async def test_a_class_is_made_of_what_it_asks_for():
+async def test_a_class_is_a_provider_by_the_signature_of_init():
     """A class is a provider by the signature of its __init__; unmarked parameters keep their defaults."""
     made = await given_by(Made)
 
@@ -159,7 +159,7 @@ async def test_a_class_is_made_of_what_it_asks_for():
     assert made.content == ("ann", 3, (), {})
 
 
-async def test_a_provider_of_record_scope_may_look_at_the_record():
+async def test_a_provider_of_record_scope_may_take_the_record():
     """A provider of scope "record" may take the record, its key and headers, and other providers."""
 
     async def handler(tx: Annotated[tuple, Depends(begin)], whole: Record):
@@ -188,7 +188,7 @@ async def refund(bank: Annotated[Bank, Depends(open_bank, scope="app")]):
     return bank
 
 
-async def test_the_app_opens_a_provider_once_for_all_its_handlers():
+async def test_an_app_scoped_dependency_is_opened_once():
     """An app-scoped dependency is opened once for all handlers and concurrent calls, and closed in reverse order."""
     first, second = prepare(pay, CODEC), prepare(refund, CODEC)
 
@@ -200,14 +200,14 @@ async def test_the_app_opens_a_provider_once_for_all_its_handlers():
     assert steps == ["open bank", "open ledger", "close ledger", "close bank"]
 
 
-async def test_a_provider_that_is_not_open_is_reported():
+async def test_a_handler_called_before_its_dependencies_are_open_raises():
     """Calling a handler before the app's dependencies are open raises ConsumerStateError."""
     with pytest.raises(ConsumerStateError, match="open_bank is not open"):
         await prepare(refund, CODEC).call(RECORD)
 
 
-async def test_a_provider_that_does_not_open_closes_those_before_it():
-    """A provider's error at opening propagates, and the dependencies opened before it are closed."""
+async def test_an_error_at_opening_closes_earlier_dependencies():
+    """An error of a provider at opening propagates, and the dependencies that were opened before are closed."""
 
     def broken(bank: Annotated[Bank, Depends(open_bank, scope="app")]) -> None:
         raise OSError("no ledger")
@@ -220,8 +220,8 @@ async def test_a_provider_that_does_not_open_closes_those_before_it():
     assert steps == ["open bank", "OSError('no ledger')", "close bank"]
 
 
-async def test_an_error_in_closing_surfaces():
-    """The error is raised, and the dependencies that are still open are closed."""
+async def test_an_error_at_closing_propagates():
+    """An error of a provider at closing propagates, and the dependencies that are still open are closed."""
 
     def failing(bank: Annotated[Bank, Depends(open_bank, scope="app")]) -> Iterator[None]:
         yield
@@ -236,7 +236,7 @@ async def test_an_error_in_closing_surfaces():
 # ---- scope "record" -------------------------------------------------------------------------------------------------
 
 
-async def test_a_record_has_its_own():
+async def test_a_record_scoped_dependency_is_opened_once_per_call():
     """A record-scoped dependency is opened once per call, shared within it, and closed after the handler."""
 
     def account(bank: Annotated[Bank, Depends(open_bank)]) -> Bank:
@@ -261,8 +261,8 @@ async def test_a_record_has_its_own():
     assert prepared.app_dependencies == ()
 
 
-async def test_the_two_scopes_of_a_provider_are_two():
-    """A dependency of scope "app" and one of scope "record" are separate instances."""
+async def test_a_provider_has_one_instance_in_each_scope():
+    """A provider used in the scopes "app" and "record" has a separate instance in each."""
 
     async def handler(
         shared: Annotated[Bank, Depends(open_bank, scope="app")], own: Annotated[Bank, Depends(open_bank)]
@@ -274,7 +274,7 @@ async def test_the_two_scopes_of_a_provider_are_two():
         assert await prepared.call(RECORD, opened) is False
 
 
-async def test_a_generator_sees_what_the_handler_raises():
+async def test_the_error_of_the_handler_is_thrown_into_the_generator():
     """The handler's error is thrown into the generator at its yield, then propagates."""
 
     async def handler(tx: Annotated[tuple, Depends(begin)]):
@@ -288,7 +288,7 @@ async def test_a_generator_sees_what_the_handler_raises():
     assert steps == ["open bank", "begin", "roll back no money", "close bank"]
 
 
-async def test_a_generator_may_deal_with_what_the_handler_raises():
+async def test_a_generator_may_suppress_the_error_of_the_handler():
     """A generator that catches the handler's error suppresses it, as in contextlib."""
 
     def forgiving() -> Iterator[None]:
@@ -321,7 +321,7 @@ async def test_a_canceled_call_closes_its_dependencies():
     assert steps == ["open bank", "CancelledError()", "close bank"]
 
 
-async def test_a_header_that_a_provider_misses_is_a_decode_error():
+async def test_a_missing_header_of_a_provider_raises_a_decode_error():
     """The error names handler, provider and record, and dependencies opened before it are closed."""
 
     def traced(bank: Annotated[Bank, Depends(open_bank)], trace: Annotated[str, Header("span")]) -> str:
@@ -334,8 +334,8 @@ async def test_a_header_that_a_provider_misses_is_a_decode_error():
     assert steps[-1] == "close bank"
 
 
-async def test_a_plain_handler_has_its_dependencies_too():
-    """Dependencies of a plain handler are opened on the event loop, around the call in a thread."""
+async def test_dependencies_of_a_plain_handler_are_opened_around_its_call():
+    """Dependencies of a plain handler are opened before the call in a thread, and closed after it."""
 
     def handler(value: bytes, *, tx: Annotated[tuple, Depends(begin)]) -> object:
         steps.append("handle")
@@ -353,8 +353,8 @@ async def test_a_plain_handler_has_its_dependencies_too():
     assert steps == ["open bank", "begin", "handle", "commit", "close bank"]
 
 
-async def test_a_batch_has_its_own():
-    """A dependency of scope "record" is opened once per batch in a batch handler."""
+async def test_a_record_scoped_dependency_is_opened_once_per_batch():
+    """In a batch handler, a dependency of scope "record" is opened once per batch."""
 
     async def handler(values: list[bytes], bank: Annotated[Bank, Depends(open_bank)]):
         steps.append("handle")
@@ -376,7 +376,7 @@ class FakeBank(Bank):
     """Replacement for Bank in tests."""
 
 
-async def test_a_provider_is_replaced_wherever_it_is_needed():
+async def test_an_override_replaces_its_provider_everywhere():
     """An override replaces its provider in either scope, in handlers and in other providers."""
     prepared = prepare(pay, CODEC, overrides={open_bank: FakeBank})
 
@@ -389,7 +389,7 @@ async def test_a_provider_is_replaced_wherever_it_is_needed():
     assert steps == ["open ledger", "close ledger"]
 
 
-async def test_providers_are_told_apart_by_identity():
+async def test_overrides_match_providers_by_identity():
     """Overrides match providers by identity, not equality; methods of one object are the same provider."""
 
     class Equal:
@@ -416,7 +416,7 @@ async def test_providers_are_told_apart_by_identity():
     assert await given_by(one.method, overrides={one.method: plain}) == "plain"
 
 
-async def test_a_replacement_of_a_provider_may_have_dependencies():
+async def test_an_override_is_called_by_its_own_signature():
     """An override is called by its own signature, not by that of its provider."""
 
     async def fake(key: Annotated[str, Key], text: Annotated[str, Depends(plain)]) -> str:
@@ -476,25 +476,25 @@ def cached() -> object:
         (dict, "record", "provider builtins.dict: the signature cannot be read.* - wrap it in a function"),
     ],
 )
-def test_a_provider_that_cannot_be_is_refused(provider, scope, words):
+def test_an_invalid_provider_is_refused(provider, scope, words):
     """An invalid provider raises ConfigurationError with handler, provider, parameter and advice."""
     with pytest.raises(ConfigurationError, match=rf"^handler \S+handler: .*{words}"):
         prepare(needing(provider, scope), CODEC)
 
 
-def test_an_override_that_cannot_be_called_is_refused():
+def test_an_override_that_is_not_callable_is_refused():
     """An override that is not callable raises ConfigurationError."""
     with pytest.raises(ConfigurationError, match=r"\S+Bank overrides \S+open_bank and is not callable"):
         prepare(refund, CODEC, overrides={open_bank: Bank()})
 
 
-async def test_a_function_that_caches_is_a_provider():
-    """A functools wrapper of a provider function behaves as the function does."""
+async def test_a_functools_wrapper_is_a_provider():
+    """A provider may be a function wrapped by functools; one with a cache provides the same object each time."""
     assert await given_by(cached) is await given_by(cached)
 
 
-async def test_types_of_a_library_need_not_be_resolved():
-    """Annotations of parameters that keep their defaults need not resolve."""
+async def test_annotations_of_defaults_are_not_resolved():
+    """The annotation of a parameter that keeps its default is not resolved, so its names may be undefined."""
 
     class Client:
         def __init__(self, verify: SSLContext | bool = True) -> None:  # noqa: F821, FBT001, FBT002
@@ -503,7 +503,7 @@ async def test_types_of_a_library_need_not_be_resolved():
     assert (await given_by(Client, "app")).verify is True
 
 
-async def test_providers_of_a_batch_have_no_record():
+async def test_a_provider_that_needs_a_record_is_refused_for_batches():
     """A provider that needs a single record is refused in a batch handler."""
 
     async def handler(values: list[bytes], key: Annotated[str, Depends(with_key)]) -> None: ...

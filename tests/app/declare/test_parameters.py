@@ -64,7 +64,7 @@ async def got(annotation: object, of: Record) -> object:
 # ---- the value -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_handler_of_one_value_is_called_with_it():
+async def test_the_first_unmarked_parameter_receives_the_value():
     """The first unmarked parameter receives the value, decoded to its annotation, which may be a string."""
 
     async def charge(order: Order) -> float:
@@ -90,7 +90,7 @@ async def test_bytes_are_passed_unchanged(annotation):
 
 
 @pytest.mark.parametrize("annotation", [bytes, str, dict, Order, int, Any])
-async def test_a_null_value_reaches_only_handlers_annotated_none(annotation):
+async def test_a_null_value_needs_an_annotation_with_none(annotation):
     """A null value is None for ``T | None``, and otherwise raises a DecodeError with advice."""
     assert await got(annotation | None, record(None)) is None
 
@@ -98,8 +98,8 @@ async def test_a_null_value_reaches_only_handlers_annotated_none(annotation):
         await got(annotation, record(None))
 
 
-async def test_a_direct_call_names_the_record_that_failed():
-    """The direct call raises the same error as call()."""
+async def test_a_direct_call_raises_the_same_error_as_call():
+    """For a value that does not decode, direct_call() raises the same error as call()."""
     prepared = prepare(taking(Order), CODEC)
 
     for bad in (record(b'{"customer": 1}'), record(None)):
@@ -114,8 +114,8 @@ async def test_a_direct_call_names_the_record_that_failed():
 # ---- keys, headers, the record --------------------------------------------------------------------------------------
 
 
-async def test_a_record_is_taken_apart():
-    """Value, key, headers and record are passed by position or keyword, in any order."""
+async def test_value_key_headers_and_record_are_passed():
+    """The value, key, headers and record are passed by position or keyword, in any order."""
 
     async def handler(
         trace: Annotated[str, Header("trace")],
@@ -137,7 +137,7 @@ async def test_a_record_is_taken_apart():
     assert await prepared.call(some) == ("t-1", some, Order("ann", 5), "ann", 1)
 
 
-async def test_a_handler_may_do_without_the_value():
+async def test_a_handler_may_omit_the_value():
     """A handler without a value parameter decodes nothing and accepts null values."""
 
     async def handler(whole: Record) -> object:
@@ -177,7 +177,7 @@ async def test_keys_and_headers_are_text_or_json(annotation, data, expected):
 
 
 @pytest.mark.parametrize(("marker", "what"), [(Key, "key"), (Key(), "key"), (Header("x"), "header 'x'")])
-async def test_what_is_absent_needs_none_or_a_default(marker, what):
+async def test_a_missing_key_or_header_needs_none_or_a_default(marker, what):
     """A missing key or header is None for ``T | None``, and otherwise raises a DecodeError with advice."""
     bare, null = record(key=None), record(key=None, headers=[("x", None), ("X", b"1")])
 
@@ -198,7 +198,7 @@ async def test_a_key_or_header_that_does_not_decode_is_reported(marker, what):
         await got(Annotated[int, marker], record(key=b"many", headers=[("x", b"many")]))
 
 
-async def test_of_several_headers_the_last_counts():
+async def test_the_last_of_several_headers_is_passed():
     """The last of several headers of one name is passed, as with lastHeader in Kafka's API."""
     assert await got(Annotated[str, Header("x")], record(headers=[("x", b"1"), ("y", b"2"), ("x", b"3")])) == "3"
 
@@ -243,7 +243,7 @@ async def test_methods_objects_and_decorated_functions_are_handlers():
     assert prepare(shop.charge, CODEC).name.endswith("Shop.charge")
 
 
-async def test_arguments_of_a_partial_are_not_filled():
+async def test_bound_arguments_of_a_partial_are_kept():
     """Arguments bound by a partial are kept, also for parameters with a marker."""
     bank = Bank()
 
@@ -254,8 +254,8 @@ async def test_arguments_of_a_partial_are_not_filled():
     assert await prepared.call(record(ANN)) == (7, "ann", "k", bank)
 
 
-async def test_a_plain_function_is_bound_and_not_called():
-    """A plain function gets its arguments from bind(), to be called in a thread; call() raises."""
+async def test_bind_returns_the_arguments_of_a_plain_function():
+    """bind() returns the arguments of a plain function, which is called in a thread; call() raises."""
 
     def handler(order: Order, *, key: Annotated[str, Key]) -> str:
         return order.customer + key
@@ -270,8 +270,8 @@ async def test_a_plain_function_is_bound_and_not_called():
         await prepared.call(record(ANN))
 
 
-async def test_other_parameters_with_defaults_stay_at_them():
-    """Unmarked parameters keep their defaults, also before marked ones and if positional-only."""
+async def test_unmarked_parameters_keep_their_defaults():
+    """Unmarked parameters keep their defaults, also before marked parameters and if they are positional-only."""
 
     async def by_position(order: Order, limit: int = 3, /, key: Annotated[str, Key] = "", more: int = 4):
         return order.customer, limit, key, more
@@ -283,8 +283,8 @@ async def test_other_parameters_with_defaults_stay_at_them():
     assert await prepare(by_keyword, CODEC).call(record(ANN)) == ("ann", 3, "k")
 
 
-def test_names_in_the_return_annotation_need_not_exist():
-    """Return annotations are not resolved, so their names may be missing at run time."""
+def test_return_annotations_are_not_resolved():
+    """Return annotations are not resolved, so their names may be undefined at run time."""
 
     async def handler(order: Order) -> Invoice: ...  # noqa: F821
 
@@ -357,7 +357,7 @@ async def a_generator(order: Order):
         ("shop.charge", "is not a function"),
     ],
 )
-def test_a_signature_that_no_record_can_fill_is_refused(handler, words):
+def test_an_invalid_signature_is_refused(handler, words):
     """An invalid signature raises ConfigurationError with handler, parameter and advice."""
     name = getattr(handler, "__qualname__", "str")
 
@@ -372,7 +372,7 @@ def batch(*values: bytes | None) -> list[Record]:
     return [record(value, offset=100 + n) for n, value in enumerate(values)]
 
 
-async def test_a_batch_is_a_list_of_values():
+async def test_a_batch_handler_receives_a_list_of_values():
     """A batch handler receives a list of decoded values; null values need ``T | None`` as the item type."""
     orders, numbers = (
         prepare(taking(list[Order]), CODEC, is_batch=True),
@@ -386,7 +386,7 @@ async def test_a_batch_is_a_list_of_values():
     assert await numbers.call([]) == []
 
 
-async def test_a_batch_may_be_the_records():
+async def test_a_batch_handler_may_receive_records():
     """``list[Record]`` receives the records undecoded, in a new list."""
     records = batch(b"{", None)
 
@@ -400,8 +400,8 @@ async def test_a_batch_may_be_the_records():
 
 
 @pytest.mark.parametrize("bad", [b"{", None])
-async def test_the_error_of_a_batch_says_which_record_it_was(bad):
-    """A decoding error in a batch names index and position; decode_one() decodes single records of it."""
+async def test_a_decode_error_in_a_batch_names_the_record(bad):
+    """A decoding error in a batch names the record's index and position; decode_one() decodes a single record."""
     prepared = prepare(taking(list[Order]), CODEC, is_batch=True)
     records = batch(ANN, ANN, bad, ANN)
 
@@ -412,7 +412,7 @@ async def test_the_error_of_a_batch_says_which_record_it_was(bad):
         prepared.decode_one(records[2])
 
 
-async def test_a_plain_function_takes_batches_too():
+async def test_bind_returns_the_arguments_of_a_plain_batch_handler():
     """bind() returns the arguments of a plain batch handler."""
 
     def handler(orders: list[Order]) -> int:
@@ -454,8 +454,7 @@ def test_parameters_of_single_records_are_refused_for_batches(handler, words):
 # ---- results of handlers --------------------------------------------------------------------------------------------
 
 
-def test_a_message_is_a_value():
-    """Messages compare by content and are immutable."""
+def test_messages_compare_by_content_and_are_immutable():
     message = Message({"total": 5}, key="ann", headers=[("x", b"1")])
 
     assert message == Message({"total": 5}, "ann", [("x", b"1")], None, None)

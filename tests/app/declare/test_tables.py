@@ -1,4 +1,4 @@
-"""Batches as tables: one annotation for each type, and what it needs."""
+"""Batch handlers that receive their batch as a table, and the packages that they need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def taking(annotation):
     return prepare(handler, JsonCodec(), is_batch=True)
 
 
-async def test_an_arrow_batch_has_the_columns_of_arrow_batches():
+async def test_an_arrow_batch_has_a_row_for_each_record():
     """``pyarrow.RecordBatch`` receives a row for each record, in order, whatever the codec is."""
     prepared = taking(pa.RecordBatch)
 
@@ -41,8 +41,8 @@ async def test_an_arrow_batch_has_the_columns_of_arrow_batches():
 
 
 @pytest.mark.parametrize("kind", [pl.DataFrame, pd.DataFrame])
-async def test_a_data_frame_has_the_same_columns(kind):
-    """``polars.DataFrame`` and ``pandas.DataFrame`` receive the same columns and rows."""
+async def test_a_data_frame_has_the_columns_of_an_arrow_batch(kind):
+    """``polars.DataFrame`` and ``pandas.DataFrame`` receive the same columns and rows as ``pyarrow.RecordBatch``."""
     frame = await taking(kind).call(RECORDS)
 
     assert isinstance(frame, kind)
@@ -53,8 +53,8 @@ async def test_a_data_frame_has_the_same_columns(kind):
     assert [len(one) for one in frame["headers"]] == [2, 0]
 
 
-async def test_a_plain_function_takes_tables_too():
-    """bind() returns the table for a plain handler."""
+async def test_bind_returns_the_table_of_a_plain_batch_handler():
+    """bind() returns the table for a plain batch handler."""
 
     def handler(table: pa.RecordBatch) -> int:
         return table.num_rows
@@ -66,13 +66,13 @@ async def test_a_plain_function_takes_tables_too():
 
 @pytest.mark.parametrize("kind", [pa.Table, pd.Series, pl.DataFrame | None])
 def test_other_tables_are_refused(kind):
-    """The error names the types that a batch handler may take."""
+    """A batch handler of an unsupported table type is refused, with an error that names the supported types."""
     with pytest.raises(ConfigurationError, match=r"pyarrow\.RecordBatch`, `polars\.DataFrame` or `pandas\.DataFrame`"):
         taking(kind)
 
 
-def test_a_table_is_for_batch_handlers():
-    """A handler of single records cannot take a table."""
+def test_a_table_is_refused_for_a_single_record_handler():
+    """A handler of single records that takes a table is refused."""
 
     async def handler(table: pa.RecordBatch) -> None: ...
 
@@ -81,7 +81,7 @@ def test_a_table_is_for_batch_handlers():
 
 
 @pytest.mark.parametrize("kind", [pl.DataFrame, pd.DataFrame])
-def test_a_missing_pyarrow_is_an_error_at_start(monkeypatch, kind):
+def test_a_missing_pyarrow_is_refused_at_the_start(monkeypatch, kind):
     """Without pyarrow, the error names the handler and the command that installs it."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 

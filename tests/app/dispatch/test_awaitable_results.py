@@ -1,4 +1,4 @@
-"""Plain functions that return coroutines, futures or generators: awaited or refused, never dropped."""
+"""Coroutines, futures and generators that plain functions return are awaited or refused, never ignored."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def foreign_future(loop):
 async def test_a_result_that_cannot_be_awaited_fails_the_record(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, returned, is_async
 ):
-    """A generator whose body never runs, and a future of another loop, fail the record with the handler's name."""
+    """A generator whose body never runs, or a future of another loop, fails the record and names the handler."""
     topic, app = new_topic(), new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"0"])
     other_loop = asyncio.new_event_loop()
@@ -221,7 +221,7 @@ def teller():
 
 
 async def test_awaitables_of_providers_middleware_and_hooks_are_awaited(new_app, new_topic, witness):
-    """Plain functions may return coroutines wherever the app calls the user's functions."""
+    """Plain functions may return coroutines wherever the app calls user-defined functions."""
     topic = new_topic()
     words.clear()
 
@@ -256,7 +256,7 @@ async def test_awaitables_of_providers_middleware_and_hooks_are_awaited(new_app,
 async def test_a_coroutine_returned_by_an_async_handler_annotated_none_is_awaited(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, delivery, has_trace
 ):
-    """An annotation of None does not drop a returned coroutine: it is awaited before the commit."""
+    """A coroutine that a handler annotated with None returns is awaited before the commit."""
     topic, work = new_topic(), Work()
     app = new_app(**({} if delivery == "at_least_once" else {"delivery": delivery}))
     headers = [("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")] if has_trace else []
@@ -373,8 +373,8 @@ async def test_a_middleware_that_does_not_await_its_call_fails_the_record(  # no
     assert "await call(record)" in skipped.error
 
 
-async def test_a_middleware_may_call_its_handler_in_a_task_again_or_not_at_all(new_app, new_topic, witness, recorder):
-    """Middleware may skip the call, repeat a failed one, or run it in a task; none of these fails the record."""
+async def test_middleware_may_skip_repeat_or_defer_the_call(new_app, new_topic, witness, recorder):
+    """Middleware may skip the call, repeat a failed call, or call in a task, and none of these fails the record."""
     topic, seen = new_topic(), []
     app = new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"drop", b"again", b"task"])
@@ -404,7 +404,7 @@ async def test_a_middleware_may_call_its_handler_in_a_task_again_or_not_at_all(n
 
 
 async def test_middleware_receives_the_result_of_a_returned_coroutine(new_app, new_topic, witness):
-    """A handler that returns a coroutine looks to its middleware like one that awaited it."""
+    """Middleware of a handler that returns a coroutine receives the coroutine's result."""
     topic, app, seen, work = new_topic(), new_app(), [], Work()
     witness.produce(topic, [b"0"])
 
@@ -429,7 +429,7 @@ async def test_middleware_receives_the_result_of_a_returned_coroutine(new_app, n
 
 
 async def test_a_rebalance_callback_that_returns_a_generator_ends_the_consumer(kafka_server, new_topic, group):
-    """The body of such a callback never runs, so that its offsets would be ignored silently."""
+    """A callback that returns a generator ends the consumer with an error, because the generator never runs."""
 
     def place(new):
         yield from new
@@ -446,7 +446,7 @@ async def test_a_rebalance_callback_that_returns_a_generator_ends_the_consumer(k
 
 
 async def test_a_plain_rebalance_callback_may_return_a_coroutine(kafka_server, new_topic, group, witness):
-    """The offsets that the coroutine returns are applied before the first record is delivered."""
+    """If the callback returns a coroutine, the coroutine's offsets are applied before the first record is delivered."""
     topic = new_topic()
     witness.produce(topic, [b"0", b"1", b"2"])
 
@@ -475,8 +475,8 @@ async def yields_async(value: bytes):
 
 
 @pytest.mark.parametrize("function", [yields, yields_async, functools.partial(yields), functools.partial(yields_async)])
-def test_generators_are_refused_where_they_are_declared(function):
-    """A handler, batch handler or hook with `yield` would never run; its declaration raises."""
+def test_generators_are_refused_at_the_declaration(function):
+    """The declaration of a handler, batch handler or hook that contains `yield` raises, as its body would never run."""
     app = App(group_id="g")
     declarations = (app.handler("t"), app.batch_handler("t"), app.on_start, app.on_stop)
     for declare in declarations:

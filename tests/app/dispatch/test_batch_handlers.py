@@ -1,4 +1,4 @@
-"""Batch handlers on the real broker: sizes, waits, order, whole and partial failures, commits."""
+"""Batch handlers on the real broker: sizes, waits, order, whole and partial failures, and commits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def new_app(kafka_server, group):
 
 @pytest.fixture
 def letters(kafka_server, group):
-    """Return a function that creates a topic's dead-letter topic and reads an expected number of dead letters."""
+    """Return an object that creates a topic's dead-letter topic and reads an expected number of dead letters."""
 
     class Letters:
         def of(self, topic):
@@ -120,7 +120,7 @@ async def test_an_incomplete_batch_starts_after_max_wait_ms(new_app, new_topic, 
 
 
 async def test_an_incomplete_batch_waits_for_later_records(new_app, new_topic, witness):
-    """An incomplete batch does not block other topics, and starts when it is full."""
+    """An incomplete batch does not block other topics, and starts when later records have filled the batch."""
     topic, other, app, seen = new_topic(), new_topic(), new_app(fetch_max_wait_ms=50), []
 
     @app.batch_handler(topic, max_records=6, **FULL)
@@ -143,7 +143,7 @@ async def test_an_incomplete_batch_waits_for_later_records(new_app, new_topic, w
 
 
 async def test_a_batch_is_not_larger_than_max_bytes(new_app, new_topic, witness):
-    """Keys and values count; a larger record has a batch of its own."""
+    """Keys and values count toward max_bytes, and a larger record has a batch of its own."""
     topic, app, sizes = new_topic(), new_app(), []
     witness.produce(topic, [b"x" * size for size in (40, 40, 40, 500, 40, 50, 10)], keys=[b""] * 7)
 
@@ -159,7 +159,7 @@ async def test_a_batch_is_not_larger_than_max_bytes(new_app, new_topic, witness)
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
 async def test_order_by_limits_concurrent_batches(new_app, new_topic, witness, group, order_by):
-    """Batches of a partition run one at a time, those by key without a common key, unordered ones concurrently."""
+    """Batches of a partition run one at a time; batches ordered by key run concurrently if they share no key."""
     topic, app, running, most, seen = new_topic(3), new_app(), [], 0, []
     at_once, are_enough = {"partition": 3}.get(order_by, 4), asyncio.Event()
     witness.produce(topic, numbers(1_200), keys=[b"k%d" % (n // 20 % 60) for n in range(1_200)])
@@ -185,14 +185,14 @@ async def test_order_by_limits_concurrent_batches(new_app, new_topic, witness, g
     async with app:
         await until(lambda: len(seen) == 1_200)
 
-    of_key = {key: [one.offset for one in seen if (one.partition, one.key) == key] for key in lanes_of_keys(seen)}
+    of_key = {key: [one.offset for one in seen if (one.partition, one.key) == key] for key in keys_of(seen)}
     assert Counter((one.partition, one.offset) for one in seen).most_common(1)[0][1] == 1
     assert order_by == "none" or all(before < after for one in of_key.values() for before, after in pairwise(one))
     assert most == at_once
     assert sum((await witness.committed(group, topic, 3)).values()) == 1_200
 
 
-def lanes_of_keys(records):
+def keys_of(records):
     return {(one.partition, one.key) for one in records}
 
 
@@ -219,7 +219,7 @@ async def test_a_failed_batch_is_retried_unchanged(new_app, new_topic, witness, 
 async def test_a_batch_that_fails_for_good_has_a_dead_letter_for_each_record(
     new_app, new_topic, witness, group, letters
 ):
-    """A batch that fails finally has a dead letter for each record before its commit; the next batch is handled."""
+    """A batch that fails for good has a dead letter for each record before its commit; the next batch is handled."""
     topic, handled = new_topic(), []
     app = new_app(dead_letter=letters.of(topic))
     witness.produce(topic, numbers(100), keys=[b"k"] * 100)
@@ -246,8 +246,10 @@ async def until_committed(witness, group, topic, offset):
             await asyncio.sleep(0.1)
 
 
-async def test_only_named_records_are_retried(new_app, new_topic, witness, group, letters, recorder):  # noqa: PLR0917
-    """Records named in a PartialFailureError are retried alone, then dead-lettered; with a Reject at once."""
+async def test_only_records_named_in_a_partial_failure_are_retried(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, group, letters, recorder
+):
+    """Records named in a PartialFailureError are retried alone, then dead-lettered; after a Reject at once."""
     topic, calls = new_topic(), []
     app = new_app(dead_letter=letters.of(topic), hooks=[recorder])
     witness.produce(topic, numbers(10))
@@ -275,8 +277,8 @@ async def test_only_named_records_are_retried(new_app, new_topic, witness, group
     assert await witness.committed(group, topic, 1) == {0: 10}
 
 
-async def test_named_indices_without_errors_have_the_cause(new_app, new_topic, witness, recorder):
-    """A record's error, or else the cause of the PartialFailureError, decides whether it is retried."""
+async def test_the_cause_of_a_partial_failure_decides_about_a_retry(new_app, new_topic, witness, recorder):
+    """The cause of a PartialFailureError decides whether named records without an error of their own are retried."""
     topic, app, calls = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(4))
 
@@ -308,7 +310,7 @@ async def test_named_indices_without_errors_have_the_cause(new_app, new_topic, w
     ],
 )
 async def test_invalid_indices_fail_the_whole_batch(new_app, new_topic, witness, recorder, failed, message):  # noqa: PLR0917
-    """A PartialFailureError with invalid or no indices fails the whole batch, with an error that says why."""
+    """A PartialFailureError with invalid or no indices fails the whole batch, with an error that states the reason."""
     topic, app, calls = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(4))
 
@@ -326,7 +328,7 @@ async def test_invalid_indices_fail_the_whole_batch(new_app, new_topic, witness,
 
 @pytest.mark.parametrize("order_by", ["partition", "none"])
 async def test_an_undecodable_record_is_dead_lettered_alone(new_app, new_topic, witness, group, letters, order_by):  # noqa: PLR0917
-    """An undecodable record is dead-lettered alone, without a retry; the other records are handled once as a batch."""
+    """An undecodable record is dead-lettered alone, without a retry; the other records are handled once, as a batch."""
     topic, calls = new_topic(), []
     app = new_app(dead_letter=letters.of(topic))
     values = [b'{"page":"/","n":%d}' % n for n in range(6)]
@@ -365,7 +367,7 @@ async def test_an_undecodable_record_is_not_retried_with_its_batch(new_app, new_
     assert [one.offset for one in recorder.of(RecordSkipped)] == [1]
 
 
-async def test_without_dead_letters_the_partition_waits_and_heals(new_app, new_topic, witness, group, recorder):
+async def test_on_failure_pause_retries_the_batch_until_it_succeeds(new_app, new_topic, witness, group, recorder):
     """With on_failure="pause" a failed batch is retried at intervals; other partitions continue, none is skipped."""
     topic, app = new_topic(2), new_app(hooks=[recorder])
     witness.produce(topic, numbers(50), partition=0)
@@ -390,7 +392,7 @@ async def test_without_dead_letters_the_partition_waits_and_heals(new_app, new_t
 
 
 async def test_on_failure_stop_commits_the_finished_records_of_the_batch(new_app, new_topic, witness, group):
-    """The app ends with the error, and the lowest failed record is the next to be read."""
+    """With on_failure="stop" the app ends with the error, and the lowest failed record is the next to be read."""
     topic, app = new_topic(), new_app(on_failure="stop")
     witness.produce(topic, numbers(20))
 
@@ -432,8 +434,8 @@ async def test_results_are_published_before_the_batch_is_committed(new_app, new_
     assert of_batches == {start: [n for n in range(start, start + 100) if n % 2 or not n % 4] for start in (0, 300)}
 
 
-async def test_a_result_that_cannot_be_published_is_a_failure(new_app, new_topic, witness, recorder, kafka_server):
-    """If one result of a batch cannot be published, none is, and the batch is retried."""
+async def test_a_result_that_cannot_be_published_fails_the_batch(new_app, new_topic, witness, recorder, kafka_server):
+    """If one result of a batch cannot be published, none of its results is, and the batch is retried."""
     topic, out, app, calls = new_topic(), new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(2))
 
@@ -451,7 +453,7 @@ async def test_a_result_that_cannot_be_published_is_a_failure(new_app, new_topic
 
 
 async def test_a_plain_function_runs_in_a_thread(new_app, new_topic, witness):
-    """A batch handler that blocks does not block the loop, and batches of other partitions run in other threads."""
+    """A plain batch handler that blocks does not block the event loop, and other partitions run in other threads."""
     topic, app, threads, both = new_topic(2), new_app(), [], threading.Barrier(2)
     for partition in range(2):
         witness.produce(topic, numbers(5), partition=partition)
@@ -468,7 +470,7 @@ async def test_a_plain_function_runs_in_a_thread(new_app, new_topic, witness):
 
 
 async def test_a_batch_that_exceeds_timeout_ms_has_failed(new_app, new_topic, witness, recorder):
-    """timeout_ms applies to a batch as a whole; changes of a handler to its task affect no other batch."""
+    """A batch that exceeds timeout_ms fails as a whole; a handler that cancels its task fails its own batch only."""
     topic, app, calls = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
     witness.produce(topic, numbers(30))
 
@@ -489,7 +491,7 @@ async def test_a_batch_that_exceeds_timeout_ms_has_failed(new_app, new_topic, wi
 
 
 async def test_a_thread_that_exceeds_timeout_ms_fails_when_it_returns(new_app, new_topic, witness, recorder):
-    """A plain function cannot be canceled: its batch fails when it returns, and no attempt runs concurrently."""
+    """A batch of a plain function that exceeds timeout_ms fails when the function returns; attempts never overlap."""
     topic, app, running, most = new_topic(), new_app(on_failure="skip", hooks=[recorder]), 0, 0
     witness.produce(topic, numbers(1))
 
@@ -509,11 +511,11 @@ async def test_a_thread_that_exceeds_timeout_ms_fails_when_it_returns(new_app, n
 
 
 async def test_batch_middleware_receives_the_records(new_app, new_topic, witness):
-    """Middleware of a batch handler sees the list; the app's own middleware is for single records and not called."""
+    """Middleware of a batch handler receives the list of records; the app's middleware is for single records only."""
     topic, seen = new_topic(), []
 
     def never(call):
-        raise AssertionError("a batch is no record")
+        raise AssertionError("a batch is not a record")
 
     def noting(call):
         async def noted(records):
@@ -540,7 +542,7 @@ async def test_batch_middleware_receives_the_records(new_app, new_topic, witness
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 @pytest.mark.parametrize("error", [ValueError("away"), PartialFailureError([0]), DecodeError("no JSON")])
 async def test_middleware_may_modify_its_list(delivery, error):
-    """The error of the last part fails the whole batch, whatever is left in the list: no record is lost."""
+    """Middleware may empty its list: the error of a part fails the whole batch, and no record is lost."""
     app, calls = App(group_id="g", delivery=delivery, dead_letter="{topic}.dead"), []
 
     def in_parts(call):
@@ -612,8 +614,8 @@ async def test_incomplete_batches_are_not_handled_when_the_app_stops(new_app, ne
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-async def test_two_apps_share_and_hand_over_cleanly(new_app, new_topic, witness, group, order_by):
-    """A running batch delays a rebalance, and an incomplete one goes to the next owner; each record is handled once."""
+async def test_each_record_is_handled_once_when_an_app_joins_and_leaves(new_app, new_topic, witness, group, order_by):
+    """Each record is handled once while a second app joins and stops."""
     topic, handled = new_topic(6), Counter()
 
     def one():
@@ -637,8 +639,8 @@ async def test_two_apps_share_and_hand_over_cleanly(new_app, new_topic, witness,
     assert sum((await witness.committed(group, topic, 6)).values()) == 4_000
 
 
-async def test_a_partition_that_fails_does_not_hold_up_a_rebalance(new_app, new_topic, witness, group, recorder):
-    """A batch that waits for another attempt goes to the next owner at once; its finished records are not repeated."""
+async def test_a_failed_batch_does_not_delay_a_stop(new_app, new_topic, witness, group, recorder):
+    """A failed batch that waits for its retry does not delay a stop; the next app handles only unfinished records."""
     topic, handled, failing = new_topic(), Counter(), True
 
     def one():
@@ -688,7 +690,7 @@ asyncio.run(app.run())
 
 @pytest.mark.slow
 async def test_after_a_kill_only_uncommitted_records_are_repeated(kafka_server, new_topic, witness, group, tmp_path):
-    """SIGKILL during a batch: every record is handled, and none below the committed offset twice."""
+    """After SIGKILL during a batch, every record is handled, and none below the committed offset is handled again."""
     topic, ledgers = new_topic(), [tmp_path / "first", tmp_path / "second"]
     witness.produce(topic, numbers(2_000))
 
@@ -731,7 +733,7 @@ async def test_after_a_kill_only_uncommitted_records_are_repeated(kafka_server, 
 
 
 async def test_a_paused_batch_handler_starts_no_batch(new_app, new_topic, witness):
-    """app.pause() also holds incomplete batches; app.resume() starts them."""
+    """app.pause() also stops incomplete batches, and app.resume() starts them."""
     topic, other, app, seen = new_topic(), new_topic(), new_app(), []
 
     @app.batch_handler(topic, max_wait_ms=0)
@@ -753,8 +755,8 @@ async def test_a_paused_batch_handler_starts_no_batch(new_app, new_topic, witnes
     assert seen == ["other", [b"0"]]
 
 
-async def test_in_tests_batches_wait_in_virtual_time():
-    """TestApp: records are handled when their batch would be due, without any real wait."""
+async def test_test_app_waits_for_batches_in_virtual_time():
+    """In TestApp, records are handled when their batch would be due, without a wait in real time."""
     app, batches = App(group_id="g", on_failure="skip"), []
 
     @app.batch_handler("clicks", max_records=3, max_wait_ms=60_000)

@@ -1,4 +1,4 @@
-"""Calls of a handler for one record after the other: compiled and in Python, with the same results."""
+"""The loop that calls a handler for one record after the other has the same results in C and in Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _variable = contextvars.ContextVar("variable", default=0)
     ]
 )
 def run(request) -> Run:
-    """Function that runs up to ``most`` records; only the compiled one uses ``value_call``."""
+    """Return the function that runs up to ``most`` records; only the compiled one uses ``value_call``."""
 
     def start(
         worker: Worker, records: Iterator[Record], most: int, handle: Any, value_call: ValueCall | None = None
@@ -50,7 +50,7 @@ def records(count: int = 10) -> Iterator[Record]:
 
 
 async def test_a_run_ends_after_its_number_of_records(run):
-    """The other records are left for the next run."""
+    """A run handles at most its number of records, and leaves the others for the next run."""
     seen, left = [], records()
 
     async def handle(record: Record) -> None:
@@ -63,8 +63,8 @@ async def test_a_run_ends_after_its_number_of_records(run):
     assert await run(new_worker(), left, 100, handle) is None
 
 
-async def test_each_record_is_that_of_the_worker_while_it_is_handled(run):
-    """Also while its handler is suspended."""
+async def test_the_worker_has_the_record_while_it_is_handled(run):
+    """The worker refers to the record that its handler handles, also while the handler is suspended."""
     worker = new_worker()
 
     async def handle(record: Record) -> None:
@@ -76,7 +76,7 @@ async def test_each_record_is_that_of_the_worker_while_it_is_handled(run):
 
 
 async def test_a_result_ends_the_run(run):
-    """The record of the result is that of the worker, and the next record was not handled."""
+    """A run returns a handler's first result; the worker refers to its record, and the next record is not handled."""
     worker, left = new_worker(), records()
 
     async def handle(record: Record) -> object:
@@ -89,7 +89,7 @@ async def test_a_result_ends_the_run(run):
 
 @pytest.mark.parametrize("is_suspended", [False, True])
 async def test_an_error_ends_the_run(run, is_suspended):
-    """The failed record is that of the worker, and the next record was not handled."""
+    """The error of a handler ends the run; the worker refers to its record, and the next record is not handled."""
     worker, left = new_worker(), records()
 
     async def handle(record: Record) -> None:
@@ -106,7 +106,7 @@ async def test_an_error_ends_the_run(run, is_suspended):
 
 
 async def test_an_error_of_the_call_itself_ends_the_run(run):
-    """As a value that cannot be decoded does."""
+    """An error before the handler starts, such as a value that cannot be decoded, ends the run."""
     worker = new_worker()
 
     def handle(record: Record) -> Awaitable[None]:
@@ -117,7 +117,7 @@ async def test_an_error_of_the_call_itself_ends_the_run(run):
 
 
 async def test_a_record_marked_as_suspended_ends_the_run(run):
-    """The run waits for the handler first, and the next record is left to other workers."""
+    """A run whose record was marked as suspended waits for the handler, and leaves the next record to other workers."""
     worker, left, finished = new_worker(), records(), []
 
     async def handle(record: Record) -> None:
@@ -132,7 +132,7 @@ async def test_a_record_marked_as_suspended_ends_the_run(run):
 
 
 async def test_a_changed_context_ends_the_run(run):
-    """The next record has to start in a context of its own."""
+    """A handler that sets a context variable ends the run, as the next record starts in a context of its own."""
     left = records()
 
     async def handle(record: Record) -> None:
@@ -149,7 +149,7 @@ async def test_a_changed_context_ends_the_run(run):
 
 
 async def test_a_cancellation_reaches_the_running_handler(run):
-    """The handler may clean up, and the run ends with the cancellation."""
+    """A cancellation is raised in the running handler, which may clean up; the run ends with the cancellation."""
     worker, cleaned_up, is_running = new_worker(), [], asyncio.Event()
 
     async def handle(record: Record) -> None:
@@ -205,8 +205,8 @@ async def test_handlers_may_return_any_awaitable(run):
 
 
 @pytest.mark.skipif(not COMPILED, reason="installed without the compiled module")
-async def test_values_are_passed_without_the_calls_around_the_handler():
-    """Records with headers, null values of bytes handlers and values that cannot be decoded take the longer way."""
+async def test_plain_values_are_passed_to_the_handler_directly():
+    """A value is passed to the function directly, except with headers, as null, or if it cannot be decoded."""
     direct, others = [], []
 
     async def function(value: object) -> None:

@@ -1,4 +1,4 @@
-"""Rebalances wait for running handlers of a partition that is being revoked, and for nothing else."""
+"""A rebalance waits for running handlers of a revoked partition, and for nothing else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def has_begun_to_drain(app: App) -> None:
 
 
 def other_app(new_app, topic: str, seen: list[int], **options) -> tuple[App, EventRecorder]:
-    """Return another member, which takes over the partition, and its events."""
+    """Return an app that takes over the partition, and a recorder of its events."""
     events = EventRecorder()
     app = new_app(hooks=[events], **options)
 
@@ -57,10 +57,10 @@ def other_app(new_app, topic: str, seen: list[int], **options) -> tuple[App, Eve
 
 @pytest.mark.parametrize("attempts", [1, 9], ids=["given up", "tried again"])
 @pytest.mark.parametrize("order_by", ["partition", "none"])
-async def test_a_failure_during_a_drain_ends_it(  # noqa: PLR0917 - fixtures
+async def test_a_record_that_fails_during_a_drain_is_not_retried(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, order_by, attempts
 ):
-    """The record is not retried here, so that the next owner has it at once."""
+    """A record that fails during a drain is not retried here: the rebalance ends, and the next owner has the record."""
     topic, let_go, seen = new_topic(), asyncio.Event(), []
     witness.produce(topic, [b"0"])
     retry = Retry(attempts=attempts, backoff_ms=60_000, max_backoff_ms=60_000)
@@ -161,7 +161,7 @@ async def test_a_stopping_app_starts_no_records_of_new_partitions(new_app, new_t
 async def test_a_drain_waits_for_a_running_batch_after_a_failed_one(  # noqa: PLR0917 - fixtures
     new_app, new_topic, kafka_server, witness, group, recorder, order_by, name
 ):
-    """Failed, incomplete and delayed records go to the next owner; finished ones stay finished."""
+    """A drain waits for a running batch only: other records go to the next owner, and finished ones stay finished."""
     topic, let_go, seen = new_topic(), asyncio.Event(), []
     source = name.format(topic=topic, group=group)
     due = [("tailrace-due-at", b"0")]
@@ -197,7 +197,7 @@ async def test_a_drain_waits_for_a_running_batch_after_a_failed_one(  # noqa: PL
 
 
 async def test_records_left_by_one_handler_repeat_none_of_another(new_app, new_topic, witness, group, recorder):
-    """Records that one handler has not started at a revocation cause no repetition of those another has finished."""
+    """Records that one handler has not started at a revocation do not repeat records that another has finished."""
     topic, let_go, seen = new_topic(), asyncio.Event(), []
     witness.produce(topic, [b"a", b"a", b"b", b"b"])
     app = new_app(hooks=[recorder])

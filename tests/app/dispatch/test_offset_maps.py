@@ -1,4 +1,4 @@
-"""Handlers that finish out of order, and the limited size of the offset map in a commit."""
+"""Handlers that finish records out of order, and the limited size of the offset map in a commit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def new_app(kafka_server, group, recorder):
     return make
 
 
-async def test_handlers_wait_while_too_much_is_finished_out_of_order(new_app, new_topic, witness, group, recorder):
-    """Above three quarters of the offset map's size the partition's next records wait; other partitions continue."""
+async def test_a_large_offset_map_delays_the_records_of_its_partition(new_app, new_topic, witness, group, recorder):
+    """Above three quarters of the offset map's size, more records of the partition wait; other partitions continue."""
     topic, chance, let_go = new_topic(2), random.Random(11), asyncio.Event()
     for partition in range(2):
         witness.produce(topic, (b"%d" % n for n in range(8_000)), partition=partition)
@@ -56,8 +56,8 @@ async def test_handlers_wait_while_too_much_is_finished_out_of_order(new_app, ne
     assert await witness.committed(group, topic, 2) == {0: 8_000, 1: 8_000}
 
 
-async def test_several_handlers_share_one_tracker(new_app, new_topic, witness, group, recorder):
-    """Finished records of one handler move no commit past unstarted records of another."""
+async def test_a_commit_waits_for_all_handlers_of_a_topic(new_app, new_topic, witness, group, recorder):
+    """A commit does not pass an unstarted record of one handler when another handler has finished later records."""
     topic, let_go, done = new_topic(), asyncio.Event(), []
     witness.produce(topic, (b"%d" % n for n in range(100)), partition=0)
     app = new_app(auto_commit_interval_ms=30)
@@ -83,12 +83,12 @@ async def test_several_handlers_share_one_tracker(new_app, new_topic, witness, g
 
 
 def is_finished(offset_map):
-    """Return True if the map lists all but the two records of the poisoned key as finished."""
+    """Return True if the offset map lists all but the two records of the poisoned key as finished."""
     return offset_map is not None and [one for one in range(10) if offset_map.is_finished(one)] == [2, 3, 4, 5, 6, 7]
 
 
-async def test_batches_that_overtake_a_poisoned_key_are_in_the_map(new_app, new_topic, witness, group):
-    """With order_by="key" records after a failing key are finished, and committed in the offset map."""
+async def test_batches_after_a_failing_key_are_in_the_offset_map(new_app, new_topic, witness, group):
+    """With order_by="key", records after a failing key are finished and listed in the committed offset map."""
     topic, app, done = new_topic(), new_app(auto_commit_interval_ms=30, retry=Retry(attempts=1)), []
     witness.produce(topic, (b"%d" % n for n in range(8)), keys=[b"poison", b"poison", *[b"good"] * 6])
 
@@ -109,7 +109,7 @@ async def test_batches_that_overtake_a_poisoned_key_are_in_the_map(new_app, new_
 
 
 async def test_manual_acknowledgment_is_refused_for_handlers(new_app, new_topic):
-    """A record is finished when its handler returns, so ack="manual" is refused at the start."""
+    """ack="manual" is refused at the start, because a record is finished when its handler returns."""
     app = new_app(ack="manual")
 
     @app.handler(new_topic())

@@ -19,7 +19,7 @@ COUNT = 50_000
 
 
 async def test_failures_without_a_pause_do_not_starve_the_event_loop():
-    """Thousands of consecutive records that fail and are skipped do not starve heartbeats."""
+    """While thousands of consecutive records fail and are skipped, other tasks of the event loop run."""
     turns, (position,) = 0, Positions().add([PARTITION])
     position.begin(0)
 
@@ -42,8 +42,8 @@ async def test_failures_without_a_pause_do_not_starve_the_event_loop():
     assert turns > 5
 
 
-async def test_context_of_a_handler_that_does_not_suspend_ends_with_its_record():
-    """A context variable that one record in a long run sets is not seen by the next record."""
+async def test_a_context_variable_ends_with_its_record():
+    """A context variable that a handler sets without suspending is not set for the next record."""
     variable, seen, (position,) = contextvars.ContextVar("variable", default=0), [], Positions().add([PARTITION])
     all_seen = asyncio.Event()
     position.begin(0)
@@ -70,9 +70,7 @@ async def test_context_of_a_handler_that_does_not_suspend_ends_with_its_record()
 
 
 async def test_small_batches_are_handled_together(kafka_server, group, new_topic, witness):
-    """A producer that does not collect its records writes batches of one record, and a turn of the event loop for each
-    of them would leave no time for other tasks.
-    """
+    """Batches of one record, as some producers write them, do not need an iteration of the event loop each."""
     topic, partitions, count, turns_at = new_topic(partitions=2), 2, 400, []
     for partition in range(partitions):
         witness.produce(topic, [b"%d" % n for n in range(count)], partition=partition, batch_bytes=1)

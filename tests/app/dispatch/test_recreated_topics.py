@@ -16,7 +16,7 @@ from tests.support.consumer_group import until
 async def test_finished_old_records_are_not_committed_to_the_new_topic(  # noqa: PLR0917 - fixtures
     kafka_server, witness, new_topic, group, recorder, kind, protocol
 ):
-    """Forty records of the old topic are finished after it was recreated; the next member begins at the start."""
+    """Records finished after their topic was recreated are not committed: the next member begins at offset 0."""
     topic = new_topic()
     witness.produce(topic, (b"old %d" % n for n in range(100)))
     options = {"bootstrap_servers": kafka_server.bootstrap_servers, "group_id": group, "group_protocol": protocol}

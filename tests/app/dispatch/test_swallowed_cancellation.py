@@ -1,4 +1,4 @@
-"""Handlers that swallow their cancellation: reported at once, abandoned at the end, and not committed."""
+"""Handlers that swallow their cancellation are reported at once and abandoned at the end, without a commit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def declared(app, topic, kind, swallow, **options):
 async def test_an_overdue_handler_is_reported_and_degrades_health(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, kind
 ):
-    """An overdue handler emits one event and degrades health; when it ends, its record has failed."""
+    """An overdue handler emits one event and degrades health; when the handler ends, its record has failed."""
     topic, let_go = new_topic(), asyncio.Event()
     app = new_app(on_failure="skip", retry=ONCE, hooks=[recorder])
     witness.produce(topic, [b"0"])

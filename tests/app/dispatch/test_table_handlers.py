@@ -32,7 +32,7 @@ def numbers(count):
 
 
 @pytest.mark.parametrize("kind", [pa.RecordBatch, pl.DataFrame, pd.DataFrame])
-async def test_a_batch_is_a_table(new_app, new_topic, witness, group, recorder, kind):  # noqa: PLR0917
+async def test_a_batch_handler_receives_tables(new_app, new_topic, witness, group, recorder, kind):  # noqa: PLR0917
     """Each table has max_records rows, in order, and all are committed."""
     topic, app, tables = new_topic(), new_app(hooks=[recorder]), []
     witness.produce(topic, numbers(200))
@@ -54,7 +54,7 @@ async def test_a_batch_is_a_table(new_app, new_topic, witness, group, recorder, 
 async def test_rows_named_in_a_partial_failure_are_retried_alone(  # noqa: PLR0917
     new_app, new_topic, witness, group, kafka_server, recorder
 ):
-    """Failed rows come again as a smaller table, then as dead letters; the other rows are finished."""
+    """Failed rows are retried as a smaller table and then dead-lettered; the other rows are finished."""
     topic, calls = new_topic(), []
     kafka_server.create_topic(f"{topic}.{group}.dead")
     app = new_app(dead_letter="{topic}.{group}.dead", hooks=[recorder])
@@ -83,7 +83,7 @@ async def test_rows_named_in_a_partial_failure_are_retried_alone(  # noqa: PLR09
 
 
 async def test_a_failed_table_is_retried_unchanged(new_app, new_topic, witness, group, recorder):
-    """After any other exception the handler receives an equal table again, also where it has changed the first."""
+    """After any other exception the handler receives an equal table, also if the handler has modified the first one."""
     topic, app, calls = new_topic(), new_app(hooks=[recorder]), []
     witness.produce(topic, numbers(10), keys=[b"k"] * 10, headers=[("trace", b"1")])
 
@@ -102,7 +102,7 @@ async def test_a_failed_table_is_retried_unchanged(new_app, new_topic, witness, 
 
 
 async def test_results_of_a_table_are_published(new_app, new_topic, witness, kafka_server):
-    """A list with an item for each row is published as for a list of records."""
+    """A list with a result for each row is published as for a list of records."""
     topic, results, app = new_topic(), new_topic(), new_app()
     witness.produce(topic, numbers(5))
 

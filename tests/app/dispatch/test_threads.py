@@ -1,4 +1,4 @@
-"""Threads of plain handlers: reused, ended when idle, and never keeping the program alive."""
+"""Threads of plain handlers are reused, end when they are idle, and never keep the program alive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.event_recorder import EventRecorder
 greeting: contextvars.ContextVar[str] = contextvars.ContextVar("greeting", default="nothing")
 
 
-async def test_a_free_thread_is_used_again():
+async def test_an_idle_thread_is_reused():
     """An idle thread is reused, with its thread-local state; concurrent calls run in different threads."""
     pool, both = Threads(), threading.Barrier(2)
 
@@ -41,7 +41,7 @@ async def test_a_free_thread_is_used_again():
     assert first in together
 
 
-async def test_a_function_has_the_context_and_its_errors_come_back():
+async def test_a_function_sees_the_context_and_its_errors_are_raised():
     """A function sees a copy of the caller's context variables, and its exceptions are raised in the caller."""
     pool = Threads()
     greeting.set("hello")
@@ -60,7 +60,7 @@ async def test_a_function_has_the_context_and_its_errors_come_back():
         await pool.call(lambda: next(iter(())))
 
 
-async def test_threads_that_rest_end(monkeypatch):
+async def test_idle_threads_end(monkeypatch):
     """Idle threads end after a burst, and later calls still run."""
     monkeypatch.setattr(threads, "_MAX_IDLE_S", 0.01)
     others = set(threading.enumerate())
@@ -72,7 +72,7 @@ async def test_threads_that_rest_end(monkeypatch):
         assert await pool.call(lambda: 1) == 1
 
 
-async def test_a_thread_is_waited_for_until_it_is_given_up():
+async def test_a_second_cancellation_abandons_the_thread():
     """A canceled call waits until its function returns; a second cancellation ends the wait at once."""
     pool, let_go, is_back = Threads(), threading.Event(), []
 
@@ -96,8 +96,8 @@ async def test_a_thread_is_waited_for_until_it_is_given_up():
     assert is_back
 
 
-def test_one_that_comes_back_too_late_ends_quietly():
-    """A function that returns after its event loop was closed raises nothing in its thread."""
+def test_a_function_that_outlives_its_loop_ends_without_an_error():
+    """The thread of a function that returns after its event loop was closed ends without an error."""
     let_go, seen = threading.Event(), []
 
     def hang() -> None:
@@ -117,7 +117,7 @@ def test_one_that_comes_back_too_late_ends_quietly():
     assert not seen[0].is_alive()
 
 
-async def test_a_plain_handler_that_hangs_is_named():
+async def test_an_event_names_a_plain_handler_that_hangs():
     """stop() ends in time, and an event names the plain handler that is still running."""
     begun, let_go, events = threading.Event(), threading.Event(), EventRecorder()
     app = App(group_id="g", stop_timeout_ms=500, hooks=[events])
@@ -156,7 +156,7 @@ def handle({parameter}) -> None:
 
 
 @pytest.mark.parametrize("kind", ["handler, App.run", "batch_handler, tailrace run"])
-def test_a_plain_handler_that_hangs_keeps_no_program_alive(kafka_server, new_topic, witness, tmp_path, kind):
+def test_a_plain_handler_that_hangs_does_not_keep_the_process_alive(kafka_server, new_topic, witness, tmp_path, kind):
     """After SIGTERM a process with a hanging plain handler ends within its stop timeout, with exit code 1."""
     topic = new_topic()
     witness.produce(topic, [b"0"])

@@ -1,4 +1,4 @@
-"""Dead letters: they describe the failure, keep the record unchanged, and can be parsed whatever they contain."""
+"""Dead letters describe the failure, keep the record unchanged, and can be parsed whatever they contain."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def raised(error: BaseException) -> BaseException:
 
 
 def dig(depth: int, error: BaseException) -> None:
-    """Raise an error below a number of function calls."""
+    """Raise an error below ``depth`` nested function calls."""
     if depth == 0:
         raise error
     exec(f"def dig_{depth}(): dig({depth - 1}, error)\ndig_{depth}()", {"dig": dig, "error": error})
@@ -50,7 +50,7 @@ def failure(error: BaseException | None = None, **what: object) -> Failure:
 
 
 def written(letter, *, topic="orders.billing.dead", partition=0, offset=0, timestamp=1_800_000_000_000) -> Record:
-    """Return a record as it would be in a topic."""
+    """Return the record as a reader of a topic receives it."""
     return Record(topic, partition, offset, letter.key, letter.value, timestamp, list(letter.headers))
 
 
@@ -102,12 +102,12 @@ class OddError(Exception):
 
 
 def test_an_error_is_named_with_its_module():
-    """An error type includes its module."""
+    """The error type in a dead letter includes the module."""
     assert died(error=raised(ConfigurationError("x - y"))).error_type == "tailrace.errors.ConfigurationError"
 
 
 def test_an_error_whose_str_raises_has_a_dead_letter():
-    """A dead letter is written even if ``__str__`` of the error raises."""
+    """A dead letter is written even if the error's ``__str__`` raises."""
     letter = died(error=raised(OddError()))
 
     assert letter.error_type.endswith(".OddError")
@@ -115,7 +115,7 @@ def test_an_error_whose_str_raises_has_a_dead_letter():
 
 
 def test_the_traceback_has_the_chain_of_errors():
-    """The traceback includes the cause."""
+    """The traceback in a dead letter includes the cause of the error."""
     effect = ValueError("the effect")
     effect.__cause__ = raised(KeyError("the cause"))
 
@@ -139,7 +139,7 @@ def test_a_long_traceback_keeps_both_ends():
 
 @given(st.text(st.characters(codec=None), min_size=0, max_size=40), st.integers(1, 2_000))
 def test_added_headers_are_bounded_and_valid_utf8(text, times):
-    """Added headers have a bounded size and are UTF-8, whatever error, handler and group are named."""
+    """Added headers are UTF-8 of bounded size, for any error, handler and group."""
     long = text * times
     letter = dead_letter(RECORD, failure(ValueError(long), handler=long, group_id=long))
 
@@ -152,7 +152,7 @@ def test_added_headers_are_bounded_and_valid_utf8(text, times):
 
 
 def test_a_replay_has_the_original_record():
-    """The original key, value and headers, and the origin; it is not a dead letter."""
+    """A replay has the original key, value, headers and origin, and is not a dead letter."""
     replayed = written(replay_record(died()), topic="orders.billing.replay")
 
     assert (replayed.key, replayed.value) == (RECORD.key, RECORD.value)
@@ -190,14 +190,14 @@ def test_a_dead_letter_of_a_dead_letter_is_counted():
 
 
 def test_a_record_keeps_its_origin():
-    """Through retry topics a record keeps the position at which it was first read."""
+    """A record keeps the position at which it was first read when it passes retry topics."""
     hop = Record("orders.billing.retry.30s", 0, 4, b"k", b"v", 5, origin_headers(origin_of(RECORD)))
 
     assert origin_of(hop) == died(hop).origin == Origin("orders", 3, 17, 1_700_000_000_000)
 
 
 def test_a_record_in_a_retry_topic_has_its_failure():
-    """A record of a retry topic has due time, handler, attempts and reason as headers, and is not a dead letter."""
+    """A record in a retry topic has due time, handler, attempts and reason as headers, and is not a dead letter."""
     hop = written(retry_record(RECORD, failure(), 1_700_000_128_456), topic="orders.billing.retry.5s")
 
     assert (hop.key, hop.value, hop.headers[:3]) == (RECORD.key, RECORD.value, RECORD.headers)
@@ -222,13 +222,13 @@ def test_a_dead_letter_after_retry_topics_has_the_first_origin():
 
 
 def test_other_records_have_no_retry_headers():
-    """Records of the user's topics and replays have no attempts, handler or due time."""
+    """Records of the user's topics, replays and dead letters have no attempts, handler or due time."""
     for record in (RECORD, written(replay_record(died())), written(dead_letter(RECORD, failure()))):
         assert (due_at(record), handler_of(record), earlier_attempts(record)) == (None, "", 0)
 
 
 def test_a_handler_sees_the_original_position():
-    """Topic, partition, offset and timestamp are those of the origin, wherever the record comes from."""
+    """A handler sees the original topic, partition, offset and timestamp of a record from any topic."""
     hop = written(retry_record(RECORD, failure(), 1), topic="orders.billing.retry.5s", offset=4)
 
     seen = as_first_read(hop)
@@ -237,7 +237,7 @@ def test_a_handler_sees_the_original_position():
 
 
 def test_a_brief_dead_letter_has_the_origin_and_the_error():
-    """A brief dead letter has origin and error in less than a kibibyte, for records that leave no more room."""
+    """A brief dead letter has origin and error in less than a kibibyte of headers."""
     long = "x" * 5_000
     letter = dead_letter(RECORD, failure(ValueError(long)), is_brief=True)
     read = read_dead_letter(written(letter))
@@ -259,13 +259,13 @@ def with_headers(*headers: tuple[str, bytes | None]) -> Record:
 @pytest.mark.parametrize(
     "headers", [(), [("x", b"1")], [("tailrace-error-type", None)], [("tailrace-origin-topic", b"t")]]
 )
-def test_a_record_without_an_error_type_is_no_dead_letter(headers):
+def test_a_record_without_an_error_type_is_not_a_dead_letter(headers):
     """A record without the header of the error type is not a dead letter."""
     assert read_dead_letter(with_headers(*headers)) is None
 
 
 def test_missing_headers_are_empty():
-    """A dead letter with no header but the error type can be parsed; its time is that of the record."""
+    """A dead letter that has only the header of the error type can be parsed, and has the time of the record."""
     letter = read_dead_letter(with_headers(("tailrace-error-type", b"Boom")))
 
     assert (letter.error_type, letter.reason, letter.traceback, letter.handler) == ("Boom", "", "", "")

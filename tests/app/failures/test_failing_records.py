@@ -1,4 +1,4 @@
-"""A failing record affects neither other keys, nor the app, nor the group, and is never lost."""
+"""A failing record affects neither other keys nor the app nor the group, and is never lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def poison_all(app: App, topic: str) -> None:
 # ---- isolation of keys ---------------------------------------------------------------------------------------------
 
 
-async def test_a_poisoned_key_delays_no_other(new_app, new_topic, witness, group):
+async def test_a_poisoned_key_does_not_delay_other_keys(new_app, new_topic, witness, group):
     """While one key of twenty keeps failing, the others are handled; the failing record has one dead letter."""
     topic, app, handled = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
     handled_before, others_are_through = [], asyncio.Event()
@@ -95,7 +95,7 @@ async def test_a_poisoned_key_delays_no_other(new_app, new_topic, witness, group
 
 
 async def test_a_full_lane_emits_an_event_and_blocks_only_its_partition(new_app, new_topic, witness, recorder):
-    """When half the window waits after one record, an event is emitted and its partition is read no further."""
+    """If half of max_queued_records waits in one lane, an event is emitted and the partition is not read further."""
     topic, app, handled, is_fixed = new_topic(2), new_app(max_queued_records=40), [], False
     witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"same"] * 100, partition=0)
     witness.produce(topic, (b"%d" % n for n in range(300)), keys=[b"k%d" % (n % 7) for n in range(300)], partition=1)
@@ -151,10 +151,10 @@ class Outage:
 
 @pytest.mark.parametrize("order_by", ["key", "none"])
 @pytest.mark.parametrize("is_in_place", [True, False])
-async def test_an_outage_reads_no_further_than_the_window(  # noqa: PLR0917 - fixtures
+async def test_an_outage_pauses_reading_of_its_partition(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, order_by, is_in_place
 ):
-    """Records that wait for a retry fill the window; other partitions continue, and finally all are handled."""
+    """Records that wait for a retry never exceed max_queued_records; other partitions continue, all are handled."""
     topic, app, outage = new_topic(2), new_app(max_queued_records=60), Outage()
     witness.produce(topic, (b"" for _ in range(600)), keys=[b"k%d" % n for n in range(600)], partition=0)
     witness.produce(topic, (b"" for _ in range(300)), keys=[b"k%d" % n for n in range(300)], partition=1)
@@ -180,10 +180,10 @@ async def test_an_outage_reads_no_further_than_the_window(  # noqa: PLR0917 - fi
 
 
 @pytest.mark.parametrize("order_by", ["key", "none"])
-async def test_an_outage_gathers_no_more_batches_than_the_window_holds(  # noqa: PLR0917 - fixtures
+async def test_an_outage_of_batches_pauses_reading_of_its_partition(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, order_by
 ):
-    """Records of failed batches fill the window; other partitions continue, and finally all are handled."""
+    """Records of failed batches never exceed max_queued_records; other partitions continue, and all are handled."""
     topic, app, outage = new_topic(2), new_app(max_queued_records=60), Outage()
     for partition in range(2):
         witness.produce(topic, [b""] * 300, keys=[b"k%d" % n for n in range(300)], partition=partition)
@@ -205,7 +205,7 @@ async def test_an_outage_gathers_no_more_batches_than_the_window_holds(  # noqa:
 async def test_dead_letters_are_replayed_to_success(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """After a fix `tailrace dead-letters replay` sends each record once, and handlers see the original position."""
+    """`tailrace dead-letters replay` sends each record once, and handlers see the original position."""
     topic, app, handled, is_fixed = new_topic(2), new_app(dead_letter="{topic}.{group}.dead"), [], False
     app.configure(metadata_max_age_ms=300)
     witness.produce(topic, [b"1", b"bad", b"2"], keys=[b"a", b"b", b"c"], partition=1)
@@ -233,13 +233,13 @@ async def test_dead_letters_are_replayed_to_success(  # noqa: PLR0917 - fixtures
     assert sum((await witness.committed(group, f"{topic}.{group}.replay", 2)).values()) == 1
 
 
-# ---- dead letters that are not taken -------------------------------------------------------------------------------
+# ---- dead letters that are refused ----------------------------------------------------------------------------------
 
 
-async def test_without_its_topic_a_dead_letter_waits(  # noqa: PLR0917 - fixtures
+async def test_a_dead_letter_waits_for_its_missing_topic(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """A dead letter whose topic is missing waits with its key, health is degraded, and the app continues."""
+    """A record whose dead-letter topic is missing blocks its key only and degrades health until the topic exists."""
     topic, handled = new_topic(), []
     dead = f"{topic}.{group}.dead"
 
@@ -306,7 +306,7 @@ async def test_a_dead_letter_that_is_too_large_is_shortened(  # noqa: PLR0917 - 
 async def test_a_record_too_large_for_its_dead_letter_topic_waits(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """A record too large even for a brief dead letter waits; the event names the setting to raise, then it arrives."""
+    """A record too large even for a brief dead letter waits until the limit that the event names has been raised."""
     topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
     dead, value = f"{topic}.{group}.dead", b"x" * 2_000
     kafka_server.create_topic(dead, config={"max.message.bytes": 1_000})
@@ -382,10 +382,10 @@ async def test_on_failure_stop_ends_the_app_if_a_dead_letter_is_refused(
 
 
 @pytest.mark.parametrize("what", ["unencodable", "no topic", "no such partition"])
-async def test_a_result_that_cannot_be_published_is_a_failure(  # noqa: PLR0917 - fixtures
+async def test_a_result_that_cannot_be_published_fails_the_record(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, what
 ):
-    """A result that cannot be published is retried by `Retry`, then dead-lettered; the next record is handled."""
+    """A record whose result cannot be published is retried, then dead-lettered; the next record is handled."""
     topic, results = new_topic(), new_topic()
     app, calls = new_app(dead_letter="{topic}.{group}.dead", **IMPATIENT), []
     witness.produce(topic, [b"bad", b"good"])
@@ -434,7 +434,7 @@ async def test_a_handler_that_does_not_end_fails_after_timeout_ms(new_app, new_t
 
 
 async def test_a_thread_that_exceeds_timeout_ms_fails_when_it_returns(new_app, new_topic, witness, recorder):
-    """A plain function that exceeds timeout_ms fails when it returns; no other attempt runs concurrently."""
+    """A plain function that exceeds timeout_ms fails when it returns; attempts never overlap."""
     topic, app, running, most = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), [], []
     witness.produce(topic, [b"1", b"2"])
 
@@ -453,7 +453,7 @@ async def test_a_thread_that_exceeds_timeout_ms_fails_when_it_returns(new_app, n
 
 
 async def test_health_names_a_handler_that_never_ends(new_app, new_topic, witness):
-    """Without `timeout_ms`, the app is not live after `max_poll_interval_ms`, and names the handler."""
+    """An app without `timeout_ms` is not live if a handler runs longer than `max_poll_interval_ms`; health names it."""
     topic, app = new_topic(), new_app(stop_timeout_ms=1_000, max_poll_interval_ms=1_500)
     witness.produce(topic, [b"endless"])
 
@@ -471,7 +471,7 @@ async def test_health_names_a_handler_that_never_ends(new_app, new_topic, witnes
 
 @pytest.mark.parametrize("is_retried", [True, False])
 async def test_retry_on_looks_into_exception_groups(new_app, new_topic, witness, recorder, is_retried):
-    """`on=` applies to the members of the group that a TaskGroup raises: all of them must be retryable."""
+    """For an exception group, `Retry(on=...)` applies to its members, all of which must be retryable."""
     topic, app, calls = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
     witness.produce(topic, [b"x"])
 
@@ -493,7 +493,7 @@ async def test_retry_on_looks_into_exception_groups(new_app, new_topic, witness,
 
 
 class WordlessError(Exception):
-    """Error of the user's whose ``__str__`` raises."""
+    """User-defined error whose ``__str__`` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -523,11 +523,11 @@ async def test_an_error_whose_str_raises_is_handled(kind, recorder):
 
 
 class Catastrophe(BaseException):
-    """BaseException, which is no failure of a record."""
+    """BaseException that is not an Exception."""
 
 
 async def test_a_base_exception_ends_the_app(new_app, new_topic, witness, group):
-    """A BaseException is not retried: the app ends with it, and the record is not committed."""
+    """The app ends with a BaseException of a handler, without a retry, and the record is not committed."""
     topic, app = new_topic(), new_app()
     witness.produce(topic, [b"x"])
 
@@ -576,7 +576,7 @@ async def test_a_handler_may_end_the_process(  # noqa: PLR0917 - fixtures
 
 
 async def test_forged_headers_are_ignored(new_app, new_topic, witness, recorder, group):
-    """A record with tailrace headers in a user's topic has a dead letter of its own origin, first death, no replay."""
+    """A record with tailrace headers in a user's topic is dead-lettered with its own origin, as a first death."""
     topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
     forged = {
         **{f"tailrace-origin-{part}": b"7" for part in ("partition", "offset", "timestamp")},

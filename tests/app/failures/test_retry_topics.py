@@ -1,4 +1,4 @@
-"""Retry topics: each record is handled when it is due, and delays no other record."""
+"""Retry topics: each record is handled when it is due, and does not delay other records."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ async def test_failed_records_of_a_batch_come_back_in_batches(  # noqa: PLR0917 
         assert [int(one["tailrace-origin-offset"]) for one in headers] == [1, 3, 5, 7, 9]
 
 
-async def test_waiting_records_block_no_others(new_app, new_topic, witness, group, recorder):
-    """While records are delayed, others of the topic are handled and committed, and the app uses little CPU."""
+async def test_delayed_records_do_not_block_others(new_app, new_topic, witness, group, recorder):
+    """While records are delayed, other records of the topic are handled and committed, and the app uses little CPU."""
     topic, app, good = new_topic(), new_app(), []
     witness.produce(topic, (b"%d" % n for n in range(1_000)))
 
@@ -144,7 +144,7 @@ async def test_waiting_records_block_no_others(new_app, new_topic, witness, grou
         await until(lambda: len(good) == 500)
         at_end = {TopicPartition(topic, 0): 1_000}
         await recorder.wait_for(OffsetsCommitted, where=lambda event: at_end.items() <= event.offsets.items())
-        # The partition of the retry topic is assigned and read; its first records are held.
+        # The partition of the retry topic is assigned, and its first records are fetched and wait.
         with LoopTurns() as turns:
             await asyncio.sleep(1)
         committed = (await witness.committed(group, f"{topic}.{group}.retry.1m", 1)).get(0, 0)
@@ -188,7 +188,7 @@ class SecondTries:
 async def test_the_next_owner_continues_the_delay(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, recorder, monkeypatch
 ):
-    """A member that leaves does not commit its delayed records; the next owner handles each once, when it is due."""
+    """A member that leaves does not commit its delayed records; the next owner handles each once when it is due."""
     topic, ahead_s = new_topic(), 57
     second_tries = SecondTries(new_app, topic, 60_000)
     witness.produce(topic, (b"%d" % n for n in range(50)))
@@ -209,8 +209,8 @@ async def test_the_next_owner_continues_the_delay(  # noqa: PLR0917 - fixtures
     assert await witness.ends(retries, 1) == {0: 50}
 
 
-async def test_a_rebalance_loses_no_waiting_record(new_app, new_topic, witness, group, recorder):
-    """A second member takes over some of the waiting partitions; each record is handled once, by its owner when due."""
+async def test_a_rebalance_does_not_lose_delayed_records(new_app, new_topic, witness, group, recorder):
+    """When a second member takes over partitions with delayed records, each record is handled once, when it is due."""
     topic = new_topic(4)
     second_tries = SecondTries(new_app, topic, 6_000)
     for partition in range(4):
@@ -272,7 +272,7 @@ async def test_records_that_are_not_retryable_skip_the_retry_topics(new_app, new
 async def test_retry_and_replay_topics_are_read_from_their_beginning(  # noqa: PLR0917 - fixtures
     new_app, new_topic, kafka_server, witness, group, begins_at
 ):
-    """Retry and replay topics are read from the beginning, whatever auto_offset_reset is."""
+    """Retry and replay topics are read from the beginning, also if auto_offset_reset is "latest"."""
     topic, app, seen = new_topic(), new_app(auto_offset_reset=begins_at), []
     await witness.commit(group, topic, 0, "")
     for own in (f"{topic}.{group}.retry.100ms", f"{topic}.{group}.replay"):
@@ -289,7 +289,7 @@ async def test_retry_and_replay_topics_are_read_from_their_beginning(  # noqa: P
     assert sorted(seen) == [f"{topic}.{group}.replay", f"{topic}.{group}.retry.100ms"]
 
 
-async def test_delays_take_no_time_in_a_test():
+async def test_test_app_delays_records_in_virtual_time():
     """TestApp uses the same retry topics in virtual time, until the record is handled or dead-lettered."""
     app, tried = App(group_id="billing", dead_letter="{topic}.{group}.dead"), []
 
@@ -312,7 +312,7 @@ async def test_delays_take_no_time_in_a_test():
 
 @pytest.mark.parametrize("comes_by", ["headers", "letters"])
 async def test_headers_of_another_group_are_ignored(comes_by):
-    """Headers that were copied, or dead letters that are read as records: this group counts and names its own."""
+    """A group ignores tailrace headers of another group, in copied headers as in dead letters that it reads."""
     retry = Retry(attempts=1, topic_delays_ms=[60_000])
     app, seen = App(group_id="billing", dead_letter="{topic}.{group}.dead", retry=retry), []
     topic = "invoices" if comes_by == "headers" else "orders.billing.dead"
@@ -339,7 +339,7 @@ async def test_headers_of_another_group_are_ignored(comes_by):
 
 
 class TopicNames:
-    """Codec that decodes a record to the name of its topic."""
+    """Codec that decodes a record to its topic's name."""
 
     def decode(self, _data: bytes, _annotation: object, record: Record) -> str:
         return record.topic
@@ -368,7 +368,7 @@ async def test_a_codec_sees_the_origin_topic_of_a_record(kind):
 
 
 async def test_due_records_form_new_batches():
-    """Due records form batches independent of the batches in which they failed."""
+    """Records of a retry topic that are due are handled in batches again."""
     app, batches = App(group_id="billing"), []
 
     @app.batch_handler("orders", max_records=2, order_by="none", retry=Retry(attempts=1, topic_delays_ms=[60_000]))
@@ -392,22 +392,22 @@ async def test_due_records_form_new_batches():
         ({"overtaking": True}, r"overtaking.* use retry=Retry\(allow_reordering=True\)"),
     ],
 )
-def test_former_options_name_their_replacement(options, hint):
+def test_errors_of_former_options_show_their_replacement(options, hint):
     """Options that moved into Retry raise an error that shows the new spelling."""
     for declare in (Handlers().handler, Handlers().batch_handler):
         with pytest.raises(ConfigurationError, match=hint):
             declare("orders", **options)
 
 
-def test_retry_topics_contradict_the_order_of_keys():
-    """A handler that keeps the order of keys refuses retry topics unless reordering is allowed."""
+def test_retry_topics_are_refused_with_an_order_of_keys():
+    """Retry topics are refused for a handler that keeps the order of keys, unless `allow_reordering` is set."""
     for declare in (Handlers().handler, Handlers().batch_handler):
         with pytest.raises(ConfigurationError, match=r'order_by="key".*allow_reordering=True'):
             declare("orders", order_by="key", retry=Retry(topic_delays_ms=[5_000]))
 
 
-def test_retry_topics_need_topics_by_name():
-    """A handler with a pattern refuses retry topics, as its topics are not known at the start."""
+def test_retry_topics_are_refused_with_a_pattern():
+    """Retry topics are refused for a handler with a pattern, as its topics are not known at the start."""
     for declare in (Handlers().handler, Handlers().batch_handler):
         with pytest.raises(ConfigurationError, match="cannot be used with pattern="):
             declare(pattern="orders.*", retry=Retry(topic_delays_ms=[5_000]))
@@ -427,7 +427,7 @@ def test_retry_topics_are_accepted_without_an_order_of_keys():
     ("options", "fault"), [({"order_by": "key"}, "allow_reordering"), ({}, "cannot be used with pattern=")]
 )
 async def test_retry_topics_of_the_app_are_checked_for_each_handler(options, fault):
-    """The start fails if a handler cannot have the app's retry topics; a policy of its own replaces them."""
+    """The start fails if a handler cannot use the app's retry topics and has no retry policy of its own."""
     app = App(group_id="g", retry=Retry(topic_delays_ms=[5_000]))
     topics = {"pattern": "orders.*"} if fault == "cannot be used with pattern=" else {}
 
@@ -443,7 +443,7 @@ async def test_retry_topics_of_the_app_are_checked_for_each_handler(options, fau
 
 
 async def test_retry_topics_of_the_app_are_used_by_its_handlers():
-    """The app's retry policy applies to its handlers with all that it contains, retry topics too."""
+    """The app's retry policy, including its retry topics, applies to handlers without a policy of their own."""
     app = App(group_id="g", retry=Retry(attempts=1, topic_delays_ms=[60_000]), dead_letter="{topic}.dead")
     tried = []
 

@@ -1,4 +1,4 @@
-"""Watchdog: reports a blocked event loop, with the line, while it is blocked."""
+"""The watchdog reports a blocked event loop, with the user's line, while the loop is blocked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def new_loop(request) -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class Watched:
-    """Runs a coroutine in a watched event loop."""
+    """Runner of coroutines in a watched event loop."""
 
     def __init__(self, new_loop=asyncio.new_event_loop, *, tell=None) -> None:
         self._new_loop = new_loop
@@ -130,7 +130,7 @@ def test_each_block_is_reported_once():
 
 
 def test_a_blocking_callback_is_reported():
-    """A callback of the loop may block it as well as a coroutine."""
+    """A callback that blocks the loop is reported as a coroutine is."""
     watched = Watched()
 
     def callback() -> None:
@@ -144,8 +144,8 @@ def test_a_blocking_callback_is_reported():
     assert watched.run(main) == []
 
 
-def test_the_line_is_the_users_and_not_a_librarys():
-    """A call into the standard library is reported by the user's line; the stack contains the rest."""
+def test_a_call_into_a_library_is_reported_by_the_users_line():
+    """A block in the standard library is reported by the user's line that called it; the stack contains the rest."""
     reading, writing = os.pipe()
 
     def tell(event: LoopBlocked | LoopUnblocked) -> None:
@@ -166,7 +166,7 @@ def test_the_line_is_the_users_and_not_a_librarys():
     assert watched.run(main) == []
 
 
-def test_an_installed_program_is_named_by_its_own_line(tmp_path, monkeypatch):
+def test_the_users_line_in_site_packages_is_reported(tmp_path, monkeypatch):
     """The user's line is reported also if the user's code is installed in site-packages."""
     packages = tmp_path / "site-packages"
     packages.mkdir()
@@ -217,7 +217,6 @@ def test_c_code_that_holds_the_gil_is_reported(new_loop):
 
 
 def test_an_idle_loop_is_not_reported(new_loop):
-    """An idle loop is not reported."""
     watched = Watched(new_loop)
 
     async def idle() -> None:
@@ -269,7 +268,7 @@ def test_an_idle_loop_with_an_overdue_tick_is_not_reported(new_loop):
 
 
 def test_a_loop_that_is_not_running_is_not_reported(new_loop):
-    """A loop that is not running between two runs is not reported, whatever its thread does."""
+    """A loop between two runs is not reported, whatever its thread does."""
 
     def work(depth: int) -> None:
         if depth:
@@ -295,7 +294,7 @@ def test_a_loop_that_is_not_running_is_not_reported(new_loop):
     assert events == []
 
 
-# ---- life ----------------------------------------------------------------------------------------------------------
+# ---- start and end -------------------------------------------------------------------------------------------------
 
 
 def thread_of(watchdog: Watchdog) -> threading.Thread:
@@ -340,7 +339,7 @@ def test_the_thread_ends_with_its_loop(new_loop):
     assert watchdog.blocked_s == 0.0
 
 
-def test_it_keeps_no_program_alive():
+def test_the_watchdog_does_not_keep_a_program_alive():
     """A program that never stops its watchdog exits at once."""
     program = """
 import asyncio
@@ -355,7 +354,7 @@ asyncio.run(main())
 
 
 def test_a_hook_that_raises_receives_the_next_event(caplog):
-    """The error is logged, and the watchdog continues."""
+    """The error of a hook is logged, and the hook receives the watchdog's next event."""
 
     def tell(event: LoopBlocked | LoopUnblocked) -> None:
         watched._take(event)
@@ -374,7 +373,7 @@ def test_a_hook_that_raises_receives_the_next_event(caplog):
 
 
 def test_events_are_emitted_from_the_watchdogs_thread():
-    """The blocked loop cannot emit them."""
+    """Events are emitted in the watchdog's thread, because the blocked loop cannot emit them."""
     watched = Watched()
 
     async def main() -> None:

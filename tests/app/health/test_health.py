@@ -1,4 +1,4 @@
-"""Health as an object and over HTTP: live unless a restart helps, ready while the app works."""
+"""Health as an object and over HTTP: live unless a restart would help, and ready while the app works."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def vitals(**what: object) -> Vitals:
     ],
     ids=lambda value: ", ".join(value) or "all is well" if isinstance(value, dict) else "",
 )
-def test_the_status_of_each_condition(what, status, is_live, is_ready):
+def test_only_conditions_that_a_restart_helps_make_the_app_fail(what, status, is_live, is_ready):
     """A fatal error, a blocked loop and a handler that does not return fail; anything else degrades at most."""
     health = examine(vitals(**what))
 
@@ -67,7 +67,7 @@ def test_an_app_that_needs_no_broker_is_ready_at_once(what):
 
 
 def test_failing_checks_have_details():
-    """Each check describes its reason, so that a probe's answer suffices."""
+    """Each failing check states its reason, so that the answer to a probe suffices."""
     health = examine(
         vitals(
             fatal_error="FencedMemberError: another took its place",
@@ -153,14 +153,14 @@ async def called(app, method: str, path: str, **scope: object) -> tuple[int, dic
     ids=lambda value: value.status if isinstance(value, Health) else "",
 )
 async def test_each_path_has_its_status_code(health, live, ready):
-    """200 or 503, for each path."""
+    """Each path answers 200 or 503, according to the status."""
     app = health_app(lambda: health)
 
     assert [(await called(app, "GET", path))[0] for path in ("/livez", "/readyz")] == [live, ready]
 
 
-async def test_the_answer_has_every_check():
-    """The body is JSON with the status and all checks, and must not be cached."""
+async def test_the_response_contains_every_check():
+    """The body of a response is JSON with the status and all checks, and must not be cached."""
     health = examine(vitals(broker_error="no broker answers"))
 
     status, headers, body = await called(health_app(lambda: health), "GET", "/readyz")
@@ -177,7 +177,7 @@ async def test_the_answer_has_every_check():
 
 
 async def test_head_is_get_without_its_body():
-    """HEAD has the same status code and headers as GET."""
+    """A HEAD request has the status code and headers of GET, without the body."""
     app = health_app(lambda: Health("failed", (Check("app", "failed", "gone"),)))
 
     status, headers, body = await called(app, "GET", "/livez")
@@ -187,7 +187,7 @@ async def test_head_is_get_without_its_body():
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 async def test_other_methods_are_refused(method):
-    """Only GET and HEAD are allowed."""
+    """Methods other than GET and HEAD are refused."""
     status, headers, _ = await called(health_app(lambda: Health("ok")), method, "/livez")
 
     assert (status, headers["allow"]) == (405, "GET, HEAD")
@@ -195,7 +195,7 @@ async def test_other_methods_are_refused(method):
 
 @pytest.mark.parametrize("path", ["/", "/livez/", "/healthz", ""])
 async def test_other_paths_are_not_found(path):
-    """The answer names the two valid paths."""
+    """Any other path is not found, and the response names the two valid paths."""
     status, _, body = await called(health_app(lambda: Health("ok")), "GET", path)
 
     assert status == 404
@@ -203,15 +203,15 @@ async def test_other_paths_are_not_found(path):
 
 
 @pytest.mark.parametrize("path", ["/health/livez", "/livez"])
-async def test_it_may_be_mounted(path):
-    """Mounted below a path of another app it answers, whether that app strips the path or not."""
+async def test_the_health_app_may_be_mounted(path):
+    """The health app answers when mounted in another app, whether that app removes the prefix of the path or not."""
     status, _, _ = await called(health_app(lambda: Health("ok")), "GET", path, root_path="/health")
 
     assert status == 200
 
 
-async def test_it_supports_the_lifespan_protocol():
-    """Startup and shutdown are acknowledged, in this order."""
+async def test_the_health_app_supports_the_lifespan_protocol():
+    """The health app acknowledges startup and then shutdown."""
     asked = iter(["lifespan.startup", "lifespan.shutdown"])
     sent = []
 
@@ -260,8 +260,8 @@ async def served(app) -> AsyncIterator[httpx.AsyncClient]:
             server.should_exit = True
 
 
-async def test_a_real_server_serves_it():
-    """Served by uvicorn, a client sees starting, ready and failed; it ends with the server."""
+async def test_uvicorn_serves_the_health_app():
+    """A client of uvicorn receives the status codes of a starting, ready and failed app."""
     state = Health("starting", (Check("group", "starting", "waits for its first assignment"),))
     async with served(health_app(lambda: state)) as client:
         starting = await client.get("/readyz")

@@ -23,8 +23,8 @@ def new_app(kafka_server, group):
     return make
 
 
-async def test_it_is_ready_from_its_first_assignment_on(new_app, new_topic):
-    """A starting app is live and not ready; with its first assignment it is ready."""
+async def test_an_app_is_ready_from_its_first_assignment_on(new_app, new_topic):
+    """A starting app is live and not ready; from its first assignment on it is ready."""
     app = new_app()
 
     @app.handler(new_topic())
@@ -37,7 +37,7 @@ async def test_it_is_ready_from_its_first_assignment_on(new_app, new_topic):
 
 
 async def test_a_waiting_lane_degrades_health_and_stays_live(new_app, new_topic, witness):
-    """A record that no topic accepts is reported; a restart would not help, so the app stays live and ready."""
+    """A record that failed for good and blocks its lane degrades health; the app stays live and ready."""
     topic, app = new_topic(), new_app(retry=Retry(attempts=1, max_backoff_ms=60_000))
     witness.produce(topic, [b"poison"])
 
@@ -57,7 +57,7 @@ async def test_a_waiting_lane_degrades_health_and_stays_live(new_app, new_topic,
 
 @pytest.mark.parametrize("attempts", [1, 2], ids=["given up", "tried again"])
 async def test_pauses_between_attempts_do_not_count_as_running(attempts):
-    """The time of a running handler is measured without the pauses between attempts."""
+    """The time for which a handler runs does not include the pauses between its attempts."""
     retry = Retry(attempts=attempts, backoff_ms=400_000, max_backoff_ms=400_000, jitter=False)
     app = App(group_id="g", max_poll_interval_ms=300_000, retry=retry, on_failure="pause")
     begun = 0
@@ -72,7 +72,7 @@ async def test_pauses_between_attempts_do_not_count_as_running(attempts):
     async with TestApp(app):
         await app.publish("t", b"poison")
         lives = []
-        # It fails after a second; the retry 400 seconds later runs for too long.
+        # The handler fails after a second; its retry 400 seconds later runs for too long.
         for seconds in (390, 200, 200):
             await asyncio.sleep(seconds)
             lives.append((begun, app.health().is_live))
@@ -81,8 +81,8 @@ async def test_pauses_between_attempts_do_not_count_as_running(attempts):
 
 
 @pytest.mark.parametrize("kind", ["at once", "after an await", "in a batch, after an await"])
-async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, witness, recorder, kind):
-    """A handler that blocks the loop is reported by name and line before the loop is free again."""
+async def test_a_handler_that_blocks_the_loop_is_named_meanwhile(new_app, new_topic, witness, recorder, kind):
+    """While a handler blocks the loop, the app is not live, and an event names the handler and its file."""
     topic, app = new_topic(), new_app(heartbeat_interval_ms=100, hooks=[recorder])
     witness.produce(topic, [b"0"])
     seen, begun, over = [], threading.Event(), threading.Event()
@@ -126,8 +126,8 @@ async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, w
     assert "test_health_under_faults.py" in blocked.where
 
 
-async def test_it_is_not_ready_while_it_stops_nor_afterwards():
-    """A stopping app is not ready, but live, as a restart would not help."""
+async def test_a_stopping_app_is_not_ready():
+    """An app that stops or has stopped is live but not ready, as a restart would not help."""
     app, begun, let_go, states = App(group_id="g"), asyncio.Event(), asyncio.Event(), []
 
     def look() -> None:
@@ -166,8 +166,8 @@ async def open_bank():
         looks.append((health.is_live, health.is_ready))
 
 
-async def test_it_is_failed_before_dependencies_are_closed():
-    """Health is failed before dependencies are closed, which may take long."""
+async def test_health_is_failed_before_dependencies_are_closed():
+    """When an app ends with an error, its health is failed before dependencies are closed, which may take long."""
     app = App(group_id="g", retry=Retry(attempts=1), on_failure="stop")
     looks.clear()
     watched[:] = [app]

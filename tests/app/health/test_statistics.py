@@ -46,17 +46,17 @@ def partition_of(app):
 
 
 def near(seconds: float, measured: float) -> bool:
-    """Return True if a sum of durations is what the clock measured inside the handler, and not much more."""
+    """Return True if the sum of durations is at least the time measured inside the handler, and not much longer."""
     return measured <= seconds * 1.001 <= measured * 1.5 + 0.2
 
 
 # ---- lag -----------------------------------------------------------------------------------------------------------
 
 
-async def test_lag_is_that_of_kafkas_tool_and_work_lag_what_is_left_to_do(  # noqa: PLR0917
+async def test_lag_is_that_of_kafkas_tool_and_work_lag_is_unfinished(  # noqa: PLR0917
     new_app, new_topic, witness, kafka_tool, group, recorder
 ):
-    """A slow record holds up the commit: the lag is 97, of which a single record is unfinished."""
+    """While a slow record holds up the commit, lag is that of Kafka's tool and work lag counts unfinished records."""
     topic, let_go, seen = new_topic(), asyncio.Event(), {}
     witness.produce(topic, (b"%d" % n for n in range(100)))
     app = new_app()
@@ -88,8 +88,8 @@ async def test_lag_is_that_of_kafkas_tool_and_work_lag_what_is_left_to_do(  # no
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key"])
-async def test_records_that_wait_count_as_work(new_app, new_topic, witness, order_by):
-    """The oldest unfinished record determines the age, whether it runs, waits for its lane or was not decoded yet."""
+async def test_waiting_records_have_an_age(new_app, new_topic, witness, order_by):
+    """The lag in seconds is the age of the oldest unfinished record, which may run, wait or not be decoded yet."""
     topic, let_go, timestamps = new_topic(), asyncio.Semaphore(0), []
     witness.produce(topic, (b"%d" % n for n in range(50)), keys=(b"key" for _ in range(50)))
     app = new_app(max_queued_records=10)
@@ -121,8 +121,8 @@ async def test_records_that_wait_count_as_work(new_app, new_topic, witness, orde
     assert paused
 
 
-async def test_a_consumer_has_the_lag_of_its_user(kafka_server, new_topic, witness, group):
-    """A polled record is unfinished until the next one is polled; the age is that of this record."""
+async def test_a_polled_record_is_unfinished_until_the_next_poll(kafka_server, new_topic, witness, group):
+    """A record that a loop polled is unfinished until the next poll, and determines the lag in seconds."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
     consumer = Consumer(
@@ -158,7 +158,7 @@ async def test_a_consumer_has_the_lag_of_its_user(kafka_server, new_topic, witne
 
 
 async def test_unacknowledged_records_have_an_age(kafka_server, new_topic, witness, group):
-    """With ack="manual", the oldest record that was not acknowledged counts."""
+    """With ack="manual", the lag in seconds is the age of the oldest record that is not acknowledged."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -179,8 +179,8 @@ async def test_unacknowledged_records_have_an_age(kafka_server, new_topic, witne
 
 
 @pytest.mark.parametrize("order_by", ["partition", "none"])
-async def test_durations_are_those_of_the_clock(new_app, new_topic, witness, order_by):
-    """Calls that suspend, and now and then one that does not: their number and the sum of their durations."""
+async def test_durations_of_suspending_calls_are_measured(new_app, new_topic, witness, order_by):
+    """Statistics count the calls, of which some suspend, and the sum of their durations is the time that they took."""
     topic, took = new_topic(), []
     witness.produce(topic, (b"%d" % n for n in range(200)))
     app = new_app()
@@ -203,8 +203,8 @@ async def test_durations_are_those_of_the_clock(new_app, new_topic, witness, ord
     assert found.batches is None
 
 
-async def test_calls_that_never_suspend_are_measured_together(new_app, new_topic, witness):
-    """Their number is exact, and the sum of their durations is the time that they took."""
+async def test_durations_of_calls_that_never_suspend_are_measured(new_app, new_topic, witness):
+    """The number of calls that never suspend is exact, and the sum of their durations is the time that they took."""
     topic, took = new_topic(), []
     witness.produce(topic, (b"%d" % n for n in range(2_000)))
     app = new_app()
@@ -223,12 +223,12 @@ async def test_calls_that_never_suspend_are_measured_together(new_app, new_topic
 
     assert found.calls.count == 2_000
     assert near(found.calls.sum_s, sum(took))
-    # Each slice has a mean of at least 0.1 ms.
+    # Calls are measured in groups, each of which has a mean of at least 0.1 ms.
     assert sum(found.calls.counts[:2]) == 0
 
 
 async def test_a_plain_function_is_measured_in_its_thread(new_app, new_topic, witness):
-    """A function that runs in a thread is measured like a coroutine that suspends."""
+    """The duration of a function in a thread is measured as that of a coroutine."""
     topic, took = new_topic(), []
     witness.produce(topic, (b"%d" % n for n in range(20)))
     app = new_app()
@@ -247,8 +247,8 @@ async def test_a_plain_function_is_measured_in_its_thread(new_app, new_topic, wi
     assert near(found.calls.sum_s, sum(took))
 
 
-async def test_batches_are_measured_one_by_one(new_app, new_topic, witness):
-    """A batch is one call; records are counted, too."""
+async def test_a_batch_is_counted_as_one_call(new_app, new_topic, witness):
+    """A batch counts as one call, and its records are counted, too."""
     topic, took = new_topic(), []
     witness.produce(topic, (b"%d" % n for n in range(100)))
     app = new_app()
@@ -271,7 +271,7 @@ async def test_batches_are_measured_one_by_one(new_app, new_topic, witness):
 
 
 async def test_failures_are_counted(new_app, new_topic, witness):
-    """Two records fail for good after three attempts each, one succeeds in its second attempt."""
+    """Statistics count failed attempts, retries, and records that failed for good."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(20)))
     app, attempts = new_app(retry=QUICK, dead_letter="{topic}.{group}.dead"), []
@@ -293,7 +293,7 @@ async def test_failures_are_counted(new_app, new_topic, witness):
 
 
 async def test_skipped_records_are_counted_without_a_pause(new_app, new_topic, witness):
-    """Records that fail without suspending count as failed, and those around them as handled."""
+    """Records that fail without suspending count as failed, and the records between them as handled."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(1_000)))
     app = new_app(retry=Retry(attempts=1), on_failure="skip")
@@ -312,7 +312,7 @@ async def test_skipped_records_are_counted_without_a_pause(new_app, new_topic, w
 
 
 async def test_failed_records_of_a_batch_are_counted(new_app, new_topic, witness):
-    """Three of ten records fail twice: the batch is no finished one, its retries are."""
+    """Statistics of a batch handler count failed records and their retries, and only finished calls as batches."""
     topic, calls = new_topic(), []
     witness.produce(topic, (b"%d" % n for n in range(10)))
     app = new_app(retry=QUICK)
@@ -332,7 +332,7 @@ async def test_failed_records_of_a_batch_are_counted(new_app, new_topic, witness
 
 
 async def test_an_app_has_statistics_at_every_stage(new_app, new_topic):
-    """Before the start, while it runs and after the stop."""
+    """App.statistics() returns statistics before the start, while the app runs, and after the stop."""
     topic = new_topic()
     app = new_app()
 

@@ -70,18 +70,18 @@ def in_order(records) -> dict[int, list[int]]:
 
 
 async def taken(pool: ProcessPoolConsumer, count: int) -> list:
-    """Return a number of records, taken one by one."""
+    """Return the next ``count`` records, polled one by one."""
     records = []
     async with asyncio.timeout(30):
         async for record in pool:
             records.append(record)
             if len(records) == count:
                 return records
-    raise AssertionError(f"it ended after {len(records)} of {count}")
+    raise AssertionError(f"the loop ended after {len(records)} of {count}")
 
 
 async def settled(witness, group: str, members: int, partitions: int) -> dict[str, frozenset[TopicPartition]]:
-    """Return the group's members on the broker once a number of them share all partitions."""
+    """Wait until ``members`` members of the group share all partitions, and return the assignments."""
     async with asyncio.timeout(30):
         while True:
             found = await witness.members(group)
@@ -91,7 +91,7 @@ async def settled(witness, group: str, members: int, partitions: int) -> dict[st
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_every_record_once_and_in_order_from_several_processes(new_pool, new_topic, group, witness, layout):
+async def test_several_processes_deliver_each_record_once_and_in_order(new_pool, new_topic, group, witness, layout):
     """Each record is delivered once and unchanged, each partition in order; all are committed at the end."""
     topic = new_topic(6)
     fill(witness, topic, 6, 500)
@@ -110,8 +110,8 @@ async def test_every_record_once_and_in_order_from_several_processes(new_pool, n
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-async def test_a_group_deals_the_partitions_evenly_and_is_left_at_the_end(new_pool, new_topic, group, witness):
-    """Three processes get two of six partitions each, according to the broker; after stop() the group is empty."""
+async def test_processes_share_the_partitions_and_leave_the_group(new_pool, new_topic, group, witness):
+    """Three processes are assigned two of six partitions each; after stop() the group has no members."""
     topic = new_topic(6)
 
     async with new_pool(topic, workers=3, layout="group"):
@@ -123,16 +123,14 @@ async def test_a_group_deals_the_partitions_evenly_and_is_left_at_the_end(new_po
 
 
 async def test_no_process_is_without_a_partition(new_pool, new_topic):
-    """There are never more processes than partitions; partitions_per_worker takes precedence over workers."""
+    """A pool starts no more processes than it has partitions; partitions_per_worker takes precedence over workers."""
     async with new_pool(new_topic(3), layout="assigned", workers=9, partitions_per_worker=2) as pool:
         assert len(pool.pids) == 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_what_the_caller_has_taken_is_committed_and_not_what_was_fetched(
-    new_pool, new_topic, group, witness, layout
-):
-    """Thousands are fetched, ten are taken: commit() commits ten, and the next consumer continues after them."""
+async def test_only_delivered_records_are_committed(new_pool, new_topic, group, witness, layout):
+    """commit() commits records that were delivered to the caller, and not those that were only fetched."""
     topic = new_topic(1)
     fill(witness, topic, 1, 5_000)
 
@@ -154,7 +152,7 @@ async def test_what_the_caller_has_taken_is_committed_and_not_what_was_fetched(
 async def test_offsets_of_a_deleted_topic_are_not_committed_to_the_new_one(  # noqa: PLR0917 - fixtures
     kafka_server, new_pool, new_consumer, new_topic, group, witness, recorder
 ):
-    """Forty queued records are finished after their topic was recreated: no record of the new topic is skipped."""
+    """Records finished after their topic was recreated are not committed, and no record of the new topic is skipped."""
     topic = new_topic(1)
     fill(witness, topic, 1, 100, b"old")
 
@@ -179,8 +177,8 @@ async def test_offsets_of_a_deleted_topic_are_not_committed_to_the_new_one(  # n
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_automatic_commits_follow_the_caller(new_pool, new_topic, group, witness, layout):
-    """Finished records are committed soon, without a call."""
+async def test_finished_records_are_committed_automatically(new_pool, new_topic, group, witness, layout):
+    """Finished records are committed soon, without a call of commit()."""
     topic = new_topic(1)
     fill(witness, topic, 1, 100)
 
@@ -196,8 +194,8 @@ async def test_automatic_commits_follow_the_caller(new_pool, new_topic, group, w
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_readers_do_not_run_ahead(new_pool, new_topic, witness, layout):
-    """At most max_queued_records wait for a caller that takes none."""
+async def test_queued_records_are_limited(new_pool, new_topic, witness, layout):
+    """At most max_queued_records wait for a caller that requests none."""
     topic = new_topic(4)
     fill(witness, topic, 4, 2_000)
 
@@ -214,8 +212,8 @@ async def test_readers_do_not_run_ahead(new_pool, new_topic, witness, layout):
     assert len(rest) == 7_999
 
 
-async def test_batches(new_pool, new_topic, group, witness):
-    """Queued records are returned at once, in order; the previous batch is finished by the next request."""
+async def test_getmany_returns_queued_records(new_pool, new_topic, group, witness):
+    """getmany() returns queued records at once and in order; the next request finishes the previous batch."""
     topic = new_topic(2)
     fill(witness, topic, 2, 50)
 
@@ -232,8 +230,8 @@ async def test_batches(new_pool, new_topic, group, witness):
     assert await witness.committed(group, topic, 2) == {0: 50, 1: 50}
 
 
-async def test_a_killed_member_comes_back_and_nothing_is_lost(new_pool, new_topic, group, witness, recorder):
-    """After SIGKILL a process gets its partitions back, and only records in flight may be delivered twice."""
+async def test_a_killed_member_is_restarted_and_no_record_is_lost(new_pool, new_topic, group, witness, recorder):
+    """After SIGKILL a process is restarted with its partitions, and only a record in flight may be delivered twice."""
     topic = new_topic(4)
     fill(witness, topic, 4, 300)
 
@@ -256,8 +254,8 @@ async def test_a_killed_member_comes_back_and_nothing_is_lost(new_pool, new_topi
     assert await witness.committed(group, topic, 4) == dict.fromkeys(range(4), 300)
 
 
-async def test_a_killed_reader_continues_where_it_was(new_pool, new_topic, group, witness, recorder):
-    """With assigned partitions, no record is lost or delivered twice."""
+async def test_a_killed_reader_continues_at_its_position(new_pool, new_topic, group, witness, recorder):
+    """With assigned partitions, a reader that is killed and restarted loses no record and delivers none twice."""
     topic = new_topic(4)
     fill(witness, topic, 4, 300)
 
@@ -274,7 +272,7 @@ async def test_a_killed_reader_continues_where_it_was(new_pool, new_topic, group
 
 
 async def test_a_rebalance_delivers_each_record_once(new_pool, new_consumer, new_topic, group, witness):
-    """If another member joins during reading, each record is delivered once, by one of the two."""
+    """If another member joins during reading, each record is delivered once, by the pool or the other member."""
     topic = new_topic(4)
     fill(witness, topic, 4, 1_000)
     async with new_pool(topic, workers=1, layout="group", max_queued_records=300) as pool:
@@ -351,7 +349,7 @@ def test_no_reader_outlives_its_parent(new_topic, group, witness):
 
 
 async def test_a_reader_that_keeps_dying_fails_the_consumer(new_pool, new_topic, recorder):
-    """After several deaths in a row the caller gets an error, instead of waiting forever."""
+    """After several deaths of a reader in a row, the caller gets an error instead of waiting forever."""
     async with new_pool(new_topic(1), workers=1, layout="assigned") as pool:
         for deaths in range(1, 6):
             await recorder.wait_for(WorkerStarted, deaths)
@@ -385,8 +383,8 @@ async def test_a_reader_that_starts_during_an_outage_is_restarted(new_pool, new_
     assert in_order(records) == {0: list(range(20))}
 
 
-async def test_without_a_group_it_starts_by_auto_offset_reset(new_pool, new_topic, witness):
-    """Without a group, auto_offset_reset decides where reading begins, and commit() raises."""
+async def test_a_pool_without_a_group_starts_by_auto_offset_reset(new_pool, new_topic, witness):
+    """Without a group, reading starts at auto_offset_reset, and commit() raises."""
     topic = new_topic(2)
     fill(witness, topic, 2, 20)
 
@@ -398,8 +396,8 @@ async def test_without_a_group_it_starts_by_auto_offset_reset(new_pool, new_topi
     assert in_order(records) == {0: list(range(20)), 1: list(range(20))}
 
 
-async def test_records_are_the_same_in_both_processes(new_pool, new_topic, witness):
-    """Headers, keys, tombstones and nulls are the same as in a Consumer."""
+async def test_records_are_the_same_as_in_a_consumer(new_pool, new_topic, witness):
+    """Headers, keys, null values and tombstones are the same as in a Consumer."""
     topic = new_topic(1)
     producer = Producer({"bootstrap.servers": witness.bootstrap_servers})
     producer.produce(topic, None, key=b"gone", timestamp=1_700_000_000_123)
@@ -415,7 +413,7 @@ async def test_records_are_the_same_in_both_processes(new_pool, new_topic, witne
 
 
 async def test_assigned_partitions_cannot_commit_for_a_group_with_members(new_pool, new_topic, group, witness):
-    """commit() raises."""
+    """commit() raises if partitions are assigned by the caller and the group has members."""
     topic = new_topic(1)
     fill(witness, topic, 1, 5)
 
@@ -428,7 +426,7 @@ async def test_assigned_partitions_cannot_commit_for_a_group_with_members(new_po
 
 
 async def test_an_unknown_topic_fails_the_start(new_pool):
-    """start() raises like a Consumer's, and leaves no process."""
+    """start() raises the error of Consumer for an unknown topic, and leaves no process."""
     pool = new_pool("there-is-no-such-topic", workers=2)
 
     with pytest.raises(UnknownTopicError):
@@ -451,7 +449,6 @@ async def test_an_unknown_topic_fails_the_start(new_pool):
     ],
 )
 def test_invalid_arguments_are_refused(new_pool, options, message):
-    """The constructor raises."""
     with pytest.raises(ConfigurationError, match=message):
         new_pool("orders", **options)
 
@@ -463,7 +460,7 @@ async def test_a_group_instance_id_without_worker_is_refused(new_pool, new_topic
 
 
 async def test_a_stopped_consumer_raises(new_pool, new_topic):
-    """A loop ends with stop(), calls raise; before the start they raise as well."""
+    """stop() ends a loop, after which calls raise, as they do before the start."""
     pool = new_pool(new_topic(1), workers=1, layout="assigned")
     with pytest.raises(ConsumerStateError, match="not started"):
         await pool.getone()
@@ -480,7 +477,7 @@ async def test_a_stopped_consumer_raises(new_pool, new_topic):
 
 
 async def test_a_commit_while_a_reader_starts_waits_for_it(new_pool, new_topic, group, witness, recorder):
-    """A process without a consumer survives commit(), and then commits the records finished before it started."""
+    """commit() waits for a process that starts, and then commits the records that were finished before."""
     topic = new_topic(1)
     fill(witness, topic, 1, 5)
 
@@ -497,8 +494,8 @@ async def test_a_commit_while_a_reader_starts_waits_for_it(new_pool, new_topic, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_its_health_is_that_of_its_readers(new_pool, new_topic, layout):
-    """The pool is ready while all of its readers are, until it is stopped."""
+async def test_a_pool_is_ready_while_its_readers_are(new_pool, new_topic, layout):
+    """A pool is starting until its reader is ready, and stopping after stop()."""
     pool = new_pool(new_topic(1), workers=1, layout=layout)
     early = pool.health()
     async with pool:
@@ -508,8 +505,8 @@ async def test_its_health_is_that_of_its_readers(new_pool, new_topic, layout):
     assert (early.status, reading.status, ended.status) == ("starting", "ok", "stopping")
 
 
-async def test_it_is_not_ready_before_it_has_readers():
-    """While start() tries to reach the cluster, the status is "starting"."""
+async def test_a_pool_is_not_ready_before_it_has_readers():
+    """While start() waits for the cluster, the status is "starting"."""
     seen = []
 
     def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -529,7 +526,7 @@ async def test_it_is_not_ready_before_it_has_readers():
 
 
 async def test_control_records_at_the_end_are_committed(kafka_server, new_pool, new_topic, group, witness):
-    """Markers after the last record are committed with it, so that the lag is zero."""
+    """Transaction markers after the last record are committed with it, so that the lag is zero."""
     topic, ledger = new_topic(2), CommittedRecords(kafka_server)
     async with ledger.producer() as producer:
         for partition in (0, 1):
@@ -548,7 +545,7 @@ async def test_control_records_at_the_end_are_committed(kafka_server, new_pool, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_finished_records_of_a_deleted_topic_do_not_count_for_the_new_one(  # noqa: PLR0917 - fixtures
+async def test_a_recreated_topic_commits_only_its_own_records(  # noqa: PLR0917 - fixtures
     kafka_server, new_pool, new_topic, group, witness, layout
 ):
     """The offsets of a recreated topic are committed when its own records are finished."""
@@ -584,7 +581,7 @@ async def test_a_loop_ends_with_stop(new_pool, new_topic, group, witness, layout
 
 
 async def test_finished_offsets_survive_two_deaths_in_a_row(new_pool, new_topic, group, witness, recorder):
-    """Finished records are not delivered again if the restarted process dies before it has read."""
+    """Finished records are not delivered again if a restarted process dies before it has read any."""
     topic = new_topic(1)
     fill(witness, topic, 1, 10)
 
@@ -599,7 +596,7 @@ async def test_finished_offsets_survive_two_deaths_in_a_row(new_pool, new_topic,
 
 
 async def test_commit_raises_while_a_reader_is_not_running(new_pool, new_topic, group, witness, recorder):
-    """The finished records of a dead reader are committed only after its restart, so commit() must not succeed."""
+    """commit() raises while a dead reader is not restarted, as its finished records cannot be committed before."""
     topic = new_topic(1)
     fill(witness, topic, 1, 5)
 
@@ -617,7 +614,7 @@ async def test_commit_raises_while_a_reader_is_not_running(new_pool, new_topic, 
 
 
 async def test_a_reader_resets_its_offsets_once(new_pool, new_topic, group, witness, recorder):
-    """`reset_offset_on_start` applies to the start: a restarted process continues, and skips no record."""
+    """`reset_offset_on_start` applies to the first start only: a restarted process continues, and skips no record."""
     topic = new_topic(1)
     fill(witness, topic, 1, 5)
     anew = {"reset_offset_on_start": True, "auto_offset_reset": "latest"}
@@ -661,7 +658,7 @@ async def test_consumer_timeout_ms_ends_a_call(new_pool, new_topic):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_automatic_commits_by_number(new_pool, new_topic, group, witness, layout):
+async def test_auto_commit_every_records_counts_finished_records(new_pool, new_topic, group, witness, layout):
     """`auto_commit_every_records` counts the caller's finished records, in both layouts."""
     topic = new_topic(1)
     fill(witness, topic, 1, 50)

@@ -45,7 +45,7 @@ HANG_ONCE = """    if not LEDGER.exists():
 
 
 class Shop:
-    """Module with an app, and the records that its handlers have noted."""
+    """Module with an app whose handlers note their records."""
 
     def __init__(self, folder: Path, module: str) -> None:
         self.place, self._ledger = f"{module}:app", folder / "ledger"
@@ -79,7 +79,7 @@ def new_shop(tmp_path, monkeypatch):
 
 
 async def described(witness, group: str) -> dict[str, tuple[str, frozenset]]:
-    """Return the group's static members on the broker: name, member id and assignment."""
+    """Return the name, member id and assignment of the group's static members on the broker."""
     found = await asyncio.to_thread(witness.admin.describe_consumer_groups([group])[group].result, 20)
     return {
         one.group_instance_id: (
@@ -91,7 +91,7 @@ async def described(witness, group: str) -> dict[str, tuple[str, frozenset]]:
 
 
 async def shared(witness, group: str, members: int, partitions: int) -> dict[str, tuple[str, frozenset]]:
-    """Return ``described`` once a number of members share all partitions."""
+    """Wait until ``members`` members share all partitions, and return them as ``described`` does."""
     async with asyncio.timeout(30):
         while True:
             found = {}
@@ -104,14 +104,14 @@ async def shared(witness, group: str, members: int, partitions: int) -> dict[str
 
 
 async def fifty_each(witness, topic: str, shop: Shop, count: int) -> None:
-    """Produce fifty records to each of four partitions, and wait until the shop has noted a number in all."""
+    """Produce fifty records to each of four partitions, and wait until ``count`` records are noted."""
     for partition in range(4):
         witness.produce(topic, [b"x"] * 50, partition=partition)
     await shop.until(count)
 
 
 async def test_workers_share_the_partitions_and_leave_with_the_pool(new_shop, new_topic, group, witness):
-    """Each worker is a static member with a share of the partitions; stop() leaves no process and no member."""
+    """Each worker is a static member with a share of the partitions; stop() ends all processes and memberships."""
     topic = new_topic(4)
     shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
 
@@ -135,8 +135,8 @@ async def test_workers_share_the_partitions_and_leave_with_the_pool(new_shop, ne
     assert pool.pids == ()
 
 
-async def test_a_killed_worker_comes_back_and_affects_no_other(new_shop, new_topic, group, witness, recorder):
-    """A killed worker gets its name and partitions again; other workers are not affected, and no record is lost."""
+async def test_a_killed_worker_is_restarted_and_affects_no_other(new_shop, new_topic, group, witness, recorder):
+    """A killed worker is restarted with its name and partitions; other workers are not affected, no record is lost."""
     topic = new_topic(4)
     shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
 
@@ -169,7 +169,7 @@ async def test_a_killed_worker_comes_back_and_affects_no_other(new_shop, new_top
     ],
 )
 async def test_a_configuration_error_ends_the_pool(new_shop, workers, source, message):
-    """An error that would recur at every start is raised, not retried; no process is left."""
+    """An error that would recur at every start is raised instead of retried, and no process is left."""
     shop = new_shop(source)
     pool = WorkerPool(shop.place, workers=workers)
 
@@ -236,7 +236,7 @@ async def test_a_worker_that_keeps_dying_is_not_ready(new_shop, recorder):
 
 @pytest.mark.slow
 async def test_a_worker_with_a_blocked_loop_is_replaced(new_shop, new_topic, group, witness, recorder):
-    """The pool is not live while the worker sends no status, then it is killed and restarted."""
+    """While a worker sends no status the pool is not live; then the worker is killed and restarted."""
     topic = new_topic(2)
     source = SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic)
     shop = new_shop(source.replace("    with LEDGER", f"{HANG_ONCE}    with LEDGER"))
@@ -260,7 +260,7 @@ async def test_a_worker_with_a_blocked_loop_is_replaced(new_shop, new_topic, gro
 
 
 async def test_a_process_that_cannot_be_started_is_retried(new_shop, recorder, monkeypatch):
-    """Exhausted system resources count as the death of that worker, and do not end the pool."""
+    """A process that cannot start, as system resources are exhausted, is started again, and the pool continues."""
     shop, start, refusals = new_shop("import os\nos._exit(3)\n"), asyncio.create_subprocess_exec, [1, 1]
 
     async def refuse_some(*args, **options):
@@ -303,7 +303,7 @@ async def handle(value: bytes, bank: Annotated[object, Depends(open_bank, scope=
 
 @pytest.mark.parametrize(("last", "exits"), [("os._exit(3)", [(0, 3, None)]), ("pass", [])])
 async def test_a_requested_stop_that_fails_is_reported(new_shop, recorder, last, exits):
-    """A worker that fails while stopping, or has to be killed, leaves records unfinished: an event reports it."""
+    """A worker that fails while it stops, or has to be killed, is reported by an event, as records are unfinished."""
     shop = new_shop(ENDS_BADLY.format(last=last))
     pool = WorkerPool(shop.place, workers=1, hooks=[recorder])
     starting = asyncio.create_task(pool.start())
@@ -315,7 +315,7 @@ async def test_a_requested_stop_that_fails_is_reported(new_shop, recorder, last,
 
 
 def test_a_worker_runs_with_its_output_closed(monkeypatch):
-    """A worker starts with closed output, as under some service managers."""
+    """A worker starts if its output is closed, as under some service managers."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
     label_output("worker 0 | ")
@@ -324,7 +324,7 @@ def test_a_worker_runs_with_its_output_closed(monkeypatch):
 
 
 class OddError(TailraceError):
-    """Error of the user's that can be pickled and not unpickled."""
+    """User-defined error that can be pickled but not unpickled."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}, {why}")
@@ -348,13 +348,12 @@ def test_an_error_of_an_unknown_class_is_reported_as_text():
     ],
 )
 def test_invalid_arguments_are_refused(arguments, message):
-    """The constructor raises."""
     with pytest.raises(ConfigurationError, match=message):
         WorkerPool("shop:app", **arguments)
 
 
 def test_the_name_of_the_app_is_checked():
-    """The app must be named as MODULE:APP, as for `tailrace run`."""
+    """The app must be named MODULE:APP, as for `tailrace run`."""
     with pytest.raises(ConfigurationError, match="write MODULE:APP"):
         WorkerPool("shop", workers=1)
 

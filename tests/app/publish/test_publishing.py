@@ -52,7 +52,7 @@ RETURNED = [
 
 
 @pytest.mark.parametrize(("returned", "published"), RETURNED)
-async def test_a_list_is_several_and_none_is_nothing(app, returned, published):
+async def test_a_list_publishes_each_item_and_none_publishes_nothing(app, returned, published):
     """Each item of a list or tuple is one result, a Message or its value; None publishes nothing."""
 
     @app.handler("orders", publish="results")
@@ -67,8 +67,8 @@ async def test_a_list_is_several_and_none_is_nothing(app, returned, published):
 
 
 @pytest.mark.parametrize(("returned", "published"), [*RETURNED[:-1], ([[1, 2], [3], None, []], [1, 2, 3])])
-async def test_batch_handlers_return_as_others_do(app, returned, published):
-    """Batch handlers return results like other handlers; the result for one record may be a list, too."""
+async def test_batch_handlers_publish_results_as_others_do(app, returned, published):
+    """Batch handlers publish results as other handlers do; the result for one record may be a list, too."""
 
     @app.batch_handler("orders", publish="results")
     async def handle(values: list[bytes]) -> object:
@@ -100,7 +100,7 @@ def declare(app: App, kind: str, returned: object, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["record", "thread", "batch"])
-async def test_a_message_with_a_topic_needs_no_other(app, kind):
+async def test_a_message_with_a_topic_needs_no_publish_option(app, kind):
     """Without `publish=` a Message is published to its own topic, and plain values are not published."""
     declare(app, kind, [Message(1, topic="a"), 2, None, Message(3, topic="b", key="k")])
 
@@ -121,7 +121,7 @@ async def test_a_message_with_a_topic_needs_no_other(app, kind):
         (Message(1, headers=[("h", 5)], topic="a"), "a key or a header value must be bytes or str, not int"),
     ],
 )
-async def test_a_message_that_cannot_go_out_is_a_failure(app, kind, wrong, reason):
+async def test_a_message_that_cannot_be_published_fails_its_record(app, kind, wrong, reason):
     """A Message that cannot be published fails its record, and no other result of that record is published."""
     declare(app, kind, [Message(0, topic="a"), wrong])
 
@@ -170,7 +170,7 @@ async def publish_in_a_task(app: App) -> None:
 
 
 @pytest.mark.parametrize("publish", [publish_itself, publish_together, publish_in_a_task])
-async def test_what_a_handler_publishes_carries_the_trace_on(app, publish):
+async def test_published_messages_continue_the_trace_of_the_record(app, publish):
     """app.publish in a handler or its tasks copies trace headers of the record, and only of that record."""
 
     @app.handler("orders")
@@ -186,8 +186,8 @@ async def test_what_a_handler_publishes_carries_the_trace_on(app, publish):
         assert headers == [[TRACE, BAGGAGE]] * traced + [[]] * traced
 
 
-async def test_a_thread_carries_the_trace_on(app):
-    """Trace headers are copied in a plain handler, too: from `anyio.from_thread` and to its result."""
+async def test_a_plain_handler_continues_the_trace_of_the_record(app):
+    """Trace headers are copied to the result of a plain handler, and to messages sent with `anyio.from_thread`."""
 
     @app.handler("orders", publish="out")
     def handle(value: bytes) -> object:
@@ -201,7 +201,7 @@ async def test_a_thread_carries_the_trace_on(app):
 
 
 async def test_a_new_trace_is_not_replaced(app):
-    """A message with trace headers of its own gets none of the record's."""
+    """A message with trace headers of its own receives none of the record's."""
 
     @app.handler("orders", publish="out")
     async def handle(value: bytes) -> Message:
@@ -222,8 +222,8 @@ async def test_a_new_trace_is_not_replaced(app):
         ({"sum": 3}, [None]),
     ],
 )
-async def test_of_a_batch_each_result_has_its_own_records_trace(app, returned, traces):
-    """With one result per record each gets its record's trace context; with fewer or more none does."""
+async def test_each_result_of_a_batch_has_the_trace_of_its_record(app, returned, traces):
+    """If a batch has one result per record, each has the trace of its record; otherwise none has one."""
 
     @app.batch_handler("orders", max_records=3, publish="out")
     async def handle(records: list[Record]) -> object:
@@ -237,7 +237,7 @@ async def test_of_a_batch_each_result_has_its_own_records_trace(app, returned, t
         assert [dict(one.headers).get("traceparent") for one in published] == [one and one[1] for one in traces]
 
 
-async def test_a_name_that_no_topic_can_have_is_refused(app):
+async def test_an_illegal_topic_name_is_refused(app):
     """An illegal topic name is refused in a declaration and by app.publish; in a result it fails the record."""
     with pytest.raises(ConfigurationError, match=r"publish='new orders' is not a legal topic name: .* ' '"):
         app.handler("orders", publish="new orders")
@@ -257,7 +257,7 @@ async def test_a_name_that_no_topic_can_have_is_refused(app):
     assert "is not a legal topic name" in dead.reason
 
 
-async def test_what_is_published_carries_the_active_span():
+async def test_published_messages_carry_the_active_span():
     """Results carry the span of the middleware, and app.publish the active span, by OpenTelemetry's propagator."""
     spans = [SpanContext(0xABC, number, is_remote=False, trace_flags=TraceFlags(1)) for number in (1, 2)]
 
@@ -290,7 +290,7 @@ async def test_what_is_published_carries_the_active_span():
 
 
 async def test_results_of_a_batch_carry_the_active_span():
-    """Results of a batch carry the span of the middleware; baggage is that of each result's record."""
+    """Results of a batch carry the span of the middleware, and the baggage of their own record."""
     spans = [SpanContext(0xABC, number, is_remote=False, trace_flags=TraceFlags(1)) for number in (1, 2)]
 
     def spanned(call):

@@ -1,4 +1,4 @@
-"""A group's own topics exist when its app is ready, and a missing topic of publish= is reported."""
+"""A group's retry, replay and dead-letter topics exist when its app is ready; a missing output topic is reported."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def new_app(kafka_server, group, recorder):
 
 
 @pytest.mark.parametrize("is_pattern", [False, True])
-async def test_a_replay_is_read_at_once(  # noqa: PLR0917 - fixtures
+async def test_group_topics_are_created_at_the_start(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, recorder, is_pattern
 ):
-    """Dead-letter and replay topics are created at the start, like the topic itself, so a replay needs no refresh."""
+    """Dead-letter and replay topics are created at the start, so a replay is read without a metadata refresh."""
     topic, seen, is_fixed, app = new_topic(2), [], False, new_app(metadata_max_age_ms=300_000)
     dead, replay = f"{topic}.{group}.dead", f"{topic}.{group}.replay"
 
@@ -49,10 +49,10 @@ async def test_a_replay_is_read_at_once(  # noqa: PLR0917 - fixtures
     assert made == {dead: 2, replay: 2}
 
 
-async def test_a_topic_that_appears_later_has_its_own_topics_before_its_first_record(  # noqa: PLR0917 - fixtures
+async def test_group_topics_of_a_later_topic_are_created(  # noqa: PLR0917 - fixtures
     new_app, new_topic, kafka_server, witness, group, recorder
 ):
-    """A pattern matches a topic that is created while the app runs: its replay is read without a restart."""
+    """The replay of a topic that is created later and matched by a pattern is read without a restart."""
     first, seen, is_fixed = new_topic(), [], False
     app = new_app(metadata_max_age_ms=1_000)
     later = f"{first}-later"
@@ -87,7 +87,6 @@ async def test_a_topic_that_appears_later_has_its_own_topics_before_its_first_re
 
 
 async def test_a_handler_without_dead_letters_has_no_replay_topic(new_app, new_topic, recorder):
-    """No replay topic is created for a handler without dead letters."""
     app = new_app(dead_letter=None)
 
     @app.handler(new_topic())

@@ -1,4 +1,4 @@
-"""Topics of a group's own that cannot be created when a topic appears."""
+"""Retry, replay and dead-letter topics that cannot be created when a topic appears."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESOLVED = ResolvedOptions(retry=Retry(), on_failure="pause", dead_letter=DEAD, 
 
 
 async def test_unreachable_brokers_are_reported_with_the_names_of_the_topics(recorder):
-    """If brokers are unreachable, an event names each topic of the group that may be missing; the rebalance goes on."""
+    """If brokers are unreachable, an event names each of the group's topics that may be missing."""
     app = App(bootstrap_servers="localhost:9092", group_id="billing")
 
     @app.handler(pattern="orders[.].*")

@@ -1,4 +1,4 @@
-"""Names of a group's own topics are unique to the group, and can be parsed."""
+"""Names of retry, replay and dead-letter topics are unique to their group, and can be parsed."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NAMES = st.text("ab.-_", min_size=1, max_size=8)
     ],
 )
 def test_a_template_is_filled_in(template, options, name):
-    """Topic, group and delay are inserted into a template, also a user-defined one."""
+    """Topic, group and delay are inserted into the default templates and into user-defined ones."""
     assert topic_name(template, topic="orders", group="billing", **options) == name
 
 
 def test_dead_letters_are_the_default():
-    """The default template is that of the dead-letter topic."""
+    """The default template is that of dead-letter topics."""
     assert topic_name(topic="orders", group="billing") == "orders.billing.dead"
 
 
@@ -69,8 +69,8 @@ def test_an_invalid_template_is_refused(template, options, hint):
     assert "{topic}.{group}.dead" in str(caught.value)
 
 
-def test_groups_of_any_name_have_topics():
-    """Illegal characters of a group id are replaced, and group ids that then look alike stay distinct."""
+def test_any_group_id_yields_legal_and_distinct_names():
+    """Illegal characters of group ids are replaced, and group ids that then look alike yield distinct names."""
     groups = ["a/b", "a b", "a:b", "a-b", "ä-b", "日本", "a/b ", "\ud800"]
     names = [topic_name(topic="orders", group=group) for group in groups]
 
@@ -81,7 +81,7 @@ def test_groups_of_any_name_have_topics():
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_two_groups_have_two_names(one, other):
+def test_names_of_two_groups_differ(one, other):
     """The dead-letter topics of two groups differ, whatever their ids."""
     same = topic_name(topic="t", group=one) == topic_name(topic="t", group=other)
 
@@ -90,7 +90,7 @@ def test_two_groups_have_two_names(one, other):
 
 @given(NAMES, NAMES, st.sampled_from([DEAD, REPLAY, RETRY, "{topic}-{topic}", "dead-{group}.{topic}"]))
 def test_a_name_is_parsed(topic, group, template):
-    """The topic can be parsed from a name of the same group, and not from that of another group."""
+    """The topic can be parsed from a name of the same group, but not from that of another group."""
     name = topic_name(template, topic=topic, group=group, delay="5s" if template == RETRY else None)
 
     assert set(NameForm(template, group=group).topics_of(name)) == {topic}
@@ -138,7 +138,7 @@ def handlers_of(*topics: str, **options: object) -> Handlers:
     ],
 )
 def test_a_pattern_matches_no_retry_replay_or_dead_letter_topic(pattern, template, topic, is_read):
-    """A pattern matches no retry, replay or dead-letter topic of any group, unless it matches only those."""
+    """A pattern matches no retry, replay or dead-letter topic of any group, unless it matches only such topics."""
     routes = routes_of(handlers_of(pattern=pattern), dead_letter=template)
 
     assert routes.reads(topic) is is_read
@@ -146,7 +146,7 @@ def test_a_pattern_matches_no_retry_replay_or_dead_letter_topic(pattern, templat
 
 
 def test_replays_go_to_the_handler_of_their_topic():
-    """Records of a replay topic go to the handlers of its topic, also if that is matched by a pattern only."""
+    """Records of a replay topic go to the handlers of its topic, also if a pattern matches that topic."""
     routes = routes_of(handlers_of("clicks"), handlers_of(pattern="ord.*"), handlers_of(pattern="ord.*s"))
 
     assert [routes.receivers(topic) for topic in ("clicks.g.replay", "orders.g.replay", "order.g.replay")] == [
@@ -165,7 +165,7 @@ def test_replays_go_to_the_handler_of_their_topic():
 
 
 def test_a_handler_that_names_a_topic_receives_it():
-    """A handler receives a topic that it names, also one whose name looks like a dead-letter topic."""
+    """A handler receives a topic that it names, also if the name looks like that of a dead-letter topic."""
     routes = routes_of(handlers_of("orders.g.dead", "orders.other.replay"))
 
     assert routes.receivers("orders.g.dead") == routes.receivers("orders.other.replay") == [0]

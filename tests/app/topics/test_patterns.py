@@ -28,7 +28,7 @@ def new_app(kafka_server, group, recorder):
 async def test_dead_letters_of_matched_topics_are_replayed_to_success(  # noqa: PLR0917 - fixtures
     new_app, new_topic, kafka_server, witness, group, recorder
 ):
-    """A pattern reads later topics and replays, but no dead-letter topic of any group."""
+    """A handler with a pattern reads later topics and replays, but no dead-letter topic of any group."""
     first, is_fixed, seen = new_topic(), False, []
     later, letters, replays = f"{first}-later", f"{first}.{group}.dead", f"{first}.{group}.replay"
     app = new_app(dead_letter="{topic}.{group}.dead")
@@ -62,7 +62,7 @@ async def test_dead_letters_of_matched_topics_are_replayed_to_success(  # noqa: 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_pattern_may_match_nothing_yet(new_app, kafka_server, witness, protocol):
-    """The app is ready and a member of its group, and reads the first matching topic once it exists."""
+    """An app whose pattern matches nothing is ready and a member, and reads the first matching topic once it exists."""
     prefix, seen = f"t-{uuid.uuid4().hex}", []
     app = new_app(group_protocol=protocol)
 
@@ -97,7 +97,7 @@ async def test_replays_from_before_the_start_are_handled(new_app, new_topic, kaf
 
 
 async def test_two_patterns_that_match_one_topic_emit_an_event(new_app, new_topic, witness, recorder):
-    """Known only once the topic exists; the handler that was declared first receives its records."""
+    """An event names two handlers whose patterns match a topic; the handler declared first receives its records."""
     topic, app, seen = new_topic(), new_app(), []
     witness.produce(topic, [b"0", b"1"])
 
@@ -117,7 +117,7 @@ async def test_two_patterns_that_match_one_topic_emit_an_event(new_app, new_topi
 
 
 async def test_patterns_share_topics_by_when(new_app, new_topic, kafka_server, witness, recorder):
-    """With `when=` for each, they may match the same topics."""
+    """A pattern and a name may match the same topic without an event if both handlers have `when=`."""
     topic, app, seen = new_topic(), new_app(), []
     witness.produce(topic, [b"1", b"2"])
 
@@ -137,7 +137,7 @@ async def test_patterns_share_topics_by_when(new_app, new_topic, kafka_server, w
 
 
 async def test_dead_letter_topics_can_be_matched_on_purpose(new_app, new_topic, kafka_server, witness, group):
-    """A pattern that matches dead-letter topics, and not their topics, reads them; never its own, an endless loop."""
+    """A pattern that matches only dead-letter topics reads them, but not that of its own group."""
     topic, app, seen = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
     billing, own = f"{topic}.billing.dead", f"{topic}.billing.dead.{group}.dead"
     for name in (billing, own):

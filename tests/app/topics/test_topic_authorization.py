@@ -1,4 +1,4 @@
-"""Missing permissions for a group's own topics are reported, with advice, and no record is lost."""
+"""Missing permissions for a group's own topics are reported with advice, and no record is lost."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def admin_of(server: KafkaServer) -> AdminClient:
 
 
 async def test_a_retry_topic_that_cannot_be_created_fails_the_start(server, group):
-    """A start without permission to create its retry topic raises an error with topic and number of partitions."""
+    """A start without permission to create a retry topic raises an error with the topic and number of partitions."""
     app = App(group_id=group, **server.client_options)
 
     @app.handler("orders", retry=Retry(topic_delays_ms=[1_000]))
@@ -107,7 +107,7 @@ async def test_a_dead_letter_topic_that_cannot_be_created_is_reported(server, gr
 
 
 async def test_a_record_waits_until_its_dead_letter_may_be_written(server, group):
-    """A record whose dead letter is denied holds up its key only, until the permission is granted."""
+    """A record whose dead letter is denied blocks its key only, until the permission is granted."""
     recorder, handled = EventRecorder(), []
     app = App(group_id=group, dead_letter="{topic}.dead", hooks=[recorder], **server.client_options)
     admin, dead = admin_of(server), (ResourceType.TOPIC, "orders.dead")
@@ -136,7 +136,7 @@ async def test_a_record_waits_until_its_dead_letter_may_be_written(server, group
 
 @pytest.mark.parametrize("denied", ["commit", "fetch"])
 async def test_a_revoked_permission_ends_the_app_with_an_event(server, group, name, denied):
-    """A commit or a fetch that an ACL denies is an AppFailed event when it happens, and health is failed."""
+    """A commit or fetch that an ACL denies ends the app with an AppFailed event, and health is failed."""
     recorder, handled = EventRecorder(), []
     server.create_topic(name)
     app = App(group_id=group, hooks=[recorder], auto_commit_interval_ms=100, **server.client_options)

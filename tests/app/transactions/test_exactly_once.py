@@ -54,8 +54,8 @@ async def test_each_record_is_published_exactly_once(  # noqa: PLR0917 - fixture
         await check(ledger, target, range(600))
 
 
-async def test_a_record_is_not_seen_before_its_transaction_is_over(ledger, witness, new_app):
-    """Published results stay invisible to read_committed consumers while another record of their transaction runs."""
+async def test_results_are_invisible_until_their_transaction_ends(ledger, witness, new_app):
+    """Results stay invisible to read_committed consumers while another record of their transaction is in flight."""
     source, target, held = ledger.topic(), ledger.topic(), asyncio.Event()
     fill(witness, source, range(2))
     app = new_app()
@@ -74,7 +74,7 @@ async def test_a_record_is_not_seen_before_its_transaction_is_over(ledger, witne
 
 
 async def test_records_published_by_the_handler_are_in_its_transaction(ledger, witness, new_app, group):
-    """App.publish in a handler or its tasks joins the record's transaction; a failed attempt publishes nothing."""
+    """Records that a handler or its tasks publish are in its transaction; a failed attempt publishes nothing."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     fill(witness, source, range(10))
     attempts = Counter()
@@ -96,8 +96,8 @@ async def test_records_published_by_the_handler_are_in_its_transaction(ledger, w
     assert set(attempts.values()) == {2}
 
 
-async def test_outside_of_handlers_there_is_no_transaction_to_wait_for(ledger, new_app):
-    """App.publish outside of handlers is acknowledged and visible at once."""
+async def test_records_published_outside_of_handlers_are_visible_at_once(ledger, new_app):
+    """App.publish outside of handlers returns when the record is acknowledged, and the record is visible at once."""
     app, target = new_app(), ledger.topic()
     passing_on(app, ledger.topic(), target)
 
@@ -152,7 +152,7 @@ async def test_aborted_records_are_not_handled(ledger, new_app, group):
     assert await ledger.values(target) == [b"1", b"3", b"5", b"7", b"9"]
 
 
-async def test_control_records_are_committed_past(ledger, new_app, group):
+async def test_commits_pass_control_records(ledger, new_app, group):
     """The committed offset reaches the end of the log, past transaction markers and aborted records."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
 
@@ -284,7 +284,7 @@ def test_invalid_options_are_refused(options, message):
         ({"transaction_timeout_ms": 1_000}, "timeout_ms=2000.*transaction_timeout_ms=1000"),
     ],
 )
-async def test_options_that_contradict_each_other(new_app, options, message):
+async def test_contradicting_options_are_refused(new_app, options, message):
     """Contradicting options raise ConfigurationError at the start, before the app connects."""
     app = new_app(**options)
 

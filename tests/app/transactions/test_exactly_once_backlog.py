@@ -1,4 +1,4 @@
-"""App(delivery="exactly_once") with a backlog: transactions are cut by time, and each commits what is finished."""
+"""App(delivery="exactly_once") with a backlog: transactions are limited in time, and commit the finished records."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_backlog_in_several_partitions_drains(ledger, witness, new_app, 
     assert recorder.of(TransactionAborted) == []
 
 
-async def test_a_slow_handler_has_its_results_seen_within_seconds(ledger, witness, new_app):
+async def test_results_of_a_slow_handler_are_committed_within_seconds(ledger, witness, new_app):
     """Results of a slow handler are committed within seconds, long before the backlog is handled."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(500))
@@ -121,7 +121,7 @@ async def test_records_finished_after_an_unfinished_one_are_not_handled_again(
 async def test_a_record_that_takes_too_long_fails_alone(  # noqa: PLR0917 - fixtures
     ledger, witness, new_app, group, recorder, dead
 ):
-    """Without timeout_ms a handler gets a share of the transaction's time; a slower record is dead-lettered."""
+    """Without timeout_ms, a record that takes longer than its share of the transaction's time is dead-lettered."""
     source, target = ledger.topic(), ledger.topic()
     letters = dead(f"{source}.dead")
     fill(witness, source, range(20))
@@ -170,8 +170,8 @@ async def test_a_handler_that_swallows_its_cancellation_holds_up_its_own_lane_al
     assert len(recorder.of(TransactionAborted)) == 1
 
 
-async def test_an_app_stops_soon_whatever_is_queued(ledger, witness, new_app, group):
-    """A stop finishes and commits running records; queued ones are left to the next member."""
+async def test_a_stop_does_not_wait_for_queued_records(ledger, witness, new_app, group):
+    """A stop finishes and commits running records, and leaves queued ones to the next member."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(300))
     seen = []
@@ -188,10 +188,10 @@ async def test_an_app_stops_soon_whatever_is_queued(ledger, witness, new_app, gr
     assert seen == list(range(len(seen)))
 
 
-async def test_while_nothing_can_be_committed_health_says_so_and_less_is_repeated(  # noqa: PLR0917 - fixtures
+async def test_failing_commits_degrade_health_and_shrink_transactions(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder
 ):
-    """While commits fail, transactions shrink by half and health is degraded; after that both recover."""
+    """While commits fail, transactions shrink by half and health is degraded; after that, health recovers."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(200))
     app = new_app(transaction_timeout_ms=1_000)
@@ -216,7 +216,7 @@ async def test_while_nothing_can_be_committed_health_says_so_and_less_is_repeate
 async def test_a_call_that_does_not_return_is_reported_while_other_partitions_are_committed(
     ledger, witness, new_app, group, recorder
 ):
-    """HandlerOverdue names the record before the handler returns; health is degraded until then."""
+    """A HandlerOverdue event names the record before its handler returns; health is degraded until then."""
     source, target, go = ledger.topic(2), ledger.topic(), asyncio.Event()
     witness.produce(source, [b"0"], partition=0)
     witness.produce(source, (b"%d" % n for n in range(1, 30)), partition=1)
@@ -243,7 +243,7 @@ async def test_a_call_that_does_not_return_is_reported_while_other_partitions_ar
 
 
 async def test_an_offset_map_fits_into_offset_metadata_max_bytes(ledger, witness, proxy, new_app, group):
-    """A transaction with a larger offset map is aborted and later ones are smaller; each result is published once."""
+    """A transaction whose offset map is too large is aborted, and later ones are smaller; no result is repeated."""
     source, target = ledger.topic(), ledger.topic()
     # Random offsets, as a pattern would compress to nothing.
     hot = set(random.Random(1).sample(range(900), 200))

@@ -1,4 +1,4 @@
-"""Two chained apps, killed at random: each record reaches the last topic once, in order."""
+"""Two chained apps that are killed at random: each record reaches the last topic once and in order."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ async def check(ledger: CommittedRecords, topic: str, count: int) -> None:
         ),
     ],
 )
-async def test_killed_at_random_everything_comes_out_once(server, count, kills, first, second):
-    """Each of 100,000 records passes two apps once and in order of its key, although both are killed at random."""
+async def test_apps_killed_at_random_publish_each_record_once(server, count, kills, first, second):
+    """Each of 100,000 records passes two apps once, in the order of its key, although both are killed at random."""
     ledger, chance = CommittedRecords(server), random.Random(20)
     topics = [ledger.topic(PARTITIONS) for _ in range(3)]
     links = [Link(server, topics[0], topics[1], **first), Link(server, topics[1], topics[2], **second)]
@@ -184,7 +184,7 @@ async def test_killed_at_random_everything_comes_out_once(server, count, kills, 
     ],
 )
 async def test_a_process_that_was_suspended_too_long_commits_nothing(server, protocol, timeout_ms):
-    """A process that is frozen until its partitions are reassigned is fenced, and rejoins as a new member."""
+    """A process that is frozen until its partitions are reassigned commits none of its records, and rejoins."""
     ledger = CommittedRecords(server)
     source, target = ledger.topic(PARTITIONS), ledger.topic(PARTITIONS)
     options = {"group_protocol": protocol, "transaction_timeout_ms": timeout_ms}

@@ -1,4 +1,4 @@
-"""App(delivery="exactly_once") and failing records: retries, dead letters, deferred records, slow failures."""
+"""App(delivery="exactly_once") with failing records: retries, dead letters, delayed records and slow failures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def short_app(new_app):
 async def test_dead_letters_are_in_the_transaction(  # noqa: PLR0917 - fixtures
     ledger, witness, new_app, group, dead, proxy, recorder
 ):
-    """A record that fails finally has one dead letter, also if a transaction with it was aborted before."""
+    """A record that fails for good has one dead letter, also if a transaction with it was aborted before."""
     source, target, app = ledger.topic(), ledger.topic(), new_app(dead_letter="{topic}.{group}.dead")
     letters = dead(f"{source}.{group}.dead")
 
@@ -154,8 +154,8 @@ async def test_results_are_published_all_or_none(ledger, witness, new_app, group
     assert sorted(await ledger.values(target)) == sorted(b"%d" % n for n in range(20) if n % 10 != 7)
 
 
-async def test_a_record_whose_output_is_too_large_is_found_beside_others(ledger, witness, new_app, group, dead):
-    """A record whose output is too large is dead-lettered, although other partitions commit all the time."""
+async def test_a_record_whose_output_is_too_large_is_dead_lettered(ledger, witness, new_app, group, dead):
+    """A record whose output is too large is dead-lettered, although other partitions are committed all the time."""
     source, target = ledger.topic(2), ledger.topic(max_message_bytes=10_000)
     app = new_app(dead_letter="{topic}.dead", transaction_max_records=2)
     letters, numbers = dead(f"{source}.dead"), itertools.count()
@@ -175,8 +175,8 @@ async def test_a_record_whose_output_is_too_large_is_found_beside_others(ledger,
     assert len(set(await ledger.values(target))) == len(await ledger.values(target))
 
 
-async def test_dead_letters_that_are_too_large(ledger, witness, new_app, group, recorder):
-    """A large dead letter omits its traceback; one that does not fit at all holds up its partition only."""
+async def test_a_dead_letter_that_is_too_large_omits_the_traceback(ledger, witness, new_app, group, recorder):
+    """A large dead letter omits its traceback; one that is still too large blocks its partition only."""
     source, letters, target = ledger.topic(2), ledger.topic(max_message_bytes=5_000), ledger.topic()
     app = new_app(dead_letter=letters, retry=Retry(attempts=1, backoff_ms=1, max_backoff_ms=50))
     too_large, large = b"x" * 6_000, b"y" * 3_000
@@ -262,8 +262,8 @@ async def test_batches_are_in_the_transaction(ledger, witness, new_app, group):
     assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(100))
 
 
-async def test_a_batch_that_cannot_be_filled_is_not_waited_for(ledger, witness, new_app, group):
-    """A batch starts at once when its transaction is full, without waiting for max_wait_ms."""
+async def test_an_incomplete_batch_starts_when_its_transaction_is_full(ledger, witness, new_app, group):
+    """An incomplete batch starts at once when its transaction is full, without waiting for max_wait_ms."""
     source, sizes, app = ledger.topic(), [], new_app(transaction_max_records=3, transaction_timeout_ms=120_000)
     fill(witness, source, range(9))
 
@@ -314,10 +314,10 @@ async def test_a_batch_that_fails_without_dead_letters_is_set_aside(ledger, witn
         (Retry(attempts=2, backoff_ms=1), 0.6, None, 2),
     ],
 )
-async def test_a_record_that_fails_slowly_dies(  # noqa: PLR0917 - fixtures
+async def test_a_record_that_fails_slowly_is_dead_lettered(  # noqa: PLR0917 - fixtures
     ledger, witness, short_app, group, recorder, dead, retry, takes_s, timeout_ms, attempts
 ):
-    """A record whose attempts exceed the transaction timeout is dead-lettered after them; others are published once."""
+    """A record whose attempts exceed the transaction timeout is dead-lettered; other records are published once."""
     source, target = ledger.topic(2), ledger.topic()
     letters, app, tried = dead(f"{source}.dead"), short_app(retry=retry), []
     fill(witness, source, range(20))
@@ -339,7 +339,7 @@ async def test_a_record_that_fails_slowly_dies(  # noqa: PLR0917 - fixtures
     await check(ledger, target, sorted({*range(20)} - {7}))
 
 
-async def test_a_record_of_a_batch_that_fails_slowly_dies(ledger, witness, short_app, group, dead):
+async def test_a_record_of_a_batch_that_fails_slowly_is_dead_lettered(ledger, witness, short_app, group, dead):
     """A failing record of a batch is dead-lettered alone after its attempts; the others are published once."""
     source, target = ledger.topic(), ledger.topic()
     letters, app, tried = dead(f"{source}.dead"), short_app(retry=Retry(attempts=3, backoff_ms=250, jitter=False)), []
@@ -370,7 +370,7 @@ async def test_a_record_of_a_batch_that_fails_slowly_dies(ledger, witness, short
     ],
 )
 async def test_options_that_fit_no_transaction_are_refused_at_the_start(short_app, handler, message):
-    """The start refuses times that exceed the transaction timeout, and names the longest that fits."""
+    """The start refuses times that exceed the transaction timeout, and names the longest valid one."""
     app = short_app()
     declare = app.batch_handler if "max_wait_ms" in handler else app.handler
 

@@ -1,4 +1,4 @@
-"""App(delivery="exactly_once") with lost answers, killed brokers, transaction timeouts and fencing."""
+"""App(delivery="exactly_once") with lost responses, killed brokers, transaction timeouts and fencing."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def new_app(new_app):
 
 
 async def its_beginning(recorder: EventRecorder) -> None:
-    """Wait until the start position is committed, so that later faults hit transactions with records."""
+    """Wait until the start position is committed, so that later faults affect transactions with records."""
     await recorder.wait_for(OffsetsCommitted)
 
 
-# ---- lost answers, refused requests ----------------------------------------------------------------------------
+# ---- lost responses, refused requests --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", LOSSES)
-async def test_a_lost_answer_loses_and_repeats_nothing(  # noqa: PLR0917 - fixtures
+async def test_lost_requests_and_responses_repeat_no_record(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder, fault
 ):
-    """Each record is published once, although requests or answers are lost or requests arrive twice."""
+    """Each record is published once, although requests or responses are lost, or requests arrive twice."""
     source, target = ledger.topic(), ledger.topic()
     app = new_app(request_timeout_ms=400)
     passing_on(app, source, target)
@@ -102,10 +102,10 @@ async def test_a_refused_transaction_is_repeated(  # noqa: PLR0917 - fixtures
 
 
 @pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.STALE_MEMBER_EPOCH])
-async def test_a_generation_that_is_refused_in_passing_aborts_nothing(  # noqa: PLR0917 - fixtures
+async def test_a_temporarily_refused_generation_aborts_nothing(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder, code
 ):
-    """A refused offset commit is repeated while the member owns its partitions; no record is handled twice."""
+    """A refused offset commit is repeated while the member owns its partitions, and no record is handled twice."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     seen = passing_on(app, source, target)
 
@@ -124,7 +124,7 @@ async def test_a_generation_that_is_refused_in_passing_aborts_nothing(  # noqa: 
 async def test_a_commit_in_doubt_is_queried_until_its_outcome_is_known(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder
 ):
-    """No transaction begins while the outcome of the last one is unknown; then processing resumes after that."""
+    """No transaction begins while the outcome of the last one is unknown; afterwards processing continues."""
     source, target = ledger.topic(), ledger.topic()
     app = new_app(request_timeout_ms=300, default_api_timeout_ms=2_500)
     seen = passing_on(app, source, target)
@@ -165,7 +165,7 @@ async def test_a_transaction_that_the_broker_aborted_is_repeated(  # noqa: PLR09
 
 
 async def test_the_transaction_of_a_handler_that_takes_too_long_is_aborted(ledger, witness, new_app, group, recorder):
-    """If a handler swallows its timeout, its transaction is aborted before the broker fences the producer."""
+    """The transaction of a handler that swallows its timeout is aborted before the broker fences the producer."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
     fill(witness, source, range(20))
     slow = True
@@ -190,7 +190,7 @@ async def test_the_transaction_of_a_handler_that_takes_too_long_is_aborted(ledge
 
 
 async def test_offsets_with_pending_commits_are_fetched_again(ledger, witness, proxy, new_app, recorder):
-    """After an abort the app restores committed positions, and retries while the coordinator has pending offsets."""
+    """After an abort the app restores committed positions, and retries while the coordinator has pending commits."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(20))
     app = new_app()
@@ -211,8 +211,8 @@ async def test_offsets_with_pending_commits_are_fetched_again(ledger, witness, p
 # ---- other processes, killed brokers ---------------------------------------------------------------------------
 
 
-async def test_two_processes_with_one_transactional_id_get_an_error(ledger, witness, new_app, group):
-    """The first process with a shared transactional_id ends with ProducerFencedError; the second takes over."""
+async def test_a_shared_transactional_id_ends_the_first_app(ledger, witness, new_app, group):
+    """The first of two apps with one transactional_id ends with ProducerFencedError; the second takes over."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(20))
     first, second = (new_app(transactional_id="the same", heartbeat_interval_ms=200) for _ in range(2))
@@ -234,8 +234,8 @@ async def test_two_processes_with_one_transactional_id_get_an_error(ledger, witn
 
 
 @pytest.mark.slow
-async def test_a_broker_that_is_killed_and_comes_back(mortal_server, new_app, group):
-    """A broker that is killed and restarted loses no record, and each result is published once."""
+async def test_a_restarted_broker_loses_and_repeats_no_record(mortal_server, new_app, group):
+    """After a broker was killed and restarted, no record is lost, and each result is published once."""
     ledger, witness = CommittedRecords(mortal_server), Witness(mortal_server.bootstrap_servers)
     source, target = ledger.topic(2), ledger.topic(2)
     app = new_app(bootstrap_servers=mortal_server.bootstrap_servers)
@@ -252,8 +252,8 @@ async def test_a_broker_that_is_killed_and_comes_back(mortal_server, new_app, gr
     await check(ledger, target, range(4_000))
 
 
-async def test_a_fenced_producer_takes_no_new_transactional_id(own_server, ledger, recorder):
-    """A fenced producer is not replaced under its own name, where two processes would fence each other forever."""
+async def test_a_fenced_producer_is_not_replaced(own_server, ledger, recorder):
+    """A fenced producer with a fixed transactional_id is not replaced, as two processes would fence each other."""
     topic, config = ledger.topic(), resolve({**own_server.client_options, "retry_backoff_ms": 20}, {})
     name = f"x-{topic}"
     one = RenewingProducer(

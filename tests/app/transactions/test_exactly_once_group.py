@@ -42,7 +42,7 @@ def new_app(new_app):
     ids=["cooperative", "eager", "consumer protocol"],
 )
 @pytest.mark.slow
-async def test_members_come_and_go_in_the_middle(ledger, witness, new_app, group, options):
+async def test_each_record_is_published_once_while_members_come_and_go(ledger, witness, new_app, group, options):
     """While members join and leave, each record is published once, in order."""
     source, target, numbers = ledger.topic(4), ledger.topic(4), iter(range(0, 100_000, 400))
     first, others = new_app(**options), [new_app(**options) for _ in range(2)]
@@ -103,10 +103,10 @@ async def test_a_partition_is_revoked_after_its_transaction(ledger, witness, new
 
 
 @pytest.mark.parametrize("request_", [JoinGroupRequest, SyncGroupRequest])
-async def test_a_commit_in_the_middle_of_a_rebalance_keeps_its_transaction(  # noqa: PLR0917 - fixtures
+async def test_a_commit_during_a_rebalance_aborts_no_transaction(  # noqa: PLR0917 - fixtures
     ledger, witness, new_app, own_server, proxy, group, recorder, request_
 ):
-    """A commit during a rebalance is sent under the new generation, and its transaction is not aborted."""
+    """A commit during a rebalance is sent with the new generation, and its transaction is not aborted."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(40))
     app = new_app(transaction_timeout_ms=60_000)
@@ -140,7 +140,7 @@ async def test_a_commit_in_the_middle_of_a_rebalance_keeps_its_transaction(  # n
     await check(ledger, target, range(40))
 
 
-async def test_a_partition_that_waits_too_long_aborts_its_transaction(ledger, witness, new_app, group, recorder):
+async def test_a_transaction_that_exceeds_rebalance_drain_ms_is_aborted(ledger, witness, new_app, group, recorder):
     """After rebalance_drain_ms the partition is revoked and its transaction aborted; its records are handled again."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(40))
@@ -193,7 +193,7 @@ async def test_records_finished_before_the_switch_to_exactly_once_are_skipped(
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_the_start_position_is_committed_before_any_record(ledger, witness, new_app, group, protocol):
-    """The start position of a new group is committed at once: with "latest", no record is skipped after a restart."""
+    """A new group commits its start position at once, so that "latest" skips no record after a restart."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(20))
     for numbers in (range(0), range(20, 40)):
@@ -210,7 +210,7 @@ async def test_the_start_position_is_committed_before_any_record(ledger, witness
 async def test_an_aborted_transaction_keeps_the_offsets_of_the_rebalance_callback(
     ledger, witness, new_app, group, proxy
 ):
-    """Positions from post_rebalance_callback survive an aborted transaction: skipped records stay skipped."""
+    """Positions from post_rebalance_callback are kept after an aborted transaction: skipped records stay skipped."""
     source, target, tried = ledger.topic(), ledger.topic(), []
     fill(witness, source, range(5))
     before = new_app()

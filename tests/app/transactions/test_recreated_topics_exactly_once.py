@@ -17,7 +17,7 @@ from tests.support.pipelines import fill, offsets_now, passing_on, until_committ
 async def test_offsets_of_the_deleted_topic_are_not_committed_to_the_new_one(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder, own_server, protocol, held
 ):
-    """The topic is recreated before its offsets are sent, or while they wait for the end of their transaction.
+    """Offsets of a topic are not committed if the topic is recreated before they are sent, or in their transaction.
 
     A broker removes offsets of a deleted topic, those of open transactions included.
     """
@@ -40,7 +40,7 @@ async def test_offsets_of_the_deleted_topic_are_not_committed_to_the_new_one(  #
                 await recorder.wait_for(OffsetsCommitted if held is EndTxnRequest else TransactionAborted)
                 async with asyncio.timeout(30):
                     await next_commit.wait_applied()
-                # 0 is the start of the new topic: what was held may be the old offsets, sent again after a rebalance.
+                # 0 is the start of the new topic: the request may have old offsets, sent again after a rebalance.
                 assert (await offsets_now(ledger, group, source, 1)).get(0, 0) == 0
                 next_commit.release()
         await until_committed(ledger, group, source, 100)
@@ -56,7 +56,7 @@ async def test_offsets_of_the_deleted_topic_are_not_committed_to_the_new_one(  #
 async def test_the_next_member_begins_at_the_first_record_of_the_new_topic(  # noqa: PLR0917 - fixtures
     ledger, witness, new_app, group, recorder, own_server, kind, protocol
 ):
-    """Ten old records are committed and forty more handled after the topic was recreated; no new record is skipped."""
+    """Records handled after their topic was recreated are not committed, and no record of the new topic is skipped."""
     source = ledger.topic()
     fill(witness, source, range(100))
     app, at_10, at_50, seen, is_new = new_app(group_protocol=protocol, stop_timeout_ms=4_000), *events(4)

@@ -1,4 +1,4 @@
-"""Malicious Avro payloads raise an error: none crashes the process or exhausts its memory."""
+"""Limits for malicious Avro payloads: each raises an error, and neither crashes the process nor fills its memory."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def tree(depth):
     return {**at, "others": [{**at, "left": None, "weight": None, "others": []}] if depth % 2 else []}
 
 
-def test_a_recursive_value_is_read():
-    """A recursive schema decodes with every Avro type, at any depth of ordinary data."""
+def test_a_value_of_a_recursive_schema_is_decoded():
+    """A value of a recursive schema is decoded, at any depth that ordinary data has."""
     for depth in (0, 1, 30):
         stream = io.BytesIO()
         fastavro.schemaless_writer(stream, fastavro.parse_schema(TREE), tree(depth))
@@ -50,14 +50,14 @@ def test_a_recursive_value_is_read():
         assert (found["left"], found["id"], found["names"]) == (None, b"1234", {"a": "b", "c": "dé"})
 
 
-def test_a_long_list_of_links_is_read():
-    """Up to 200 nested records are decoded; more raise an error."""
+def test_at_most_200_nested_records_are_decoded():
+    """The codec decodes up to 200 nested records; more raise an error."""
     assert reader(CHAIN)(header_of(1) + b"\x02" * 199 + b"\x00")
     with pytest.raises(ValueError, match="nested deeper than 200 levels"):
         reader(CHAIN)(header_of(1) + b"\x02" * 200 + b"\x00")
 
 
-def test_a_record_that_is_nested_too_deep_ends_no_process():
+def test_a_deeply_nested_payload_raises_an_error():
     """A deeply nested payload raises an error instead of overflowing the C stack."""
     script = (
         "from tests.app.declare.schema_registry.test_avro_limits import CHAIN, header_of, reader\n"
@@ -80,7 +80,7 @@ def test_a_record_that_is_nested_too_deep_ends_no_process():
     ],
 )
 @pytest.mark.parametrize("is_inner", [False, True])
-def test_items_that_take_no_bytes_are_refused(items, is_inner):
+def test_arrays_of_items_without_bytes_are_refused(items, is_inner):
     """Arrays whose items take no bytes are refused: five bytes of payload would decode to millions of items."""
     array = {"type": "array", "items": items}
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "map", "values": array}}]}
@@ -89,7 +89,7 @@ def test_items_that_take_no_bytes_are_refused(items, is_inner):
 
 
 @pytest.mark.parametrize("items", ["boolean", ["null", "int"], {"type": "array", "items": "int"}, TREE])
-def test_items_that_take_bytes_are_read(items):
+def test_arrays_of_items_with_bytes_are_accepted(items):
     """Arrays of items that take bytes are accepted: the payload bounds their number."""
     assert (
         AvroFormat().reader(Schema(1, "AVRO", json.dumps({"type": "array", "items": items})), list)(
@@ -100,7 +100,7 @@ def test_items_that_take_bytes_are_read(items):
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x02", b"\x04", b"\x01", b"\xff" * 20, b"\x02" * 50])
-def test_a_payload_that_ends_early_is_refused(payload):
+def test_a_truncated_payload_raises_an_error(payload):
     """A truncated payload of a recursive schema raises an error, as with any other schema."""
     with pytest.raises((ValueError, EOFError, IndexError)):
         reader(CHAIN)(header_of(1) + payload)

@@ -1,4 +1,4 @@
-"""SchemaRegistry with a real registry and broker, in both directions with confluent-kafka."""
+"""SchemaRegistry with a real registry and broker, reading and writing records together with confluent-kafka."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def decoded(codec, annotation, data):
 
 
 @pytest.mark.parametrize("form", ["avro", "json", "protobuf"])
-async def test_each_format_is_read_and_written_as_confluent_does(  # noqa: PLR0917 - fixtures
+async def test_values_are_exchanged_with_confluent_kafka_in_each_format(  # noqa: PLR0917 - fixtures
     form, gate, new_app, new_topic, witness, kafka_server, group
 ):
     """Handlers decode records written by confluent-kafka, and confluent-kafka decodes their results."""
@@ -215,7 +215,7 @@ async def test_each_format_is_read_and_written_as_confluent_does(  # noqa: PLR09
     assert await witness.committed(group, topic, 1) == {0: 50}
 
 
-async def test_an_evolved_schema_reaches_one_handler_old_and_new(gate, new_app, new_topic, witness, registry):
+async def test_one_handler_receives_records_of_two_schema_versions(gate, new_app, new_topic, witness, registry):
     """Records of an old and a new schema version decode to one type; missing fields get their defaults."""
     topic = new_topic()
     ctx, client = SerializationContext(topic, MessageField.VALUE), confluents_client(registry)
@@ -318,7 +318,7 @@ async def test_records_wait_for_a_registry_that_is_down(  # noqa: PLR0917 - fixt
 
 
 @pytest.mark.parametrize("kind", ["single", "batch"])
-async def test_a_slow_registry_is_no_slow_handler(kind, gate, new_app, new_topic, witness, recorder):  # noqa: PLR0917
+async def test_the_timeout_of_a_handler_excludes_the_registry(kind, gate, new_app, new_topic, witness, recorder):  # noqa: PLR0917
     """A handler's ``timeout_ms`` excludes the registry: a slow registry uses up no attempt and skips no record."""
     topic, got = new_topic(), []
     write, _ = confluents(gate.url, topic, "avro")
@@ -345,7 +345,7 @@ async def test_a_slow_registry_is_no_slow_handler(kind, gate, new_app, new_topic
     assert recorder.of(RecordSkipped) == []
 
 
-async def test_what_is_published_waits_for_the_registry_too(  # noqa: PLR0917 - fixtures
+async def test_results_wait_for_a_registry_that_is_down(  # noqa: PLR0917 - fixtures
     gate, new_app, new_topic, witness, kafka_server, recorder
 ):
     """A result whose schema cannot be fetched is published when the registry is back; no dead letter is written."""
@@ -385,8 +385,8 @@ async def test_what_is_published_waits_for_the_registry_too(  # noqa: PLR0917 - 
     ],
     ids=str,
 )
-async def test_a_value_is_what_the_annotation_says(form, annotation, value, registry):
-    """Values decode to the same annotations as without a registry."""
+async def test_annotations_decode_as_without_a_registry(form, annotation, value, registry):
+    """With a registry, values decode to the same annotations as without one."""
     codec = SchemaRegistry(
         registry, format=form, schemas={f"{form}-t": {"avro": AVRO, "json": JSON}[form]}, auto_register=True
     )
@@ -397,7 +397,7 @@ async def test_a_value_is_what_the_annotation_says(form, annotation, value, regi
     assert await decoded(codec, bytes, data) == data
 
 
-async def test_avro_keeps_what_it_has_types_for(registry, new_topic):
+async def test_avro_preserves_bytes_decimals_and_enums(registry, new_topic):
     """Bytes, decimals and enums are the same after encoding and decoding."""
     schema = json.dumps(
         {
@@ -443,7 +443,7 @@ async def test_protobuf_types_are_distinguished_by_message(gate):
 
 
 async def test_a_protobuf_schema_stored_as_source_is_fetched_serialized(gate):
-    """A schema stored as protobuf source is fetched serialized; without that form, only a single class decodes."""
+    """A schema stored as .proto source is fetched in serialized form; without that form, only one class decodes."""
     codec = SchemaRegistry(gate.url, format="protobuf", auto_register=True)
     data = await codec.encode_for("p", ProtoOrder(customer="ann"))
     _, read = confluents(gate.url, "p", "protobuf")
@@ -467,7 +467,7 @@ async def test_a_protobuf_schema_stored_as_source_is_fetched_serialized(gate):
 
 
 @pytest.mark.parametrize("behind", [b"", b"\x02", b"\x01", b"\xff" * 20, b"\x02\x01", b"\x80\x80\x04"], ids=bytes.hex)
-async def test_message_indexes_that_are_none_are_refused(behind, gate):
+async def test_invalid_message_indexes_are_refused(behind, gate):
     """Truncated, negative, excessive or unknown message indexes raise an error."""
     codec = SchemaRegistry(gate.url, format="protobuf", auto_register=True)
     data = await codec.encode_for("p", ProtoOrder(customer="ann"))
@@ -476,7 +476,7 @@ async def test_message_indexes_that_are_none_are_refused(behind, gate):
         await decoded(codec, ProtoOrder, data[:5] + behind)
 
 
-async def test_schemas_that_refer_to_others_are_read_whole(registry):
+async def test_references_to_other_schemas_are_resolved(registry):
     """References of an Avro or JSON schema to other subjects are resolved."""
     client = confluents_client(registry)
     money = '{"type": "record", "name": "shop.Money", "fields": [{"name": "cents", "type": "long"}]}'
@@ -497,7 +497,7 @@ async def test_schemas_that_refer_to_others_are_read_whole(registry):
         await of_json.encode_for("sums", {"sum": "five"})
 
 
-async def test_json_is_held_against_its_schema(registry):
+async def test_json_is_validated_against_its_schema(registry):
     """A value that violates its JSON schema raises an error unless validate=False."""
     codec = SchemaRegistry(registry, format="json", schemas={"json-t": JSON}, auto_register=True)
     data = await codec.encode_for("json-t", {"customer": "ann", "total": 5})
@@ -521,7 +521,7 @@ async def test_a_schema_of_another_format_or_with_rules_is_refused(gate):
         await decoded(SchemaRegistry(gate.url), dict, b"\x00\x00\x00\x1e\x61" + data[5:])
 
 
-async def test_a_schema_is_asked_for_once(gate):
+async def test_a_schema_is_requested_once(gate):
     """One request per schema id serves all waiting records, also after a cancellation and for an unknown id."""
     writing = SchemaRegistry(gate.url, schemas={"avro-t": AVRO}, auto_register=True)
     data, codec = await writing.encode_for("avro-t", Order("ann", 5)), SchemaRegistry(gate.url)
@@ -545,8 +545,8 @@ async def test_a_schema_is_asked_for_once(gate):
         codec.decoder(Order)(unknown)
 
 
-async def test_a_batch_has_its_schemas_before_it_is_decoded(registry, new_topic):
-    """``list[Order]`` takes records written with two schemas; a decoding error names the record's index."""
+async def test_a_batch_may_contain_records_of_several_schemas(registry, new_topic):
+    """``list[Order]`` receives records written with two schemas; a decoding error names the record's index."""
     topic, got = new_topic(), []
     first = await SchemaRegistry(registry, schemas={topic: AVRO}, auto_register=True).encode_for(topic, Order("a", 1))
     second = await SchemaRegistry(registry, schemas={topic: NEWER}, auto_register=True).encode_for(
@@ -589,7 +589,7 @@ async def test_no_schema_is_registered_without_auto_register(registry, new_topic
     assert await decoded(given, Order, data) == Order("ann", 5)
 
 
-async def test_the_newest_schema_is_written_with_where_it_is_wanted(registry, new_topic):
+async def test_use_latest_version_encodes_with_the_newest_schema(registry, new_topic):
     """``use_latest_version`` takes precedence over ``schemas``; a value that does not fit raises PublishError."""
     topic, client = new_topic(), confluents_client(registry)
     client.register_schema(f"{topic}-value", Schema(AVRO, "AVRO"))
@@ -613,8 +613,8 @@ async def test_the_newest_schema_is_written_with_where_it_is_wanted(registry, ne
         ("protobuf", "topic_record", "{topic}-shop.Order"),
     ],
 )
-async def test_subjects_are_named_as_asked(form, subject, expected, registry, new_topic, tmp_path):  # noqa: PLR0917
-    """The subject is named by topic, record name or both; schemas= takes files, too."""
+async def test_subjects_are_named_by_topic_record_name_or_both(form, subject, expected, registry, new_topic, tmp_path):  # noqa: PLR0917
+    """The option `subject` names subjects by topic, record name or both; `schemas` accepts files."""
     topic, file = new_topic(), tmp_path / "order.schema"
     file.write_text(JSON if form == "json" else AVRO)
     codec = SchemaRegistry(registry, format=form, subject=subject, auto_register=True, schemas={topic: file})
@@ -624,7 +624,7 @@ async def test_subjects_are_named_as_asked(form, subject, expected, registry, ne
     assert expected.format(topic=topic) in confluents_client(registry).get_subjects()
 
 
-async def test_a_schema_that_the_registry_refuses_is_reported(registry, new_topic):
+async def test_a_schema_that_the_registry_refuses_raises_an_error(registry, new_topic):
     """A schema that the registry refuses as incompatible or invalid raises PublishError."""
     topic = new_topic()
     client = confluents_client(registry)
@@ -638,7 +638,7 @@ async def test_a_schema_that_the_registry_refuses_is_reported(registry, new_topi
         await SchemaRegistry(registry, schemas={topic: '{"type": "x"}'}, auto_register=True).encode_for(topic, {})
 
 
-async def test_the_codec_encodes_keys_with_keys_true(registry, new_topic):
+async def test_keys_are_encoded_with_a_schema_if_keys_is_true(registry, new_topic):
     """With ``keys=True`` keys have their own subject and decode to their annotation; otherwise they are text."""
     topic, got = new_topic(), []
     codec = SchemaRegistry(registry, schemas={topic: AVRO, f"{topic}-key": '"long"'}, keys=True, auto_register=True)
@@ -657,7 +657,7 @@ async def test_the_codec_encodes_keys_with_keys_true(registry, new_topic):
 # ---- connection to the registry ------------------------------------------------------------------------------------
 
 
-async def test_a_slow_registry_costs_its_timeout_and_no_more(gate):
+async def test_calls_to_a_slow_registry_raise_after_the_timeout(gate):
     """All calls that wait for a slow registry raise after timeout_ms; once the registry answers, calls succeed."""
     codec, data = SchemaRegistry(gate.url, timeout_ms=1_500), b"\x00\x7f\xff\xff\xff"
     gate.open.clear()
@@ -689,8 +689,8 @@ async def given_later():
     ],
     ids=["user", "token", "function", "async function", "in the url"],
 )
-async def test_credentials_are_sent_to_the_registry_only(auth, header, gate):
-    """User, token and callable auth are accepted; wrong credentials raise an error; credentials are never printed."""
+async def test_credentials_are_sent_to_the_registry_and_never_printed(auth, header, gate):
+    """`auth` takes user and password, a token or a function; wrong credentials raise an error, and none are printed."""
     url = gate.url if auth is not None else gate.url.replace("http://", "http://ann:hunter2@")
     gate.authorization, data = header, b"\x00\x7f\xff\xff\xff"
     right = SchemaRegistry(url, auth=auth)
@@ -705,7 +705,7 @@ async def test_credentials_are_sent_to_the_registry_only(auth, header, gate):
     assert "YW5uO" not in shown
 
 
-async def test_credentials_that_cannot_be_had_are_an_outage():
+async def test_an_error_of_auth_is_reported_without_its_text():
     """If ``auth`` raises, SchemaRegistryError has the exception's type but not its text, which may be secret."""
 
     def broken():
@@ -719,8 +719,8 @@ async def test_credentials_that_cannot_be_had_are_an_outage():
     assert "hunter2" not in str(raised.value)
 
 
-async def test_https_is_trusted_by_the_file_that_is_given(registry, tmp_path):
-    """``ssl_cafile`` makes a private CA trusted; without it the connection fails."""
+async def test_ssl_cafile_makes_a_private_ca_trusted(registry, tmp_path):
+    """With ``ssl_cafile`` a connection to a server with a private CA succeeds; without it the connection fails."""
     authority, context, data = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), b"\x00\x7f\xff\xff\xff"
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -733,7 +733,7 @@ async def test_https_is_trusted_by_the_file_that_is_given(registry, tmp_path):
     assert not codec.lacks(data)
 
 
-async def test_the_next_address_is_asked_when_one_is_dead(gate):
+async def test_the_next_address_is_used_if_one_does_not_answer(gate):
     """The codec falls back to the next registry address when one does not answer."""
     codec = SchemaRegistry(["http://127.0.0.1:9", gate.url])
     await codec.fetch(b"\x00\x7f\xff\xff\xff")
@@ -742,8 +742,8 @@ async def test_the_next_address_is_asked_when_one_is_dead(gate):
 
 
 @pytest.mark.parametrize("answer", [None, b"<html>default backend - 404</html>"], ids=["no such path", "a proxy"])
-async def test_only_a_registry_knows_that_there_is_no_schema(answer, gate, new_topic):
-    """A 404 from a server that is no registry, such as a proxy, is an outage, not a missing schema."""
+async def test_a_404_that_is_not_from_a_registry_is_an_outage(answer, gate, new_topic):
+    """A 404 from a server that is not a registry, such as a proxy, is an outage and not a missing schema."""
     codec = SchemaRegistry(f"{gate.url}/elsewhere")
     if answer is not None:
         gate.refusal = 404, answer
@@ -755,7 +755,7 @@ async def test_only_a_registry_knows_that_there_is_no_schema(answer, gate, new_t
     assert codec.lacks(b"\x00\x00\x00\x00\x01")
 
 
-def test_an_id_that_no_registry_gives_is_not_asked_for():
+def test_an_impossible_schema_id_is_not_requested():
     """Schema ids outside the positive 32-bit range raise an error without a request."""
     codec, data = SchemaRegistry("http://127.0.0.1:9"), b"\x00\xff\xff\xff\xffrest"
 
@@ -792,7 +792,7 @@ def test_invalid_options_are_refused_at_once(url, options, message):
 
 
 @pytest.mark.parametrize("annotation", [dict[str, Consumer], ProtoOrder | dict, complex])
-def test_a_type_that_is_never_read_is_refused_at_the_start(annotation):
+def test_a_type_that_no_format_decodes_is_refused_at_the_start(annotation):
     """An annotation that no format can decode raises ConfigurationError before the first record."""
 
     async def handle(order): ...
@@ -813,8 +813,8 @@ def test_a_value_without_a_topic_has_no_schema():
 
 
 @pytest.mark.parametrize("absent", ["confluent_kafka.schema_registry", "fastavro"])
-def test_without_the_extra_one_sentence_says_what_to_install(absent, monkeypatch):
-    """The error names the pip command."""
+def test_a_missing_extra_is_reported_with_the_install_command(absent, monkeypatch):
+    """Without one of its packages, SchemaRegistry raises ConfigurationError with the pip command."""
     monkeypatch.setitem(sys.modules, absent, None)
 
     with pytest.raises(ConfigurationError, match=r"pip install '\.\[schema-registry\]' in a clone"):

@@ -1,4 +1,4 @@
-"""Records may use only schemas of their topic's subject, with a real registry and broker."""
+"""Records may use only schemas of their topic's subject; with a real registry and broker."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_a_topic_without_a_subject_takes_any_schema(  # noqa: PLR0917 - fi
     assert got == [0, 1, 2, 3, 4]
 
 
-async def test_a_version_that_is_registered_later_is_read_without_a_restart(  # noqa: PLR0917 - fixtures
+async def test_a_later_schema_version_is_accepted_without_a_restart(  # noqa: PLR0917 - fixtures
     registry, register, new_topic, witness, kafka_server, group
 ):
     """A schema version registered while the app runs is accepted without a restart."""
@@ -207,7 +207,7 @@ async def test_a_refused_schema_id_is_checked_again(registry, register, new_topi
     assert await read(codec, topic, value(foreign, 1)) == Order("ann", 1)
 
 
-async def test_a_registry_that_is_down_refuses_nothing(gate, register, new_topic):
+async def test_accepted_ids_decode_while_the_registry_is_down(gate, register, new_topic):
     """While the registry is down, accepted ids still decode, and other ids raise SchemaRegistryError."""
     topic, other = new_topic(), new_topic()
     shared = register(f"{topic}-value", avro("Shared"))
@@ -223,8 +223,8 @@ async def test_a_registry_that_is_down_refuses_nothing(gate, register, new_topic
     assert await read(codec, other, value(shared, 3)) == Order("ann", 3)
 
 
-async def test_a_hostile_producer_fills_no_memory(gate, register, new_topic, monkeypatch):
-    """Caches of ids and topics are bounded, and an id unknown to the registry needs one request only."""
+async def test_caches_of_ids_and_topics_are_bounded(gate, register, new_topic, monkeypatch):
+    """The caches of ids and topics are bounded, and an id unknown to the registry takes a single request."""
     monkeypatch.setattr(subjects, "_MAX_REFUSED", 3)
     monkeypatch.setattr(subjects, "_MAX_TOPICS", 3)
     topic, foreign = new_topic(), [register(f"{new_topic()}-value", avro(f"Foreign{n}")) for n in range(8)]
@@ -249,8 +249,8 @@ async def test_a_hostile_producer_fills_no_memory(gate, register, new_topic, mon
 # ---- subjects ------------------------------------------------------------------------------------------------------
 
 
-async def test_keys_have_a_subject_of_their_own(registry, client, register, new_topic):
-    """A key with the id of a value's schema is refused."""
+async def test_a_key_with_a_schema_of_values_is_refused(registry, client, register, new_topic):
+    """A key with the id of a schema of the topic's values is refused."""
     topic, got = new_topic(), []
     of_value = register(f"{topic}-value", avro("Order"))
     of_key = client.register_schema(f"{topic}-key", Schema('"long"', "AVRO"))
@@ -270,8 +270,8 @@ async def test_keys_have_a_subject_of_their_own(registry, client, register, new_
 
 
 @pytest.mark.parametrize("strategy", ["record", "topic_record"])
-async def test_a_name_in_the_subject_is_that_of_the_schema(strategy, registry, register, new_topic):
-    """A schema of the same name from a different subject is refused; a name without a subject is accepted."""
+async def test_a_record_name_uses_only_schemas_of_its_subject(strategy, registry, register, new_topic):
+    """With subjects by record name, a schema from a different subject is refused if its name has a subject."""
     topic = new_topic()
     name = f"Order{topic.replace('-', '_').replace('.', '_')}"
     subject = name if strategy == "record" else f"{topic}-{name}"
@@ -296,7 +296,7 @@ async def test_records_outlive_the_deletion_of_their_version(registry, client, r
     assert await read(SchemaRegistry(registry), topic, value(old, 1)) == Order("ann", 1)
 
 
-async def test_subjects_of_a_context_and_aliases_are_known(gate, register, new_topic):
+async def test_subjects_with_a_context_and_aliases_are_accepted(gate, register, new_topic):
     """Subjects with a context (``:.context:name``) and subject aliases are accepted."""
     topic, alias, foreign = new_topic(), new_topic(), new_topic()
     own = register(f"{topic}-value", avro("Order"))
