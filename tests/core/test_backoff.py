@@ -14,7 +14,7 @@ EVEN = 0.5
 
 
 def test_pauses_double_up_to_the_longest():
-    """Up to the longest (KIP-580)."""
+    """Each pause is twice as long as the last, up to the longest (KIP-580)."""
     backoff = Backoff(0.1, 1.0)
 
     assert [backoff.pause_s(n, EVEN) for n in range(1, 7)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
@@ -27,7 +27,7 @@ def test_the_pause_after_no_failure_is_the_first_pause():
 
 @given(st.integers(0, 1 << 70), CHANCE, st.floats(0, 10), st.floats(0, 100))
 def test_jitter_is_at_most_a_fifth(failures, chance, first_s, longest_s):
-    """The bound holds after any number of failures, and the pause is computed at once."""
+    """Jitter changes a pause by a fifth at most, for any number of failures."""
     backoff = Backoff(first_s, longest_s)
     even = backoff.pause_s(failures, EVEN)
 
@@ -45,6 +45,6 @@ def test_pauses_never_shrink(failures, chance):
 
 
 def test_options_are_in_milliseconds():
-    """A longest pause below the first is raised to the first."""
+    """Backoff.of_ms() takes milliseconds, and raises a longest pause below the first to the first."""
     assert Backoff(0.1, 1.0) == Backoff.of_ms(100, 1_000)
     assert Backoff(0.1, 0.1) == Backoff.of_ms(100, 50)

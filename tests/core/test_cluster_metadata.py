@@ -1,4 +1,4 @@
-"""Cluster metadata built from answers."""
+"""Cluster metadata, built from responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def answer(
 
 
 def test_answer_sets_brokers_topics_and_leaders():
-    """An answer also sets the ids of topics."""
+    """A response sets brokers, topics with their ids, and leaders."""
     topology = ClusterMetadata().updated(answer((1, 5), (2, 6)))
 
     assert topology.brokers[2].host == "host2"
@@ -43,7 +43,7 @@ def test_answer_sets_brokers_topics_and_leaders():
 
 
 def test_unknown_topic_has_no_leader_and_no_id():
-    """An unknown partition has no leader, either."""
+    """An unknown topic has no leader and no id, and an unknown partition has no leader."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert topology.leader(TopicPartition("t", 7)) is None
@@ -52,7 +52,7 @@ def test_unknown_topic_has_no_leader_and_no_id():
 
 
 def test_only_a_known_topic_can_be_recreated():
-    """A topic missing in the metadata may be deleted or not known to the broker yet."""
+    """A topic counts as recreated only if the metadata has another id for it, and not if it is missing."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert is_other_log(SECOND_ID, ONE, topology)
@@ -62,7 +62,7 @@ def test_only_a_known_topic_can_be_recreated():
 
 
 def test_older_leader_epoch_is_ignored():
-    """A broker with outdated metadata does not set the leader back (KIP-320)."""
+    """An older leader epoch from a broker with outdated metadata is ignored (KIP-320)."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert topology.updated(answer((2, 4))).leader(ONE).leader_id == 1
@@ -72,7 +72,7 @@ def test_older_leader_epoch_is_ignored():
 
 
 def test_recreated_topic_starts_new_epochs():
-    """Another id is another topic, however low its epochs."""
+    """Leader epochs of a recreated topic are accepted, however low."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     again = topology.updated(answer((2, 0), topic_id=SECOND_ID))
@@ -82,7 +82,7 @@ def test_recreated_topic_starts_new_epochs():
 
 
 def test_answers_without_epochs_are_accepted():
-    """Before Metadata 7 there are no epochs (-1), and the newest answer counts."""
+    """Without leader epochs, as before version 7 of Metadata, the newest response counts."""
     topology = ClusterMetadata().updated(answer((1, -1)))
 
     assert topology.updated(answer((2, -1))).leader(ONE).leader_id == 2
@@ -90,7 +90,7 @@ def test_answers_without_epochs_are_accepted():
 
 
 def test_leader_not_available_means_no_leader():
-    """Other partitions of the topic keep theirs."""
+    """A partition with LEADER_NOT_AVAILABLE has no leader, and others of its topic keep theirs."""
     partitions = (
         PartitionMetadata(ErrorCode.LEADER_NOT_AVAILABLE, 0, 1, 6),
         PartitionMetadata(0, 1, 2, 6),
@@ -112,8 +112,8 @@ def test_error_of_a_requested_topic_is_kept():
     assert refused.updated(answer((1, 0))).errors == {}
 
 
-def test_topics_missing_in_an_answer_are_dropped():
-    """Topics without a name are dropped, too."""
+def test_topics_missing_in_a_response_are_removed():
+    """Topics that a response omits, or that have no name, are removed."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert topology.updated(answer((1, 5), name="u")).topics.keys() == {"u"}
@@ -121,7 +121,7 @@ def test_topics_missing_in_an_answer_are_dropped():
 
 
 def test_metadata_are_immutable():
-    """Answers give new objects."""
+    """A response yields a new object, and does not change the old one."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     topology.updated(answer((2, 6)))
@@ -132,19 +132,19 @@ def test_metadata_are_immutable():
         topology.topics["u"] = topology.topics["t"]
 
 
-# ---- leaders in fetch answers (KIP-951) ------------------------------------------------------------------------
+# ---- leaders in fetch responses (KIP-951) ----------------------------------------------------------------------
 
 
 def test_newer_leader_in_a_fetch_answer_is_adopted():
-    """The leader is adopted without a metadata request; replicas are kept."""
+    """A newer leader in a fetch response is adopted without a metadata request, and replicas are kept."""
     topology = ClusterMetadata(hides_internal=False).updated(answer((1, 5), (2, 5)))
 
     learnt = topology.with_leader(ONE, 3, 6)
 
     assert learnt.leader(ONE) == Leadership(3, 6, (1, 2, 3), (3,), (1, 2))
     assert learnt.leader(TopicPartition("t", 1)) == topology.leader(TopicPartition("t", 1))
-    assert replace(learnt, topics=topology.topics) == topology, "nothing else is other than before"
-    # An older answer does not set the leader back.
+    assert replace(learnt, topics=topology.topics) == topology, "nothing else has changed"
+    # An older response does not set the leader back.
     assert learnt.updated(answer((1, 5), (2, 5))).leader(ONE).leader_id == 3
 
 
@@ -154,7 +154,7 @@ def test_newer_leader_in_a_fetch_answer_is_adopted():
     ids=["same epoch", "older", "none", "no leader", "unknown broker", "unknown topic"],
 )
 def test_outdated_or_unknown_leader_changes_nothing(partition, leader_id, epoch):
-    """An epoch that is not newer, an unknown broker or partition: the same object is returned."""
+    """with_leader() returns the same object for an epoch that is not newer, and an unknown broker or partition."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert topology.with_leader(partition, leader_id, epoch) is topology
@@ -162,7 +162,7 @@ def test_outdated_or_unknown_leader_changes_nothing(partition, leader_id, epoch)
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([1, 2, 3]), st.integers(0, 9)), max_size=20))
 def test_leader_epochs_never_decrease(answers):
-    """Epochs never decrease in any order of metadata and fetch answers."""
+    """Leader epochs never decrease, in any order of metadata and fetch responses."""
     topology = ClusterMetadata().updated(answer((1, 0)))
 
     for is_hint, leader, epoch in answers:

@@ -32,7 +32,7 @@ def found(snapshot: ClusterSnapshot) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def test_a_group_has_lag_in_the_topics_that_it_has_committed():
-    """A partition without a committed offset has the offset and the lag -1, which the sums leave out."""
+    """In a topic with commits, a partition without one has offset and lag -1, which the sums exclude."""
     snapshot = ClusterSnapshot(
         {},
         {
@@ -58,7 +58,7 @@ def test_a_group_has_lag_in_the_topics_that_it_has_committed():
 
 
 def test_unknown_values_have_no_samples():
-    """Without a leader, offsets and lag are absent; so are the members and offsets of a group that did not answer."""
+    """Unknown values have no samples: those of a partition without a leader, and of a group that did not respond."""
     one = TopicPartition("orders", 0)
     snapshot = ClusterSnapshot(
         {1: "kafka:9092"},
@@ -100,7 +100,7 @@ def test_leader_and_replicas():
 
 
 def test_offsets_in_deleted_topics_have_no_samples():
-    """A committed offset outlives its topic."""
+    """Committed offsets of a deleted topic have no samples."""
     snapshot = ClusterSnapshot({}, {}, {"g": GroupSnapshot(1, {TopicPartition("gone", 0): 5})})
 
     assert found(snapshot).keys() == {"kafka_brokers", "kafka_consumergroup_members", "tailrace_exporter_failures"}
@@ -111,7 +111,7 @@ OFFSETS = st.none() | st.integers(0, 100)
 
 @given(st.lists(st.tuples(OFFSETS, OFFSETS), min_size=1, max_size=5))
 def test_lag_is_never_less_than_minus_one_and_its_sum_is_that_of_the_known_lags(offsets):
-    """Also if the log was truncated below the committed offset, or the end is unknown."""
+    """No lag is below -1, even after the log was truncated, and the sum is that of the known lags."""
     partitions = {TopicPartition("t", n): led(0, end) for n, (_, end) in enumerate(offsets)}
     committed = {TopicPartition("t", n): offset for n, (offset, _) in enumerate(offsets) if offset is not None}
 
@@ -138,7 +138,7 @@ OF_PROMETHEUS = {"instance", "job"}
 
 
 def test_the_dashboard_of_kafka_exporter_finds_its_metrics_and_labels():
-    """All metrics of the dashboard exist, with the labels by which it selects and sums."""
+    """All metrics and labels of the dashboard of kafka_exporter exist."""
     one = TopicPartition("t", 0)
     snapshot = ClusterSnapshot({1: "kafka:9092"}, {one: led(0, 3)}, {"g": GroupSnapshot(1, {one: 1})})
     labels = {sample.metric: sample.labels.keys() | OF_PROMETHEUS for sample in cluster_samples(snapshot)}

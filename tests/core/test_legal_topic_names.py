@@ -28,5 +28,5 @@ def test_legal_name_has_no_fault(name):
     ],
 )
 def test_fault_names_the_illegal_character_or_length(name, fault):
-    """The fault is part of an error message."""
+    """The fault of an illegal name, for use in an error message, names the character or the length."""
     assert fault in topic_name_fault(name)

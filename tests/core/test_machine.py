@@ -1,4 +1,4 @@
-"""Transitions of state machines, and their errors."""
+"""Transitions of state machines and their errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TABLE = TransitionTable(
 
 @pytest.mark.parametrize(("force", "state"), [(1, DoorState.CLOSED), (2, DoorState.LOCKED)])
 def test_a_step_returns_the_next_state_or_leaves_it_to_its_row(force, state):
-    """None leads to the state of the row; another state has to be one of its exceptions."""
+    """A step returns None for the next state of its row, or one of the row's exceptions."""
     door = Door()
 
     door.receive(Push(force), 0.0)
@@ -59,7 +59,7 @@ def test_a_step_returns_the_next_state_or_leaves_it_to_its_row(force, state):
 
 
 def test_row_without_a_next_state_keeps_the_state():
-    """The step runs."""
+    """A row without a next state runs its step and keeps the state."""
     door = Door()
     door.state = DoorState.CLOSED
 
@@ -69,7 +69,7 @@ def test_row_without_a_next_state_keeps_the_state():
 
 
 def test_event_without_a_transition_raises():
-    """Nothing is changed."""
+    """An event without a transition raises and changes nothing."""
     door = Door()
     door.state = DoorState.LOCKED
 
@@ -80,7 +80,7 @@ def test_event_without_a_transition_raises():
 
 
 def test_state_that_the_row_does_not_list_raises():
-    """The table, which the diagrams are drawn from, is complete."""
+    """A step that returns a state that its row does not list raises."""
     with pytest.raises(RuntimeError, match="Push led from open to gone, which its row does not list"):
         Door().receive(Push(3), 0.0)
 
@@ -98,7 +98,7 @@ def test_final_state_ignores_every_event():
 
 
 def test_duplicate_transition_is_refused():
-    """Neither of the two rows is chosen silently."""
+    """Two rows for one state and event are refused."""
     row = Row((DoorState.OPEN,), Push, Door.push)
 
     with pytest.raises(ValueError, match="two transitions from open by Push"):

@@ -8,7 +8,7 @@ from tailrace.core.metrics import CallMeter, UnmeasuredRun
 
 
 def test_calls_that_do_not_suspend_count_with_their_mean():
-    """Their sum is exact."""
+    """Calls that do not suspend are measured together, each with their mean duration."""
     meter = CallMeter()
 
     meter.note_run(100, 0.2)
@@ -19,7 +19,7 @@ def test_calls_that_do_not_suspend_count_with_their_mean():
 
 
 def test_the_call_that_suspends_has_its_own_duration():
-    """The calls before it are measured at once; it took their mean and the time for which it was suspended."""
+    """A call that suspends has the mean duration of the calls before it, plus the time while it was suspended."""
     run, free = UnmeasuredRun(), iter(range(20))
     run.begin(100.0)
     run.count_records(free)
@@ -36,7 +36,7 @@ def test_the_call_that_suspends_has_its_own_duration():
 
 
 def test_calls_are_measured_once():
-    """A call that was measured is not measured again, nor its recovery."""
+    """A call that was measured is not measured again."""
     run, free = UnmeasuredRun(), iter(range(20))
     run.begin(100.0)
     run.count_records(free)
@@ -52,7 +52,7 @@ def test_calls_are_measured_once():
 
 
 def test_failed_calls_have_a_duration_and_no_record():
-    """A batch with a failed record is no finished batch."""
+    """A failed call has a duration, and its failed records and its batch are not counted as finished."""
     meter = CallMeter()
 
     meter.note_run(3, 0.3, failed=1)

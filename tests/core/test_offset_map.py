@@ -1,4 +1,4 @@
-"""Commit metadata: what is encoded is decoded unchanged, or not at all."""
+"""Commit metadata that is encoded is decoded unchanged or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = OffsetMap(10, 16, (10, 13))
 
 @st.composite
 def offset_maps(draw):
-    """Maps with no, few or many unfinished offsets, single or in runs."""
+    """Draw offset maps with no, few or many unfinished offsets, single or in runs."""
     base = draw(st.integers(0, 2**62))
     runs = draw(st.lists(st.tuples(st.integers(1, 300) | st.just(1), st.integers(1, 3_000) | st.just(1)), max_size=60))
     at, unfinished = base, []
@@ -38,7 +38,7 @@ def offset_maps(draw):
 
 
 def scattered(count: int, among: int) -> OffsetMap:
-    """Return a map with so many unfinished offsets at random, the base among them."""
+    """Return a map with ``count`` unfinished offsets at random, the base among them."""
     others = random.Random(7).sample(range(1, among), count - 1)
     return OffsetMap(BASE, BASE + among, (BASE, *sorted(BASE + one for one in others)))
 
@@ -47,7 +47,7 @@ def scattered(count: int, among: int) -> OffsetMap:
 
 
 def test_finished_offsets_are_skipped():
-    """Below the limit, all but the unfinished ones; none from the limit on."""
+    """In a map all offsets below its limit are finished except the listed ones, and none from the limit on."""
     assert [offset for offset in range(9, 19) if SMALL.is_finished(offset)] == [9, 11, 12, 14, 15]
 
 
@@ -55,7 +55,7 @@ def test_finished_offsets_are_skipped():
     "wrong", [(10, 16, (9,)), (10, 16, (12, 11)), (10, 16, (12, 12)), (10, 16, (16,)), (-1, 5, ())]
 )
 def test_offsets_of_a_map_are_ascending(wrong):
-    """Offsets are between base and limit, each once."""
+    """The unfinished offsets of a map must be ascending, between its base and limit, each once."""
     with pytest.raises(ValueError, match=r"not in ascending order|not a range of offsets"):
         OffsetMap(*wrong)
 
@@ -67,7 +67,7 @@ def test_offsets_of_a_map_are_ascending(wrong):
 @example(OffsetMap(0, 1), "", "")
 @example(OffsetMap(0, 9, tuple(range(8))), "omap:1:", "a:b")
 def test_encoded_metadata_is_decoded_unchanged(offset_map, user_text, writer):
-    """Any map that fits, any text of the user and any writer, in ASCII."""
+    """Any map that fits, text and writer are encoded in ASCII and decoded unchanged."""
     envelope = encode_metadata(offset_map, user_text, 100_000, writer=writer)
 
     assert envelope.text.isascii()
@@ -77,7 +77,7 @@ def test_encoded_metadata_is_decoded_unchanged(offset_map, user_text, writer):
 
 @given(offset_maps(), st.text(max_size=60), st.text(max_size=10), st.integers(0, 400))
 def test_metadata_keep_the_limit(offset_map, user_text, writer, limit):
-    """Unless the user's text alone exceeds it; that text is always kept."""
+    """Metadata does not exceed the limit, unless the user's text alone does, which is always kept."""
     envelope = encode_metadata(offset_map, user_text, limit, writer=writer)
     decoded = decode_metadata(envelope.text, offset_map.base)
 
@@ -91,7 +91,7 @@ def test_metadata_keep_the_limit(offset_map, user_text, writer, limit):
 @example("omap:")
 @example("omap:1:00000000:::")
 def test_text_alone_is_committed_unchanged(user_text):
-    """The text is committed as by every client; a text with tailrace's prefix is wrapped."""
+    """A text without a map is committed unchanged, unless it has tailrace's prefix."""
     envelope = encode_metadata(None, user_text, LIMIT)
     has_prefix = user_text.startswith("omap:")
 
@@ -103,13 +103,13 @@ def test_text_alone_is_committed_unchanged(user_text):
 
 
 def test_no_map_and_no_text_is_an_empty_text():
-    """Records that finish in order leave an empty text."""
+    """Without a map and a text, the metadata is empty."""
     assert encode_metadata(None, "", LIMIT) == EncodedMetadata("")
     assert decode_metadata("", 5) == DecodedMetadata()
 
 
 def test_metadata_name_the_writer():
-    """Other tools show the writer and the user's text."""
+    """Metadata contains the writer and the user's text in plain text."""
     text = encode_metadata(SMALL, "half-way: ok", LIMIT, writer="billing-3").text
 
     assert text.startswith("omap:1:")
@@ -120,7 +120,7 @@ def test_metadata_name_the_writer():
 
 
 def test_maps_of_earlier_versions_are_decoded():
-    """Texts of earlier versions are still stored in groups' offsets."""
+    """Metadata of earlier versions, which groups may still have stored, is decoded."""
     bits = "omap:1:ac4d9e38:billing-3:AAAAAAAAAAAAAAAAAAAABw.12:b42LjBAA:half-way: ok"
     gaps = "omap:1:cac5b0b9:::gW8PE8I9xDzMA:\\u00fc:\\n"
 
@@ -145,7 +145,7 @@ def test_maps_of_earlier_versions_are_decoded():
     ],
 )
 def test_common_maps_fit_the_default_limit(offset_map, share):
-    """A stuck record before ten million others, or two thousand in flight."""
+    """The maps of common cases, such as one stuck record before ten million others, fit the default limit."""
     envelope = encode_metadata(offset_map, "", LIMIT)
 
     assert envelope.fill < share
@@ -154,7 +154,7 @@ def test_common_maps_fit_the_default_limit(offset_map, share):
 
 
 def test_map_above_three_quarters_is_high():
-    """The map fits, but no new records should be started."""
+    """A map above three quarters of the limit fits, but is reported as high."""
     envelope = encode_metadata(scattered(2_000, 500_000), "", LIMIT)
 
     assert 0.75 < envelope.fill < 1
@@ -162,8 +162,8 @@ def test_map_above_three_quarters_is_high():
     assert not envelope.is_map_dropped
 
 
-def test_map_that_does_not_fit_is_dropped():
-    """The offset is committed with the user's text."""
+def test_map_that_does_not_fit_is_omitted():
+    """A map that does not fit is omitted, and the user's text is kept."""
     envelope = encode_metadata(scattered(5_000, 500_000), "mine", LIMIT)
 
     assert envelope.is_map_dropped
@@ -172,7 +172,7 @@ def test_map_that_does_not_fit_is_dropped():
 
 
 def test_users_text_comes_before_the_map():
-    """The map gets the rest; if there is none, it is dropped."""
+    """The map gets the space that the user's text leaves, and is omitted if there is none."""
     spacious, narrow = (encode_metadata(SMALL, "x" * size, LIMIT) for size in (0, 4_050))
 
     assert narrow.fill > 20 * spacious.fill
@@ -182,7 +182,7 @@ def test_users_text_comes_before_the_map():
 
 
 def test_users_text_is_never_cut():
-    """The broker refuses one that is too long; the writer is dropped for it."""
+    """The user's text is never shortened, and the writer is omitted to make room for it."""
     assert encode_metadata(None, "x" * 5_000, LIMIT, writer="w").text == "x" * 5_000
     assert encode_metadata(None, "x" * 4_090, LIMIT, writer="w").text == "x" * 4_090
     assert encode_metadata(None, "ü" * 2_048, LIMIT).text == "ü" * 2_048
@@ -190,8 +190,8 @@ def test_users_text_is_never_cut():
     assert decode_metadata(with_map.text, 10) == DecodedMetadata(SMALL, "x" * 3_900)
 
 
-def test_huge_map_is_dropped():
-    """A huge map would not be decoded, however well it compresses."""
+def test_huge_map_is_omitted():
+    """A huge map is omitted, as it would not be decoded, however well it compresses."""
     envelope = encode_metadata(OffsetMap(0, 1 << 24, tuple(range(0, 1 << 24, 60))), "", LIMIT)
 
     assert envelope == EncodedMetadata("", is_map_dropped=True, fill=float("inf"))
@@ -202,7 +202,7 @@ def test_huge_map_is_dropped():
 
 @given(st.text(), st.integers(0, 100))
 def test_any_text_can_be_decoded(text, offset):
-    """A foreign text is the user's, without a map or a problem."""
+    """Any other client's text is decoded as the user's text, without a map."""
     decoded = decode_metadata(text, offset)
 
     assert decoded.offset_map is None
@@ -213,7 +213,7 @@ def test_any_text_can_be_decoded(text, offset):
 
 @given(offset_maps(), st.data())
 def test_damaged_text_has_no_map(offset_map, data):
-    """A changed character or a missing end is a problem, and no record is skipped."""
+    """Metadata with a changed character or a missing end has no map and reports a problem."""
     text = encode_metadata(offset_map, "text", 100_000, writer="me").text
     at = data.draw(st.integers(len("omap:"), len(text) - 1))
     character = data.draw(st.characters(max_codepoint=0x2FF).filter(lambda one: one != text[at]))
@@ -226,21 +226,21 @@ def test_damaged_text_has_no_map(offset_map, data):
 
 
 def test_map_of_another_offset_is_ignored():
-    """A tool moved the group and kept the text."""
+    """The map of another offset, as after a tool moved the group and kept the metadata, is ignored."""
     decoded = decode_metadata(encode_metadata(SMALL, "text", LIMIT).text, 11)
 
     assert decoded == DecodedMetadata(user_text="text", problem="the commit metadata belongs to offset 10, not 11")
 
 
 def test_later_version_is_a_problem():
-    """After a downgrade, records are handled again and the reason is known."""
+    """Metadata of a later version, as after a downgrade, has no map and reports a problem."""
     decoded = decode_metadata("omap:2:whatever", 5)
 
     assert decoded == DecodedMetadata(problem="version '2' of the commit metadata is not supported")
 
 
 def test_text_with_a_lone_surrogate_has_no_map():
-    """A lone surrogate cannot be encoded, so the text is not tailrace's."""
+    """Metadata with a lone surrogate, which cannot be encoded, has no map and reports a problem."""
     assert decode_metadata("omap:1:00000000::::\ud800", 5).problem
 
 
@@ -283,7 +283,7 @@ def deflated(kind: str, plain: bytes) -> str:
     ],
 )
 def test_forged_map_is_a_problem(body):
-    """Any content under a valid checksum is decoded safely and in little memory."""
+    """Forged metadata with a valid checksum has no map and, unless it is empty, reports a problem."""
     decoded = decode_metadata(sealed(body), 5)
 
     assert decoded.offset_map is None
@@ -294,7 +294,7 @@ def test_forged_map_is_a_problem(body):
 
 
 def test_map_beyond_the_end_of_the_log_contradicts_it():
-    """Such a map is forged, or the log was truncated; a limit equal to the end is valid."""
+    """A map whose limit is above the end offset contradicts the log."""
     offset_map = OffsetMap(10, 16, (10,))
 
     assert not offset_map.contradiction("", 16)
@@ -302,7 +302,7 @@ def test_map_beyond_the_end_of_the_log_contradicts_it():
 
 
 def test_map_of_a_recreated_topic_contradicts_the_log():
-    """If one of the topic ids is unknown, nothing is proven."""
+    """A map with another topic id contradicts the log, unless one of the ids is unknown."""
     offset_map = OffsetMap(10, 16, (10,), topic_id=UUID(int=7))
 
     assert not offset_map.contradiction(str(UUID(int=7)), 100)
@@ -312,7 +312,7 @@ def test_map_of_a_recreated_topic_contradicts_the_log():
 
 
 def test_batch_of_a_later_epoch_replaced_records_of_the_map():
-    """After an unclean election the log grows past the map's limit under a later leader epoch."""
+    """A batch below the map's limit with a later leader epoch has replaced records, as after an unclean election."""
     offset_map = OffsetMap(10, 16, (10,), leader_epoch=3)
 
     assert not offset_map.is_rewritten_by(12, 3)
@@ -322,7 +322,7 @@ def test_batch_of_a_later_epoch_replaced_records_of_the_map():
 
 
 def test_map_takes_little_memory():
-    """Well below a megabyte, however many offsets it covers."""
+    """Decoding a map takes less than two megabytes, however many offsets it covers."""
     dense = f"::{deflated('b', bytes([5, 0xB8, 0xFF, 0x0F, *([255] * 32_700)]))}:"
     sparse = f"::{deflated('g', bytes([5, 0, *([127] * 32_700)]))}:"
     for body in dense, sparse:

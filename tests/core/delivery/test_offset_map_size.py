@@ -1,4 +1,4 @@
-"""Estimated size of the offset map, once a slice."""
+"""Estimated size of the offset map, which is not encoded for each record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def started(progress, offsets):
 
 @pytest.fixture
 def ragged():
-    """Return the progress of so many records, every other one finished in an incompressible order."""
+    """Return the progress of ``count`` records of which about half finished in an incompressible order."""
 
     def make(count, progress=None):
         progress, chance = Progress(ONE, 0) if progress is None else progress, random.Random(3)
@@ -38,7 +38,7 @@ def ragged():
 
 
 def test_no_map_is_encoded_without_unfinished_records():
-    """No map is encoded for any number of delivered records."""
+    """Without unfinished records the offset map is never encoded, however many records were delivered."""
     fill, progress = OffsetMapSize(), Progress(ONE, 0)
     assert not fill.is_due(progress, 4_096)
     progress.skip(10**6)
@@ -47,7 +47,7 @@ def test_no_map_is_encoded_without_unfinished_records():
 
 
 def test_no_map_is_encoded_for_one_stuck_record():
-    """One unfinished record before any number of finished ones takes little space."""
+    """The map of one unfinished record takes little space, and is not encoded, however many later records finish."""
     fill, progress = OffsetMapSize(), Progress(ONE, 0)
     started(progress, [0])
 
@@ -57,7 +57,7 @@ def test_no_map_is_encoded_for_one_stuck_record():
 
 
 def test_map_is_encoded_when_it_may_be_large(ragged):
-    """The map is encoded again only after more records were delivered."""
+    """The map is encoded when it may be large, and again only after more records were delivered."""
     fill, progress = OffsetMapSize(), Progress(ONE, 0)
     assert not fill.is_due(progress, 4_096)
     ragged(30_000, progress)
@@ -74,7 +74,7 @@ def test_map_is_encoded_when_it_may_be_large(ragged):
 
 
 def test_full_map_is_encoded_again_after_a_change(ragged):
-    """The map is encoded after a pause, and not at all while nothing has finished."""
+    """A full map is encoded again a short time after a record finished, and not before one finishes."""
     fill, progress = OffsetMapSize(), ragged(30_000)
     fill.measure(progress, 4_096, "", now=5.0)
 
@@ -85,7 +85,7 @@ def test_full_map_is_encoded_again_after_a_change(ragged):
 
 
 def test_commit_updates_the_size():
-    """A commit encodes the map anyway, so the exact size is known."""
+    """A commit, which encodes the map anyway, sets the exact size."""
     fill = OffsetMapSize()
     fill.note_encoded(EncodedMetadata("", fill=0.8))
 
@@ -97,7 +97,7 @@ def test_commit_updates_the_size():
 @pytest.mark.parametrize("limit", [128, 1_024, 4_096])
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.95])
 def test_the_estimate_is_never_below_the_size_of_the_map(limit, share):
-    """The estimate is never below the encoded size."""
+    """The map fits into the limit until the estimate reports that it is nearly full."""
     fill, progress, chance = OffsetMapSize(), Progress(ONE, 0), random.Random(limit)
     started(progress, [0])
     for start in range(1, 40_000, 50):

@@ -1,4 +1,4 @@
-"""Records that a polling user has in flight."""
+"""Records in flight of a loop that polls a consumer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def records(start, end):
     return [Record(*PARTITION, offset, None, b"", 0) for offset in range(start, end)]
 
 
-def test_acknowledged_slices_of_one_poll_are_not_kept():
-    """With ack="manual", a poll that takes several slices keeps no records after they are acknowledged."""
+def test_acknowledged_records_of_a_poll_are_released():
+    """With ack="manual", the records of a poll are released after they were acknowledged."""
     progress, polled = Progress(PARTITION, 0), PolledRecords()
     polled.finish()
     for start in range(0, 50, 10):

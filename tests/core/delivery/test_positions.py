@@ -22,14 +22,14 @@ def position():
 
 
 def test_new_position_is_unknown(position):
-    """Offsets are None, and there is nothing to commit."""
+    """A new position has no offsets, and nothing to commit."""
     assert (position.fetched, position.delivered, position.finished, position.committed) == (None, None, None, None)
     assert not position.has_in_flight
     assert not position.is_commit_due
 
 
 def test_start_offset_sets_all_offsets(position):
-    """Fetched, delivered and finished; a new epoch begins."""
+    """A start offset begins a new epoch, and sets the fetched, delivered and finished offsets."""
     position.reset("latest", 3)
     position.back_off(100.0)
 
@@ -44,7 +44,7 @@ def test_start_offset_sets_all_offsets(position):
 
 
 def test_start_offset_is_committed(position):
-    """After ``latest`` on an empty partition, records written while the consumer is down must not be skipped."""
+    """A start offset is committed, so that records written to an empty partition later are not skipped by `latest`."""
     position.begin(7)
     assert position.is_commit_due
 
@@ -53,7 +53,7 @@ def test_start_offset_is_committed(position):
 
 
 def test_delivered_record_is_in_flight(position):
-    """Only finished offsets are committed."""
+    """A delivered record is in flight, and only finished offsets are committed."""
     position.begin(7)
     position.note_committed(7)
     (lease := position.deliver(records_at([7, 8]), 9, in_flight=InFlight.LAST)).take(2)
@@ -66,7 +66,7 @@ def test_delivered_record_is_in_flight(position):
 
 
 def test_reset_ends_the_epoch(position):
-    """Until a start is found there is no position and nothing in flight or to commit."""
+    """After a reset, until the start is known, there is no position, no record in flight and nothing to commit."""
     position.begin(7)
     position.preferred_read_replica = 3
     position.deliver(records_at([7, 8]), 9)
@@ -81,7 +81,7 @@ def test_reset_ends_the_epoch(position):
 
 
 def test_refused_reset_waits_for_a_seek(position):
-    """The partition waits until a seek or another reset."""
+    """A partition without a valid reset policy waits until a seek or another reset."""
     position.reset("none", 9)
 
     position.refuse()
@@ -95,7 +95,7 @@ def test_refused_reset_waits_for_a_seek(position):
 
 
 def test_each_epoch_has_its_own_progress(position):
-    """Finishing in an older one changes nothing; an offset map belongs to its epoch."""
+    """Each epoch has its own progress and offset map, and a new one ends the previous progress."""
     position.begin(7, known=OffsetMap(7, 9, (7,)))
     before = position.progress
     assert position.offset_map == OffsetMap(7, 9, (7,))
@@ -109,7 +109,7 @@ def test_each_epoch_has_its_own_progress(position):
 
 
 def test_offsets_without_records_are_skipped(position):
-    """Skipped offsets are finished if no record before them is in flight; positions never move backwards."""
+    """Skipped offsets are finished if no record before them is in flight, and positions never move backwards."""
     position.skip(9, 1)
     assert position.delivered is None
     position.begin(7)
@@ -125,7 +125,7 @@ def test_offsets_without_records_are_skipped(position):
 
 
 def test_failures_in_a_row_are_counted(position):
-    """Each delays the next attempt."""
+    """Failures in a row are counted, and the last one sets the time of the next attempt."""
     position.back_off(10.0)
     position.back_off(12.0)
 
@@ -136,7 +136,7 @@ def test_failures_in_a_row_are_counted(position):
 
 
 def test_adding_an_assigned_partition_changes_nothing():
-    """Removing an unknown one is no error."""
+    """Adding an assigned partition keeps its position, and removing an unknown partition is no error."""
     positions = Positions()
     (one,) = positions.add([ONE])
     one.begin(7)
@@ -152,7 +152,7 @@ def test_adding_an_assigned_partition_changes_nothing():
 
 
 def test_removed_partition_is_forgotten():
-    """When it is assigned again, it starts empty."""
+    """A partition that is removed and assigned again starts with an empty position."""
     positions = Positions()
     (before,) = positions.add([ONE])
     before.begin(7)
@@ -167,7 +167,7 @@ def test_removed_partition_is_forgotten():
 
 @given(st.lists(st.sampled_from(["add", "remove", "begin", "reset"]), max_size=30))
 def test_epochs_are_unique(steps):
-    """Over assignments, seeks and resets."""
+    """Each assignment, seek and reset of a partition begins an epoch with a new number."""
     positions, seen = Positions(), set()
 
     for step in steps:

@@ -1,4 +1,4 @@
-"""Progress of a partition while records start and finish in any order."""
+"""Progress of a partition whose records start and finish in any order."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ def progress() -> Progress:
 def delivered(
     progress: Progress, *offsets: int, end: int | None = None, in_flight: InFlight = InFlight.NOTHING
 ) -> Lease:
-    """Return a lease of records at these offsets."""
+    """Deliver records at these offsets."""
     return progress.deliver(records_at(offsets, ONE), offsets[-1] + 1 if end is None else end, in_flight)
 
 
 def take(lease: Lease, count: int) -> list[int]:
-    """Take records from the cursor, as a worker does."""
+    """Take ``count`` records that were not taken yet, as a worker does."""
     return [record.offset for record in islice(lease.left, count)]
 
 
 def start(progress: Progress, lease: Lease, count: int) -> None:
-    """Take records whose handlers suspend."""
+    """Start ``count`` records whose handlers suspend."""
     for offset in take(lease, count):
         progress.start(offset)
     lease.close_if_done()
 
 
 def test_offsets_before_the_first_record_are_finished(progress):
-    """Offsets before the first record may be committed."""
+    """Offsets before the first record are finished, and may be committed."""
     assert (progress.finished, progress.delivered, progress.next_offset, progress.started) == (10, 10, 10, 0)
     assert progress.offset_map() is None
     assert not progress.has_in_flight
 
 
 def test_records_that_were_not_taken_are_unfinished(progress):
-    """The finished offset follows the cursor of the lease."""
+    """Delivered records are unfinished until they are taken; one that is taken without being started is finished."""
     lease = delivered(progress, 10, 11, 14, end=20)
 
     assert (progress.finished, progress.delivered, progress.next_offset) == (10, 20, 10)
@@ -63,7 +63,7 @@ def test_records_that_were_not_taken_are_unfinished(progress):
 
 
 def test_commit_waits_for_the_lowest_record_in_flight(progress):
-    """Records after it may finish in any order."""
+    """The finished offset waits for the lowest record in flight, while later records finish in any order."""
     start(progress, delivered(progress, 10, 11, 12), 3)
 
     assert progress.has_in_flight
@@ -75,7 +75,7 @@ def test_commit_waits_for_the_lowest_record_in_flight(progress):
 
 
 def test_only_a_record_in_flight_can_be_finished(progress):
-    """A record that is finished, was never delivered, or is of another epoch is refused."""
+    """finish() returns False for a record that is finished already, was not delivered, or is before the position."""
     start(progress, delivered(progress, 10, 11), 2)
 
     assert progress.finish(11)
@@ -85,8 +85,8 @@ def test_only_a_record_in_flight_can_be_finished(progress):
     assert progress.finished == 10
 
 
-def test_commit_waits_for_the_slowest_of_shared_leases(progress):
-    """Handlers that share a partition have a lease each."""
+def test_commit_waits_for_the_slowest_of_several_handlers(progress):
+    """If several handlers share the records of a partition, the finished offset waits for the slowest one."""
     whole = delivered(progress, 10, 11, 12, 13, end=15)
     records = list(whole.left)
     behind, ahead = whole.share([[records[0], records[3]], records[1:3]])
@@ -102,7 +102,7 @@ def test_commit_waits_for_the_slowest_of_shared_leases(progress):
 
 
 def test_records_without_a_handler_are_finished(progress):
-    """A lease shared among none ends with its last record."""
+    """Records that are shared among no handlers are finished."""
     lease = delivered(progress, 10, 11, end=14)
     list(lease.left)
     assert lease.share([]) == []
@@ -110,8 +110,8 @@ def test_records_without_a_handler_are_finished(progress):
     assert (progress.finished, progress.has_in_flight) == (14, False)
 
 
-def test_split_lease_is_started_separately(progress):
-    """The rest waits."""
+def test_split_records_are_started_separately(progress):
+    """When delivered records are split, the first part may finish while the rest waits."""
     whole = delivered(progress, 10, 11, 12, end=20)
     part = whole.split(2)
 
@@ -126,7 +126,7 @@ def test_split_lease_is_started_separately(progress):
 
 
 def test_record_taken_last_is_in_flight(progress):
-    """A polling user finishes it by taking the next."""
+    """The record that a polling loop has taken last is in flight until the loop takes the next one."""
     lease = delivered(progress, 10, 12, end=15, in_flight=InFlight.LAST)
     assert not progress.has_in_flight
 
@@ -139,7 +139,7 @@ def test_record_taken_last_is_in_flight(progress):
 
 
 def test_batch_is_in_flight_as_a_whole(progress):
-    """A batch is in flight until the user finishes it, or up to the acknowledged record."""
+    """A batch is in flight until it is finished as a whole, or up to an acknowledged record."""
     lease = delivered(progress, 10, 11, 12, 13, in_flight=InFlight.LAST)
     batch = lease.take(3)
 
@@ -154,7 +154,7 @@ def test_batch_is_in_flight_as_a_whole(progress):
 
 
 def test_records_of_a_batch_may_stay_in_flight(progress):
-    """The map has the others; then they are finished, or left to the next owner."""
+    """Records of a batch that stay in flight, or are left to the next owner, are unfinished in the offset map."""
     lease = delivered(progress, 10, 11, 12, 13, 14)
     lease.take_as_batch()
     assert (progress.finished, progress.offset_map()) == (10, None)
@@ -168,7 +168,7 @@ def test_records_of_a_batch_may_stay_in_flight(progress):
 
 
 def test_batches_may_finish_in_any_order(progress):
-    """One taken out from among others is in the map when it is finished."""
+    """A batch that finishes before an earlier one is in the offset map."""
     whole = delivered(progress, 10, 11, 12, 13, 14)
     records = whole.records
     first = whole.move_untaken(records[1:3], [records[0], *records[3:]])
@@ -183,7 +183,7 @@ def test_batches_may_finish_in_any_order(progress):
 
 
 def test_records_in_another_process_are_finished_by_its_reports(progress):
-    """The other process reports the finished offset; records it gives back are delivered again."""
+    """Records in another process are finished up to the offset that the process reports."""
     for lease in (delivered(progress, 10, 11), delivered(progress, 12, 13, end=20), delivered(progress, 20, 21)):
         lease.move_to_process()
 
@@ -197,7 +197,7 @@ def test_records_in_another_process_are_finished_by_its_reports(progress):
 
 
 def test_records_given_back_are_delivered_again(progress):
-    """A commit waits before them."""
+    """The finished offset stops before records that were given back, which are delivered again."""
     lease = delivered(progress, 10, 11, 14, end=20)
     take(lease, 1)
 
@@ -209,7 +209,7 @@ def test_records_given_back_are_delivered_again(progress):
 
 
 def test_commit_does_not_pass_abandoned_records(progress):
-    """The next owner runs them; the map has the records finished after them."""
+    """The finished offset stops before an abandoned record; the offset map has the records finished after it."""
     start(progress, delivered(progress, 10, 11, 12), 3)
     progress.abandon(11)
 
@@ -223,7 +223,7 @@ def test_commit_does_not_pass_abandoned_records(progress):
 
 
 def test_unstarted_records_can_be_abandoned(progress):
-    """Neither a commit nor a map counts them as finished."""
+    """Unstarted records that are abandoned are unfinished in the finished offset and the offset map."""
     lease = delivered(progress, 10, 11, 12, 14, end=16)
     start(progress, lease, 1)
     lease.abandon_left()
@@ -234,7 +234,7 @@ def test_unstarted_records_can_be_abandoned(progress):
 
 
 def test_commit_passes_offsets_without_records(progress):
-    """Compaction, control records and aborted transactions leave gaps."""
+    """The finished offset passes gaps, which compaction, control records and aborted transactions leave."""
     lease = delivered(progress, 14, 20, end=30)
     start(progress, lease, 2)
     progress.skip(35)
@@ -248,7 +248,7 @@ def test_commit_passes_offsets_without_records(progress):
 
 
 def test_held_records_are_in_flight_until_released(progress):
-    """Records are held for a transaction; the offset that it may commit is known."""
+    """Records that a transaction holds are in flight until it releases them, and it may finish some of them."""
     progress.hold()
     assert not progress.has_in_flight
     take(delivered(progress, 10, 11), 2)
@@ -263,7 +263,7 @@ def test_held_records_are_in_flight_until_released(progress):
 
 
 def test_map_has_the_offsets_finished_after_the_commit(progress):
-    """Up to the highest finished record; None if there are none."""
+    """The offset map reaches up to the highest finished record, and is None if no later record is finished."""
     start(progress, delivered(progress, 10, 11, 12, 13, 14), 5)
     assert progress.offset_map() is None
 
@@ -278,7 +278,7 @@ def test_map_has_the_offsets_finished_after_the_commit(progress):
 
 
 def test_map_of_an_earlier_owner_is_kept():
-    """If the partition moves again soon, its map is still complete."""
+    """The offset map of an earlier owner is kept until its offsets are passed, in case the partition moves again."""
     progress = Progress(ONE, 10, OffsetMap(10, 20, (10, 12, 15)))
     assert progress.offset_map() == OffsetMap(10, 20, (10, 12, 15))
 
@@ -295,7 +295,6 @@ def test_map_of_an_earlier_owner_is_kept():
 
 
 def test_repr_shows_the_offsets(progress):
-    """The repr serves logs and debuggers."""
     lease = delivered(progress, 12)
     assert repr(lease) == "<Lease t[0] lowest=12 end=13>"
     start(progress, lease, 1)
@@ -305,7 +304,7 @@ def test_repr_shows_the_offsets(progress):
 
 @pytest.mark.parametrize("order", ["first to last", "last to first", "any"])
 def test_finished_is_cheap_with_many_records_in_flight(order):
-    """The finished offset is computed after each of ten thousand records, in any order."""
+    """The finished offset is computed quickly after each of ten thousand records, in any order."""
     offsets = list(range(10_000))
     progress = Progress(ONE, 0)
     start(progress, delivered(progress, *offsets), 10_000)
@@ -323,7 +322,7 @@ def test_finished_is_cheap_with_many_records_in_flight(order):
 
 
 def test_memory_is_bounded_while_records_are_stuck():
-    """The records in flight bound the memory, not those that finished."""
+    """Memory is bounded by the number of records in flight, and not by that of records finished after them."""
     stuck = [1_009 * number for number in range(20)]
     progress = Progress(ONE, 0)
     for first in range(0, stuck[-1] + 1, 500):
@@ -344,7 +343,7 @@ def test_memory_is_bounded_while_records_are_stuck():
 
 @given(st.lists(st.integers(0, 40), min_size=1, unique=True))
 def test_records_may_start_in_any_order(offsets):
-    """Several handlers may share the records of a partition."""
+    """Records may start in any order, since several handlers may share the records of a partition."""
     progress = Progress(ONE, 0)
     take(delivered(progress, *sorted(offsets)), len(offsets))
     for offset in offsets:

@@ -1,4 +1,4 @@
-"""Progress against a model, a list of records with one state each, and proof that the model finds faults."""
+"""Progress compared with a model, a list of records with one state each, and proof that the model finds faults."""
 
 from __future__ import annotations
 
@@ -243,13 +243,13 @@ class Model(RuleBasedStateMachine):
         assert waiting == list(self.state.values()).count(WAITING)
         for offset, is_ in self.state.items():
             counts_as_finished = offset < progress.finished or (found is not None and found.is_finished(offset))
-            assert not counts_as_finished or is_ is FINISHED, "a record is said to be finished that is not"
+            assert not counts_as_finished or is_ is FINISHED, "an unfinished record counts as finished"
             if is_ is FINISHED:
-                assert counts_as_finished, "a record is finished, and nobody would know"
+                assert counts_as_finished, "a finished record does not count as finished"
 
 
 TestModel = Model.TestCase
-TestModel.__doc__ = "Whatever happens to the records of a partition, in whichever order."
+TestModel.__doc__ = "Progress agrees with the model after any steps, in any order."
 TestModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
@@ -295,7 +295,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_model_finds_planted_faults(monkeypatch, fault):
-    """Each of these defects breaks an invariant; a model that cannot fail proves nothing."""
+    """Each of these faults in the code breaks an invariant of the model."""
     owner, name, planted = FAULTS[fault]
     monkeypatch.setattr(owner, name, planted)
 

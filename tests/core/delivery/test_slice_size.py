@@ -1,4 +1,4 @@
-"""Number of records to decode at once."""
+"""Size of a slice, which is the number of records to decode at once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tailrace.core.delivery.slice_size import FIRST_SLICE, MAX_HOLD_S, is_too_lo
 
 
 def test_fast_handler_gets_longer_slices():
-    """Twice as long each time, up to the limit."""
+    """The slices of a fast handler double in size, up to the limit."""
     assert next_slice(FIRST_SLICE, 0.0, 2_000) == 2 * FIRST_SLICE
     assert next_slice(100, MAX_HOLD_S / 1_000, 2_000) == 200
     assert next_slice(1_500, 0.000_01, 2_000) == 2_000
 
 
 def test_slow_handler_gets_shorter_slices():
-    """After a slice that took ten times too long, the next one is a tenth."""
+    """After a slice that took ten times too long, the next one is a tenth as large."""
     assert next_slice(1_000, 10 * MAX_HOLD_S, 2_000) == 100
     assert next_slice(16, 1_000.0, 2_000) == 1
 
@@ -41,6 +41,6 @@ def test_slices_settle_at_the_target_time(record_s):
 
 
 def test_loop_gets_a_turn_after_the_target_time():
-    """Other tasks run then."""
+    """After the target time the event loop runs other tasks."""
     assert not is_too_long(MAX_HOLD_S * 0.9)
     assert is_too_long(MAX_HOLD_S)

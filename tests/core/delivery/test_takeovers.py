@@ -1,4 +1,4 @@
-"""Successive owners of a partition: the records each one runs follow from the commits of the last."""
+"""Successive owners of a partition: the commits of each one decide which records the next one handles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE = TopicPartition("t", 0)
 
 
 class Owners(RuleBasedStateMachine):
-    """Log with gaps, a broker that keeps the last commit, and owners that die at any moment."""
+    """Model of a log with gaps, a broker that keeps the last commit, and owners that die at any moment."""
 
     @initialize(gaps=st.lists(st.integers(0, 2), min_size=1, max_size=40), room=st.sampled_from([0, 60, 90, 4_096]))
     def begin_log(self, gaps, room):
@@ -119,4 +119,4 @@ class Owners(RuleBasedStateMachine):
 
 
 TestOwners = Owners.TestCase
-TestOwners.__doc__ = "What was committed as finished is not run again, and nothing else is ever skipped."
+TestOwners.__doc__ = "Records committed as finished are not handled again, and no other record is skipped."

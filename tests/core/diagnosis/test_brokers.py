@@ -1,4 +1,4 @@
-"""Findings about brokers, from facts."""
+"""Findings about brokers, from given facts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cluster(*brokers: BrokerFacts, **more) -> ClusterFacts:
 
 
 def found(facts: ClusterFacts, **more) -> dict[str, tuple[Level, str, str]]:
-    """Return level, text, and next step with its command, by check."""
+    """Return the level, text and next step, with its command, of each check."""
     findings = list(broker_findings(facts, CommandLines("kafka:9091"), **more))
     assert [
         one for one in findings if one.level in {Level.WARNING, Level.PROBLEM} and not (one.advice and one.command)
@@ -41,7 +41,7 @@ def found(facts: ClusterFacts, **more) -> dict[str, tuple[Level, str, str]]:
 
 
 def test_a_sound_cluster_has_only_good_findings():
-    """Reachability, version, features, controllers and clock are each one line."""
+    """Each check of a sound cluster is one line: reachability, version, features, controllers and clock."""
     facts = cluster(voters=[VoterFacts(1, 0), VoterFacts(2, 300), VoterFacts(3, 500)])
 
     assert {check: level for check, (level, _, _) in found(facts).items()} == dict.fromkeys(
@@ -50,7 +50,7 @@ def test_a_sound_cluster_has_only_good_findings():
 
 
 def test_an_unreachable_broker_is_a_problem_with_its_address():
-    """The reason and a command that tries the connection are given."""
+    """The finding names the reason, and a command that tries the connection."""
     level, text, step = found(cluster(broker(1), broker(2, failure="kafka:9092: connection refused")))[
         "broker.unreachable"
     ]
@@ -62,7 +62,7 @@ def test_an_unreachable_broker_is_a_problem_with_its_address():
 
 
 def test_a_broker_that_advertises_this_host_is_explained():
-    """A broker in a container often advertises localhost, which is another host for its clients."""
+    """A broker that advertises localhost, as in a container, is explained: for its clients it is another host."""
     facts = cluster(broker(1, host="localhost", failure="localhost:9091: connection refused"))
 
     assert "localhost is this host: set advertised.listeners of broker 1" in found(facts)["broker.unreachable"][2]
@@ -75,16 +75,16 @@ def test_advice_about_credentials_is_kept():
     assert found(facts)["broker.unreachable"][2].startswith("check sasl_plain_password: nc")
 
 
-def test_no_bootstrap_address_is_a_problem_and_one_of_two_a_warning():
-    """Without any address, no check of the cluster is possible."""
+def test_unreachable_bootstrap_addresses_are_reported():
+    """No reachable bootstrap address is a problem, and one unreachable address of two is a warning."""
     dead = broker(-2, host="old", failure="old:9088: connection refused")
 
     assert found(ClusterFacts((dead,)))["bootstrap"][0] is Level.PROBLEM
     assert found(replace(cluster(), bootstrap=(broker(-1), dead)))["bootstrap"][0] is Level.WARNING
 
 
-def test_two_brokers_with_one_address():
-    """Requests would reach the wrong broker."""
+def test_brokers_with_the_same_address_are_reported():
+    """Brokers that advertise the same address are reported, as requests reach the wrong one."""
     facts = cluster(broker(1, port=9092), broker(2, port=9092))
 
     assert found(facts)["broker.address"][1] == (
@@ -93,14 +93,14 @@ def test_two_brokers_with_one_address():
 
 
 def test_a_fenced_broker_is_a_problem():
-    """Metadata does not list a broker that is down; its registration does."""
+    """A broker that is registered but not in the metadata, because it is down, is a problem."""
     level, text, _ = found(cluster(broker(1), broker(2), fenced=[broker(3)]))["broker.fenced"]
 
     assert (level, text.partition(":")[0]) == (Level.PROBLEM, "broker 3")
 
 
 def test_slow_and_single_brokers_are_warnings():
-    """A single broker is no cluster."""
+    """A broker that answers slowly is a warning, and so is a cluster of a single broker."""
     facts = found(cluster(broker(1, round_trip_ms=800)))
 
     assert facts["broker.slow"][1] == "broker 1: answers an empty request in 800 ms at kafka:9091"
@@ -108,7 +108,7 @@ def test_slow_and_single_brokers_are_warnings():
 
 
 def test_different_releases_are_named():
-    """The upgrade of brokers is not finished."""
+    """Brokers of different releases are a warning that names them."""
     older = {**NEWEST, "metadata.version": 25}
     level, text, _ = found(cluster(broker(1, supported=older), broker(2), broker(3)))["version.mixed"]
 
@@ -116,8 +116,8 @@ def test_different_releases_are_named():
     assert "4.0: broker 1; 4.3: broker 2, 3" in text
 
 
-def test_an_upgrade_that_is_not_finalized():
-    """The level in effect and the supported level are given, with the command that finalizes."""
+def test_an_unfinalized_upgrade_is_reported():
+    """The finding has the version in effect, the supported version, and the command that finalizes the upgrade."""
     older = {**NEWEST, "metadata.version": 21}
     level, text, step = found(cluster(*(broker(n, finalized=older) for n in (1, 2, 3))))["version.finalized"]
 
@@ -127,7 +127,6 @@ def test_an_upgrade_that_is_not_finalized():
 
 
 def test_a_finalized_version_newer_than_this_program_is_named_by_the_last_known_release():
-    """The command that finalizes the upgrade is left to the user, who knows the release."""
     findings = found(cluster(broker(1, supported={"metadata.version": 99}, finalized={"metadata.version": 98})))
     assert "after 4.3" in findings["version.finalized"][1]
 
@@ -135,8 +134,8 @@ def test_a_finalized_version_newer_than_this_program_is_named_by_the_last_known_
 @pytest.mark.parametrize(
     ("supported", "text"), [({}, "Kafka before 3.3"), ({"metadata.version": 99}, "newer than 4.3")]
 )
-def test_unknown_releases(supported, text):
-    """Brokers without features, and brokers that are newer than this program."""
+def test_unknown_releases_are_described(supported, text):
+    """Brokers without features, or newer than this program, are described by the nearest known release."""
     assert text in found(cluster(broker(1, supported=supported, finalized=supported)))["version"][1]
 
 
@@ -148,7 +147,7 @@ def test_unknown_releases(supported, text):
     ],
 )
 def test_missing_consumer_protocol_is_a_problem_only_for_an_app_that_uses_it(change, reason):
-    """KIP-848 needs the request and the finalized feature."""
+    """A missing KIP-848 request or unfinalized feature is a problem only for an app that uses the protocol."""
     facts = cluster(broker(1, **change))
 
     assert found(facts)["feature"][0] is Level.OK
@@ -175,8 +174,8 @@ def test_missing_consumer_protocol_is_a_problem_only_for_an_app_that_uses_it(cha
         ),
     ],
 )
-def test_controllers_that_do_not_follow(behind, text):
-    """The number of controllers that may still fail is given."""
+def test_controllers_behind_the_metadata_log_are_reported(behind, text):
+    """The finding names controllers that do not follow the metadata log, and how many more of them may fail."""
     facts = cluster(voters=[VoterFacts(number, one) for number, one in enumerate(behind, 1)])
     level, found_text, _ = found(facts)["controller.behind"]
 
@@ -184,8 +183,8 @@ def test_controllers_that_do_not_follow(behind, text):
     assert text in found_text
 
 
-def test_controllers_that_do_not_answer():
-    """Records can still be read and written, but nothing can be changed or elected."""
+def test_silent_controllers_are_a_problem():
+    """No active controller is a problem: records can be read and written, but nothing can be changed or elected."""
     facts = cluster(clock=None, no_quorum="no answer within 5 s", is_quorum_silent=True)
     level, text, _ = found(facts)["controller.silent"]
 
@@ -204,7 +203,7 @@ def test_controllers_that_do_not_answer():
     ],
 )
 def test_clock_skew_counts_beyond_the_error_of_its_measurement(ahead_ms, error_ms, check, level, text):
-    """A second is a warning, five minutes are a problem; the text says how exact the value is."""
+    """Clock skew beyond the measurement error is a warning from one second on, and a problem from five minutes on."""
     found_level, found_text, _ = found(cluster(clock=ClockReading(1, ahead_ms, error_ms)))[check]
 
     assert found_level is level
@@ -212,7 +211,7 @@ def test_clock_skew_counts_beyond_the_error_of_its_measurement(ahead_ms, error_m
 
 
 def test_a_clock_that_cannot_be_read_is_skipped():
-    """The reason is given."""
+    """A clock that cannot be read is a skipped check with the reason."""
     facts = cluster(clock=None, no_quorum="not authorized to Describe the cluster")
 
     assert found(facts)["clock"][:2] == (

@@ -1,4 +1,4 @@
-"""Exit code of findings, and words of commands."""
+"""Exit codes of findings, and texts of commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of(level: Level) -> Finding:
     ],
 )
 def test_problems_exit_with_2_and_warnings_with_1_only_if_strict(levels, strict, code):
-    """A skipped check is neither."""
+    """The exit code is 2 for a problem, 1 for a warning if strict, and otherwise 0, also for a skipped check."""
     assert exit_code(map(of, levels), strict=strict) == code
 
 
@@ -42,18 +42,18 @@ def test_problems_exit_with_2_and_warnings_with_1_only_if_strict(levels, strict,
     ],
 )
 def test_durations_have_one_unit(milliseconds, text):
-    """A unit is used from twice its size on, or if it is exact."""
+    """A duration is shown in the largest unit in which it is exact or at least two."""
     assert duration(milliseconds) == text
 
 
-def test_long_lists_are_cut():
-    """The number of names left out is given."""
+def test_long_lists_are_shortened():
+    """A long list shows some names and the number of the others."""
     assert named(["a", "b"]) == "a, b"
     assert named(range(10_000)) == "0, 1, 2, 3 and 9,996 more"
 
 
 def test_commands_reach_the_same_cluster():
-    """Kafka's tools get address and security settings, tailrace's commands the arguments of this one."""
+    """Commands of Kafka's tools have address and security settings, and tailrace's have the arguments of this one."""
     plain = CommandLines("b:9092", "--app shop:billing")
     secure = CommandLines("b:9092", client_config=True, principal="User:alice")
 

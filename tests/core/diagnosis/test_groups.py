@@ -1,4 +1,4 @@
-"""Findings about groups, from facts of one look or two."""
+"""Findings about groups, from facts of one look or of two."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NORTH, SOUTH = (MemberFacts(name, f"{name} at 10.0.0.1", ("orders",), 1) for nam
 
 
 def partition(number: int = 0, committed: int | None = 10, later: int | None = 10, **more) -> PartitionFacts:
-    """Return a partition that ends at offset 10, or at ``later_end`` at the second look."""
+    """Return a partition whose end offset is 10, or ``later_end`` at the second look."""
     facts = PartitionFacts(
         TopicPartition("orders", number),
         None if committed is None else Commit(committed),
@@ -67,7 +67,7 @@ def bad(facts: GroupFacts, need: GroupNeeds = APP) -> list[Finding]:
 
 
 def test_a_sound_group_is_one_line():
-    """State, protocol, assignor, members and lag."""
+    """A sound group is one line with state, protocol, assignor, members and lag."""
     (one,) = findings(group(members=(NORTH, replace(SOUTH, partitions=0))))
 
     assert (one.level, one.subject) == (Level.OK, "group billing")
@@ -81,7 +81,7 @@ def test_a_sound_group_is_one_line():
     [(25, Level.PROBLEM, "lag of 21 grew by 15"), (10, Level.WARNING, "lag of 6 did not change")],
 )
 def test_a_member_without_progress_is_stalled(later_end, level, change):
-    """A problem while the lag grows, otherwise a warning, for a handler may be slow."""
+    """A member that commits nothing is a problem while its lag grows, and otherwise a warning."""
     (one,) = bad(group(partition(committed=4, later=4, later_end=later_end)))
 
     assert (one.check, one.level) == ("group.stalled", level)
@@ -90,12 +90,12 @@ def test_a_member_without_progress_is_stalled(later_end, level, change):
 
 
 def test_progress_in_one_partition_is_progress_of_the_member():
-    """Members read their partitions in turn."""
+    """A member with progress in one partition is not stalled in others, as it reads partitions in turn."""
     assert bad(group(partition(0, 4, 4), partition(1, 4, 9))) == []
 
 
 def test_only_the_stalled_member_is_named():
-    """Each member is judged by its own partitions."""
+    """Only the member without progress is named, and not another one with progress."""
     facts = group(partition(0, 4, 4), partition(1, 4, 9, owner="south"), members=(NORTH, SOUTH))
 
     assert [one.text.partition(" committed")[0] for one in bad(facts)] == ["north at 10.0.0.1"]
@@ -111,17 +111,17 @@ def test_only_the_stalled_member_is_named():
     ids=["new owner", "no owner", "nothing to read at the first look"],
 )
 def test_a_new_or_empty_partition_is_not_reported_as_stalled(facts):
-    """A member that was just assigned a partition, or had nothing to read, is not judged."""
+    """A partition that was just assigned, has no owner or had nothing to read is not reported as stalled."""
     assert "group.stalled" not in {one.check for one in bad(group(facts))}
 
 
 def test_a_member_seen_once_is_not_reported_as_stalled():
-    """Without a second look, progress is unknown."""
+    """After a single look no member is reported as stalled."""
     assert bad(group(partition(committed=4, later=None, later_end=None), interval_ms=0, later_state="")) == []
 
 
-def test_a_record_that_holds_back_the_commit():
-    """Tailrace lists later finished records in the metadata, so that the offset stays and the metadata changes."""
+def test_a_record_that_holds_back_the_commit_is_named():
+    """If the committed offset stays and its offset map changes, the record at that offset is named."""
     waiting = partition(later_end=12)
     (one,) = bad(group(replace(waiting, committed=Commit(4, "map a"), later_committed=Commit(4, "map b"))))
 
@@ -141,8 +141,8 @@ def test_a_record_that_holds_back_the_commit():
         (VERY_OLD, Level.PROBLEM, "older than 90% of retention.ms=604800000 (7 d)"),
     ],
 )
-def test_records_that_are_deleted_before_they_are_read(age, level, text):
-    """The age of the oldest unread record is compared with the retention."""
+def test_records_close_to_deletion_are_reported(age, level, text):
+    """Unread records are a warning from half of the retention on, and a problem from nine tenths on."""
     (one,) = bad(group(partition(committed=4, later=5, age=age)))
 
     assert (one.check, one.level) == ("group.retention", level)
@@ -150,23 +150,23 @@ def test_records_that_are_deleted_before_they_are_read(age, level, text):
     assert "retention.ms=1209600000" in one.command
 
 
-def test_records_that_were_deleted_unread():
-    """The number of lost records is given, instead of the age of the oldest one."""
+def test_records_deleted_unread_are_counted():
+    """Records that were deleted unread are a problem, with their number."""
     (one,) = bad(group(partition(committed=4, later=5, begin=8, age=VERY_OLD)))
 
     assert (one.check, one.level) == ("group.lost", Level.PROBLEM)
     assert one.text == "the log no longer contains 3 records of orders[0] that the group had not read"
 
 
-def test_a_lag_of_most_of_a_log_with_a_limited_size():
-    """The oldest records are deleted first when the log grows."""
+def test_a_lag_of_most_of_a_limited_log_is_a_warning():
+    """A lag of most of a log with limited size is a warning, since its oldest records are deleted as it grows."""
     (one,) = bad(group(partition(committed=2, later=3, begin=2, end=10, retention_bytes=1_000_000)))
 
     assert (one.check, one.level) == ("group.retention-bytes", Level.WARNING)
 
 
-def test_unassigned_partitions_of_a_stable_group():
-    """No member reads them; a group that rebalances is not judged."""
+def test_unassigned_partitions_are_a_problem_of_a_stable_group():
+    """Partitions without an owner are a problem of a stable group, and not reported during a rebalance."""
     facts = group(partition(0), partition(1, owner=""))
     (one,) = bad(facts)
 
@@ -175,32 +175,32 @@ def test_unassigned_partitions_of_a_stable_group():
     assert bad(replace(facts, later_state="PreparingRebalance")) == []
 
 
-def test_a_rebalance_that_does_not_end():
-    """Both looks find the group in a rebalance."""
+def test_a_long_rebalance_is_a_warning():
+    """A group that rebalances at both looks is a warning."""
     (one,) = bad(group(state="PreparingRebalance", later_state="CompletingRebalance"))
 
     assert (one.check, one.level) == ("group.rebalancing", Level.WARNING)
     assert "was PreparingRebalance, and 6 s later CompletingRebalance" in one.text
 
 
-def test_a_group_without_members():
-    """Lag, and the time after which its offsets are deleted."""
+def test_a_group_without_members_is_a_warning():
+    """A group without members is a warning, with its lag and the time after which its offsets are deleted."""
     (one,) = bad(group(partition(committed=4, later=4, owner=""), members=(), state="Empty", later_state=""))
 
     assert (one.check, one.level, one.command) == ("group.empty", Level.WARNING, "tailrace run shop:billing")
     assert "lag of 6; its offsets are deleted 7 d after the last member left" in one.text
 
 
-def test_offsets_that_are_deleted_soon():
-    """Less than a day is a warning: a weekend's pause loses the offsets."""
+def test_a_short_offsets_retention_is_a_warning():
+    """A retention of offsets of less than a day is a warning, since a pause over a weekend loses them."""
     (one,) = bad(group(offsets_retention_ms=3_600_000))
 
     assert (one.check, one.level) == ("group.offsets-retention", Level.WARNING)
     assert one.text.startswith("offsets.retention.minutes=60: after 1 h without members")
 
 
-def test_members_with_another_assignor():
-    """The app could not join."""
+def test_members_with_another_assignor_are_a_problem():
+    """Members with an assignor that the app does not have are a problem, as the app cannot join."""
     (one,) = bad(group(assignor="range"))
 
     assert (one.check, one.level) == ("group.assignor", Level.PROBLEM)
@@ -208,23 +208,23 @@ def test_members_with_another_assignor():
     assert bad(group(assignor="range"), NAMED) == []
 
 
-def test_members_with_another_protocol():
-    """The group is converted, if the brokers permit it."""
+def test_members_with_another_protocol_are_a_warning():
+    """Members with another group protocol than the app's are a warning."""
     (one,) = bad(group(), replace(APP, group_protocol="consumer"))
 
     assert (one.check, one.level) == ("group.protocol", Level.WARNING)
 
 
-def test_members_that_read_other_topics():
-    """An older version of the app, or two apps in one group."""
+def test_a_topic_that_no_member_reads_is_reported():
+    """A topic of the app to which no member subscribes is reported, unless members subscribe by pattern."""
     (one,) = bad(group(members=(replace(NORTH, topics=("clicks", "orders")),)), replace(APP, topics=frozenset({"new"})))
 
     assert one.text == "no member subscribes to new, which the app reads; the members subscribe to clicks, orders"
     assert bad(group(has_pattern=True), replace(APP, topics=frozenset({"new"}))) == []
 
 
-def test_missing_groups():
-    """An app creates its group; a group named on the command line has to exist."""
+def test_a_missing_group_is_a_problem_if_it_was_named():
+    """A missing group is a problem if it was named on the command line; an app creates its own group."""
     missing = GroupFacts("billing", is_missing=True, similar="billing-2")
 
     assert [one.level for one in findings(missing)] == [Level.OK]
@@ -235,8 +235,8 @@ def test_missing_groups():
     )
 
 
-def test_groups_that_cannot_be_checked():
-    """A missing permission, no answer, and groups of other kinds."""
+def test_groups_that_cannot_be_checked_are_reported():
+    """A group without permission, without an answer or of another kind is reported with the reason."""
     (forbidden,) = findings(GroupFacts("billing", is_forbidden=True))
     (silent,) = findings(GroupFacts("billing", failure="no answer within 10 s"))
     (connect,) = findings(group(protocol_type="connect"))
@@ -246,15 +246,15 @@ def test_groups_that_cannot_be_checked():
     assert "protocol type 'connect'" in connect.text
 
 
-def test_missing_permission_to_read():
-    """Describe alone does not permit to join."""
+def test_a_missing_permission_to_read_is_reported():
+    """A group that may be described but not read is reported, as reading is required to join."""
     (one,) = bad(group(operations=1 << 8))
 
     assert one.text == "User:alice is not authorized to Read this group, only to Describe"
 
 
 def test_partial_facts_are_skipped_with_their_reason():
-    """The rest is judged."""
+    """Facts that are missing are one skipped check with the reason, and the other checks are made."""
     found = findings(group(problems={"lag": "the leaders of 3 partitions did not answer"}))
 
     assert [(one.level, one.text) for one in found[1:]] == [

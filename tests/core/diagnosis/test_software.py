@@ -1,4 +1,4 @@
-"""Findings about this process, from facts."""
+"""Findings about this process, from given facts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FACTS = SoftwareFacts("3.12.1 (CPython)", "Linux x86_64", {"tailrace": "1.0", "a
 
 
 def test_versions_and_implementations_are_two_lines():
-    """Python, platform and packages; decoder and checksums."""
+    """Two findings name the versions of Python, platform and packages, and the decoder and checksums."""
     versions, decoder = software_findings(FACTS)
 
     assert versions.text == "Python 3.12.1 (CPython) on Linux x86_64; tailrace 1.0, aiokafka 0.14.0"
@@ -17,7 +17,7 @@ def test_versions_and_implementations_are_two_lines():
 
 
 def test_slow_implementations_are_warnings():
-    """The reason is named: the variable, or a missing module."""
+    """A slow implementation is a warning that names the variable or the missing module that causes it."""
     slow = SoftwareFacts("3.12.1", "Linux", is_compiled=False, is_pure_requested=True, has_fast_checksums=False)
     absent = SoftwareFacts("3.12.1", "Linux", is_compiled=False)
 
@@ -30,7 +30,7 @@ def test_slow_implementations_are_warnings():
 
 
 def test_missing_packages_are_a_problem():
-    """The command that installs them is given."""
+    """A missing package is a problem with the command that installs it."""
     facts = SoftwareFacts("3.12.1", "Linux", {"tailrace": "1.0", "msgspec": ""})
     (one,) = [one for one in software_findings(facts) if one.level is Level.PROBLEM]
 

@@ -1,4 +1,4 @@
-"""Findings about topics, from facts."""
+"""Findings about topics, from given facts."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def only(found: list[Finding], check: str) -> Finding:
     return one
 
 
-def test_a_sound_topic_is_one_line():
-    """Partitions, leaders, replicas and the replication factor."""
+def test_sound_topics_are_one_line():
+    """Sound topics are one line with their partitions, leaders, replicas and replication factor."""
     (one,) = findings(topic(), topic("invoices"))
 
     assert one.level is Level.OK
@@ -53,8 +53,8 @@ def test_a_sound_topic_is_one_line():
     )
 
 
-def test_facts_of_metadata():
-    """Partitions without a leader, and those with fewer in-sync replicas than replicas."""
+def test_facts_are_taken_from_metadata():
+    """Metadata yields the partitions without a leader and those with replicas that are not in sync."""
     partitions = (
         PartitionMetadata(0, 0, 1, replicas=(1, 2, 3), isr=(1, 2, 3)),
         PartitionMetadata(0, 1, 1, replicas=(1, 2, 3), isr=(1,)),
@@ -109,23 +109,23 @@ def test_facts_of_metadata():
         ),
     ],
 )
-def test_replicas_and_their_settings(change, check, level, text):
-    """Each finding names the topic and the measured value."""
+def test_unsafe_replicas_and_settings_are_reported(change, check, level, text):
+    """Each finding about replicas and their settings has the topic, the value and a level."""
     one = only(findings(topic(**change)), check)
 
     assert (one.level, one.subject) == (level, "topic orders")
     assert text in one.text
 
 
-def test_replication_factor_1_is_no_fault_of_a_single_broker_cluster():
-    """With one broker, a replication factor of 1 is the only one."""
+def test_replication_factor_1_is_sound_with_one_broker():
+    """In a cluster of one broker, a replication factor of 1 is sound."""
     one = topic(replication_factor=1, smallest_isr=1, settings={"min_insync_replicas": 1})
 
     assert [found.level for found in findings(one, brokers=1)] == [Level.OK]
 
 
-def test_a_missing_topic_with_a_similar_name():
-    """The name that was probably meant is given."""
+def test_a_missing_topic_is_reported_with_a_similar_name():
+    """A missing topic is a problem that names an existing topic with a similar name."""
     missing = TopicFacts("order", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     one = only(findings(missing, names=["orders", "clicks"]), "topic.missing")
 
@@ -153,8 +153,8 @@ OWN = {
         (TopicRole.REPLAY, False, Level.WARNING),
     ],
 )
-def test_a_missing_topic_of_the_app_itself(role, may_create, level):
-    """The app creates it; without permission, the start fails for a retry topic, and dead letters have no place."""
+def test_a_missing_group_topic_is_a_problem_if_it_cannot_be_created(role, may_create, level):
+    """A missing retry, replay or dead-letter topic is sound if the app may create it; otherwise it is reported."""
     missing = TopicFacts("orders.g.own", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     found = findings(topic(), missing, needs={"orders.g.own": OWN[role]}, may_create=may_create)
     one = only(found, "topic.own-missing")
@@ -163,8 +163,8 @@ def test_a_missing_topic_of_the_app_itself(role, may_create, level):
     assert "3 partitions" in one.text + one.advice
 
 
-def test_a_topic_of_the_app_whose_origin_is_missing_is_not_reported_twice():
-    """The finding about the origin is enough."""
+def test_group_topics_of_a_missing_topic_are_not_reported():
+    """The retry topic of a missing topic is not reported beside the missing topic itself."""
     missing = [TopicFacts(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for name in ("orders", "orders.g.own")]
     found = findings(*missing, needs={"orders.g.own": OWN[TopicRole.RETRY]})
 
@@ -199,8 +199,8 @@ def test_a_topic_of_the_app_whose_origin_is_missing_is_not_reported_twice():
         ),
     ],
 )
-def test_settings_that_lose_records_of_an_app(role, settings, check, level, text):
-    """Retry, replay and dead-letter topics keep each record until it is handled."""
+def test_settings_that_lose_records_are_reported(role, settings, check, level, text):
+    """Settings with which a retry, replay or dead-letter topic loses records are reported."""
     own = topic("orders.g.own", settings=settings)
     one = only(findings(topic(), own, needs={"orders.g.own": OWN[role]}), check)
 
@@ -209,14 +209,14 @@ def test_settings_that_lose_records_of_an_app(role, settings, check, level, text
 
 
 def test_a_compacted_topic_that_is_only_read_is_sound():
-    """Gaps in offsets are no fault."""
+    """A compacted topic that the app only reads is sound."""
     needs = {"orders": TopicNeeds("orders", frozenset({TopicRole.READ}))}
 
     assert [one.level for one in findings(topic(settings={"cleanup_policy": "compact"}), needs=needs)] == [Level.OK]
 
 
 def test_results_to_a_compacted_topic_need_keys():
-    """A record without a key is refused."""
+    """A compacted topic to which the app publishes is a warning: results without a key are refused."""
     needs = {"orders": TopicNeeds("orders", frozenset({TopicRole.PUBLISH}))}
     one = only(findings(topic(settings={"cleanup_policy": "compact"}), needs=needs), "topic.compacted")
 
@@ -224,7 +224,7 @@ def test_results_to_a_compacted_topic_need_keys():
 
 
 def test_fewer_partitions_limit_only_topics_that_are_read():
-    """Retry topics are read by the group, dead-letter topics are not."""
+    """A retry topic with fewer partitions than its topic is reported, and a dead-letter topic is not."""
     own = topic("orders.g.own", partitions=1, settings={"retention_ms": -1})
 
     assert only(findings(topic(), own, needs={"orders.g.own": OWN[TopicRole.RETRY]}), "topic.partitions")
@@ -234,7 +234,7 @@ def test_fewer_partitions_limit_only_topics_that_are_read():
 
 
 def test_dead_letters_are_counted():
-    """The command that lists them is given."""
+    """The number of dead letters is shown with the command that lists them."""
     own = topic("orders.g.own", records=17, settings={"retention_ms": -1})
     one = only(findings(topic(), own, needs={"orders.g.own": OWN[TopicRole.DEAD_LETTER]}), "topic.dead-letters")
 
@@ -244,7 +244,7 @@ def test_dead_letters_are_counted():
 
 
 def test_missing_permissions_name_operation_and_command():
-    """The allowed operations are listed; unknown operations are no finding."""
+    """A missing permission is reported with the allowed operations and a command, and unknown operations are not."""
     needs = {"orders": TopicNeeds("orders", frozenset({TopicRole.READ, TopicRole.PUBLISH}))}
     one = only(findings(topic(operations=READ | DESCRIBE), needs=needs), "topic.permission")
 
@@ -253,8 +253,8 @@ def test_missing_permissions_name_operation_and_command():
     assert [found.level for found in findings(topic(), needs=needs)] == [Level.OK]
 
 
-def test_a_topic_that_may_not_be_described():
-    """Nothing else can be checked."""
+def test_a_topic_that_may_not_be_described_is_one_problem():
+    """A topic that may not be described is a single problem, as nothing else can be checked."""
     forbidden = TopicFacts("orders", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     needs = {"orders": TopicNeeds("orders", frozenset({TopicRole.READ}))}
     (one,) = findings(forbidden, needs=needs)
@@ -264,7 +264,7 @@ def test_a_topic_that_may_not_be_described():
 
 
 def test_unknown_settings_are_skipped_together():
-    """One line for all topics with the same reason."""
+    """Unknown settings of several topics with the same reason are one skipped check."""
     unknown = [replace(topic(f"t{n}"), settings={}, no_settings="not authorized to DescribeConfigs") for n in range(9)]
     one = only(findings(*unknown), "topic.settings")
 
@@ -272,7 +272,7 @@ def test_unknown_settings_are_skipped_together():
     assert one.text.startswith("t0, t1, t2, t3 and 5 more: retention, ")
 
 
-def test_other_topics_are_summed_up():
+def test_other_topics_are_summarized():
     """Topics that were not named are one line, if any of them is not sound."""
     others = [topic("a", under_replicated=(0, 1)), topic("b", leaderless=(2,))]
     one = only(findings(topic(), unhealthy=others), "topic.others")

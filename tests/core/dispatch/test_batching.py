@@ -1,4 +1,4 @@
-"""Batch assembly: full and due batches, room, and order."""
+"""Assembly of batches: full and due batches, room for more records, and order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B, C = (TopicPartition("t", number) for number in range(3))
 
 @pytest.fixture
 def leases():
-    """Delivery of the records."""
+    """Return the deliveries of partitions."""
     return Leases()
 
 
@@ -40,7 +40,7 @@ def places(batch):
 
 
 def test_batch_is_due_when_full(leases):
-    """A batch is not due before it has max_records; the rest waits for the next one."""
+    """A batch starts when it has max_records; later records wait for the next one."""
     pool = batching()
     pool.add(leases.of(some(A, 9)), 0.0)
     early = pool.take(0.0)
@@ -54,7 +54,7 @@ def test_batch_is_due_when_full(leases):
 
 
 def test_batch_is_due_when_its_first_record_has_waited(leases):
-    """max_wait_ms counts from adding the first record, not the last."""
+    """A batch starts when its first record has waited for max_wait_ms, although later records were added."""
     pool = batching()
     pool.add(leases.of(some(A, 1)), 5.0)
     pool.add(leases.of(some(A, 1, 1)), 5.9)
@@ -67,7 +67,7 @@ def test_batch_is_due_when_its_first_record_has_waited(leases):
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
 def test_hurried_records_wait_only_for_running_batches(order_by, leases):
-    """Hurried records are due at the latest after the running batch before them; later ones wait as usual."""
+    """Hurried records start after the running batch before them; later records wait as usual."""
     pool = batching(order_by)
     pool.add(leases.of([record(A, 0, b"a")]), 0.0)
     pool.hurry()
@@ -86,7 +86,7 @@ def test_hurried_records_wait_only_for_running_batches(order_by, leases):
 
 
 def test_batch_is_full_by_bytes(leases):
-    """Keys, values and headers count; only a single record may exceed max_bytes."""
+    """Keys, values and headers count toward max_bytes, which only a batch of a single record may exceed."""
     pool = batching(max_bytes=10)
     big = record(A, 3, key=b"k", value=b"12345678", headers=(("name", b"value"), ("none", None)))
     pool.add(leases.of([*some(A, 3, value=b"1234"), big, *some(A, 1, 4)]), 0.0)
@@ -101,7 +101,7 @@ def test_batch_is_full_by_bytes(leases):
 
 
 def test_by_partition_batches_run_one_at_a_time(leases):
-    """Batches of other partitions run meanwhile."""
+    """By partition, batches of one partition run one at a time, and those of others meanwhile."""
     pool = batching()
     pool.add(leases.of(some(A, 10)), 0.0)
     pool.add(leases.of(some(B, 10)), 0.0)
@@ -116,7 +116,7 @@ def test_by_partition_batches_run_one_at_a_time(leases):
 
 
 def test_without_order_batches_mix_partitions_and_overlap(leases):
-    """A batch takes records of any partition and waits for no other."""
+    """Without order, a batch has records of any partition and waits for no other batch."""
     pool = batching("none")
     pool.add(leases.of(some(A, 6)), 0.0)
     pool.add(leases.of(some(B, 6)), 0.0)
@@ -130,7 +130,7 @@ def test_without_order_batches_mix_partitions_and_overlap(leases):
 
 
 def test_by_key_running_batches_share_no_key(leases):
-    """Records with the key of a running batch wait, in order; others do not wait for them."""
+    """By key, records with a key of a running batch wait in order, and other records do not."""
     pool = batching("key", max_records=2, max_wait_ms=0)
     keys = [b"a", b"b", b"a", b"c", b"b", b"d"]
     pool.add(leases.of([record(A, n, key=key) for n, key in enumerate(keys)]), 0.0)
@@ -142,7 +142,7 @@ def test_by_key_running_batches_share_no_key(leases):
 
 
 def test_by_key_finished_records_free_their_keys(leases):
-    """A batch with one record to retry blocks only that key."""
+    """By key, a running batch of which one record remains to be retried blocks only the key of this record."""
     pool = batching("key", max_records=2, max_wait_ms=0)
     pool.add(leases.of([record(A, 0, key=b"a"), record(A, 1, key=b"b")]), 0.0)
     batch = pool.take(0.0)
@@ -155,8 +155,8 @@ def test_by_key_finished_records_free_their_keys(leases):
     assert leases.progress(A).finished == 0
 
 
-def test_records_without_a_key_share_one(leases):
-    """Records without a key keep their order, as in lanes."""
+def test_records_without_a_key_are_batched_in_order(leases):
+    """By key, records without a key stay in order as if they shared one."""
     pool = batching("key", max_records=1)
     pool.add(leases.of(some(A, 2)), 0.0)
 
@@ -165,7 +165,7 @@ def test_records_without_a_key_share_one(leases):
 
 
 def test_room_is_for_one_batch_per_partition(leases):
-    """The room remains after a running batch, so that slices need not be split."""
+    """There is room for the next batch of a partition, also while a batch of it runs."""
     pool = batching()
     free = pool.room_of(A)
     pool.add(leases.of(some(A, 4)), 0.0)
@@ -177,8 +177,8 @@ def test_room_is_for_one_batch_per_partition(leases):
     assert (free, partly, full, pool.room_of(A)) == (10, 6, 0, 10)
 
 
-def test_oldest_batch_is_due_when_the_window_is_full(leases):
-    """Many slow partitions never stall."""
+def test_oldest_batch_starts_when_there_is_no_room(leases):
+    """When waiting records leave no room, the oldest batch starts before it is full, so that no partition stalls."""
     pool = batching(window=12)
     for number, partition in enumerate((A, B, C)):
         pool.add(leases.of(some(partition, pool.room_of(partition) // 2 or 1)), float(number))
@@ -193,7 +193,7 @@ def test_oldest_batch_is_due_when_the_window_is_full(leases):
 
 
 def test_busy_partitions_take_no_room_from_others(leases):
-    """Records after running batches have a limit of their own."""
+    """Records that wait for running batches have a limit of their own, and take no room from other partitions."""
     pool = batching(window=20, ahead=15)
     for partition in (A, B):
         pool.add(leases.of(some(partition, 10)), 0.0)
@@ -203,8 +203,8 @@ def test_busy_partitions_take_no_room_from_others(leases):
     assert (pool.waiting, pool.room_of(A), pool.room_of(B), pool.room_of(C)) == (15, 0, 0, 10)
 
 
-def test_batch_larger_than_the_window_is_filled():
-    """max_records may exceed max_queued_records."""
+def test_room_is_for_a_batch_larger_than_max_queued_records():
+    """A partition has room for max_records even if they exceed max_queued_records."""
     pool = batching(window=5, max_records=10)
 
     assert pool.room_of(A) == 10
@@ -222,7 +222,7 @@ def read_on(pool, partition, leases, *, key=None):
 
 
 def test_hot_keys_do_not_stop_other_partitions(leases):
-    """Each of their partitions may hold twice the remaining room; then empty ones continue record by record."""
+    """Each partition of a hot key may hold twice the remaining room; then others continue with one record at a time."""
     pool = batching("key", window=40)
     rooms, waiting = [], []
     for partition in (A, B, *(TopicPartition("t", number) for number in range(3, 7))):
@@ -245,7 +245,7 @@ def run_one_by_one(pool, partition, leases):
 
 @pytest.mark.parametrize("order_by", ["key", "none"])
 def test_failed_records_take_room_until_finished(order_by, leases):
-    """If all fail, each partition stops at twice the remaining window, and a healthy one continues."""
+    """If all records of a partition fail, it stops at twice the remaining room, and a healthy partition continues."""
     full = []
     pool = batching(order_by, window=30, on_full=lambda record, stuck: full.append((record.topic_partition, stuck)))
     failing = []
@@ -276,8 +276,8 @@ def test_failed_records_take_room_until_finished(order_by, leases):
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_dropped_records_are_forgotten(order_by, leases):
-    """Running batches continue, and other partitions keep theirs."""
+def test_records_of_a_lost_partition_are_removed(order_by, leases):
+    """The waiting records of a partition that is lost are removed; running batches and other partitions continue."""
     pool = batching(order_by, max_records=2)
     pool.add(leases.of(some(A, 2, key=b"a")), 0.0)
     pool.add(leases.of(some(B, 1, key=b"b")), 0.0)
@@ -382,7 +382,7 @@ class World:
     ),
 )
 def test_records_are_batched_once_and_in_order(order_by, max_bytes, steps):
-    """No order of adding, taking, finishing and dropping repeats, loses or reorders a record, or exceeds the limits."""
+    """In any order of steps, each record is batched once and in order, within the limits."""
     world = World(order_by, max_bytes)
     for name, partition, amount in steps:
         getattr(world, name)(partition, amount)
@@ -396,4 +396,4 @@ def test_records_are_batched_once_and_in_order(order_by, max_bytes, steps):
         world.take(A, 0)
         world.check()
 
-        assert world.gathered + len(world.running) < before or world.running, "what waits is never due"
+        assert world.gathered + len(world.running) < before or world.running, "waiting records are never due"

@@ -1,4 +1,4 @@
-"""Lanes: records of one lane run in order and one at a time, others whenever a worker is free."""
+"""Lanes: records of one lane run one at a time, in order, and others whenever a worker is free."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def records(partition: TopicPartition, keys: str, first: int = 0) -> list[Record
 
 
 def start(lanes):
-    """Take a record that suspends; return where it is, and its work."""
+    """Start a record whose handler suspends, and return its position and its work."""
     work = lanes.take()
     lanes.suspended(work)
     return where(work), work
@@ -36,19 +36,19 @@ def where(work):
 
 @pytest.fixture
 def leases():
-    """Delivery of the records."""
+    """Return the deliveries of partitions."""
     return Leases()
 
 
 @pytest.fixture
 def by_key():
-    """Lanes by key with a window of eight."""
+    """Lanes by key for at most eight waiting records."""
     return Lanes("key", 8)
 
 
 @pytest.fixture
 def by_partition():
-    """Lanes by partition with a window of eight."""
+    """Lanes by partition for at most eight waiting records."""
     return Lanes("partition", 8)
 
 
@@ -56,7 +56,7 @@ def by_partition():
 
 
 def test_records_that_never_suspend_run_in_order(by_key, leases):
-    """Slice after slice, and nothing is tracked."""
+    """Records whose handlers never suspend run in order of their delivery."""
     by_key.add(leases.of(records(P, "aba")))
     by_key.add(leases.of(records(Q, "a")))
 
@@ -65,7 +65,7 @@ def test_records_that_never_suspend_run_in_order(by_key, leases):
 
 
 def test_partitions_take_turns(by_key, leases):
-    """Slice by slice, even if one of them has several."""
+    """Partitions take turns, also if one of them was delivered several times."""
     by_key.add(leases.of(records(P, "a")))
     by_key.add(leases.of(records(P, "a", 1)))
     by_key.add(leases.of(records(Q, "a")))
@@ -74,7 +74,7 @@ def test_partitions_take_turns(by_key, leases):
 
 
 def test_record_waits_for_the_last_of_its_lane(by_key, leases):
-    """Others pass it; when its turn comes it is taken first."""
+    """A record waits for the last one of its lane, while others run; when its turn comes, it runs first."""
     by_key.add(leases.of(records(P, "abacb")))
     first, a = start(by_key)
     second, b = start(by_key)
@@ -90,8 +90,8 @@ def test_record_waits_for_the_last_of_its_lane(by_key, leases):
     assert where(by_key.take()) == (P, 2)
 
 
-def test_parked_records_run_one_at_a_time(by_key, leases):
-    """Each holds its lane, whether it suspends or not."""
+def test_waiting_records_of_a_lane_run_one_at_a_time(by_key, leases):
+    """Records that wait for their lane run one at a time, whether their handlers suspend or not."""
     by_key.add(leases.of(records(P, "aaaa")))
     _, work = start(by_key)
 
@@ -107,7 +107,7 @@ def test_parked_records_run_one_at_a_time(by_key, leases):
 
 
 def test_lanes_of_partitions_do_not_mix(by_key, leases):
-    """One key in two partitions or topics is two lanes."""
+    """The same key in two partitions or topics has two lanes."""
     for partition in PARTITIONS:
         by_key.add(leases.of(records(partition, "a")))
 
@@ -115,7 +115,7 @@ def test_lanes_of_partitions_do_not_mix(by_key, leases):
 
 
 def test_records_without_a_key_share_a_lane(by_key, leases):
-    """Each partition has one such lane; an empty key is a key."""
+    """The records of a partition without a key share one lane; an empty key is a key."""
     by_key.add(leases.of(records(P, "-.-")))
     by_key.add(leases.of(records(Q, "-")))
 
@@ -124,8 +124,8 @@ def test_records_without_a_key_share_a_lane(by_key, leases):
     assert by_key.parked_of(P, None) == 1
 
 
-def test_parked_records_are_in_flight(by_key, leases):
-    """No commit passes them; records after them are finished when they are run."""
+def test_records_that_wait_for_their_lane_are_in_flight(by_key, leases):
+    """The finished offset does not pass records that wait for their lane."""
     by_key.add(leases.of(records(P, "aab")))
     start(by_key)
     while by_key.take() is not None:
@@ -136,7 +136,7 @@ def test_parked_records_are_in_flight(by_key, leases):
 
 
 def test_record_taken_last_is_in_flight(by_key, leases):
-    """Until the next is taken or the worker rests, no commit passes it."""
+    """The record that a worker has taken last is in flight until the worker takes the next one or rests."""
     by_key.add(leases.of(records(P, "abc")))
     by_key.take()
     assert leases.progress(P).finished == 0
@@ -146,8 +146,8 @@ def test_record_taken_last_is_in_flight(by_key, leases):
     assert leases.progress(P).finished == 2
 
 
-def test_work_has_the_lease_of_its_slice(by_key, leases):
-    """Work has the lease also if it is run freely or from a lane's queue."""
+def test_work_has_the_lease_of_its_delivery(by_key, leases):
+    """Work refers to the lease of its delivery, also if it has waited for its lane."""
     one, two = leases.of(records(P, "abab")), leases.of(records(P, "a", 4))
     by_key.add(one)
     by_key.add(two)
@@ -163,8 +163,8 @@ def test_work_has_the_lease_of_its_slice(by_key, leases):
 # ---- limits of one lane ----------------------------------------------------------------------------------------
 
 
-def test_poisoned_key_blocks_its_partition_at_half_the_window(by_key, leases):
-    """Until then its partition is read on, and other partitions always are."""
+def test_poisoned_key_blocks_its_partition_at_half_the_limit(by_key, leases):
+    """A partition is read until half of the limit waits after one record; other partitions are read all the time."""
     by_key.add(leases.of(records(P, "aaaa")))
     _, poisoned = start(by_key)
     assert by_key.take() is None
@@ -181,7 +181,7 @@ def test_poisoned_key_blocks_its_partition_at_half_the_window(by_key, leases):
 
 @pytest.mark.parametrize("order_by", ["key", "none"])
 def test_failed_records_take_room_until_finished(order_by, leases):
-    """If all fail, each partition stops at twice the remaining window, and a healthy one continues."""
+    """If all records of a partition fail, it stops at twice the remaining room, and a healthy partition continues."""
     full = []
     lanes = Lanes(order_by, 30, on_full=lambda work, stuck: full.append((work.record.topic_partition, stuck)))
     begun = {one: [] for one in PARTITIONS}
@@ -215,7 +215,7 @@ def test_failed_records_take_room_until_finished(order_by, leases):
 
 
 def test_by_partition_failed_records_take_no_room(leases):
-    """There is one per partition at most, and it blocks only its own."""
+    """By partition, a failed record blocks its own partition only, and takes no room from others."""
     lanes = Lanes("partition", 1)
     for partition in PARTITIONS:
         lanes.add(leases.of(records(partition, "a")))
@@ -226,7 +226,7 @@ def test_by_partition_failed_records_take_no_room(leases):
 
 
 def test_lane_may_exceed_its_limit(by_key, leases):
-    """A slice is parked as a whole; more is accepted when the lane is below its limit again."""
+    """A lane accepts a delivery as a whole, and the next one when the lane is below its limit again."""
     by_key.add(leases.of(records(P, "aaaa")))
     _, work = start(by_key)
     assert by_key.take() is None
@@ -242,8 +242,8 @@ def test_lane_may_exceed_its_limit(by_key, leases):
     assert wanted == {6: False, 5: False, 4: False, 3: True, 2: True, 1: True}
 
 
-def test_window_is_shared_by_partitions(by_key, leases):
-    """Each partition may hold twice the remaining room; then partitions that hold nothing get one record each."""
+def test_room_is_shared_by_partitions(by_key, leases):
+    """Each partition may hold twice the remaining room; after that, empty partitions get one record each."""
     partitions = (*PARTITIONS, TopicPartition("r", 1))
     for partition in partitions:
         by_key.add(leases.of(records(partition, "a")))
@@ -281,7 +281,7 @@ def test_partitions_read_at_one_rate_get_equal_shares(leases):
 
 
 def test_waiting_partition_has_no_room(by_partition, leases):
-    """While a record is suspended or many are left; another partition has room for one once nothing else may run."""
+    """A partition has no room while one of its records is suspended; an empty one has room for one record."""
     assert by_partition.room_of(P) == 4
     by_partition.add(leases.of(records(P, "cab")))
     assert by_partition.room_of(P) == 0
@@ -303,8 +303,8 @@ def test_waiting_partition_has_no_room(by_partition, leases):
     assert by_partition.room_of(P) == 1
 
 
-def test_partition_has_no_room_while_a_slice_of_another_may_run(by_partition, leases):
-    """So that slices are long: slices read ahead would share the window, each half as long as the one before."""
+def test_partition_has_no_room_while_records_of_another_may_run(by_partition, leases):
+    """A partition has no room while records of another one may start, as reading ahead would make deliveries small."""
     by_partition.add(leases.of(records(P, "abc")))
     assert by_partition.room_of(Q) == 0
     by_partition.take()
@@ -317,7 +317,7 @@ def test_partition_has_no_room_while_a_slice_of_another_may_run(by_partition, le
 
 
 def test_few_records_leave_room_for_more(leases):
-    """Small slices, of one partition or several, are read together and run without a turn of the event loop each."""
+    """Small deliveries leave room for more records, which then run without an iteration of the event loop each."""
     lanes = Lanes("partition", 1_000)
     for partition in (P, Q, P, P):
         lanes.add(leases.of(records(partition, "a")))
@@ -332,7 +332,7 @@ def test_few_records_leave_room_for_more(leases):
 
 
 def test_shared_partition_does_not_wait_as_a_whole(leases):
-    """Other handlers' records follow, so it accepts more until its lane is full."""
+    """If several handlers share a partition, it accepts more records until the lane is full, as others may run."""
     full = []
     lanes = Lanes("partition", 8, is_shared=True, on_full=lambda work, waiting: full.append((where(work), waiting)))
     lanes.add(leases.of(records(P, "a")))
@@ -361,7 +361,7 @@ def test_shared_partition_does_not_wait_as_a_whole(leases):
 
 
 def test_partition_waits_as_a_whole(by_partition, leases):
-    """Its slice waits while a record of it is suspended, and continues afterwards."""
+    """By partition, records wait while an earlier one is suspended, and continue afterwards."""
     by_partition.add(leases.of(records(P, "abc")))
     by_partition.add(leases.of(records(P, "d", 3)))
     by_partition.add(leases.of(records(Q, "a")))
@@ -377,7 +377,7 @@ def test_partition_waits_as_a_whole(by_partition, leases):
 
 
 def test_partition_continues_before_others_start(by_partition, leases):
-    """The worker that finishes a record finds the next one of its partition."""
+    """A worker that finishes a record continues with the next record of its partition."""
     for partition in PARTITIONS:
         by_partition.add(leases.of(records(partition, "ab")))
     _, work = start(by_partition)
@@ -388,7 +388,7 @@ def test_partition_continues_before_others_start(by_partition, leases):
 
 
 def test_without_order_no_record_waits(leases):
-    """Any free worker takes the next record."""
+    """Without order, any free worker takes the next record."""
     lanes = Lanes("none", 8)
     lanes.add(leases.of(records(P, "aaa")))
 
@@ -405,8 +405,8 @@ def test_without_order_no_record_waits(leases):
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_the_rest_of_the_slice_may_start_while_no_record_suspends(order_by, leases):
-    """The rest is yielded as long as no record suspends."""
+def test_records_may_start_at_once_while_none_suspends(order_by, leases):
+    """The remaining records of a delivery may start directly as long as no handler suspends."""
     lanes = Lanes(order_by, 8)
     lanes.add(leases.of(records(P, "aba")))
 
@@ -416,8 +416,8 @@ def test_the_rest_of_the_slice_may_start_while_no_record_suspends(order_by, leas
     assert lanes.take() is None
 
 
-def test_no_record_of_the_slice_may_start_after_a_suspension(by_key, leases):
-    """Records may have to wait until all started ones are finished."""
+def test_no_record_starts_directly_after_a_suspension(by_key, leases):
+    """After a suspension no record starts directly, since its lane may be busy, until started records have finished."""
     by_key.add(leases.of(records(P, "aabca")))
     by_key.take()
     for record in by_key.free:
@@ -431,8 +431,8 @@ def test_no_record_of_the_slice_may_start_after_a_suspension(by_key, leases):
     assert [record.offset for record in by_key.free] == [3, 4]
 
 
-def test_parked_records_whose_turn_has_come_run_first(by_key, leases):
-    """A parked record whose turn has come does not wait for a whole slice."""
+def test_records_whose_turn_has_come_run_first(by_key, leases):
+    """A record that has waited for its lane runs before the remaining records of a delivery."""
     by_key.add(leases.of(records(P, "aa")))
     by_key.add(leases.of(records(Q, "abc")))
     _, work = start(by_key)
@@ -444,12 +444,12 @@ def test_parked_records_whose_turn_has_come_run_first(by_key, leases):
     assert where(by_key.take()) == (P, 1)
 
 
-# ---- dropping --------------------------------------------------------------------------------------------------
+# ---- lost partitions -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_dropped_partition_is_forgotten(order_by, leases):
-    """All its waiting records; running ones may finish, other partitions are not affected."""
+def test_waiting_records_of_a_lost_partition_are_removed(order_by, leases):
+    """All waiting records of a lost partition are removed; running ones finish, and other partitions continue."""
     lanes = Lanes(order_by, 30)
     for partition in (P, Q):
         lanes.add(leases.of(records(partition, "aab")))
@@ -468,8 +468,8 @@ def test_dropped_partition_is_forgotten(order_by, leases):
     assert lanes.take() is None
 
 
-def test_ready_records_are_dropped(by_key, leases):
-    """A parked record whose turn has come is not run, and its lane is free."""
+def test_records_whose_turn_has_come_are_removed_with_their_partition(by_key, leases):
+    """A record whose turn has come does not run after its partition was lost, and its lane is free."""
     by_key.add(leases.of(records(P, "aaa")))
     _, work = start(by_key)
     assert by_key.take() is None
@@ -483,8 +483,8 @@ def test_ready_records_are_dropped(by_key, leases):
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key"])
-def test_lanes_do_not_overlap_after_a_drop(order_by, leases):
-    """A record that still runs holds its lane: after a seek, its key waits."""
+def test_a_running_record_blocks_its_lane_after_a_seek(order_by, leases):
+    """A record that still runs after a seek blocks its lane."""
     lanes = Lanes(order_by, 8)
     lanes.add(leases.of(records(P, "a")))
     _, work = start(lanes)
@@ -497,8 +497,8 @@ def test_lanes_do_not_overlap_after_a_drop(order_by, leases):
     assert where(lanes.take()) == (P, 0)
 
 
-def test_handler_may_drop_its_own_partition(by_key, leases):
-    """A handler unsubscribes before it suspends: its record is started and its lane busy."""
+def test_a_handler_may_unsubscribe_from_its_own_partition(by_key, leases):
+    """A record whose handler unsubscribes before it suspends is started, and its lane is busy."""
     by_key.add(leases.of(records(P, "abc")))
     by_key.take()
     record = next(by_key.free)
@@ -513,7 +513,7 @@ def test_handler_may_drop_its_own_partition(by_key, leases):
 
 
 def test_finishing_a_record_without_a_lane_is_harmless(by_key, leases):
-    """One that never suspended, or one finished twice, frees no other record's lane."""
+    """Finishing a record that never suspended, or finishing one twice, frees no lane of another record."""
     by_key.add(leases.of(records(P, "aaa")))
     by_key.finished(by_key.take())
     _, work = start(by_key)
@@ -528,7 +528,7 @@ def test_finishing_a_record_without_a_lane_is_harmless(by_key, leases):
 
 
 def test_lane_of_a_suspended_record_cannot_be_taken(by_key, leases):
-    """Taking another record before ``suspended`` is called is an error of the caller."""
+    """Suspending two records of one lane at the same time raises AssertionError."""
     by_key.add(leases.of(records(P, "aa")))
     first, second = by_key.take(), by_key.take()
     by_key.suspended(first)
@@ -541,7 +541,7 @@ def test_lane_of_a_suspended_record_cannot_be_taken(by_key, leases):
 
 
 class Running(RuleBasedStateMachine):
-    """Model with plain lists of waiting and running records, and the progress that has to agree."""
+    """Model with plain lists of waiting and running records, compared with the lanes and the progress."""
 
     @initialize(
         order_by=st.sampled_from(["partition", "key", "none"]), window=st.integers(1, 9), is_shared=st.booleans()
@@ -691,5 +691,5 @@ class Running(RuleBasedStateMachine):
 
 TestRunning = Running.TestCase
 TestRunning.__doc__ = (
-    "In any sequence of adding, suspending, finishing and dropping, lanes keep order and no worker idles."
+    "In any sequence of steps, lanes keep their records in order, and no worker idles while a record may run."
 )

@@ -98,7 +98,7 @@ def test_record_continues_after_the_retry_topic_it_came_from(delay_ms, retry_top
 
 
 def test_records_leave_when_due():
-    """Records that are due leave in order of offset; next_at() is the next due time."""
+    """Due records are returned in order of their offsets, and next_at() returns the next due time."""
     shelf = DelayedRecords()
     lease = put(shelf, T0, (3, 1.0), (4, 2.0), (7, 2.0), (8, 5.0))
 
@@ -109,7 +109,7 @@ def test_records_leave_when_due():
 
 
 def test_a_record_that_is_not_due_delays_only_its_partition():
-    """A record that is not due holds up later ones of its partition only, even if those are due."""
+    """A record that is not due delays later records of its partition, even due ones, and no others."""
     shelf = DelayedRecords()
     put(shelf, T0, (0, 9.0), (1, 1.0))
     put(shelf, T1, (0, 1.0))
@@ -120,7 +120,7 @@ def test_a_record_that_is_not_due_delays_only_its_partition():
 
 
 def test_due_record_without_room_sets_no_timer():
-    """A due record waits for room without a timer, so that the loop does not spin."""
+    """A due record for which there is no room sets no timer, so that the event loop does not spin."""
     shelf = DelayedRecords()
     put(shelf, T0, (0, 1.0), (1, 1.0))
 
@@ -130,8 +130,8 @@ def test_due_record_without_room_sets_no_timer():
     assert T0 in shelf
 
 
-def test_partition_is_forgotten_after_its_last_record():
-    """A partition without waiting records is removed from the shelf."""
+def test_partition_is_removed_with_its_last_record():
+    """A partition is removed when its last delayed record is returned."""
     shelf = DelayedRecords()
     put(shelf, T0, (0, 1.0))
 
@@ -140,8 +140,8 @@ def test_partition_is_forgotten_after_its_last_record():
     assert len(shelf) == 0
 
 
-def test_held_records_are_unfinished():
-    """No commit passes them until they are handled."""
+def test_delayed_records_are_unfinished():
+    """Delayed records are unfinished, so that no commit passes them."""
     shelf = DelayedRecords()
     lease = put(shelf, T0, (5, 1.0), (6, 1.0))
 

@@ -1,4 +1,4 @@
-"""Failure counts: kept over aborted transactions, forgotten when records are committed."""
+"""Failure counts are kept when a transaction is aborted, and removed when the records are committed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def test_failures_and_outages_are_counted_separately():
-    """An outage uses up no attempt; both lengthen the pauses."""
+    """An outage is counted apart from failures, and both count for the total."""
     counts = FailureCounts()
     counts.count_failure(HERE, 7, is_outage=True)
     counts.count_failure(HERE, 7, is_outage=False)
@@ -24,8 +24,8 @@ def test_failures_and_outages_are_counted_separately():
     )
 
 
-def test_commit_forgets_the_records_before_it():
-    """Only failed, unfinished records are remembered."""
+def test_a_commit_removes_the_counts_of_earlier_records():
+    """A commit removes the counts and errors of the records before its offset."""
     counts = FailureCounts()
     for partition, offset in ((HERE, 7), (HERE, 9), (THERE, 7)):
         counts.count_failure(partition, offset, is_outage=False)
@@ -41,8 +41,8 @@ def test_commit_forgets_the_records_before_it():
     assert counts.final_error(HERE, 9) is counts.final_error(THERE, 7) is None
 
 
-def test_revoked_partition_is_forgotten():
-    """Another member counts its failures."""
+def test_counts_of_a_revoked_partition_are_removed():
+    """The counts of a revoked partition are removed, and start at zero when it is assigned again."""
     counts = FailureCounts()
     counts.count_failure(HERE, 7, is_outage=False)
     counts.forget(HERE)

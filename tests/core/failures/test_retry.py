@@ -68,7 +68,7 @@ def test_boundary_values_of_retry_are_valid():
     assert Retry(backoff_ms=500, max_backoff_ms=500).pause_s(2, EVEN) == 0.5
 
 
-def test_exceptions_are_one_or_several():
+def test_exception_classes_include_their_subclasses():
     """``on`` and ``not_on`` include subclasses, and ``not_on`` takes precedence."""
     network = Retry(on=OSError, not_on=(PermissionError, FileNotFoundError))
 
@@ -115,8 +115,8 @@ def test_pauses_grow_until_the_attempts_are_used_up():
 
 
 @given(st.integers(1, 50), st.floats(0, 1, exclude_max=True), st.integers(0, 10_000), st.integers(1, 60_000))
-def test_pauses_are_those_of_all_of_tailrace(failures, chance, first_ms, more_ms):
-    """Pauses are exponential with jitter, as those of requests and connections."""
+def test_pauses_have_jitter(failures, chance, first_ms, more_ms):
+    """Pauses are exponential with jitter, as those between requests and connections."""
     retry = Retry(attempts=51, backoff_ms=first_ms, max_backoff_ms=first_ms + more_ms)
 
     assert retry.pause_s(failures, chance) == Backoff.of_ms(first_ms, first_ms + more_ms).pause_s(failures, chance)

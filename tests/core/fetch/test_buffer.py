@@ -1,4 +1,4 @@
-"""Fetch buffer: shares, turns, and counts of bytes."""
+"""Fetch buffer: shares of partitions, turns, and counts of bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def anything(_partition):
 
 
 def test_chunks_of_a_partition_are_in_order(buffer):
-    """First in, first out."""
+    """Data of a partition is read in the order in which it arrived."""
     buffer.put(A, "one", 10)
     buffer.put(A, "two", 10)
 
@@ -39,7 +39,7 @@ def test_chunks_of_a_partition_are_in_order(buffer):
 
 
 def test_the_time_of_a_turn_does_not_depend_on_the_number_of_partitions():
-    """Twenty thousand partitions of one chunk each are read one after another, and as many are dropped."""
+    """Twenty thousand partitions are read one after another, and as many are removed, in a short time."""
     partitions = [TopicPartition("t", number) for number in range(20_000)]
     buffer: FetchBuffer[str] = FetchBuffer(1_000_000)
     with cpu_time() as used_s:
@@ -67,7 +67,7 @@ def test_partitions_take_turns(buffer):
 
 
 def test_unreadable_partitions_are_skipped(buffer):
-    """A paused partition does not block the others; if none is readable, there is none."""
+    """A paused partition is skipped; if no partition is readable, next_partition() returns None."""
     for partition in (A, B, C):
         buffer.put(partition, "chunk", 1)
 
@@ -87,7 +87,7 @@ def test_bytes_are_counted(buffer):
 
 
 def test_fetch_in_flight_has_reserved_space(buffer):
-    """Afterwards the space is free or filled."""
+    """A fetch in flight reserves space, which is free again, or filled, when the fetch ends."""
     buffer.reserve("fetch", 50)
     assert (buffer.free_bytes, buffer.reserved_bytes) == (40, 50)
 
@@ -100,7 +100,7 @@ def test_fetch_in_flight_has_reserved_space(buffer):
 
 
 def test_second_reservation_replaces_the_first(buffer):
-    """A second reservation of the same fetch is not added to the first."""
+    """A second reservation of a fetch replaces the first."""
     buffer.reserve("fetch", 50)
     buffer.reserve("fetch", 20)
 
@@ -108,21 +108,21 @@ def test_second_reservation_replaces_the_first(buffer):
 
 
 def test_overrun_leaves_no_free_space(buffer):
-    """The protocol may bring more than was requested; the free space is never negative."""
+    """A response that is larger than requested, which Kafka permits, leaves zero bytes free."""
     buffer.put(A, "large", 200)
 
     assert buffer.free_bytes == 0
 
 
 def test_partition_uses_only_its_share(buffer):
-    """Each of three may hold a third, however much the others hold."""
+    """Each of three partitions may hold a third of the buffer, however much the others hold."""
     buffer.put(A, "slow", 30)
 
     assert (buffer.share_of(3), buffer.share_of(0)) == (30, 90)
 
 
 def test_a_batch_that_is_put_back_comes_first(buffer):
-    """Its bytes were counted when it was taken."""
+    """A batch that is put back is read first, and its bytes are not counted again."""
     buffer.put(A, "two", 10)
 
     buffer.put_back(A, "one")
@@ -135,8 +135,8 @@ def test_a_batch_that_is_put_back_comes_first(buffer):
     assert buffer.next_partition(lambda one: one == B) == B
 
 
-def test_dropped_partition_is_forgotten(buffer):
-    """The partition loses its turn, and its bytes do not count as taken. Dropping an unknown one is no error."""
+def test_data_of_a_removed_partition_is_discarded(buffer):
+    """The data of a removed partition is discarded, and its bytes do not count as taken."""
     buffer.put(A, "one", 10)
     buffer.put(A, "two", 10)
 
@@ -149,7 +149,7 @@ def test_dropped_partition_is_forgotten(buffer):
 
 
 def test_cut_keeps_at_least_the_given_number_of_bytes(buffer):
-    """Otherwise the partition would have space for exactly the dropped bytes."""
+    """A cut leaves at least the given number of bytes, since the discarded bytes would otherwise be fetched again."""
     for chunk, size in (("one", 5), ("two", 60), ("three", 10), ("marker", 0)):
         buffer.put(A, chunk, size)
 
@@ -162,7 +162,7 @@ def test_cut_keeps_at_least_the_given_number_of_bytes(buffer):
 
 
 def test_newest_chunks_are_cut(buffer):
-    """The cut never includes the oldest chunk, which may be partly read; bytes of cut chunks do not count as taken."""
+    """A cut discards the newest data and never the oldest, which may be partly read; discarded bytes are not taken."""
     for chunk, size in (("one", 40), ("two", 20), ("three", 10)):
         buffer.put(A, chunk, size)
 
@@ -259,4 +259,4 @@ class Buffering(RuleBasedStateMachine):
 
 
 TestBuffering = Buffering.TestCase
-TestBuffering.__doc__ = "Whatever is put, taken, put back and dropped: nothing is lost, and the books are right."
+TestBuffering.__doc__ = "In any order of steps, the buffer loses no data, and its counts are right."

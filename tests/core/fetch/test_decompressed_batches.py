@@ -1,4 +1,4 @@
-"""Bound of the decompressed batches of all partitions."""
+"""Limit on the decompressed batches of all partitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMIT = 100
 
 @dataclass
 class Batch:
-    """Batch of so many bytes when decompressed."""
+    """Batch that takes ``plain_bytes`` when decompressed."""
 
     plain_bytes: int
     is_decompressing: bool = False
@@ -28,7 +28,7 @@ def place(number: int) -> TopicPartition:
 
 
 def held(*batches: Batch):
-    """Return a buffer with these batches, one per partition, all decompressed."""
+    """Return a buffer with one decompressed batch per partition."""
     buffer: FetchBuffer[Batch] = FetchBuffer(LIMIT)
     decompressed = DecompressedBatches(buffer)
     for number, batch in enumerate(batches):
@@ -46,13 +46,13 @@ def nobody(_: TopicPartition) -> bool:
 
 
 def test_batches_may_be_decompressed_below_the_limit():
-    """A batch of any size may be decompressed while the others take less."""
+    """A batch of any size may be decompressed while the others take less than the limit."""
     assert held(Batch(60), Batch(39))[1].has_room(everyone)
     assert not held(Batch(60), Batch(40))[1].has_room(everyone)
 
 
 def test_consumed_batch_makes_room():
-    """A consumed batch makes room if its partition has other batches and if it is revoked."""
+    """A batch makes room when it is consumed and when its partition is revoked."""
     buffer, decompressed = held(Batch(60), Batch(60))
     assert not decompressed.has_room(everyone)
     buffer.put(place(0), Batch(0), 1)
@@ -71,7 +71,7 @@ def test_batch_after_records_that_were_put_back_is_counted():
 
 
 def test_unread_batches_are_compressed_again():
-    """Oldest first and only as many as necessary; none while another of them is being read, which makes room, too."""
+    """Unread batches are compressed again, the oldest first, only as many as necessary and if none is being read."""
     first, second = Batch(60), Batch(60)
     _, decompressed = held(first, second)
     assert not decompressed.has_room(lambda partition: partition == place(1))
@@ -81,7 +81,7 @@ def test_unread_batches_are_compressed_again():
 
 
 def test_batch_with_an_error_makes_room():
-    """No record is read from it any more."""
+    """A batch with an error makes room, as no more records are read from it."""
     broken = Batch(200, has_error=True)
     _, decompressed = held(broken)
     assert decompressed.has_room(everyone)
@@ -89,7 +89,7 @@ def test_batch_with_an_error_makes_room():
 
 
 def test_threads_decompress_two_batches_at_a_time():
-    """Their sizes are unknown before; a third starts when one has ended, dropped or not."""
+    """At most two batches are decompressed at a time; one whose partition was revoked counts until its end."""
     under_way = Batch(0, is_decompressing=True)
     buffer, decompressed = held(under_way, Batch(0, is_decompressing=True))
     assert not decompressed.has_room(everyone)

@@ -1,4 +1,4 @@
-"""Choice of the partitions whose end offsets no fetch brings."""
+"""Selection of the partitions whose end offsets are requested, as no fetch brings them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAUSED, READ, STARTING = (TopicPartition("t", n) for n in range(3))
 
 
 def test_paused_partitions_are_chosen_and_those_in_a_fetch_are_not():
-    """A partition that is not fetchable yet has no end offset that counts."""
+    """End offsets are requested for paused partitions, and not for those in a fetch or not yet fetchable."""
     positions = Positions()
     for position in positions.add([PAUSED, READ, STARTING]):
         position.begin(7)

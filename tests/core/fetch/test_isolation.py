@@ -1,4 +1,4 @@
-"""Visibility of fetched batches."""
+"""Visibility of fetched batches under each isolation level."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ TAKEN_BACK = [
 
 
 def test_aborted_records_are_not_visible():
-    """Only the producer's records from the first offset of the transaction to its marker are invisible."""
+    """With read_committed, records of an aborted transaction are invisible up to its marker."""
     assert offsets(TAKEN_BACK, [AbortedTransaction(7, 0)]) == [2, 5, 7]
 
 
 def test_control_batches_are_never_visible():
-    """``read_uncommitted`` delivers all records, but no markers."""
+    """Control batches are invisible also with read_uncommitted, which delivers all records."""
     assert offsets(TAKEN_BACK, None) == [0, 2, 3, 5, 7]
     assert offsets(TAKEN_BACK, []) == [0, 2, 3, 5, 7]
 
 
 def test_every_batch_is_yielded_in_order():
-    """Invisible ones are yielded, too, so that positions move past them."""
+    """Invisible batches are yielded in order, too, so that positions move past them."""
     assert [batch for batch, _ in visible(TAKEN_BACK, [AbortedTransaction(7, 0)])] == TAKEN_BACK
 
 
-def test_transaction_that_began_before_the_fetch():
-    """A fetch may begin in the middle of a transaction."""
+def test_an_aborted_transaction_may_begin_before_the_fetch():
+    """Records of an aborted transaction are invisible also if the fetch begins in the middle of it."""
     assert offsets(TAKEN_BACK[2:], [AbortedTransaction(7, 0)]) == [5, 7]
 
 
 def test_records_between_two_aborts_of_a_producer_are_visible():
-    """Records committed in between are visible; the broker's list may be in any order."""
+    """Records committed between two aborts are visible, in whichever order the broker lists the aborts."""
     batches = [
         Header(0, producer_id=7),
         Header(1, producer_id=7, marks="abort"),
@@ -85,7 +85,7 @@ def test_records_between_two_aborts_of_a_producer_are_visible():
 
 
 def test_marker_ends_only_its_producers_transaction():
-    """Transactions of other producers continue."""
+    """The marker of one producer does not end the transactions of others."""
     batches = [
         Header(0, producer_id=7),
         Header(1, producer_id=8, marks="abort"),
@@ -101,7 +101,7 @@ STEPS = st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from(["write",
 
 @given(STEPS, st.data())
 def test_read_committed_delivers_exactly_committed_records(steps, data):
-    """The promise holds for any history of transactions, from any offset on."""
+    """With read_committed, exactly the committed records are visible, for any history and from any offset on."""
     batches, open_since, aborted, taken_back = [], {}, [], set()
     for offset, (producer, what) in enumerate(steps):
         match what:

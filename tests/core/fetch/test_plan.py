@@ -1,4 +1,4 @@
-"""Fetch plans, and how long a broker may hold a fetch."""
+"""Fetch plans, and the time for which a broker may hold a fetch."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_partitions_are_fetched_from_their_leader():
 
 
 def test_plan_carries_epochs():
-    """Epochs show whether a response belongs to a fetch before a seek."""
+    """A plan has the epochs of positions, which show whether its response belongs to a time before a seek."""
     positions = ready(A, B)
     positions.get(B).is_paused = True
 
@@ -89,7 +89,7 @@ def test_plan_carries_epochs():
 
 
 def test_partitions_added_during_a_fetch_are_distinguished():
-    """Partitions sought or resumed since are fetched separately; the others are in flight."""
+    """Partitions that are sought or resumed during a fetch are fetched separately."""
     positions = ready(A, B, C)
     sought, resumed, other = positions.of([A, B, C])
     resumed.is_paused = True
@@ -107,8 +107,8 @@ def test_partitions_added_during_a_fetch_are_distinguished():
     assert not plan(positions).added_to(plan(positions)).partitions
 
 
-def test_answer_counts_only_for_the_requested_offset():
-    """An answer is ignored after a seek, after another broker's answer, and for a partition that was not requested."""
+def test_a_response_counts_only_for_the_requested_offset():
+    """A response is ignored after a seek, after another response, and for a partition that was not requested."""
     positions = ready(A, B, C)
     a, b, c = positions
     c.is_paused = True
@@ -133,7 +133,7 @@ def test_answer_counts_only_for_the_requested_offset():
     ids=["no beginning", "callbacks not through", "paused", "about to be released"],
 )
 def test_partition_that_is_not_ready_is_left_out(hinder):
-    """Its broker is not idle, because it may become ready; nor does it lack room."""
+    """A partition that is not ready is not fetched; its broker is not idle and does not lack room."""
     positions = ready(A, B)
     hinder(positions.get(A))
 
@@ -150,7 +150,7 @@ def test_partition_that_is_not_ready_is_left_out(hinder):
     ("fetched_topic_id", "is_remade"), [(None, False), (TOPIC_ID, False), (UUID(int=0), False), (UUID(int=9), True)]
 )
 def test_recreated_topic_is_left_out_and_reported(fetched_topic_id, is_remade):
-    """Its offsets mean other records; before a first fetch, or without topic ids, that is unknown."""
+    """A topic with another id than at the last fetch is reported as recreated, and its partitions are not fetched."""
     positions = ready(A, B)
     positions.get(A).fetched_topic_id = fetched_topic_id
 
@@ -161,7 +161,7 @@ def test_recreated_topic_is_left_out_and_reported(fetched_topic_id, is_remade):
 
 
 def test_new_start_belongs_to_the_current_topic():
-    """The user or the reset policy chose it for the topic as it is."""
+    """After a seek or a reset, the position belongs to the current topic, which is not reported as recreated."""
     positions = ready(A, B)
     for position in positions:
         position.fetched_topic_id = UUID(int=9)
@@ -173,7 +173,7 @@ def test_new_start_belongs_to_the_current_topic():
 
 
 def test_backoff_of_a_partition_is_kept():
-    """The plan has the end of the earliest one."""
+    """A partition is not fetched during its backoff, and the plan has the end of the earliest one."""
     positions = ready(A, B, C)
     positions.get(A).back_off(NOW + 5)
     positions.get(B).back_off(NOW + 3)
@@ -186,8 +186,8 @@ def test_backoff_of_a_partition_is_kept():
     assert plan(positions).partitions.keys() == {B, C}
 
 
-def test_broker_without_our_partitions_is_idle():
-    """Its fetch loop may end."""
+def test_a_broker_without_partitions_to_fetch_is_idle():
+    """A broker from which no partition is fetched is idle, so that its fetch loop may end."""
     assert plan(ready(A), node_id=2).is_idle
     assert plan(Positions()).is_idle
 
@@ -196,7 +196,7 @@ def test_broker_without_our_partitions_is_idle():
 
 
 def test_preferred_read_replica_is_used_until_it_expires():
-    """The replica is used only if it is in the cluster and not offline (KIP-392)."""
+    """The preferred read replica is used until it expires, if it is known, online and has a replica (KIP-392)."""
     positions = ready(A)
     position = positions.get(A)
     position.preferred_read_replica, position.preferred_read_replica_until = 2, NOW + 1
@@ -206,15 +206,15 @@ def test_preferred_read_replica_is_used_until_it_expires():
     assert plan(positions, node_id=2).partitions.keys() == {A}
     assert plan(positions, node_id=1).is_idle
     position.preferred_read_replica = 3
-    assert source_of(positions, topology(1), NOW) == 1, "it is offline"
+    assert source_of(positions, topology(1), NOW) == 1, "the replica is offline"
     position.preferred_read_replica = 9
-    assert source_of(positions, topology(1), NOW) == 1, "it is unknown"
+    assert source_of(positions, topology(1), NOW) == 1, "the replica is unknown"
     position.preferred_read_replica = 4
-    assert source_of(positions, topology(1), NOW) == 1, "it has no copy any more"
+    assert source_of(positions, topology(1), NOW) == 1, "the broker has no replica any more"
 
 
 def test_the_fetch_source_changes_at_the_first_expiry():
-    """Partitions without a preferred replica have none."""
+    """The fetch sources change when the first preferred read replica expires."""
     positions = ready(A, B, C)
     a, b, c = positions
     assert sources_change_at(positions, NOW) is None
@@ -230,14 +230,14 @@ def test_the_fetch_source_changes_at_the_first_expiry():
 
 @given(st.integers(1, 9), st.text(), st.integers(0, 999))
 def test_each_partition_uses_one_connection(of, topic, number):
-    """Exactly the one that ``slot_of`` returns."""
+    """Each partition is fetched over exactly one connection, the one that ``slot_of`` returns."""
     partition = TopicPartition(topic, number)
 
     assert [n for n in range(of) if FetcherSlot(n, of).has(partition)] == [slot_of(partition, of)]
 
 
 def test_partition_without_a_leader_has_no_source():
-    """An unknown partition has no source, either."""
+    """A partition without a leader and an unknown partition have no source."""
     positions = ready(A)
 
     assert source_of(positions, topology(-1), NOW) is None
@@ -258,7 +258,7 @@ def test_sources_follow_the_assignment_and_the_metadata():
 
 
 def test_an_unchanged_partition_is_requested_by_the_same_object():
-    """A change of the offset, the size or the leader epoch makes another one."""
+    """The request for an unchanged partition is the same object; another offset, size or epoch makes a new one."""
     positions = ready(A)
     (source,) = FetchSources(positions).at(topology(1))
     first = source.request(7, 100)
@@ -274,7 +274,7 @@ def test_an_unchanged_partition_is_requested_by_the_same_object():
 
 
 def test_fetch_size_is_the_rest_of_the_share():
-    """Three partitions share 300 bytes: one that holds 40 fetches 60; a slow one leaves the others their shares."""
+    """A fetch requests what remains of a partition's share, whatever other partitions hold."""
     buffer = FetchBuffer(300)
     buffer.put(A, "chunk", 40)
     buffer.put(B, "chunk", 100)
@@ -286,7 +286,7 @@ def test_fetch_size_is_the_rest_of_the_share():
 
 
 def test_small_rest_of_a_share_is_not_fetched():
-    """Below half a share the broker would send one batch at a time."""
+    """A partition that holds more than half of its share is not fetched."""
     buffer = FetchBuffer(100)
     buffer.put(A, "chunk", 51)
     assert plan(ready(A), buffer=buffer).partitions == {}
@@ -298,7 +298,7 @@ def test_small_rest_of_a_share_is_not_fetched():
 
 
 def test_an_empty_partition_has_room_for_the_largest_batch():
-    """Otherwise each answer would bring the batch of one partition only, if batches are larger than the shares."""
+    """An empty partition has room for the largest batch so far, even if that exceeds its share."""
     buffer, limits = FetchBuffer(30), replace(LIMITS, partition_max_bytes=50)
     assert {
         one.partition_max_bytes for one in plan(ready(A, B, C), buffer=buffer, limits=limits).partitions.values()
@@ -323,7 +323,7 @@ def test_small_fetch_limit_is_fetched():
 
 
 def test_partitions_above_their_share_are_reported():
-    """After a paused one filled the buffer, another gets no room until chunks are dropped."""
+    """A paused partition that fills the buffer is reported if others get no room."""
     buffer, positions = FetchBuffer(300), ready(A)
     buffer.put(A, "chunk", 300)
     assert plan(positions, buffer=buffer).overdrawn == ()
@@ -338,7 +338,7 @@ def test_partitions_above_their_share_are_reported():
 
     assert (crowded.partitions, crowded.overdrawn, crowded.lacks_room) == ({}, (A,), True)
     buffer.put(C, "error", 101)
-    assert plan(positions, buffer=buffer).overdrawn == (A,), "behind an error nothing would be fetched anew"
+    assert plan(positions, buffer=buffer).overdrawn == (A,), "after an error, discarded data would not be fetched again"
     buffer.drop(A)
     buffer.reserve("another fetch", 300)
     assert plan(positions, buffer=buffer).overdrawn == ()
@@ -387,7 +387,7 @@ def test_fetch_never_exceeds_the_free_space(size, held, reserved, partition_max,
 
 
 def test_empty_buffer_has_room_for_a_fetch():
-    """The room suffices for any number of partitions and any size of the buffer."""
+    """An empty buffer has room for a fetch, even of many partitions."""
     partitions = [TopicPartition("t", n) for n in range(300)]
 
     found = plan(ready(*partitions), leaders=(1,) * 300, buffer=FetchBuffer(1_000))
@@ -420,12 +420,11 @@ def test_empty_buffer_has_room_for_a_fetch():
     ],
 )
 def test_reactions_to_partition_errors(code, verdict):
-    """Refresh metadata, reset, back off, or raise."""
+    """For each error code the fetcher accepts, refreshes metadata, resets, retries or raises."""
     assert FETCH_REACTIONS.reaction_to(code) is verdict
 
 
 def test_retriable_errors_are_never_raised():
-    """Another attempt may succeed."""
     assert FetchErrorAction.RAISE not in {FETCH_REACTIONS.reaction_to(code) for code in RETRIABLE}
 
 
@@ -433,14 +432,14 @@ def test_retriable_errors_are_never_raised():
 
 
 def test_fetch_of_all_partitions_is_held_for_the_full_wait():
-    """No partition was left out."""
+    """A fetch that leaves out no partition is held for fetch_max_wait_ms."""
     wait = FetchWait(0.5)
 
     assert [wait.wait_s(lacks_room=False, taken_bytes=0) for _ in range(3)] == [0.5, 0.5, 0.5]
 
 
 def test_the_broker_holds_fetches_longer_while_the_buffer_is_full():
-    """A fetch that leaves partitions out is held for a short time, which doubles."""
+    """A fetch that leaves partitions out is held for a short time, which doubles from fetch to fetch."""
     wait = FetchWait(0.5)
 
     waits = [wait.wait_s(lacks_room=True, taken_bytes=10) for _ in range(7)]
@@ -449,7 +448,7 @@ def test_the_broker_holds_fetches_longer_while_the_buffer_is_full():
 
 
 def test_the_broker_holds_fetches_briefly_again_after_a_batch_is_taken():
-    """The hold is also short after a fetch of all partitions."""
+    """The hold is short again after a batch was taken and after a fetch of all partitions."""
     wait = FetchWait(0.5)
     wait.wait_s(lacks_room=True, taken_bytes=10)
     wait.wait_s(lacks_room=True, taken_bytes=10)
@@ -461,12 +460,12 @@ def test_the_broker_holds_fetches_briefly_again_after_a_batch_is_taken():
 
 
 def test_the_broker_holds_fetches_no_longer_than_fetch_max_wait_ms():
-    """The option applies even if it is below the shortest hold."""
+    """The hold is never longer than fetch_max_wait_ms."""
     assert FetchWait(0.005).wait_s(lacks_room=True, taken_bytes=0) == 0.005
 
 
 def test_fetch_of_added_partitions_is_held_long_after_an_empty_one():
-    """The hold is short at first and after records; no fetch is sent if the other one ends as soon."""
+    """A separate fetch of added partitions is held until the other one ends if its last response was empty."""
     made, wait = plan(ready(A)), AddedWait()
 
     assert wait.wait_s(made, 5.0, 4.0) == 0.1
@@ -479,7 +478,7 @@ def test_fetch_of_added_partitions_is_held_long_after_an_empty_one():
 
 
 def test_newly_added_partition_ends_the_long_hold():
-    """A seek makes the next hold short again."""
+    """A seek makes the hold of the next separate fetch short again."""
     positions, wait = ready(A), AddedWait()
     wait.note_answer(plan(positions), is_empty=True)
 

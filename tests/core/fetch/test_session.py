@@ -1,4 +1,4 @@
-"""Fetch sessions against a model of the broker's."""
+"""Fetch sessions, compared with a model of the broker's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answer(session_id: int = 5, error_code: int = 0) -> FetchResponse:
 
 @pytest.fixture
 def session():
-    """Session with two partitions after the first answer."""
+    """Session with two partitions after the first response."""
     made = FetchSession()
     made.next_request({A: asked(A), B: asked(B)})
     made.handle_answer(answer())
@@ -35,7 +35,7 @@ def session():
 
 
 def test_first_request_is_full():
-    """Epoch 0 requests a session."""
+    """The first request names all partitions and requests a session with epoch 0."""
     session = FetchSession()
 
     part = session.next_request({A: asked(A), B: asked(B)})
@@ -47,7 +47,7 @@ def test_first_request_is_full():
 
 
 def test_next_request_names_only_changes(session):
-    """Epochs count up from 1."""
+    """The next requests name only changed partitions, with epochs from 1 on."""
     part = session.next_request({A: asked(A, 10), B: asked(B)})
     session.handle_answer(answer())
 
@@ -59,7 +59,7 @@ def test_next_request_names_only_changes(session):
 
 
 def test_partition_no_longer_fetched_is_forgotten(session):
-    """A paused partition is named again when it is resumed."""
+    """A paused partition is removed from the session, and added again when it is resumed."""
     part = session.next_request({B: asked(B)})
     session.handle_answer(answer())
 
@@ -68,7 +68,7 @@ def test_partition_no_longer_fetched_is_forgotten(session):
 
 
 def test_recreated_topic_starts_a_new_session(session):
-    """A broker that identifies topics by name would forget the new one with the old."""
+    """A recreated topic starts a new session, as a broker that identifies topics by name would remove the new topic."""
     part = session.next_request({A: asked(A, topic_id=SECOND_ID), B: asked(B)})
 
     assert (part.session_id, part.session_epoch) == (5, 0)
@@ -77,7 +77,7 @@ def test_recreated_topic_starts_a_new_session(session):
 
 
 def test_broker_without_sessions_gets_full_requests(session):
-    """Session id 0 means that its cache is full; each request asks again."""
+    """While a broker returns session id 0, each request names all partitions and requests a session."""
     assert session.handle_answer(answer(session_id=0))
 
     assert session.is_full
@@ -93,7 +93,7 @@ def test_broker_without_sessions_gets_full_requests(session):
     ],
 )
 def test_session_error_ends_the_session(session, code, session_id):
-    """The answer holds nothing; the next request is full and ends the old session."""
+    """After a session error, the next request names all partitions and ends the old session."""
     session.next_request({A: asked(A)})
 
     assert not session.handle_answer(answer(error_code=code))
@@ -104,7 +104,7 @@ def test_session_error_ends_the_session(session, code, session_id):
 
 
 def test_other_error_resets_the_session_and_is_returned(session):
-    """The caller handles it; the next request is full."""
+    """Any other error is returned to the caller, and the next request names all partitions."""
     session.next_request({A: asked(A)})
 
     assert session.handle_answer(answer(error_code=ErrorCode.UNKNOWN_SERVER_ERROR))
@@ -112,7 +112,7 @@ def test_other_error_resets_the_session_and_is_returned(session):
 
 
 def test_request_after_a_lost_answer_is_full(session):
-    """The broker's state is unknown."""
+    """After a lost response, the next request names all partitions, as the broker's state is unknown."""
     session.next_request({A: asked(A, 10)})
     session.restart()
 
@@ -122,7 +122,7 @@ def test_request_after_a_lost_answer_is_full(session):
 
 
 def test_epochs_wrap_to_1():
-    """0 and -1 have other meanings."""
+    """Session epochs wrap to 1, as 0 and -1 have other meanings."""
     session = FetchSession()
     session.next_request({})
     session.handle_answer(answer())
@@ -172,7 +172,7 @@ class Broker:
 
 
 class Fetching(RuleBasedStateMachine):
-    """Any sequence of fetches, losses and evictions: the broker sends exactly the wanted partitions."""
+    """Model of any sequence of fetches, losses and evictions, after which the broker sends the wanted partitions."""
 
     @initialize(by_id=st.booleans())
     def begin(self, by_id):
@@ -218,4 +218,4 @@ class Fetching(RuleBasedStateMachine):
 
 
 TestFetching = Fetching.TestCase
-TestFetching.__doc__ = "A broker sends what is wanted and nothing else, whatever it remembers."
+TestFetching.__doc__ = "The broker sends exactly the wanted partitions, after any loss or eviction."

@@ -35,7 +35,7 @@ KINDS: dict[str, Offers] = {
 
 
 class Life(RandomSteps):
-    """One group in a network that loses and delays messages, one step at a time; ``pick`` chooses the next step."""
+    """Simulation of a group in a network that loses and delays messages; ``pick`` chooses the next step."""
 
     def __init__(self, pick: Pick, offers: Offers) -> None:
         super().__init__(pick)
@@ -82,11 +82,11 @@ class Life(RandomSteps):
         self.world.kill(self.pick(self.running))
 
     def stall(self) -> None:
-        """Let the application of a member not poll."""
+        """Let the application of a member stop polling."""
         self.world.stall(self.pick(self.running))
 
     def resume(self) -> None:
-        """Let the application of a member poll."""
+        """Let the application of a member poll again."""
         self.world.resume(self.pick(self.running))
 
     def resubscribe(self) -> None:
@@ -304,7 +304,7 @@ def test_group_keeps_its_invariants(seed, kind):
 @settings(max_examples=10)
 @given(data=st.data())
 def test_group_keeps_its_invariants_stepwise(kind, data):
-    """The same invariants hold; failures are reduced to few steps."""
+    """The same invariants hold in the steps that Hypothesis chooses, which it reduces to few for a failure."""
     life = Life(lambda choices: data.draw(st.sampled_from(choices)), KINDS[kind])
     for _ in range(data.draw(st.integers(0, 30))):
         life.step()
@@ -315,7 +315,7 @@ def test_group_keeps_its_invariants_stepwise(kind, data):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_kept_partitions_are_read_throughout_a_rebalance(seed):
-    """One cause takes at most two generations: a moved partition is released once and taken over once."""
+    """After one cause, a cooperative group is at rest within two generations, and each moved partition moves once."""
     life = Life(Random(seed).choice, KINDS["cooperative"])
     life.world.topics |= {"t": 7, "u": 4}
     for _ in range(12):
@@ -342,7 +342,7 @@ def test_kept_partitions_are_read_throughout_a_rebalance(seed):
 
 @pytest.mark.parametrize("steps", range(0, 40, 2))
 def test_stop_during_a_rebalance_leaves_nothing_uncommitted(steps):
-    """The group accepts the last commit whenever the stop comes, if the rebalance ends in time."""
+    """A member that stops during a rebalance commits all finished records, if the rebalance ends in time."""
     life = Life(lambda choices: choices[0], KINDS["cooperative"])
     life.come_to_rest()
     (one,) = life.running

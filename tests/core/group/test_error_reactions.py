@@ -69,27 +69,27 @@ EVENTS = {
     ],
 )
 def test_reaction_to_each_code(code, reaction):
-    """The codes that occur in groups, one by one; an unknown code is raised to the application."""
+    """Each error code of groups has a reaction, and an unknown code is raised to the application."""
     of_some = {GroupRequestKind.JOIN, GroupRequestKind.COMMIT} if code == ErrorCode.REBALANCE_IN_PROGRESS else set()
 
     assert {REACTIONS.reaction_to(code, asked) for asked in GroupRequestKind if asked not in of_some} == {reaction}
 
 
 def test_join_refused_by_a_rebalance_is_repeated():
-    """Between two generations the group needs the same join again; nothing is released."""
+    """A join that is refused during a rebalance is repeated, and nothing is released."""
     assert REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.JOIN) is GroupReaction.RETRY
     assert REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.SYNC) is GroupReaction.REJOIN
 
 
 def test_commit_refused_by_a_rebalance_is_repeated():
-    """Kept partitions can be committed in the next generation."""
+    """A commit that is refused during a rebalance is repeated in the next generation."""
     assert REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.COMMIT) is GroupReaction.RETRY
     assert isinstance(event_of(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.COMMIT), RetryLater)
 
 
 @pytest.mark.parametrize("asked", GroupRequestKind)
 def test_every_code_has_a_reaction_and_an_event(asked):
-    """Codes that Kafka calls retriable never end the membership."""
+    """Each code has a reaction and an event, and no retriable code ends the membership."""
     for code in ErrorCode:
         if code is ErrorCode.NONE:
             continue
@@ -118,7 +118,7 @@ def test_members_handle_every_reaction(kind: type[GroupEvent], table, awaiting):
 
 
 def test_overrides_come_first():
-    """The user's table comes before those of the request and of all requests."""
+    """The user's table takes precedence over those of the request and of all requests."""
     overrides = {ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.FAIL, 999: GroupReaction.RETRY}
 
     assert (
@@ -144,7 +144,7 @@ def test_overrides_come_first():
     ],
 )
 def test_errors_name_code_and_remedy(code, error, words):
-    """Each error has a class to catch, the code's name and number, and a remedy."""
+    """Each error has a class, the name and number of its code, and a remedy."""
     with pytest.raises(error, match=words):
         raise error_of(code, GroupRequestKind.JOIN)
 

@@ -181,7 +181,7 @@ WAVES = [(40, 40, 0, 0), (30, 0, 20, 20), (20, 20, 20, 20)]
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TAILRACE_TEST_SEEDS", "1"))))
 def test_a_large_group_becomes_stable_after_any_faults(seed):
-    """The group is at rest a few generations after any faults, and stays so."""
+    """A large group is stable within a few generations after any faults, and remains stable."""
     crowd = Crowd(Random(seed))
     crowd.grow(MEMBERS, 3.0)
     crowd.go_on_for(3.0)

@@ -11,14 +11,14 @@ from tailrace.core.group.heartbeat import Heartbeat
 
 @pytest.fixture
 def heartbeat():
-    """Heartbeat every three seconds and a session of ten seconds, started at 100."""
+    """Return a heartbeat with an interval of three seconds and a session of ten seconds, started at 100."""
     made = Heartbeat(session_timeout_s=10, interval_s=3)
     made.reset(100)
     return made
 
 
 def test_first_heartbeat_is_due_after_an_interval(heartbeat):
-    """``ttl`` counts down to it and is never negative."""
+    """The first heartbeat is due after an interval, and the time until then is never negative."""
     assert (
         heartbeat.until_next_s(100),
         heartbeat.until_next_s(102),
@@ -30,7 +30,7 @@ def test_first_heartbeat_is_due_after_an_interval(heartbeat):
 
 
 def test_only_one_heartbeat_is_in_flight(heartbeat):
-    """None is sent before the answer, however late."""
+    """No heartbeat is due before the response to the last one."""
     heartbeat.note_sent(103)
 
     assert not heartbeat.should_heartbeat(109)
@@ -39,7 +39,7 @@ def test_only_one_heartbeat_is_in_flight(heartbeat):
 
 
 def test_interval_counts_from_sending(heartbeat):
-    """A slow answer does not delay the next heartbeat."""
+    """A slow response does not delay the next heartbeat."""
     heartbeat.note_sent(103)
     heartbeat.note_answer(105)
 
@@ -47,7 +47,7 @@ def test_interval_counts_from_sending(heartbeat):
 
 
 def test_throttling_delays_the_next_heartbeat(heartbeat):
-    """Throttling never makes a heartbeat earlier."""
+    """Throttling delays the next heartbeat."""
     heartbeat.note_sent(103)
     heartbeat.note_answer(104, pause_s=5)
 
@@ -55,7 +55,7 @@ def test_throttling_delays_the_next_heartbeat(heartbeat):
 
 
 def test_failed_heartbeat_is_repeated_after_a_pause(heartbeat):
-    """The session goes on counting."""
+    """A failed heartbeat is repeated after a pause, and does not extend the session."""
     heartbeat.note_sent(103)
     heartbeat.note_failure(104, pause_s=0.5)
 
@@ -65,7 +65,7 @@ def test_failed_heartbeat_is_repeated_after_a_pause(heartbeat):
 
 
 def test_session_counts_from_sending_the_last_acknowledged_heartbeat(heartbeat):
-    """The broker received it later, so the member's session ends no later than the broker's."""
+    """The session starts when the last acknowledged heartbeat was sent, so that it ends no later than the broker's."""
     heartbeat.note_sent(103)
     heartbeat.note_answer(109)
 
@@ -76,7 +76,7 @@ def test_session_counts_from_sending_the_last_acknowledged_heartbeat(heartbeat):
 
 
 def test_session_without_answers_expires(heartbeat):
-    """Heartbeats that are not acknowledged do not extend it."""
+    """A session expires if heartbeats are not acknowledged."""
     heartbeat.note_sent(103)
     heartbeat.note_failure(106, 0.1)
     heartbeat.note_sent(107)
@@ -85,7 +85,7 @@ def test_session_without_answers_expires(heartbeat):
 
 
 def test_reset_starts_a_new_session(heartbeat):
-    """A heartbeat in flight is ignored."""
+    """A reset starts a new session, for which a heartbeat in flight does not count."""
     heartbeat.note_sent(103)
     heartbeat.reset(108)
 
@@ -97,7 +97,7 @@ def test_reset_starts_a_new_session(heartbeat):
 
 
 def test_next_at_is_the_heartbeat_or_the_end_of_the_session(heartbeat):
-    """Whichever comes first; while an answer is awaited, the end of the session."""
+    """next_at is the next heartbeat or the end of the session, whichever comes first."""
     assert heartbeat.next_at == 103
     heartbeat.note_sent(103)
     assert heartbeat.next_at == 110
@@ -106,7 +106,7 @@ def test_next_at_is_the_heartbeat_or_the_end_of_the_session(heartbeat):
 
 
 class Sessions(RuleBasedStateMachine):
-    """Member that sends due heartbeats, and a broker that receives some of them."""
+    """Model of a member that sends due heartbeats, and a broker that receives some of them."""
 
     @initialize(session=st.integers(3, 30), interval=st.integers(1, 10))
     def begin(self, session, interval):
@@ -154,4 +154,4 @@ class Sessions(RuleBasedStateMachine):
 
 
 TestSessions = Sessions.TestCase
-TestSessions.__doc__ = "However time passes and answers get lost, a member does not outlive its session."
+TestSessions.__doc__ = "A member never considers its session valid after the broker has ended it."

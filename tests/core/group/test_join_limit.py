@@ -1,4 +1,4 @@
-"""Limit on joins that fail in a row."""
+"""Limit on failed joins in a row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_failures_beyond_the_limit_fail_the_membership():
 
 
 def test_successful_round_resets_the_count():
-    """Only a sync with an assignment is a success, not a join."""
+    """The count of failures is reset by a sync with an assignment, and not by a join."""
     limit, joined, synced = JoinLimit(1), JoinedAsFollower("m", 1, "range"), Synced(MemberAssignment(()))
     limit.apply(JOIN, RetryLater("x"))
     assert limit.apply(JOIN, joined) is joined
@@ -45,7 +45,7 @@ def test_successful_round_resets_the_count():
 
 
 def test_repeated_rebalance_is_joined_after_a_pause():
-    """The first is joined at once; without a limit there is no end."""
+    """A first rebalance is joined at once, and further ones after a pause, without a limit on their number."""
     limit = JoinLimit(None)
 
     assert limit.apply(SYNC, RebalanceCalled()) == RebalanceCalled()

@@ -59,7 +59,7 @@ AFTER_STOP = (Release, SendLeave, SendGroupHeartbeat, ForgetCoordinator)
 
 @dataclass(eq=False)
 class Consumer:
-    """Member with the effects that its coroutines perform, one at a time."""
+    """Member whose effects are performed one at a time."""
 
     machine: Kip848Member
     topics: frozenset[str]
@@ -83,7 +83,7 @@ class Message:
 
 
 class World(RandomSteps):
-    """One group; its driver chooses the next step."""
+    """Simulation of a group; its driver chooses the next step."""
 
     def __init__(self, pick: Pick) -> None:
         super().__init__(pick)
@@ -444,7 +444,7 @@ def test_group_keeps_its_invariants(seed):
 @settings(max_examples=25)
 @given(st.data())
 def test_group_keeps_its_invariants_stepwise(data):
-    """The same invariants hold; failures are reduced to few steps."""
+    """The same invariants hold in the steps that Hypothesis chooses, which it reduces to few for a failure."""
     world = World(lambda choices: data.draw(st.sampled_from(choices)))
     for _ in range(data.draw(st.integers(0, 30))):
         world.step()

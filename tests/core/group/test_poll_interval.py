@@ -1,4 +1,4 @@
-"""Detection of a reader that does not poll."""
+"""Detection of an application that does not poll."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LIMIT_S = 10.0
 
 @pytest.fixture
 def clock() -> PollIntervalClock:
-    """Clock that saw the first progress at 0."""
+    """Return a clock that saw the first progress at 0."""
     made = PollIntervalClock(LIMIT_S)
     made.look("first", 0, awaits_poll=True)
     return made
 
 
 def test_reader_with_records_and_no_progress_is_stuck(clock):
-    """The limit counts from the last progress."""
+    """A reader with records and without progress is stuck when the limit since its last progress has passed."""
     clock.look("first", 9.9, awaits_poll=True)
     assert not clock.is_stuck
 
@@ -35,7 +35,7 @@ def test_reader_with_progress_is_not_stuck(clock):
 
 
 def test_reader_without_records_is_not_stuck(clock):
-    """The time counts from when there are records again."""
+    """A reader without records is not stuck; the time starts when there are records again."""
     clock.look("first", 100, awaits_poll=False)
     clock.look("first", 109, awaits_poll=True)
     assert not clock.is_stuck
@@ -45,7 +45,7 @@ def test_reader_without_records_is_not_stuck(clock):
 
 
 def test_a_stuck_member_recovers_only_by_progress(clock):
-    """A reader stays stuck when its records are removed."""
+    """A stuck reader recovers by progress, and not by the removal of its records."""
     clock.look("first", 10, awaits_poll=True)
 
     clock.look("first", 20, awaits_poll=False)
@@ -56,5 +56,5 @@ def test_a_stuck_member_recovers_only_by_progress(clock):
 
 
 def test_stuck_reader_is_detected_soon_after_the_limit(clock):
-    """The limit is exceeded by a quarter at most."""
+    """A stuck reader is detected at most a quarter of the limit late."""
     assert clock.next_at(7) == 7 + LIMIT_S / 4

@@ -1,4 +1,4 @@
-"""Content of commits, and the effect of their answers."""
+"""Content of commits, and the effect of their responses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def start(position, *offsets):
 
 @pytest.fixture
 def positions():
-    """Two partitions; of the first, three records are finished and one is in flight."""
+    """Return two partitions, of which the first has three finished records and one in flight."""
     made = Positions()
     one, two = made.add([ONE, TWO])
     one.begin(10, leader_epoch=4)
@@ -46,7 +46,7 @@ def positions():
 
 
 def test_finished_offsets_are_committed(positions):
-    """The offset after the last finished record with its leader epoch; not the record in flight."""
+    """A commit has the offset after the last finished record and its leader epoch, and no record in flight."""
     snapshot = Commits(positions).snapshot()
 
     assert snapshot.offsets == {ONE: CommitOffset("t", 0, 13, leader_epoch=5)}
@@ -54,20 +54,20 @@ def test_finished_offsets_are_committed(positions):
 
 
 def test_a_snapshot_without_changes_is_empty(positions):
-    """An empty snapshot is false, so no request is sent."""
+    """A snapshot without changes is empty, so that no request is sent."""
     assert not Commits(positions).snapshot([TWO])
     assert not CommitSnapshot({}, {}, {})
 
 
 def test_some_partitions_may_be_committed(positions):
-    """Such as those to be revoked; one that is not assigned is ignored."""
+    """A commit may be limited to some partitions, and ignores those that are not assigned."""
     finish(positions.get(TWO), 5)
 
     assert Commits(positions).snapshot([TWO, TopicPartition("gone", 0)]).offsets.keys() == {TWO}
 
 
 def test_answer_sets_the_committed_offset(positions):
-    """Nothing is to be committed until more is finished."""
+    """A response sets the committed offset, after which nothing is to be committed until more is finished."""
     commits = Commits(positions)
 
     commits.note_stored(commits.snapshot(), [ONE])
@@ -90,7 +90,7 @@ def test_refused_partition_is_committed_again(positions):
 
 @pytest.mark.parametrize("change", ["seek", "reset", "rebalance"])
 def test_answer_of_an_older_epoch_is_ignored(positions, change):
-    """An answer is ignored after a seek, a reset or another assignment."""
+    """A response is ignored after a seek, a reset or another assignment."""
     commits = Commits(positions)
     snapshot = commits.snapshot()
 
@@ -108,7 +108,7 @@ def test_answer_of_an_older_epoch_is_ignored(positions, change):
 
 
 def test_answer_for_a_revoked_partition_is_ignored(positions):
-    """The partition may have another owner."""
+    """A response for a revoked partition, which may have another owner, is ignored."""
     commits = Commits(positions)
     snapshot = commits.snapshot()
 
@@ -119,7 +119,7 @@ def test_answer_for_a_revoked_partition_is_ignored(positions):
 
 
 def test_seek_backwards_is_committed(positions):
-    """Within an epoch commits never go back; a seek begins another."""
+    """After a seek backwards the lower offset is committed."""
     commits = Commits(positions)
     commits.note_stored(commits.snapshot(), [ONE])
 
@@ -129,7 +129,7 @@ def test_seek_backwards_is_committed(positions):
 
 
 def test_no_commit_goes_below_an_offset_chosen_by_the_user(positions):
-    """No lower offset, and no map for one, is committed, also if the record at the offset is in flight."""
+    """No offset below the one that the user committed is committed, also if the record before it is in flight."""
     commits, one = Commits(positions), positions.get(ONE)
     one.begin(13)
     start(one, 13, 14, 15)
@@ -146,7 +146,7 @@ def test_no_commit_goes_below_an_offset_chosen_by_the_user(positions):
 
 @pytest.mark.parametrize("is_under_way", [False, True])
 def test_seek_to_the_committed_offset_is_committed_again(positions, is_under_way):
-    """An older commit may be in flight or stored without an answer; the user's text is kept."""
+    """A seek to the committed offset is committed again with the user's text, as an older commit may be in flight."""
     commits, one = Commits(positions), positions.get(ONE)
     commits.note_stored(commits.snapshot_of({ONE: OffsetAndMetadata(13, "mine")}), [ONE])
     one.progress.finish_through(14)
@@ -165,7 +165,7 @@ def test_seek_to_the_committed_offset_is_committed_again(positions, is_under_way
 
 
 def test_map_after_a_stuck_record_is_committed(positions):
-    """The map is committed once if only the map has changed; it names the finished offsets and the writer."""
+    """An offset map that changes while the offset does not is committed once, with the writer."""
     commits, two = Commits(positions, writer="me"), positions.get(TWO)
     start(two, 0, 1, 2)
     assert not commits.snapshot([TWO])
@@ -179,8 +179,8 @@ def test_map_after_a_stuck_record_is_committed(positions):
     assert not commits.snapshot([TWO])
 
 
-def test_map_that_does_not_fit_is_dropped(positions):
-    """The commit is made and the drop noted; it is not repeated until the map changes."""
+def test_offset_map_that_does_not_fit_is_omitted(positions):
+    """A commit omits an offset map that does not fit, notes this, and is not repeated until the map changes."""
     commits, two = Commits(positions, max_bytes=20), positions.get(TWO)
     start(two, 0, 1, 2)
     two.progress.finish(1)
@@ -194,7 +194,7 @@ def test_map_that_does_not_fit_is_dropped(positions):
 
 
 def test_commit_without_the_map_keeps_the_users_text(positions):
-    """The commit without the map is for a broker that accepts less metadata than expected."""
+    """A commit that is repeated without the offset map, as the broker refused its size, keeps the user's text."""
     commits, two = Commits(positions), positions.get(TWO)
     start(two, 0, 1)
     two.progress.finish(1)
@@ -206,7 +206,7 @@ def test_commit_without_the_map_keeps_the_users_text(positions):
 
 
 def test_chosen_offset_has_a_map_if_it_is_the_finished_one(positions):
-    """The map is committed if the partition is assigned."""
+    """An offset that the user commits has no offset map if it is not the finished one."""
     commits, two, gone = Commits(positions), positions.get(TWO), TopicPartition("gone", 0)
     start(two, 0, 1)
     two.progress.finish(1)
@@ -218,7 +218,7 @@ def test_chosen_offset_has_a_map_if_it_is_the_finished_one(positions):
 
 
 class Committing(RuleBasedStateMachine):
-    """One partition, a reader, and a broker that stores commits in turn and answers at any time or never."""
+    """Model of a partition, a reader, and a broker that stores commits in order and may not respond."""
 
     @initialize()
     def begin(self):
@@ -292,14 +292,14 @@ class Committing(RuleBasedStateMachine):
 
 
 TestCommitting = Committing.TestCase
-TestCommitting.__doc__ = "What is done is committed in the end, and no commit goes back within an epoch."
+TestCommitting.__doc__ = "Finished records are committed in the end, and no commit goes back within an epoch."
 
 
 # ---- schedule --------------------------------------------------------------------------------------------------
 
 
 def test_commit_is_due_after_each_interval():
-    """Any commit restarts the interval."""
+    """A commit is due an interval after the last one."""
     clock = CommitClock(5.0)
     assert not clock.is_due(1_000)
 
@@ -311,7 +311,7 @@ def test_commit_is_due_after_each_interval():
 
 
 def test_no_commit_is_due_without_an_interval():
-    """Automatic commits are off."""
+    """Without an interval, automatic commits are off."""
     clock = CommitClock(None)
     clock.restart(100)
 
@@ -320,7 +320,7 @@ def test_no_commit_is_due_without_an_interval():
 
 
 def test_a_commit_is_due_after_a_number_of_records():
-    """A commit is due after the records or the interval, whichever is first; each commit restarts both."""
+    """A commit is due after a number of records or an interval, whichever is first."""
     by_number, both = CommitClock(None, 100), CommitClock(5.0, 100)
     for clock in (by_number, both):
         clock.restart(10.0, finished=40)
@@ -331,7 +331,7 @@ def test_a_commit_is_due_after_a_number_of_records():
 
 
 def test_text_that_was_left_out_is_not_remembered():
-    """The broker stored the offset alone."""
+    """A text that was omitted from a stored commit is not kept as its metadata."""
     positions = Positions()
     commits = Commits(positions)
     (position,) = positions.add([TopicPartition("t", 0)])

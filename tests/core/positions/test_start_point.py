@@ -46,7 +46,7 @@ def test_start_point_is_resolved_to_an_offset(start, place):
 
 
 def test_time_is_the_first_record_not_older():
-    """One request suffices if there is such a record."""
+    """A time is resolved to the first record that is not older, with one request if there is one."""
     start = StartPoint(StartFrom.TIME, 1_000)
 
     assert start.next_timestamp({}) == 1_000
@@ -57,13 +57,13 @@ def test_time_is_the_first_record_not_older():
     st.integers(0, 1_000), st.integers(0, 1_000), st.integers(-3_000, 3_000), st.sampled_from(["earliest", "latest"])
 )
 def test_start_point_stays_within_the_log(first, length, shift, whence):
-    """The offset is within the log for any shift."""
+    """A start point with any shift is resolved to an offset within the log."""
     assert first <= answer(StartPoint(StartFrom(whence), shift=shift), first, first + length) <= first + length
 
 
 @given(st.integers(-10_000, 10_000), st.integers(1, 50))
 def test_total_is_spread_evenly(total, parts):
-    """Shares differ by one at most, and the larger ones come first."""
+    """Shares of a total differ by one at most, the larger ones first."""
     shares = shares_of(total, parts)
 
     assert (sum(shares), len(shares)) == (total, parts)
@@ -71,8 +71,8 @@ def test_total_is_spread_evenly(total, parts):
     assert [abs(one) for one in shares] == sorted(map(abs, shares), reverse=True)
 
 
-def test_seek_targets():
-    """An offset, an end, or the position; each partition by itself or spread."""
+def test_seek_targets_may_be_spread_over_partitions():
+    """A seek to an offset, an end or the position applies to each partition, or is spread over all."""
     now = {ONE: 20, TWO: 3}
 
     assert seek_targets(now, 7, "offset", spread=False) == {ONE: 7, TWO: 7}
@@ -88,13 +88,13 @@ def test_seek_targets():
 
 @pytest.mark.parametrize("offset", [True, 1.5, "7", None, 1 << 63])
 def test_seek_offset_must_be_an_integer(offset):
-    """The offset must fit into 63 bits."""
+    """A seek to an offset that is not an integer of 63 bits is refused."""
     with pytest.raises(ConfigurationError, match="must be an integer"):
         seek_targets({ONE: 0}, offset, "offset", spread=False)
 
 
-def test_partition_specs_in_all_forms():
-    """Specs are read in order; their own start takes precedence over the default."""
+def test_partition_specs_are_accepted_in_all_forms():
+    """Partition specs of all forms are read in order, some with a start of their own."""
     given_forms = ["a", ("b", 1), ("c", 2, 5), {"d": 0}, {"e": [0, 1]}, {("f", 1): 9}, [ONE], ["g", "h"], ["i", 2]]
 
     assert partition_specs(given_forms, None, lambda place: place) == [
@@ -116,13 +116,12 @@ def test_partition_specs_in_all_forms():
     "form", ["", 5, None, (), ("a",), ("a", "b"), ("a", -1), ("a", True), {5: 0}, {"a": "b"}, ("a", 1 << 31)]
 )
 def test_invalid_partition_spec_is_refused(form):
-    """The error shows the valid forms."""
     with pytest.raises(ConfigurationError):
         partition_specs([form], None, lambda place: place)
 
 
 def test_meter_covers_the_last_half_minute():
-    """Rates, means and maxima do; totals are kept."""
+    """Rate, mean and maximum cover the last half minute; count and sum cover all time."""
     meter = Meter(0.0)
     for second in range(10):
         meter.note(float(second), 5.0)

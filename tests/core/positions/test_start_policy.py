@@ -1,4 +1,4 @@
-"""Start of a partition: the user's choice, the committed offset, or the reset policy."""
+"""Start of a partition: the user's start, the committed offset, or the reset policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def subscribed(reset: StartPoint, whole: frozenset[str] = frozenset()) -> StartP
 
 
 def test_committed_offset_comes_before_the_reset_policy():
-    """The precedence is the same for partitions assigned by the group and by the user."""
+    """A committed offset takes precedence over the reset policy, for subscribed and assigned partitions."""
     policy = subscribed(LATEST)
 
     assert policy.start_of_subscribed(ONE, topology(), COMMITTED) == COMMITTED
@@ -40,7 +40,7 @@ def test_committed_offset_comes_before_the_reset_policy():
 
 
 def test_reset_policy_decides_without_a_committed_offset():
-    """The policy decides for partitions that existed at the subscription, and for those assigned by the user."""
+    """Without a committed offset, the reset policy decides for subscribed and assigned partitions."""
     policy = subscribed(LATEST)
 
     assert policy.start_of_subscribed(ONE, topology()) == LATEST
@@ -49,12 +49,12 @@ def test_reset_policy_decides_without_a_committed_offset():
 
 @pytest.mark.parametrize("start", [0, 12, EARLIEST, HOUR_AGO], ids=str)
 def test_start_of_the_user_comes_first(start):
-    """Offset 0, too."""
+    """The user's start takes precedence over a committed offset, even if it is offset 0."""
     assert subscribed(LATEST).start_of_assigned(start, COMMITTED) == start
 
 
 def test_reset_offset_on_start_comes_before_a_committed_offset():
-    """The option also applies to partitions added since the subscription."""
+    """The option reset_offset_on_start takes precedence over a committed offset, also for added partitions."""
     policy = subscribed(LATEST)
 
     for partition in (ONE, ADDED):
@@ -65,7 +65,7 @@ def test_reset_offset_on_start_comes_before_a_committed_offset():
 
 @pytest.mark.parametrize(("reset", "start"), [(LATEST, EARLIEST), (EARLIEST, EARLIEST), (NONE, NONE), (HOUR_AGO,) * 2])
 def test_added_partition_is_not_read_from_its_end(reset, start):
-    """Records of an added partition or a recreated topic were written while the consumer was subscribed."""
+    """An added partition or a recreated topic is read from its beginning if the reset policy is "latest"."""
     policy = subscribed(reset)
 
     assert policy.start_of_subscribed(ADDED, topology(partitions=2)) == start
@@ -74,7 +74,7 @@ def test_added_partition_is_not_read_from_its_end(reset, start):
 
 
 def test_topics_read_whole_ignore_the_reset_policy():
-    """A group reads the records it sends to itself from the first one, or from its committed offset."""
+    """A topic that the group writes for itself is read from its first record, or from the committed offset."""
     policy = subscribed(LATEST, frozenset({"orders"}))
 
     assert policy.start_of_subscribed(ONE, topology()) == EARLIEST
@@ -83,7 +83,7 @@ def test_topics_read_whole_ignore_the_reset_policy():
 
 
 def test_offset_of_a_deleted_topic_is_not_used_for_the_recreated_one():
-    """Only the offset that this member committed is known to belong to the deleted topic."""
+    """A committed offset is not used for a recreated topic if this member committed it for the deleted one."""
     policy, recreated = subscribed(LATEST), topology(NEW_ID)
 
     assert policy.start_of_subscribed(ONE, recreated, COMMITTED, (OLD_ID, COMMITTED.offset)) == EARLIEST
@@ -93,10 +93,10 @@ def test_offset_of_a_deleted_topic_is_not_used_for_the_recreated_one():
 
 
 def test_position_out_of_range_is_reset_by_the_policy():
-    """The policy decides also with "latest": the partition is not a new one."""
+    """A position out of range is reset by the policy, also to the end."""
     assert subscribed(LATEST).start_after_reset(ADDED) == LATEST
 
 
 def test_no_partition_counts_as_added_before_a_subscription():
-    """The topics are unknown then."""
+    """Before a subscription is known, no partition counts as added."""
     assert StartPolicy(LATEST).start_of_subscribed(ADDED, topology(partitions=2)) == LATEST

@@ -45,7 +45,7 @@ class Readers:
 
 
 def test_record_is_finished_when_the_next_is_taken():
-    """After the last one, the finished offset is where the partition continues."""
+    """A record is finished when the next one is taken; after the last one, later offsets without records are, too."""
     readers = Readers()
     readers.put(0, 0, 3, behind=7)
     readers.next()
@@ -61,7 +61,7 @@ def test_record_is_finished_when_the_next_is_taken():
 
 
 def test_batch_is_finished_by_the_next_call():
-    """The next call finishes the batch as a whole."""
+    """A batch is finished as a whole by the next call."""
     readers = Readers()
     readers.put(0, 0, 3)
     readers.put(1, 0, 3)
@@ -76,7 +76,7 @@ def test_batch_is_finished_by_the_next_call():
 
 
 def test_batch_is_finished_when_a_single_record_is_taken():
-    """The batch is finished in all its partitions, even if the record is of a slice that the batch started."""
+    """A batch is finished in all its partitions when a single record is taken."""
     readers = Readers()
     readers.put(0, 0, 3)
     readers.put(1, 0, 4)
@@ -89,8 +89,8 @@ def test_batch_is_finished_when_a_single_record_is_taken():
     assert readers.intake.acknowledge(batch[0]) is False
 
 
-def test_record_of_an_ended_lease_is_not_in_flight():
-    """``acknowledge`` returns False for it."""
+def test_a_record_of_an_ended_process_is_not_in_flight():
+    """acknowledge() returns False for a record whose process has ended."""
     readers = Readers()
     readers.put(0, 0, 3)
     record_in_flight = readers.next()
@@ -100,8 +100,8 @@ def test_record_of_an_ended_lease_is_not_in_flight():
     assert readers.intake.acknowledge(record_in_flight) is False
 
 
-def test_a_halted_lease_delivers_no_records():
-    """The process learns from which offset on; records in flight can still be finished."""
+def test_a_halted_partition_delivers_no_records():
+    """A halted partition delivers no records, and the process gets the next offset to deliver."""
     readers = Readers()
     readers.put(0, 0, 3)
     readers.put(0, 3, 3)
@@ -117,8 +117,8 @@ def test_a_halted_lease_delivers_no_records():
     assert readers.released[0, 0] == 6
 
 
-def test_ended_lease_is_ignored():
-    """The next process of the partition has a lease of its own."""
+def test_reports_of_an_ended_process_are_ignored():
+    """After its process has ended, a partition continues with the records of the next process."""
     readers = Readers()
     readers.put(0, 0, 3)
     readers.next()
@@ -145,7 +145,7 @@ def test_acknowledge_finishes_a_record_in_flight_once():
 
 
 class Stream(RuleBasedStateMachine):
-    """Any sequence of arrivals and takes: records in order, each once, and none finished before its delivery."""
+    """Model of any sequence of arrivals and reads: records are in order, each once, none finished too early."""
 
     def __init__(self) -> None:
         super().__init__()

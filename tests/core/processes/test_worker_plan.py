@@ -31,7 +31,7 @@ from tailrace.records import Record, TopicPartition
 
 
 def test_pauses_grow_while_a_worker_dies_early():
-    """Each death soon after the start doubles the pause, up to the limit."""
+    """Each death of a worker soon after its start doubles the pause, up to the limit."""
     restarts = Restarts(Backoff(1.0, 5.0), stable_after_s=60)
     pauses = []
     for now in range(0, 50, 10):
@@ -42,7 +42,7 @@ def test_pauses_grow_while_a_worker_dies_early():
 
 
 def test_pause_after_a_long_run_is_the_first():
-    """A death after a long run does not predict the next one."""
+    """After a long run of a worker, its next death has the first pause again."""
     restarts = Restarts(Backoff(1.0, 5.0), stable_after_s=60)
     for now in (0, 10, 20):
         restarts.note_start(now)
@@ -55,7 +55,7 @@ def test_pause_after_a_long_run_is_the_first():
 
 
 def test_a_single_early_death_is_not_unhealthy():
-    """Only repeated early deaths are."""
+    """A worker that died early once is not failing."""
     restarts = Restarts()
     restarts.note_start(0)
     restarts.note_death(1, 0)
@@ -67,14 +67,14 @@ def test_a_single_early_death_is_not_unhealthy():
     ("partitions", "workers", "per_worker", "count"),
     [(6, 3, None, 3), (6, 10, None, 6), (6, 5, 4, 2), (6, 1, 6, 1), (6, 1, 1, 6), (1, 4, None, 1)],
 )
-def test_number_of_workers(partitions, workers, per_worker, count):
-    """Never more than partitions; partitions_per_worker comes before workers."""
+def test_there_are_no_more_workers_than_partitions(partitions, workers, per_worker, count):
+    """There are no more workers than partitions, and partitions_per_worker takes precedence over workers."""
     assert workers_for(partitions, workers, per_worker) == count
 
 
 @given(st.integers(1, 50), st.integers(1, 20))
 def test_partitions_are_assigned_evenly(count, workers):
-    """Each once, and workers differ by one at most."""
+    """Each partition is assigned once, and workers differ by one partition at most."""
     partitions = [TopicPartition("t", number) for number in range(count)]
     shares = assign_in_turn(partitions, workers)
 
@@ -83,7 +83,7 @@ def test_partitions_are_assigned_evenly(count, workers):
 
 
 def test_instance_ids_of_workers_differ():
-    """A template is accepted if it does; the default is unique to the pool's life."""
+    """A group_instance_id must differ between workers; the default one also differs between pools."""
     assert instance_id_template(None, 2, "7.1") == "{hostname}-7.1-{worker}"
     assert instance_id_template("a-{worker}", 2, "7.1") == "a-{worker}"
     assert instance_id_template("a", 1, "7.1") == "a"
@@ -100,7 +100,7 @@ def test_count_must_be_a_positive_integer(count):
 
 @pytest.mark.parametrize("headers", [(), (("a", b"1"), ("a", None), ("", b""))])
 def test_records_are_encoded_without_loss(headers):
-    """Null keys and values, headers, and the largest offsets."""
+    """Records are the same after encoding, also with null keys and values, headers and the largest offsets."""
     records = [
         Record("t", 3, 5, None, b"", -1, headers),
         Record("t", 3, 2**62, b"", None, 2**62),
@@ -126,12 +126,12 @@ def test_records_are_encoded_without_loss(headers):
     ],
 )
 def test_temporary_errors_are_outages(error, passes):
-    """An unreachable broker or coordinator; a refusal is not."""
+    """An unreachable broker or coordinator is an outage, and a refusal is not."""
     assert is_outage(error) is passes
 
 
 def test_transactional_ids_of_workers_differ():
-    """Workers with one id would fence each other."""
+    """A transactional_id that is the same in all workers is refused, as they would fence each other."""
     for good in ("{group}-{worker}", "{pid}", "{instance}", None):
         check_transactional_id(good, 2)
     check_transactional_id("{group}-{hostname}", 1)

@@ -1,4 +1,4 @@
-"""Record accumulator: batches, sequence numbers, and reactions to each answer."""
+"""Record accumulator: batches, sequence numbers, and reactions to responses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_records_share_a_batch_until_it_is_full():
 
 
 def test_the_first_batch_of_an_epoch_goes_alone():
-    """The first batch of an epoch is sent alone: a broker without state of the epoch accepts any sequence number."""
+    """The first batch of an epoch is sent alone, since a broker without its state accepts any sequence number."""
     bench = Bench()
     bench.append(1, 2, 3, 4)
 
@@ -69,7 +69,7 @@ def test_the_first_batch_of_an_epoch_goes_alone():
 
 
 def test_five_batches_of_a_partition_are_in_flight_at_most():
-    """At most five batches of a partition are in flight, as a broker remembers five sequence numbers."""
+    """At most five batches of a partition are in flight, as a broker remembers five."""
     bench = Bench(requests=10).confirmed()
     bench.append(*range(20))
 
@@ -95,7 +95,7 @@ def test_requests_in_flight_to_a_broker_are_limited():
 
 
 def test_a_batch_that_is_not_full_waits_for_linger():
-    """A batch is sent after ``linger_s``, when it is full, or at once on flush()."""
+    """A batch is sent when it is full, after ``linger_s``, or at once on flush()."""
     bench = Bench(linger_s=2.0)
     bench.append(1)
     assert bench.take() == []
@@ -110,7 +110,7 @@ def test_a_batch_that_is_not_full_waits_for_linger():
 
 
 def test_a_batch_that_is_not_full_waits_for_the_one_in_flight():
-    """While a batch is in flight, records gather in an incomplete one, which is sent after the answer."""
+    """While a batch is in flight, an incomplete batch collects records, and is sent after the response."""
     bench = Bench(limit=10).confirmed()
     bench.append(1)
     (first,) = bench.take()
@@ -226,7 +226,7 @@ def test_a_batch_that_is_too_large_is_halved_until_one_record_is_too_large():
 
 
 def test_a_batch_expires_in_flight_and_leaves_when_it_is_answered():
-    """A batch in flight fails at its deadline, once; a later answer is ignored."""
+    """A batch in flight fails at its deadline, and its memory is released by a later response, which has no effect."""
     bench = Bench()
     bench.append(1)
     (batch,) = bench.take()

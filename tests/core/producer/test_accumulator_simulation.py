@@ -78,7 +78,7 @@ class Simulation:
         self.appended: dict[TopicPartition, list[int]] = {place: [] for place in PLACES}
         self.now, self.count = 0.0, 0
 
-    # What happens.
+    # Steps.
 
     def append(self, which: int, count: int) -> None:
         place = PLACES[which % 2]
@@ -100,7 +100,7 @@ class Simulation:
                 self.note(self.accumulator.handle_answer(batch, code, offset, self.now))
 
     def refuse(self, which: int, stores: int) -> None:
-        """The leader answers with a retriable error, and may have stored the batches all the same."""
+        """Respond with a retriable error, possibly after storing the batches."""
         codes = [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_ENOUGH_REPLICAS]
         if self.requests:
             for batch, epoch, sequence, values in self.ended():
@@ -111,7 +111,7 @@ class Simulation:
                 self.note(self.accumulator.handle_answer(batch, code, -1, self.now))
 
     def lose(self, arrived: int, written: int) -> None:
-        """The connection breaks; some requests had arrived."""
+        """Break the connection; some requests have arrived."""
         for number in range(len(self.requests)):
             for batch, epoch, sequence, values in self.ended():
                 if number < arrived % 6:
@@ -120,7 +120,7 @@ class Simulation:
                 self.note(self.accumulator.handle_no_answer(batch, "lost", self.now, was_sent=was_sent))
 
     def forget(self, which: int, _: int) -> None:
-        """The leader forgets the producer, as after a long time without records."""
+        """Let the leader forget the producer, as after a long time without records."""
         place = PLACES[which % 2]
         if not any(batch.partition == place for batch in self.accumulator.batches()) and not self.requests:
             self.logs[place].last.clear()
@@ -129,7 +129,7 @@ class Simulation:
     def wait(self, seconds: int, _: int) -> None:
         self.now += seconds % 12
 
-    # What is checked.
+    # Checks.
 
     def ended(self) -> list[tuple[PendingBatch, int, int, list[int]]]:
         self.accumulator.end_request(1)
@@ -187,7 +187,7 @@ actions = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 30), st.in
 @settings(max_examples=300, deadline=None)
 @given(actions, st.sampled_from([0.0, 2.0]))
 def test_every_record_is_stored_once_in_order_or_fails(steps, linger_s):
-    """Under any faults each record has one outcome, is stored once at most, and overtakes none of its partition."""
+    """Under any faults, each record has one outcome, is stored at most once, and stays in order in its partition."""
     simulation = Simulation(linger_s)
     for step, first, second in steps:
         step(simulation, first, second)

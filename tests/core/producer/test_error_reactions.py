@@ -123,7 +123,7 @@ CASES = [
 
 @pytest.mark.parametrize(("code", "asked", "reaction"), CASES)
 def test_reactions_to_codes_of_transactions(code, asked, reaction):
-    """The codes that occur in transactions, one by one."""
+    """Each error code of transactions has the listed reaction."""
     assert {REACTIONS.reaction_to(code, one) for one in asked} == {reaction}
 
 
@@ -143,7 +143,7 @@ def test_retriable_codes_are_retried(asked):
 
 @pytest.mark.parametrize("asked", TransactionRequestKind)
 def test_each_reaction_is_an_event(asked):
-    """A code becomes the event of its reaction; the message has the request and Kafka's name of the code."""
+    """A code becomes the event of its reaction, with the request and the name of the code."""
     assert event_of(ErrorCode.NONE, asked) is None
     for code in (*ErrorCode, 999):
         if code == ErrorCode.NONE:
@@ -203,7 +203,7 @@ def test_a_refusal_names_its_consequences():
 
 
 def test_the_gravest_event_decides():
-    """worst_of() returns the gravest of several events, and None without any."""
+    """worst_of() returns the gravest of several events, and None if there are none."""
     error = PublishError("no")
     in_order = (
         TryAgain("1"),

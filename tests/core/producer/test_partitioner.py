@@ -47,7 +47,7 @@ def test_the_sign_of_a_hash_is_left_out():
 
 @given(st.binary(max_size=40), st.integers(1, 100))
 def test_a_key_has_one_partition(key, number):
-    """A key has the same partition in each producer."""
+    """Two producers choose the same partition for a key."""
     one, other = Partitioner(lambda: 0.1), Partitioner(lambda: 0.9)
 
     assert one.choose("t", key, partitions(number)) == other.choose("t", key, partitions(number))
@@ -55,7 +55,6 @@ def test_a_key_has_one_partition(key, number):
 
 
 def test_a_key_keeps_its_partition_while_the_partition_has_no_leader():
-    """A key keeps its partition while that has no leader."""
     chosen = counting().choose("t", b"k", partitions(3))
 
     assert counting().choose("t", b"k", partitions(3, without_leader=(chosen,))) == chosen
@@ -77,7 +76,7 @@ def test_records_without_a_key_stick_together_for_a_batch():
 
 
 def test_records_without_a_key_go_where_a_leader_is():
-    """A partition without a leader is skipped while others have one."""
+    """Records without a key skip a partition without a leader while others have one."""
     chooser = counting()
     chosen = Counter()
     for _ in range(20):
@@ -89,7 +88,7 @@ def test_records_without_a_key_go_where_a_leader_is():
 
 
 def test_the_sticky_partition_changes_if_the_topic_shrinks():
-    """A topic recreated with fewer partitions gets its records in one that exists."""
+    """Records without a key go to another partition if theirs is missing in a recreated topic."""
     chooser = Partitioner(lambda: 0.99)
     assert chooser.choose("t", None, partitions(8)) == 7
 

@@ -122,7 +122,7 @@ def aborting() -> TransactionMachine:
     return one
 
 
-def picture(one: TransactionMachine) -> dict:
+def data_of(one: TransactionMachine) -> dict:
     """Return the data of a machine."""
     return {name: str(value) if name == "_transaction" else value for name, value in vars(one).items()}
 
@@ -131,16 +131,15 @@ def picture(one: TransactionMachine) -> dict:
 
 
 def test_the_examples_leave_out_no_event():
-    """Every event of the module has an example."""
     check_events(transaction_events, TransactionEvent, TABLE, EVENTS)
 
 
 @pytest.mark.parametrize("state", ProducerState)
 @pytest.mark.parametrize("event", EVENTS.values(), ids=lambda event: type(event).__name__)
-def test_every_event_in_every_state(state, event):
-    """Either the table has a transition, or the machine raises and is unchanged; a final state is never left."""
+def test_every_event_is_handled_in_every_state(state, event):
+    """In every state the table has a transition for an event, or the machine raises and is unchanged."""
     one = member_in(state)
-    before = picture(one)
+    before = data_of(one)
     rule = TABLE.get((state, type(event)))
     assert one.allows(type(event)) is (rule is not None or state in OVER)
 
@@ -150,7 +149,7 @@ def test_every_event_in_every_state(state, event):
     elif rule is None:
         with pytest.raises(ValueError, match=f"{type(event).__name__} cannot happen while {state}"):
             one.receive(event, NOW)
-        assert picture(one) == before
+        assert data_of(one) == before
         assert list(one.effects()) == []
     else:
         one.receive(event, NOW)
@@ -158,7 +157,7 @@ def test_every_event_in_every_state(state, event):
 
 
 def test_every_state_is_reached_and_left():
-    """Only the last two states are never left, and each state is reached."""
+    """Each state is reached, and each except the last two is left."""
     ways = {(state, then) for (state, _), rule in TABLE.items() for then in (rule.then, *rule.exceptions)}
 
     assert {then for state, then in ways if state is not then} == set(ProducerState)
@@ -168,8 +167,8 @@ def test_every_state_is_reached_and_left():
 # ---- a transaction ---------------------------------------------------------------------------------------------
 
 
-def test_a_transaction_from_begin_to_end():
-    """Partitions are added, records delivered, offsets added and stored, then the commit is sent; one by one."""
+def test_a_transaction_sends_its_requests_in_order():
+    """A transaction adds partitions, delivers records, adds and stores offsets, and sends the commit, in this order."""
     one = member()
     assert effects_after(one, CompletePendingWork(30.0)) == [SendInit(ProducerId(), 20.0)]
     assert effects_after(one, ProducerIdReceived(WHO), BeginTransaction()) == []
@@ -185,7 +184,7 @@ def test_a_transaction_from_begin_to_end():
 
 
 def test_partitions_may_be_added_during_the_commit():
-    """The last records may be the first of their partition: it is added, then the delivery goes on."""
+    """A partition may be added during a commit, after which the delivery of records continues."""
     one = member_in(ProducerState.COMMITTING)
 
     assert effects_after(one, AddPartitions((SECOND,), 60.0)) == [SendAddPartitions(WHO, (SECOND,), 20.0)]
@@ -224,7 +223,7 @@ def test_offsets_alone_are_a_transaction():
     "trouble", [TryAgain("busy"), CoordinatorMoved("elsewhere"), Unanswered("silence")], ids=lambda t: t.reason
 )
 def test_a_failed_request_is_sent_again_unchanged(trouble):
-    """A failed request is sent again after a growing pause (KIP-580), to the coordinator that is looked up again."""
+    """A failed request is sent again after a growing pause (KIP-580), to a coordinator that is looked up again."""
     one = member_in(ProducerState.READY)
     question = SendAddPartitions(WHO, (FIRST,), 20.0)
     assert effects_after(one, BeginTransaction(), AddPartitions((FIRST,), 60.0)) == [question]
@@ -244,7 +243,7 @@ def test_a_failed_request_is_sent_again_unchanged(trouble):
 
 
 def test_records_that_take_long_are_waited_for_again():
-    """Records that take long are awaited again without a coordinator lookup."""
+    """Unacknowledged records are awaited again without a coordinator lookup."""
     one = member_in(ProducerState.COMMITTING)
 
     assert effects_after(one, TryAgain("records are not acknowledged")) == []
@@ -270,7 +269,7 @@ def test_the_end_of_the_previous_transaction_is_awaited_briefly():
     ids=["commit", "abort", "refused"],
 )
 def test_after_a_request_without_an_answer_the_epoch_is_new(ending):
-    """A request that may still arrive must not get into the next transaction: a new epoch first (KIP-360)."""
+    """After a request without a response the next transaction has a new epoch, as it may still arrive (KIP-360)."""
     one = member_in(ProducerState.IN_TRANSACTION)
     effects_after(one, AddPartitions((SECOND,), 60.0), Unanswered("silence"))
     one.handle_timer(one.next_deadline())
@@ -296,7 +295,7 @@ def test_after_a_request_without_an_answer_the_epoch_is_new(ending):
     ids=["late batch", "gap", "lost by the broker"],
 )
 def test_a_broken_sequence_continues_in_a_new_epoch(ending):
-    """A gap in a sequence, a batch that may arrive once more, a log that lost count: the next epoch starts at zero."""
+    """After a broken sequence the next epoch starts with sequence zero."""
     one = member_in(ProducerState.IN_TRANSACTION)
 
     effects_after(one, *ending)
@@ -307,7 +306,7 @@ def test_a_broken_sequence_continues_in_a_new_epoch(ending):
 
 @pytest.mark.parametrize("state", [ProducerState.IN_TRANSACTION, ProducerState.COMMITTING])
 def test_a_transaction_that_cannot_be_committed_is_aborted(state):
-    """Records are discarded, the abort is sent, and then its cause is reported; the next transaction may begin."""
+    """A transaction that cannot be committed is aborted, its records are discarded, and then the cause is reported."""
     one = member_in(state)
     error = CommitFailedError("the group has gone on")
 
@@ -321,7 +320,7 @@ def test_a_transaction_that_cannot_be_committed_is_aborted(state):
 
 
 def test_the_abort_of_a_transaction_that_the_coordinator_never_knew_succeeds():
-    """An abort after AddPartitionsToTxn was refused or lost succeeds, as there may be nothing to abort."""
+    """An abort succeeds if AddPartitionsToTxn was refused or lost, as there may be nothing to abort."""
     one = member_in(ProducerState.READY)
     effects_after(one, BeginTransaction(), AddPartitions((FIRST,), 60.0))
 
@@ -334,7 +333,7 @@ def test_the_abort_of_a_transaction_that_the_coordinator_never_knew_succeeds():
 
 
 def test_an_acknowledged_transaction_that_the_coordinator_lost_ends_the_producer():
-    """A coordinator that acknowledged the partitions and knows of no transaction ends the producer."""
+    """A coordinator that loses a transaction whose partitions it has acknowledged ends the producer."""
     one = aborting()
     error = PublishError("no such transaction")
 
@@ -343,7 +342,7 @@ def test_an_acknowledged_transaction_that_the_coordinator_lost_ends_the_producer
 
 
 def test_a_refused_abort_takes_a_new_epoch_or_fails_the_producer():
-    """A producer that the coordinator has forgotten has no open transaction; one that may not abort fails."""
+    """After a refused abort a producer takes a new epoch if it was forgotten, and fails if it is not permitted."""
     forgotten, forbidden = aborting(), aborting()
 
     assert effects_after(forgotten, MustAbort(PublishError("who?"), needs_new_epoch=True)) == [ReportError(REFUSED)]
@@ -354,7 +353,7 @@ def test_a_refused_abort_takes_a_new_epoch_or_fails_the_producer():
 
 @pytest.mark.parametrize("state", REQUESTING)
 def test_a_fenced_producer_stops(state):
-    """A fenced producer sends nothing more, reports the error once, and keeps it."""
+    """A fenced producer sends nothing more and reports its error once."""
     one = member_in(state)
 
     (effect,) = effects_after(one, ProducerFenced("EndTxn: PRODUCER_FENCED"))
@@ -368,7 +367,7 @@ def test_a_fenced_producer_stops(state):
 
 
 def test_a_transaction_timeout_is_distinguished_from_a_second_producer():
-    """If the broker fences after a transaction timeout, the message names the timeout, not a second process."""
+    """If a producer is fenced after a transaction timeout, the error names the timeout and not a second process."""
     one = member_in(ProducerState.IN_TRANSACTION)
 
     effects_after(one, ProducerFenced("fenced"), now=NOW + 61.0)
@@ -396,7 +395,7 @@ def test_offsets_are_sent_again_under_a_newer_generation():
 
 
 def test_offsets_are_sent_again_when_the_newer_generation_is_known():
-    """The group may have completed a rebalance whose answer this member has not received."""
+    """Refused offsets are sent again when the member learns of a newer generation."""
     one = storing()
     newer = Identity("m", 6, "i")
 
@@ -410,7 +409,7 @@ def test_offsets_are_sent_again_when_the_newer_generation_is_known():
 
 
 def test_offsets_of_partitions_that_are_no_longer_owned_abort():
-    """A commit without owned partitions aborts, since their next owner handles the records again."""
+    """A commit of partitions that are no longer owned is aborted, as their next owner handles the records again."""
     one = storing()
 
     assert effects_after(one, GenerationRefused(REFUSED, None), DISCARDED, TransactionEnded()) == [
@@ -421,7 +420,7 @@ def test_offsets_of_partitions_that_are_no_longer_owned_abort():
 
 
 def test_offsets_refused_until_the_timeout_abort_the_transaction():
-    """If the generation stays refused, the commit aborts after its time, with the refusal as the reason."""
+    """A commit whose generation is refused until its timeout is aborted, with the refusal as the reason."""
     one = storing()
     effects_after(one, GenerationRefused(REFUSED, OFFSETS.identity), now=NOW + 59.999)
 
@@ -449,7 +448,7 @@ def test_a_commit_that_takes_too_long_is_aborted():
 
 
 def test_no_request_lasts_longer_than_its_call():
-    """A late request gets the rest of the call's time; without any left it is not sent."""
+    """A request has the remaining time of its call, and is not sent if there is none."""
     one = member_in(ProducerState.COMMITTING)
 
     assert effects_after(one, DELIVERED, now=NOW + 57.0) == [SendAddOffsets(WHO, "g", 3.0)]
@@ -471,7 +470,7 @@ def in_doubt() -> TransactionMachine:
 
 
 def test_a_commit_in_doubt_cannot_be_aborted():
-    """Sent and not answered, it may have succeeded: it cannot be aborted, and every next call repeats it."""
+    """A commit that was sent and not answered cannot be aborted, and the next calls repeat it."""
     for event in (CommitTransaction(None, 60.0), CompletePendingWork(60.0)):
         one = in_doubt()
         assert one.is_in_doubt
@@ -517,7 +516,7 @@ def test_an_abort_that_takes_too_long_is_left_to_the_next_call():
 
 
 def test_a_refused_producer_id_raises():
-    """The start ends in time, and another attempt may follow."""
+    """A start whose producer id is refused raises, and may be repeated."""
     one = member()
     effects_after(one, CompletePendingWork(1.0), TryAgain("loading"))
     one.handle_timer(NOW + 1.0)
@@ -534,7 +533,7 @@ def test_a_refused_producer_id_raises():
 
 
 def test_partitions_whose_request_was_canceled_are_added_by_the_commit():
-    """The request may have taken effect, so the next epoch is new."""
+    """Partitions whose request was canceled are added by the commit, and the next epoch is new."""
     one = member_in(ProducerState.IN_TRANSACTION)
     effects_after(one, AddPartitions((SECOND,), 60.0), CallCanceled())
 
@@ -560,7 +559,7 @@ def test_a_commit_that_was_canceled_before_end_txn_is_an_abort(done):
 
 
 def test_a_commit_that_was_canceled_after_end_txn_is_in_doubt():
-    """A commit cannot be undone after EndTxn was sent."""
+    """A commit that was canceled after EndTxn was sent is in doubt."""
     one = member_in(ProducerState.COMMITTING)
     effects_after(one, DELIVERED, OffsetsAdded(), OffsetsStored(), CallCanceled())
 

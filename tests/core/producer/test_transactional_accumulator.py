@@ -44,7 +44,7 @@ class Bench:
 
 
 def test_batches_wait_until_their_partition_is_added():
-    """Batches of a partition wait for its AddPartitionsToTxn; batches of other partitions are sent meanwhile."""
+    """The batches of a partition are sent after its AddPartitionsToTxn, and do not delay those of other partitions."""
     bench = Bench(PLACE)
     bench.append(1)
     bench.append(2, place=OTHER)
@@ -58,7 +58,7 @@ def test_batches_wait_until_their_partition_is_added():
 
 
 def test_partitions_are_added_to_each_transaction():
-    """Epoch and sequence continue in the next transaction."""
+    """Each transaction adds its partitions again, while epoch and sequence continue."""
     bench = Bench(PLACE)
     bench.append(1)
     (batch,) = bench.take()
@@ -74,7 +74,7 @@ def test_partitions_are_added_to_each_transaction():
 
 
 def test_several_batches_of_a_partition_are_in_flight():
-    """Several batches of a partition are in flight in a transaction, too."""
+    """Several batches of a partition may be in flight in a transaction, too."""
     bench = Bench(PLACE)
     bench.append(0)
     bench.answer(bench.take()[0])
@@ -146,7 +146,7 @@ def test_a_gap_ends_the_transaction_only_if_nothing_before_it_is_unsettled():
 
 
 def test_the_worst_failure_counts():
-    """The gravest failure counts: a fenced producer is not reported as an abortable transaction."""
+    """The gravest failure is reported: a fenced producer is not reported as an abortable transaction."""
     bench = Bench(PLACE, OTHER)
     bench.append(1)
     bench.append(2, place=OTHER)
@@ -188,7 +188,7 @@ def test_a_record_that_takes_too_long_ends_the_transaction():
 
 
 def test_discarded_records_in_flight_end_at_once():
-    """Discarded records in flight are over at once; a later answer decides if their sequence has a gap."""
+    """Discarded records in flight end at once, and a later response decides if their sequence has a gap."""
     bench = Bench(PLACE)
     bench.append(1)
     (batch,) = bench.take()

@@ -70,7 +70,7 @@ class Frozen(NamedTuple):
 
 
 class Life:
-    """A producer, its user and the network; ``pick`` chooses the next event.
+    """Simulation of a producer, its user and the network; ``pick`` chooses the next event.
 
     When the producer is fenced, another takes its place, as in an application.
     """
@@ -227,7 +227,7 @@ class Life:
     # network: records
 
     def exchange(self) -> bool:
-        """Send what may be sent, and let one request be answered or lost; False if the call is canceled meanwhile."""
+        """Send batches, and let one request be answered or lost; return False if the call is canceled meanwhile."""
         self.note(self.records.expire(self.now))
         for _, batches in self.records.take_requests(self.now, lambda _place: 1, lambda _leader: 5):
             self.requests.append([Frozen(one, one.producer, one.sequence, [*one.content.values]) for one in batches])
@@ -340,7 +340,7 @@ class Life:
         self.brokers.write_markers()
 
     def check(self) -> None:
-        """Committed records are visible once, in order, where their futures say, with their offsets; no others are."""
+        """Check that committed records, and no others, are visible once, in order, at the offsets of their futures."""
         assert self.records.buffered_bytes == 0
         assert self.outcomes.keys() == self.sent.keys(), "every record has an outcome"
         for partition, log in self.brokers.logs.items():
@@ -355,7 +355,7 @@ class Life:
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1 << 64), st.integers(1, 6))
 def test_transactions_are_atomic_under_lost_and_late_answers(seed, transactions):
-    """Committed records appear once and in order, and no others, under lost, late, refused and canceled requests."""
+    """Under lost, late, refused and canceled requests, exactly the committed records appear, once and in order."""
     life = Life(Random(seed).choice)
 
     for _ in range(transactions):

@@ -13,7 +13,6 @@ TOO_LARGE, STILL = PublishTooLargeError("too large"), PublishTooLargeError("stil
 
 
 def test_refused_outputs_and_refused_dead_letters_are_kept_apart():
-    """Refused outputs and refused dead letters of a record are kept apart."""
     refusals = RefusedRecords()
     refusals.note_refusal(HERE, 3, TOO_LARGE, is_dead_letter=True)
     refusals.note_refusal(HERE, 3, STILL, is_dead_letter=True)
@@ -36,8 +35,8 @@ def test_refused_outputs_and_refused_dead_letters_are_kept_apart():
         (lambda refusals: refusals.forget_record(HERE, 4), 2),
     ],
 )
-def test_an_entry_is_removed_with_its_own_record(end, left):
-    """An entry is removed with its own record, not when others are committed."""
+def test_an_entry_is_removed_when_its_record_is_committed(end, left):
+    """The entry of a refused record is removed when the record is committed, and not when others are."""
     refusals = RefusedRecords()
     for partition in (HERE, THERE):
         refusals.note_refusal(partition, 3, TOO_LARGE, is_dead_letter=False)

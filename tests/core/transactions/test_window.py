@@ -1,4 +1,4 @@
-"""Transaction windows, from opening to commit or abort, and records deferred out of them."""
+"""Windows, which decide when a transaction is committed or aborted, and records deferred to a later one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_window_opens_with_its_first_record():
 
 
 def test_a_window_is_committed_after_its_interval_once_all_records_are_finished():
-    """A window is committed after its interval, once all of its records are finished."""
+    """A window is committed when its interval is over and all of its records are finished."""
     window = opened()
 
     assert window.step(0.05, is_done=True) is WindowStep.FEED
@@ -45,7 +45,7 @@ def test_a_window_is_committed_after_its_interval_once_all_records_are_finished(
 
 
 def test_a_window_is_cut_after_its_interval_whatever_was_delivered():
-    """A window is cut after its interval; records that have not started are carried into the next one."""
+    """A window starts no more records after its interval; those not started are carried into the next one."""
     window = opened(10)
 
     assert window.step(0.05, is_done=False) is WindowStep.DRAIN
@@ -59,7 +59,7 @@ def test_a_window_is_cut_after_its_interval_whatever_was_delivered():
 
 
 def test_a_window_stops_starting_records_in_time_to_drain():
-    """The drain takes a fifth of the time at most, and the cut follows within a fifth of the timeout."""
+    """A window stops starting records early enough for the running ones to finish before the transaction timeout."""
     window, cuts, now = Window(SETTINGS), [], 0.0
     for end_s in (0.1, 0.3, 1, 0.0):
         window.add(1, now)
@@ -74,7 +74,7 @@ def test_a_window_stops_starting_records_in_time_to_drain():
 
 
 def test_the_last_record_of_a_window_has_time_for_its_attempt():
-    """A handler without timeout_ms gets half of the transaction timeout, or the part that batches leave."""
+    """A handler without timeout_ms gets half of the transaction timeout, or what the wait for batches leaves."""
     bare, half = SETTINGS, WindowSettings(interval_s=0.1, max_records=10, timeout_s=10, max_handler_s=7)
     long = WindowSettings(interval_s=4, max_records=10, timeout_s=10, max_handler_s=5)
 
@@ -143,7 +143,7 @@ def test_a_window_is_aborted_before_the_brokers_transaction_timeout():
 
 
 def test_an_attempt_has_time_if_it_ends_before_the_window_is_aborted():
-    """An attempt never has time in a window that must be aborted."""
+    """An attempt may start if it ends before the window is aborted, and never in one that must be aborted."""
     window = opened()
 
     assert window.has_time(3, 4.9)
@@ -154,7 +154,7 @@ def test_an_attempt_has_time_if_it_ends_before_the_window_is_aborted():
 
 
 def test_a_window_that_must_be_aborted_keeps_the_first_cause():
-    """The window takes no more records, and the cause is forgotten after the abort."""
+    """A window that must be aborted takes no more records, and keeps the first cause until the abort."""
     window = opened()
     window.require_abort(BROKEN)
     window.require_abort(PublishError("because of that"))
@@ -167,7 +167,7 @@ def test_a_window_that_must_be_aborted_keeps_the_first_cause():
 
 
 def test_windows_are_halved_until_the_refused_record_is_found():
-    """An abort with shrink=True halves the room of the next window; commits double it again."""
+    """An abort with shrink=True halves the size of the next window, and commits double it again."""
     window, rooms = Window(SETTINGS), []
     for _ in range(4):
         rooms.append(window.room)
@@ -182,7 +182,7 @@ def test_windows_are_halved_until_the_refused_record_is_found():
 
 
 def test_windows_do_not_grow_while_a_refused_record_is_searched():
-    """The window does not grow on commits while a refused record is being searched."""
+    """Windows do not grow on commits while a refused record is searched."""
     window = Window(SETTINGS)
     window.add(2, 0.0)
     window.end_aborted(shrink=True)
@@ -273,7 +273,7 @@ def test_records_before_a_deferred_record_are_delivered():
 
 
 def test_a_deferred_record_is_retried_in_its_own_transaction():
-    """A deferred record is retried alone, in a transaction of its own."""
+    """A deferred record is retried alone in a transaction."""
     aside = DeferredOffsets()
     aside.put(HERE, 10, due_at=5)
 
@@ -287,7 +287,7 @@ def test_a_deferred_record_is_retried_in_its_own_transaction():
 
 
 def test_the_first_deferred_record_of_a_partition_stops_it():
-    """Only the first deferred offset of a partition is kept; a later entry for it replaces its due time."""
+    """Only the first deferred record of a partition is kept, and a later entry for it replaces its due time."""
     aside = DeferredOffsets()
     for offset, due_at in ((12, 5), (10, 6), (11, 7), (10, 8)):
         aside.put(HERE, offset, due_at, is_given_up=due_at < 8)

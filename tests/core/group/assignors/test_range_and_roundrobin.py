@@ -40,28 +40,28 @@ def numbers(given_: dict[str, list[TopicPartition]]) -> dict[str, str]:
 
 
 def test_range_gives_first_members_one_more():
-    """Seven partitions for three members are three, two and two, in runs."""
+    """Range assigns runs of partitions to members, of which the first may have one more than the others."""
     given_ = range_assignor(members("z", "x", "y"), {"t": 7})
 
     assert numbers(given_) == {"x": "t0 t1 t2", "y": "t3 t4", "z": "t5 t6"}
 
 
 def test_range_starts_over_at_each_topic():
-    """The first of two members gets two of three partitions of each of two topics, so four and two in total."""
+    """Range divides each topic on its own, so that the first member may have more partitions in total."""
     given_ = range_assignor(members("x", "y", topics="ab"), {"a": 3, "b": 3})
 
     assert numbers(given_) == {"x": "a0 a1 b0 b1", "y": "a2 b2"}
 
 
 def test_roundrobin_continues_over_topics():
-    """The same topics in turn: three and three."""
+    """Round-robin assigns the partitions of all topics in turn, so that totals are even."""
     given_ = roundrobin_assignor(members("x", "y", topics="ab"), {"a": 3, "b": 3})
 
     assert numbers(given_) == {"x": "a0 a2 b1", "y": "a1 b0 b2"}
 
 
 def test_roundrobin_skips_members_without_the_topic():
-    """Java's example of different subscriptions."""
+    """Round-robin skips members that do not subscribe to the topic, as in Java's example."""
     group = [
         SubscribedMember("c0", frozenset({"t0"})),
         SubscribedMember("c1", frozenset({"t0", "t1"})),
@@ -87,13 +87,13 @@ def test_static_members_are_ranked_by_instance_id(assign):
 
 @every
 def test_members_without_partitions_have_an_empty_entry(assign):
-    """Members without partitions have an entry, if there are more members than partitions."""
+    """If there are more members than partitions, members without partitions have an empty entry."""
     assert numbers(assign(members("x", "y", "z"), {"t": 1})) == {"x": "t0", "y": "", "z": ""}
 
 
 @every
 def test_unsubscribed_and_missing_topics_are_not_assigned(assign):
-    """Neither is an error."""
+    """Topics that no member subscribes to, or that do not exist, are not assigned."""
     assert numbers(assign(members("x", topics="tu"), {"t": 1, "other": 5})) == {"x": "t0"}
     assert numbers(assign(members("x"), {})) == {"x": ""}
 
@@ -120,7 +120,7 @@ def test_each_partition_has_one_subscribed_owner(assign):
 
 @every
 def test_order_of_the_input_does_not_matter(assign):
-    """Any leader computes the same assignment."""
+    """Any order of members and topics yields the same assignment, so any leader computes the same."""
 
     @given(MEMBERS, COUNTS, st.randoms(use_true_random=False))
     def check(group, counts, random):
@@ -134,7 +134,7 @@ def test_order_of_the_input_does_not_matter(assign):
 
 @given(MEMBERS, COUNTS)
 def test_range_is_even_within_a_topic(group, counts):
-    """Subscribers differ by one partition at most, and each one's are a run."""
+    """Range assigns a run of each topic to each subscriber, and runs differ by one partition at most."""
     given_ = range_assignor(group, counts)
 
     for topic, count in counts.items():
@@ -177,21 +177,21 @@ def replicas(**topics: str) -> dict[TopicPartition, frozenset[str]]:
 
 
 def test_range_prefers_near_partitions():
-    """A member takes them up to its share; the rest is cut into runs."""
+    """Range assigns partitions in a member's rack up to the member's share; the others are cut into runs."""
     given_ = range_assignor(in_racks(x="r1", y="r2"), {"a": 5}, replicas(a="r2 r2 r1 r2 r1"))
 
     assert numbers(given_) == {"x": "a2 a4", "y": "a0 a1 a3"}
 
 
 def test_range_shares_stay_even_in_racks():
-    """If nearly all replicas are in one rack, its member gets no more than its share."""
+    """A member gets no more than its share, even if nearly all replicas are in its rack."""
     given_ = range_assignor(in_racks(x="r2", y="r1", z="r2"), {"a": 6}, replicas(a="r1 r1 r1 r1 r1 r3"))
 
     assert numbers(given_) == {"x": "a2 a3", "y": "a0 a1", "z": "a4 a5"}
 
 
 def test_range_keeps_equal_numbers_together():
-    """Topics of equal count and members are divided alike; a partition is near if it is near in all of them."""
+    """Topics of equal size and members are divided alike; a partition is near if it is near in all of them."""
     racks = replicas(a="r2 r1 r1 r2", b="r2 r1 r2 r1")
 
     given_ = range_assignor(in_racks(x="r1", y="r2"), {"a": 4, "b": 4}, racks)
@@ -200,7 +200,7 @@ def test_range_keeps_equal_numbers_together():
 
 
 def test_range_assigns_equal_topics_by_number():
-    """A number near in one topic only counts as far."""
+    """A partition that is near in only one of several equal topics counts as far."""
     racks = replicas(a="r2 r2 r2 r4 r1 r1 r1", b="r2 r2 r2 r1 r1 r1 r1")
 
     given_ = range_assignor(in_racks(x="r1", y="r2", z="r3"), {"a": 7, "b": 7}, racks)
@@ -209,7 +209,7 @@ def test_range_assigns_equal_topics_by_number():
 
 
 def test_range_ignores_racks_of_topics_where_they_make_no_difference():
-    """A topic with all replicas in one rack is cut into runs."""
+    """A topic with all replicas in one rack is divided into runs."""
     given_ = range_assignor(in_racks(x="r2", y="r1"), {"a": 3, "b": 2}, replicas(a="r1 r1 r2", b="r1 r1"))
 
     assert numbers(given_) == {"x": "a2 b0", "y": "a0 a1 b1"}
@@ -232,12 +232,12 @@ def test_everything_is_near_to_a_member_without_a_rack():
     ],
 )
 def test_range_ignores_racks_that_make_no_difference(racks):
-    """The assignment is the same as without."""
+    """Racks that make no difference do not change the assignment."""
     assert numbers(range_assignor(in_racks(x="r2", y="r1"), {"a": 4}, racks)) == {"x": "a0 a1", "y": "a2 a3"}
 
 
 def test_roundrobin_ignores_racks():
-    """Racks are ignored, as in Java."""
+    """Round-robin ignores racks, as in Java."""
     given_ = roundrobin_assignor(in_racks(x="r1", y="r2"), {"a": 4}, replicas(a="r2 r1 r2 r1"))
 
     assert numbers(given_) == {"x": "a0 a2", "y": "a1 a3"}
@@ -245,7 +245,7 @@ def test_roundrobin_ignores_racks():
 
 @st.composite
 def groups_in_racks(draw):
-    """Groups with racks of members and replicas."""
+    """Draw groups with racks of members and replicas."""
     group = [replace(one, rack=draw(st.sampled_from([None, *RACKS]))) for one in draw(MEMBERS)]
     counts = draw(COUNTS)
     where = st.frozensets(st.sampled_from(RACKS))
@@ -277,7 +277,7 @@ def test_range_with_racks_is_as_even_as_without(case):
 @settings(max_examples=30)
 @given(groups_in_racks(), st.integers(1, 9))
 def test_range_with_racks_cuts_equal_topics_alike(case, count):
-    """Partitions of one number stay together."""
+    """With racks, partitions of the same number in equal topics have the same owner."""
     group, _, _ = case
     group = [replace(one, topics=frozenset(TOPICS)) for one in group]
     racks = case[2]
@@ -292,7 +292,7 @@ def test_range_with_racks_cuts_equal_topics_alike(case, count):
 @settings(max_examples=30)
 @given(groups_in_racks(), st.randoms(use_true_random=False))
 def test_order_of_the_input_does_not_matter_with_racks(case, random):
-    """Any leader computes the same assignment."""
+    """With racks, too, any leader computes the same assignment."""
     group, counts, racks = case
 
     shuffled = random.sample(group, len(group))

@@ -56,13 +56,13 @@ def loads(assigned) -> list[int]:
 
 
 def moved(group, counts, assigned) -> int:
-    """Return how many subscribed partitions left the owner whose claim held."""
+    """Return how many subscribed partitions left an owner whose claim was valid."""
     claims = {one: owner for one, owner in claims_of(group).items() if one in wanted_of(group, counts)}
     return sum(one not in assigned[owner] for one, owner in claims.items())
 
 
 def could_be_more_even(group, assigned) -> list[tuple[str, str]]:
-    """Return members that could still hand a partition on, directly or through others, to one with two fewer."""
+    """Return members that could give a partition, directly or through others, to a member with two fewer."""
     found = []
     for start in group:
         reached, ahead = {start.member_id}, [start.member_id]
@@ -81,7 +81,7 @@ def is_far(partition, taker, racks) -> bool:
 
 @st.composite
 def groups(draw, *, is_equal=False):
-    """Groups with claims, some of them wrong, and partition counts."""
+    """Draw groups with claims, some of them wrong, and partition counts."""
     counts = draw(st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 6), min_size=1))
     names = [f"m{number}" for number in range(draw(st.integers(1, 6)))]
     everything = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count + 1)]
@@ -102,7 +102,7 @@ def groups(draw, *, is_equal=False):
 
 @st.composite
 def groups_in_racks(draw):
-    """Groups with racks of members and replicas."""
+    """Draw groups with racks of members and replicas."""
     group, counts = draw(groups())
     group = [replace(one, rack=draw(st.sampled_from([None, *RACKS]))) for one in group]
     replicas = st.frozensets(st.sampled_from(RACKS))
@@ -115,7 +115,7 @@ def groups_in_racks(draw):
 
 @both
 def test_new_group_is_assigned_in_turn(assign):
-    """No member gets a whole topic."""
+    """In a new group, partitions are assigned in turn, so that no member gets a whole topic."""
     assigned = assign([member("y", "ab"), member("x", "ab")], {"a": 3, "b": 3})
 
     assert words(assigned) == {"x": "a0 a2 b1", "y": "a1 b0 b2"}
@@ -123,7 +123,7 @@ def test_new_group_is_assigned_in_turn(assign):
 
 @both
 def test_members_keep_their_partitions_when_one_leaves(assign):
-    """Only the partitions of the member that left move."""
+    """When a member leaves, only its partitions move."""
     assigned = assign([member("x", "a", "a0 a3"), member("y", "a", "a1 a4")], {"a": 6})
 
     assert words(assigned) == {"x": "a0 a2 a3", "y": "a1 a4 a5"}
@@ -148,22 +148,22 @@ def test_cooperative_releases_before_it_assigns():
 
 
 def test_loads_are_evened_through_other_members():
-    """A member that cannot hand on to the least loaded one hands on to one that can."""
+    """Loads are evened through a third member if one cannot give a partition to the least loaded member directly."""
     assigned = sticky_assignor([member("x", "a", "a0 a1"), member("y", "ab", "b0"), member("z", "b")], {"a": 2, "b": 1})
 
     assert words(assigned) == {"x": "a0", "y": "a1", "z": "b0"}
 
 
 @both
-def test_claim_of_the_later_generation_holds(assign):
-    """A member that was away claims a partition that was reassigned; its new owner keeps it."""
+def test_the_claim_of_the_later_generation_is_valid(assign):
+    """If two members claim a partition, the claim of the later generation is valid."""
     assigned = assign([member("x", "a", "a0 a1", generation=4), member("y", "a", "a0", generation=5)], {"a": 2})
 
     assert words(assigned) == {"x": "a1", "y": "a0"}
 
 
 def test_equal_claims_are_both_released():
-    """Cooperative takes it from both before it is assigned."""
+    """If two members claim a partition in the same generation, the cooperative assignor takes it from both first."""
     group = [member("x", "a", "a0 a1"), member("y", "a", "a0")]
 
     first = cooperative_sticky_assignor(group, {"a": 2})
@@ -173,14 +173,14 @@ def test_equal_claims_are_both_released():
 
 
 def test_older_claim_does_not_win_over_two_equal_ones():
-    """Two claims of the latest generation cancel each other."""
+    """Two claims of the latest generation cancel each other, and an older claim is not valid either."""
     group = [member("x", "a", "a0"), member("y", "a", "a0"), member("z", "a", "a0", generation=0)]
 
     assert claims_of(group) == claims_of(group[::-1]) == {}
 
 
 def test_unsubscribed_partition_is_released_first():
-    """The new owner waits until it is released."""
+    """The new owner of a partition that its owner unsubscribed from waits until it is released."""
     group = [member("x", "b", "a0"), member("y", "a")]
 
     assert words(cooperative_sticky_assignor(group, {"a": 1})) == {"x": "", "y": ""}
@@ -211,21 +211,21 @@ def test_new_partitions_go_to_near_members(assign):
 
 @both
 def test_even_loads_come_before_racks(assign):
-    """Members in one rack share the partitions of others, too."""
+    """Members in one rack share the partitions of other racks, so that loads are even."""
     assigned = assign([member("x", "a", rack="r1"), member("y", "a", rack="r1")], {"a": 4}, SIDES)
 
     assert words(assigned) == {"x": "a0 a2", "y": "a1 a3"}
 
 
 def test_joining_member_gets_near_partitions():
-    """Partitions in another rack than their owner move first."""
+    """A joining member gets partitions of its rack that are far from their owners first."""
     group = [member("x", "a", "a0 a1 a2 a3", rack="r2"), member("y", "a", rack="r1")]
 
     assert words(sticky_assignor(group, {"a": 4}, SIDES)) == {"x": "a2 a3", "y": "a0 a1"}
 
 
 def test_owned_partitions_move_for_racks_in_a_calm_round():
-    """Members exchange far partitions unless others move or have no owner."""
+    """Members exchange far partitions only in a round in which no others move or have no owner."""
     swapped = [member("x", "a", "a0 a1", rack="r2"), member("y", "a", "a2 a3", rack="r1")]
     one_waits = [member("x", "a", "a0", rack="r2"), member("y", "a", "a2 a3", rack="r1")]
 
@@ -234,7 +234,7 @@ def test_owned_partitions_move_for_racks_in_a_calm_round():
 
 
 def test_loads_that_differ_by_one_may_swap_for_racks():
-    """The less loaded member may become the more loaded one."""
+    """For racks, the less loaded of two members may become the more loaded one."""
     group = [member("x", "a", "a0 a2", rack="r2"), member("y", "a", "a1", rack="r1")]
 
     assert words(sticky_assignor(group, {"a": 3}, SIDES)) == {"x": "a2", "y": "a0 a1"}
@@ -252,7 +252,7 @@ def test_loads_that_differ_by_one_may_swap_for_racks():
     ],
 )
 def test_exchange_needs_both_subscriptions(counts, wants_and_has):
-    """Neither member gets a topic that it has not subscribed to."""
+    """No exchange gives a member a topic that it has not subscribed to."""
     group = [member(name, topics, owned, rack=rack) for name, (topics, owned, rack) in wants_and_has.items()]
     racks = {**SIDES, **dict.fromkeys(partitions("b0 b1"), frozenset({"r2"}))}
 
@@ -271,7 +271,7 @@ def test_exchange_needs_both_subscriptions(counts, wants_and_has):
     ],
 )
 def test_racks_that_make_no_difference_are_ignored(racks):
-    """The assignment is the same as without."""
+    """Racks that make no difference do not change the assignment."""
     group = [member("x", "a", "a0 a1 a2", rack="r2"), member("y", "a", rack="r1")]
 
     assert sticky_assignor(group, {"a": 4}, racks) == sticky_assignor(group, {"a": 4})
@@ -292,7 +292,7 @@ def test_loads_with_racks_are_those_without(case):
 @modest
 @given(groups_in_racks())
 def test_no_exchange_improves_a_new_group(case):
-    """No exchange or move between two members makes fewer partitions far at the same loads."""
+    """In a new group, no exchange or move between two members makes fewer partitions far at the same loads."""
     group, counts, racks = case
     group = [replace(one, owned=frozenset()) for one in group]
     assume(do_racks_matter([one.rack for one in group], [racks[one] for one in wanted_of(group, counts)]))
@@ -313,7 +313,7 @@ def test_no_exchange_improves_a_new_group(case):
 @modest
 @given(groups_in_racks())
 def test_each_partition_has_one_owner_and_loads_are_even(case):
-    """For any claims, each partition has one subscribed owner, and no member could take from one with two more."""
+    """For any claims, each partition has one subscribed owner, and loads are as even as subscriptions permit."""
     group, counts, racks = case
 
     assigned = sticky_assignor(group, counts, racks)
@@ -328,7 +328,7 @@ def test_each_partition_has_one_owner_and_loads_are_even(case):
 @modest
 @given(case=groups_in_racks(), random=st.randoms(use_true_random=False))
 def test_order_of_the_input_does_not_matter(assign, case, random):
-    """Any leader computes the same assignment."""
+    """Any order of members and topics yields the same assignment, so any leader computes the same."""
     group, counts, racks = case
 
     def shuffled(mapping):
@@ -340,7 +340,7 @@ def test_order_of_the_input_does_not_matter(assign, case, random):
 @modest
 @given(groups(is_equal=True))
 def test_moves_are_as_few_as_even_loads_allow(case):
-    """With equal subscriptions, each member keeps up to an even share, rounded up for as many as the rest allows."""
+    """With equal subscriptions, each member keeps as many of its partitions as even loads allow."""
     group, counts = case
 
     assigned = sticky_assignor(group, counts)
@@ -355,7 +355,7 @@ def test_moves_are_as_few_as_even_loads_allow(case):
 @modest
 @given(st.integers(1, 6), st.integers(0, 20), st.data())
 def test_joining_or_leaving_member_moves_only_its_share(size, count, data):
-    """In a settled group, only the share of the member moves."""
+    """When a member joins or leaves a settled group, only its share moves."""
     group = [member(f"m{number}", "a") for number in range(size)]
     settled = next_round(group, sticky_assignor(group, {"a": count}))
     stayed = [one for one in settled if one.member_id != f"m{data.draw(st.integers(0, size))}"]
@@ -370,7 +370,7 @@ def test_joining_or_leaving_member_moves_only_its_share(size, count, data):
 @modest
 @given(groups())
 def test_settled_group_does_not_change(case):
-    """Another round moves nothing."""
+    """Another round of a settled group moves nothing."""
     group, counts = case
     assigned = sticky_assignor(group, counts)
 
@@ -380,7 +380,7 @@ def test_settled_group_does_not_change(case):
 @modest
 @given(groups_in_racks())
 def test_cooperative_assigns_only_released_partitions(case):
-    """A partition is assigned to its valid owner, or if no other member claims it."""
+    """The cooperative assignor assigns a partition to its valid owner, or to another member once it is released."""
     group, counts, racks = case
 
     assigned = cooperative_sticky_assignor(group, counts, racks)
@@ -427,7 +427,7 @@ def many_members(*, is_equal: bool) -> list[SubscribedMember]:
     ("is_equal", "has_racks", "bound_s"), [(True, False, 2.0), (False, True, 6.0)], ids=["equal", "mixed, in racks"]
 )
 def test_large_assignment_is_fast(is_equal, bound_s, has_racks):
-    """A thousand members and ten thousand partitions: a new group, one leaves, one joins, one had everything."""
+    """An assignment of ten thousand partitions to a thousand members takes a short time."""
     group = many_members(is_equal=is_equal)
     everything = frozenset(TopicPartition(topic, number) for topic in MANY_TOPICS for number in range(100))
     racks = {one: frozenset({RACKS[one.partition % 2]}) for one in everything} if has_racks else {}

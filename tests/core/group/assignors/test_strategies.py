@@ -1,4 +1,4 @@
-"""Strategies that a member may offer, and checks of their results."""
+"""Strategies that a member may offer, and checks of their assignments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def everything_to_the_last(members, partitions):
 
 
 class Alphabetical:
-    """Strategy of the user, as an object with a name."""
+    """User-defined strategy, as an object with a name."""
 
     name = "alphabetical"
     is_cooperative = True
@@ -50,14 +50,14 @@ def returning(assigned, *, is_cooperative: bool = False) -> Strategy:
 
 
 def test_built_ins_have_kafkas_names():
-    """Only cooperative-sticky is cooperative."""
+    """The built-in strategies have Kafka's names, and only cooperative-sticky is cooperative."""
     assert tuple(sorted(BUILT_IN)) == tuple(sorted(ASSIGNMENT_STRATEGIES))
     assert all(strategy.name == name and strategy_of(name) is strategy for name, strategy in BUILT_IN.items())
     assert [name for name, strategy in BUILT_IN.items() if strategy.is_cooperative] == ["cooperative-sticky"]
 
 
-def test_function_has_its_name():
-    """A function by ``__name__`` and eager; an object by ``name``, cooperative if it declares that."""
+def test_a_strategy_has_the_name_of_its_function_or_object():
+    """A function has its ``__name__`` and is eager; an object has its ``name``, and may declare to be cooperative."""
     assert strategy_of(everything_to_the_last).name == "everything_to_the_last"
     assert not strategy_of(everything_to_the_last).is_cooperative
     assert strategy_of(Alphabetical()).name == "alphabetical"
@@ -74,7 +74,7 @@ def test_strategies_of_one_function_are_equal():
     [("cooperative_sticky", "cooperative-sticky"), ("Range", "range"), ("round-robin", "roundrobin")],
 )
 def test_unknown_name_suggests_the_nearest(wrong, meant):
-    """The error lists all built-ins, too."""
+    """The error for an unknown name suggests the nearest one and lists all built-ins."""
     with pytest.raises(ConfigurationError, match=f"'{wrong}' - did you mean '{meant}'") as caught:
         strategy_of(wrong)
 
@@ -106,13 +106,13 @@ class Nameless:
 
 
 def test_strategy_must_have_a_name():
-    """Members agree by name."""
+    """A strategy without a name is refused, as members agree on a strategy by name."""
     with pytest.raises(ConfigurationError, match="set its attribute `name`"):
         strategy_of(Nameless())
 
 
 def test_function_must_not_have_the_name_of_a_built_in():
-    """Members with Kafka's ``sticky`` would accept its results."""
+    """A function with the name of a built-in is refused, as members with Kafka's would accept its assignments."""
 
     def sticky(_members, _partitions):
         """Never called."""
@@ -122,7 +122,7 @@ def test_function_must_not_have_the_name_of_a_built_in():
 
 
 def test_strategies_keep_their_order():
-    """The first is the most preferred."""
+    """Strategies keep their order, the most preferred first."""
     assert [one.name for one in strategies_of(["sticky", everything_to_the_last, "range"])] == [
         "sticky",
         "everything_to_the_last",
@@ -131,18 +131,18 @@ def test_strategies_keep_their_order():
 
 
 def test_single_name_is_one_strategy():
-    """A string is not the sequence of its characters."""
+    """A single name is one strategy, and not a sequence of characters."""
     assert strategies_of("range") == (BUILT_IN["range"],)
 
 
 def test_empty_list_of_strategies_is_refused():
-    """A member without a strategy could join no group."""
+    """An empty list of strategies is refused, as the member could join no group."""
     with pytest.raises(ConfigurationError, match="must not be empty"):
         strategies_of([])
 
 
 def test_duplicate_name_is_refused():
-    """The group chooses by name."""
+    """A duplicate name is refused, as the group chooses a strategy by name."""
     with pytest.raises(ConfigurationError, match="'alphabetical' occurs twice"):
         strategies_of([Alphabetical(), "range", Alphabetical()])
 
@@ -157,7 +157,7 @@ def test_duplicate_name_is_refused():
     ],
 )
 def test_member_is_cooperative_if_all_its_strategies_are(offered, expected):
-    """A member must know its protocol before the group has chosen a strategy."""
+    """A member is cooperative only if all of its strategies are, as it must know this before the group chooses one."""
     assert are_cooperative(strategies_of(offered)) is expected
 
 
@@ -165,7 +165,7 @@ def test_member_is_cooperative_if_all_its_strategies_are(offered, expected):
 
 
 def test_every_member_has_an_entry():
-    """Any mapping of iterables of pairs is accepted; members that are not named get nothing."""
+    """A strategy may return any mapping of iterables; members that it does not name get nothing."""
     assigned = checked_assignment(strategy_of(everything_to_the_last), PAIR, COUNTS, {})
 
     assert assigned == {"x": [], "y": [A0, A1, B0]}
@@ -180,7 +180,7 @@ def test_strategies_may_be_given_as_a_generator():
 
 
 def test_built_ins_receive_racks():
-    """Range assigns near partitions."""
+    """Built-in strategies receive racks, with which range assigns near partitions."""
     pair = [SubscribedMember("x", frozenset("a"), rack="r2"), SubscribedMember("y", frozenset("a"), rack="r1")]
     racks = {A0: frozenset({"r1"}), A1: frozenset({"r2"})}
 
@@ -213,13 +213,13 @@ def test_built_ins_receive_racks():
     ],
 )
 def test_invalid_assignment_is_refused(assigned, fault):
-    """The error names the strategy, what is wrong and what to do."""
+    """An invalid assignment raises an error that names the strategy, the fault and advice."""
     with pytest.raises(RebalanceError, match=f"the assignment strategy 'mine' .*{fault}.* - correct your assignor"):
         checked_assignment(returning(assigned), PAIR, COUNTS, {})
 
 
-def test_long_list_of_unassigned_partitions_is_cut():
-    """Three are named, the others counted."""
+def test_long_list_of_unassigned_partitions_is_shortened():
+    """The error for many unassigned partitions names three of them and counts the others."""
     with pytest.raises(RebalanceError, match=r"a\[0\], a\[1\], a\[2\] and 997 more unassigned"):
         checked_assignment(returning({}), PAIR, {"a": 1000}, {})
 
@@ -236,7 +236,7 @@ def raises(_members, _partitions):
 
 @pytest.mark.parametrize("broken", [raises, runs_out])
 def test_exception_of_a_strategy_is_a_rebalance_error(broken):
-    """The user's exception is its cause."""
+    """The exception of a strategy is raised as the cause of a rebalance error."""
     with pytest.raises(RebalanceError, match=f"'{broken.__name__}' raised KeyError: 'missing'") as caught:
         checked_assignment(strategy_of(broken), PAIR, COUNTS, {})
 
@@ -249,24 +249,24 @@ OWNING = [SubscribedMember("x", frozenset("a"), owned=frozenset({A0, A1})), Subs
 
 
 def test_cooperative_strategy_may_leave_owned_partitions_unassigned():
-    """Their owner releases them; the next round assigns them."""
+    """A cooperative strategy may leave owned partitions unassigned, which their owner then releases."""
     assert checked_assignment(returning({"x": [A0]}, is_cooperative=True), OWNING, {"a": 2}, {}) == {"x": [A0], "y": []}
 
 
 def test_cooperative_strategy_must_assign_partitions_without_an_owner():
-    """No release would cause another round."""
+    """A cooperative strategy must assign partitions without an owner, as no release would cause another round."""
     with pytest.raises(RebalanceError, match=r"leaves a\[2\] unassigned"):
         checked_assignment(returning({"x": [A0, A1]}, is_cooperative=True), OWNING, {"a": 3}, {})
 
 
 def test_eager_strategy_must_assign_all_partitions():
-    """An unassigned partition would have no owner."""
+    """An eager strategy must assign all partitions."""
     with pytest.raises(RebalanceError, match=r"leaves a\[1\] unassigned"):
         checked_assignment(returning({"x": [A0]}), OWNING, {"a": 2}, {})
 
 
 def test_cooperative_moves_take_two_rounds():
-    """A partition never has two owners, even if the strategy moves it at once."""
+    """A partition never has two owners, even if a cooperative strategy moves it at once."""
     moves = returning({"x": [A0], "y": [A1]}, is_cooperative=True)
 
     assert checked_assignment(moves, OWNING, {"a": 2}, {}) == {"x": [A0], "y": []}
@@ -275,7 +275,7 @@ def test_cooperative_moves_take_two_rounds():
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_ins_return_valid_assignments(name):
-    """Assignments are valid for any subscriptions and claims."""
+    """The built-in strategies return valid assignments for any subscriptions and claims."""
     everything = [TopicPartition(topic, number) for topic in "ab" for number in range(4)]
     members = st.lists(
         st.tuples(

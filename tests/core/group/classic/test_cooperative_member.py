@@ -1,4 +1,4 @@
-"""Classic member that keeps its partitions through a rebalance (KIP-429): rules, and every transition."""
+"""Classic member that keeps its partitions through a rebalance (KIP-429): promises, and every transition."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def claimed(join: SendJoin) -> tuple[frozenset[TopicPartition], int]:
 TOLD = EVENTS | {JoinedAsLeader: LEADS, JoinedAsFollower: FOLLOWS}
 
 ELSEWHERE: dict[tuple[ClassicState, type[GroupEvent]], ClassicState] = {
-    # It releases nothing before it joins,
+    # The member releases nothing before it joins,
     **{(state, RebalanceCalled): ClassicState.WAITING for state in (ClassicState.TAKING_OVER, ClassicState.STABLE)},
     **{(state, Resubscribed): ClassicState.WAITING for state in (ClassicState.TAKING_OVER, ClassicState.STABLE)},
     # but has partitions to lose or release during the join.
@@ -170,7 +170,7 @@ ELSEWHERE: dict[tuple[ClassicState, type[GroupEvent]], ClassicState] = {
 
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "taking over"])
 @pytest.mark.parametrize("state", FROM)
-def test_every_event_in_every_state(state, is_ready):
+def test_every_event_is_handled_in_every_state(state, is_ready):
     """An event has a transition, or raises and changes nothing; final states do not change."""
     for event in TOLD.values():
         check_event(state, event, is_ready)
@@ -227,7 +227,7 @@ def test_every_state_can_be_left(state, is_ready):
 
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "taking over"])
 def test_join_releases_nothing(is_ready):
-    """Owned partitions are claimed by the join, with their generation."""
+    """A join releases no partition; it claims the owned partitions with their generation."""
     one = owner(is_ready=is_ready)
 
     assert effects_after(one, RebalanceCalled()) == []
@@ -244,7 +244,7 @@ def test_join_releases_nothing(is_ready):
     ids=["the same", "more"],
 )
 def test_kept_partitions_are_not_taken_over_again(synced, added):
-    """Only new partitions are taken over; the callbacks are called for every generation."""
+    """Only new partitions are taken over, and the callbacks are called for every generation."""
     one = owner_in(ClassicState.SYNCING)
 
     assert effects_after(one, synced) == [TakeOver(added, MINE, NEXT, COOPERATIVE, is_leader=False)]
@@ -274,7 +274,7 @@ def test_revoked_partitions_are_released_before_the_next_join():
 
 
 def test_partitions_added_beside_a_revocation_are_taken_over_in_the_next_generation():
-    """The next join claims them, so no other member gets them."""
+    """Partitions added beside a revocation are claimed by the next join, so that no other member gets them."""
     one = owner_in(ClassicState.SYNCING)
 
     (release,) = effects_after(one, given(0, 2))
@@ -288,7 +288,7 @@ def test_partitions_added_beside_a_revocation_are_taken_over_in_the_next_generat
 
 
 def test_member_without_partitions_has_no_session_while_joining():
-    """After all its partitions are revoked, it joins as any member that owns nothing."""
+    """A member whose partitions were all revoked joins as one that owns nothing."""
     one = owner_in(ClassicState.SYNCING)
 
     (release,) = effects_after(one, Synced(MemberAssignment(())))
@@ -322,7 +322,7 @@ def test_failed_join_releases_nothing(state, event):
 
 
 def test_leader_leaves_moving_partitions_unassigned():
-    """Their owner releases them first; the next generation assigns them."""
+    """The leader leaves moving partitions unassigned, until their owner has released them."""
     one = owner_in(ClassicState.JOINING)
     mine = MemberSubscription(("t",), owned_partitions=(OwnedPartitions("t", (0, 1)),), generation_id=7)
     news = MemberSubscription(("t",))
@@ -343,7 +343,7 @@ def test_leader_leaves_moving_partitions_unassigned():
 
 
 def test_leader_that_rebalances_for_a_topic_releases_nothing():
-    """The leader joins the next generation and keeps its partitions."""
+    """A leader that rebalances because a topic has changed keeps its partitions."""
     one = owner_in(ClassicState.LEADING)
     effects_after(one, PartitionsFound({"t": 2}), Synced(ASSIGNMENT), TakenOver())
 
@@ -355,7 +355,7 @@ def test_leader_that_rebalances_for_a_topic_releases_nothing():
 
 
 def test_one_eager_strategy_makes_the_member_eager():
-    """The group's choice is unknown before the join, so everything is released."""
+    """A member with an eager strategy releases everything before a join, as the group's choice is unknown."""
     one, _ = beginner(COOPERATIVE, "range")
     effects_after(one, TakenOver())
 
@@ -375,7 +375,7 @@ def test_one_eager_strategy_makes_the_member_eager():
 
 @pytest.mark.parametrize("state", REJOINING)
 def test_takeover_continues_during_a_join(state):
-    """Partitions that it made ready are kept by the next generation."""
+    """A takeover continues during a join, and its partitions are kept by the next generation."""
     one, take_over = beginner()
     lead_to(one, state)
     assert one.awaits(take_over)
@@ -394,7 +394,7 @@ def test_takeover_continues_during_a_join(state):
 
 
 def test_incomplete_takeover_is_repeated_in_the_next_generation():
-    """Its partitions are new again in the next takeover."""
+    """The partitions of an incomplete takeover are new again in the next generation."""
     one, first = beginner()
     lead_to(one, ClassicState.SYNCING)
 
@@ -415,7 +415,7 @@ def test_incomplete_takeover_is_repeated_in_the_next_generation():
     ids=["taken away", "lost", "stop", "stop before the join"],
 )
 def test_release_or_loss_ends_a_takeover(state, event, is_lost):
-    """Its outcome is not awaited any more."""
+    """After a release or a loss, the outcome of a takeover is not awaited."""
     one, take_over = beginner()
     lead_to(one, state)
 
@@ -453,7 +453,7 @@ def test_unsubscribed_topics_are_released_before_the_join(is_ready):
 
 
 def test_topics_unsubscribed_during_a_pause_are_released_before_the_join():
-    """A join that is repeated after a pause does not claim them."""
+    """A join that is repeated after a pause does not claim topics that were unsubscribed in the pause."""
     one = lead_to(with_two_topics(), ClassicState.JOINING)
     effects_after(one, RetryLater("loading"))
 
@@ -468,7 +468,7 @@ def test_topics_unsubscribed_during_a_pause_are_released_before_the_join():
 
 
 def test_topics_unsubscribed_during_a_release_are_released_after_it():
-    """One release follows the other, then the join."""
+    """Topics that are unsubscribed during a release are released after it, before the join."""
     one = lead_to(with_two_topics(), ClassicState.SYNCING)
     (release,) = effects_after(one, Synced(MemberAssignment((OwnedPartitions("t", (0,)), OwnedPartitions("u", (0,))))))
     assert release.partitions == of(1)
@@ -528,7 +528,7 @@ def test_heartbeats_continue_during_a_join_while_partitions_are_owned(state):
 
 @pytest.mark.parametrize("state", [ClassicState.WAITING, ClassicState.JOINING])
 def test_joining_member_without_partitions_has_no_session(state):
-    """No session is needed without partitions, and the coordinator may hold the join for long."""
+    """A joining member without partitions has no session, as the coordinator may hold the join for long."""
     one, _ = beginner(assigned=MemberAssignment(()))
     lead_to(one, state)
 
@@ -539,7 +539,7 @@ def test_joining_member_without_partitions_has_no_session(state):
 @pytest.mark.parametrize("outcome", [CoordinatorGone("moved"), RetryLater("loading")])
 @pytest.mark.parametrize("state", [ClassicState.WAITING, ClassicState.JOINING])
 def test_heartbeat_failed_during_a_join_is_repeated_soon(state, outcome):
-    """The join is not affected, and the session goes on counting."""
+    """A heartbeat that fails during a join is repeated soon; it affects neither the join nor the session."""
     one = owner_in(state)
 
     effects = effects_after(one, HeartbeatOutcome(one.identity, outcome), now=NOW + 1)
@@ -553,7 +553,7 @@ def test_heartbeat_failed_during_a_join_is_repeated_soon(state, outcome):
 
 @pytest.mark.parametrize("outcome", [HeartbeatAnswered(), RebalanceCalled()])
 def test_rebalance_answer_during_a_join_extends_the_session(outcome):
-    """The response shows that the group knows the member."""
+    """A heartbeat response during a join extends the session also if it reports a rebalance."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
     effects_of(one)
@@ -568,7 +568,7 @@ def test_rebalance_answer_during_a_join_extends_the_session(outcome):
     "outcome", [GenerationLost("late"), MemberLost("late"), FENCED], ids=lambda o: type(o).__name__
 )
 def test_membership_errors_of_a_heartbeat_are_left_to_the_join(outcome):
-    """The join's answer decides; the heartbeat does not extend the session."""
+    """During a join, a membership error of a heartbeat has no effect, except that the session is not extended."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
     effects_of(one)
@@ -584,7 +584,7 @@ def test_membership_errors_of_a_heartbeat_are_left_to_the_join(outcome):
 
 
 def test_late_answer_to_a_join_does_not_extend_the_session():
-    """The group counts the session from sending the answer, and may have reassigned the partitions."""
+    """A late join response does not extend the session, as the group may have reassigned the partitions."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
     effects_after(one, HeartbeatOutcome(ME, RebalanceCalled()), now=NOW + 4)
@@ -601,7 +601,7 @@ def test_late_answer_to_a_join_does_not_extend_the_session():
 
 
 def test_heartbeat_of_the_previous_generation_is_ignored():
-    """Its answer comes after that of the join."""
+    """A heartbeat response of the previous generation, received after that of the join, is ignored."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
     effects_after(one, JoinedAsFollower("me", 8, COOPERATIVE), now=NOW + 3.5)
@@ -681,7 +681,7 @@ def test_stop_releases_then_leaves(state, stop):
 
 
 def test_join_answered_after_a_stop_is_left():
-    """The group would wait for the member in a generation that it does not take part in."""
+    """A member whose join is answered after a stop leaves, so that the group does not wait for it."""
     one = owner_in(ClassicState.WAITING)
     join = join_of(one)
     effects_after(one, PAID)
@@ -710,7 +710,7 @@ def stopping_in(state: ClassicState, **changes) -> ClassicMember:
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "taking over"])
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
 def test_stop_during_a_rebalance_commits_in_the_next_generation(leads, is_ready, given_now):
-    """The group accepts no commits before: the member completes the rebalance, takes nothing over, and releases all."""
+    """A member that stops during a rebalance completes it, takes nothing over, commits and releases all partitions."""
     one = stopping_in(ClassicState.JOINING, is_ready=is_ready)
 
     if leads:
@@ -728,7 +728,7 @@ def test_stop_during_a_rebalance_commits_in_the_next_generation(leads, is_ready,
 
 @pytest.mark.parametrize("state", MOVING)
 def test_stop_waits_for_a_rebalance_only_until_the_limit(state):
-    """The release keeps the member's identity: a group that waits for joins accepts the commit. Heartbeats continue."""
+    """After the limit, a member that stops during a rebalance releases its partitions under its current identity."""
     one = stopping_in(state)
     me = one.identity
     assert one.next_deadline() == NOW + INTERVAL_S
@@ -747,7 +747,7 @@ def test_stop_waits_for_a_rebalance_only_until_the_limit(state):
 @pytest.mark.parametrize("state", [*MOVING])
 @pytest.mark.parametrize("event", [RetryLater("loading"), CoordinatorGone("moved"), RebalanceCalled()], ids=str)
 def test_stopping_member_does_not_join_again(state, event):
-    """If the rebalance fails or starts again, the group may accept commits, so the member releases."""
+    """A stopping member whose rebalance fails or starts again releases its partitions instead of joining."""
     one = stopping_in(state)
 
     effects = effects_after(one, event)
@@ -759,7 +759,7 @@ def test_stopping_member_does_not_join_again(state, event):
 @pytest.mark.parametrize("lost", LOST, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("state", MOVING)
 def test_membership_lost_while_a_stop_waits_ends(state, lost):
-    """The loss is reported; there is nothing to commit or to join."""
+    """A member that is lost while its stop waits reports the loss, and ends without commit or join."""
     one = stopping_in(state)
 
     (release,) = effects_after(one, lost)
@@ -775,7 +775,7 @@ def test_membership_lost_while_a_stop_waits_ends(state, lost):
 
 @pytest.mark.parametrize("state", MOVING)
 def test_static_member_that_stops_during_a_rebalance_commits(state):
-    """The static member keeps its place without a leave."""
+    """A static member that stops during a rebalance commits, and keeps its place without a leave."""
     one = stopping_in(state, instance_id="i", leaves_on_stop=False)
     one.handle_timer(NOW + PATIENCE_S)
     assert [effect for effect in effects_of(one) if isinstance(effect, Release)] == [LAST]
@@ -786,7 +786,7 @@ def test_static_member_that_stops_during_a_rebalance_commits(state):
 
 @pytest.mark.parametrize("state", MOVING)
 def test_failure_while_a_stop_waits_ends_the_wait(state):
-    """No timer is left."""
+    """A failure ends the wait of a stop, and leaves no timer."""
     one = stopping_in(state)
 
     effects_after(one, FAULT)
@@ -798,7 +798,7 @@ def test_failure_while_a_stop_waits_ends_the_wait(state):
 
 @pytest.mark.parametrize("state", REJOINING)
 def test_stop_does_not_wait_for_an_empty_takeover(state):
-    """Callbacks run for an empty assignment, too; a leave does not wait for them."""
+    """A leave does not wait for the callbacks of an empty assignment."""
     one, take_over = beginner(assigned=MemberAssignment(()))
     lead_to(one, state)
     assert one.awaits(take_over)
@@ -819,7 +819,7 @@ def failing_assignor(_members, _partitions):
 
 @pytest.mark.parametrize("is_cooperative", [True, False], ids=["cooperative", "eager"])
 def test_failing_assignor_fails_only_its_member(is_cooperative, monkeypatch):
-    """The error is raised to the application, and the member leaves: the others need not wait for its session."""
+    """A member whose assignor fails leaves and raises the error, and others need not wait for its session."""
     monkeypatch.setattr(failing_assignor, "is_cooperative", is_cooperative, raising=False)
     one = member(failing_assignor)
     effects_after(one, StartMembership())
@@ -839,7 +839,7 @@ def test_failing_assignor_fails_only_its_member(is_cooperative, monkeypatch):
 
 @pytest.mark.parametrize("state", [*WITH_MINE, ClassicState.CLOSING])
 def test_failing_callback_fails_only_its_member(state):
-    """In every state, partitions are lost, the error is raised, and the member leaves."""
+    """In every state, a member whose callback fails loses its partitions, leaves and raises the error."""
     one = owner_in(state)
     me, owned = one.identity, one.owned
 
@@ -857,7 +857,7 @@ def test_failing_callback_fails_only_its_member(state):
 
 
 def test_failing_static_member_keeps_its_place():
-    """Its partitions wait for it until its session expires."""
+    """A static member that fails keeps its place, so that its partitions wait until its session expires."""
     one = owner(instance_id="i", leaves_on_stop=False)
 
     release, fail = effects_after(one, FAULT)

@@ -108,12 +108,11 @@ def member_in(state: ClassicState, **changes) -> ClassicMember:
 
 
 def test_examples_cover_every_event():
-    """The examples of this module leave no event out."""
     check_events(membership_events, GroupEvent, TABLE, EVENTS)
 
 
 @pytest.mark.parametrize("state", ClassicState)
-def test_every_event_in_every_state(state):
+def test_every_event_is_handled_in_every_state(state):
     """An event has a transition, or raises and changes nothing; final states do not change."""
     for event in EVENTS.values():
         check_event(state, event)
@@ -188,7 +187,7 @@ def test_fatal_error_ends_the_membership_in_every_state(state):
 
 
 def test_first_join_offers_all_strategies():
-    """One join offers every assignor, most preferred first, without a member id; it may last a whole rebalance."""
+    """The first join offers every strategy, most preferred first, without a member id."""
     one = member(topics=frozenset("tu"), rack="r")
 
     assert effects_after(one, StartMembership()) == []
@@ -203,7 +202,7 @@ def test_first_join_offers_all_strategies():
 
 
 def test_join_timeout_is_at_least_the_request_timeout():
-    """The lower bound applies even with a short rebalance timeout."""
+    """The timeout of a join is at least the request timeout, even if the rebalance timeout is shorter."""
     one = member(rebalance_timeout_s=6.0)
     one.receive(StartMembership(), NOW)
     one.handle_timer(NOW)
@@ -214,7 +213,7 @@ def test_join_timeout_is_at_least_the_request_timeout():
 
 
 def test_member_joins_at_once_with_the_id_it_was_given():
-    """KIP-394: the coordinator assigns the id for the next join."""
+    """A member that is assigned an id joins again at once with this id (KIP-394)."""
     one = member_in(ClassicState.JOINING)
 
     (join,) = effects_after(one, MemberIdAssigned("me"))
@@ -255,8 +254,8 @@ def test_leader_assigns_to_all_members():
     }
 
 
-def test_leader_takes_over_the_assignment_in_the_answer():
-    """Its own computation does not count, only the answer to its sync."""
+def test_leader_takes_over_the_assignment_in_the_response():
+    """The leader takes over the assignment in its sync response, not the one that it has computed."""
     one = member_in(ClassicState.LEADING)
     effects_after(one, PartitionsFound({"t": 5}))
 
@@ -267,7 +266,7 @@ def test_leader_takes_over_the_assignment_in_the_answer():
 
 
 def test_instance_ids_reach_the_assignor():
-    """Static members come first."""
+    """The assignor receives instance ids, by which it ranks static members first."""
     one = member_in(ClassicState.JOINING)
     effects_after(one, JoinedAsLeader("a", 7, "range", {"a": TWO["me"], "z": TWO["me"]}, {"z": "i"}))
 
@@ -278,7 +277,7 @@ def test_instance_ids_reach_the_assignor():
 
 
 def test_strategy_chosen_by_the_coordinator_is_used():
-    """The coordinator chooses one that all members offer."""
+    """The leader uses the strategy that the coordinator has chosen."""
     one = member_in(ClassicState.JOINING)
     effects_after(one, JoinedAsLeader("me", 7, "roundrobin", TWO, {}))
 
@@ -289,7 +288,7 @@ def test_strategy_chosen_by_the_coordinator_is_used():
 
 
 def test_leader_told_to_skip_the_assignment_assigns_nothing():
-    """A static leader that returns keeps the assignment and goes on watching partition counts (KIP-814)."""
+    """A static leader that returns and must skip the assignment keeps it, and watches partition counts (KIP-814)."""
     one = member_in(ClassicState.JOINING)
     effects_after(one, JoinedAsLeader("me", 7, "range", TWO, {}, skip_assignment=True))
 
@@ -312,7 +311,7 @@ def assigned_by_leader(counts, **instances):
 
 @pytest.mark.parametrize(("before", "state"), [(3, ClassicState.STABLE), (2, ClassicState.RELEASING)])
 def test_returning_leader_detects_changes_since_its_assignment(before, state):
-    """Partitions added while it was away are assigned as soon as metadata show them."""
+    """A returning leader assigns partitions that were added while it was away as soon as the metadata shows them."""
     digest = assigned_by_leader({"t": before}, me="one")["me"]
     one = member_in(ClassicState.JOINING)
     effects_after(
@@ -326,7 +325,7 @@ def test_returning_leader_detects_changes_since_its_assignment(before, state):
 
 @pytest.mark.parametrize("digest", [None, b"", b"what another client wrote"])
 def test_returning_leader_ignores_user_data_of_other_clients(digest):
-    """Without its own digest, the current counts count as assigned."""
+    """A returning leader without a digest of its own takes the current partition counts as assigned."""
     one = member_in(ClassicState.JOINING)
     effects_after(
         one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3})
@@ -338,7 +337,7 @@ def test_returning_leader_ignores_user_data_of_other_clients(digest):
 
 
 def test_only_a_static_leader_stores_a_digest():
-    """Only a static leader may return and read it."""
+    """Only a static leader, which may return, stores a digest of the partition counts."""
     static = assigned_by_leader({"t": 2}, me="one", other="two")
     dynamic = assigned_by_leader({"t": 2}, other="two")
 
@@ -366,7 +365,7 @@ def test_pauses_between_joins_grow(state):
 
 
 def test_early_timer_call_sends_no_join():
-    """The pause before a join is kept."""
+    """An early timer call does not shorten the pause before a join."""
     one = member_in(ClassicState.JOINING)
     effects_after(one, RetryLater("loading"))
 
@@ -377,7 +376,7 @@ def test_early_timer_call_sends_no_join():
 
 
 def test_successful_join_resets_the_backoff():
-    """The next pause is the first one again."""
+    """After a successful join, the next pause is the first one again."""
     one = member_in(ClassicState.JOINING)
     for _ in range(3):
         effects_after(one, RetryLater("loading"))
@@ -396,7 +395,7 @@ def test_successful_join_resets_the_backoff():
 
 @pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.LEADING, ClassicState.SYNCING])
 def test_moved_coordinator_is_found_again(state):
-    """The join is then repeated after a pause."""
+    """A member whose coordinator has moved looks it up again, and repeats the join after a pause."""
     one = member_in(state)
 
     assert effects_after(one, CoordinatorGone("moved")) == [ForgetCoordinator("moved")]
@@ -409,7 +408,7 @@ def test_moved_coordinator_is_found_again(state):
     ("event", "member_id"), [(GenerationLost("x"), "me"), (SessionOver("x"), "me"), (MemberLost("x"), "")]
 )
 def test_loss_without_partitions_releases_nothing(event, member_id):
-    """The next join follows at once, with the member id if it is still known."""
+    """A member without partitions that is lost joins again at once, under its id if that is still known."""
     one = member_in(ClassicState.SYNCING)
 
     assert effects_after(one, event) == []
@@ -422,8 +421,8 @@ def test_loss_without_partitions_releases_nothing(event, member_id):
 
 
 @pytest.mark.parametrize("state", [ClassicState.LEADING, ClassicState.SYNCING])
-def test_a_rebalance_during_a_rebalance(state):
-    """The member joins again at once under the same id."""
+def test_a_rebalance_during_a_rebalance_is_joined_at_once(state):
+    """A rebalance during a rebalance causes a join at once, under the same id."""
     one = member_in(state)
 
     assert effects_after(one, RebalanceCalled()) == []
@@ -448,7 +447,7 @@ def test_heartbeats_are_sent_while_the_group_counts_the_member(state):
 
 
 def test_heartbeats_keep_the_interval():
-    """The interval counts from sending the last one, and one is in flight at a time."""
+    """Heartbeats are an interval apart, from one sending to the next."""
     one = member_in(ClassicState.STABLE)
     sent_at = []
 
@@ -464,7 +463,7 @@ def test_heartbeats_keep_the_interval():
 
 
 def test_only_one_heartbeat_is_in_flight():
-    """A due heartbeat waits for the answer to the last one; the session goes on counting."""
+    """A due heartbeat waits for the response to the last one, while the session continues."""
     one = member_in(ClassicState.STABLE)
     one.handle_timer(NOW + 3)
     effects_of(one)
@@ -480,7 +479,7 @@ def test_only_one_heartbeat_is_in_flight():
     "state", [ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING, ClassicState.CLOSING]
 )
 def test_failed_heartbeat_is_repeated_soon(state, event):
-    """The membership and the session's age are not affected."""
+    """A failed heartbeat is repeated soon, and affects neither the membership nor the session."""
     one = member_in(state)
     one.handle_timer(NOW + 3)
     effects_of(one)
@@ -497,7 +496,7 @@ def test_failed_heartbeat_is_repeated_soon(state, event):
 
 @pytest.mark.parametrize("state", [ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING])
 def test_expired_session_is_reported_once(state):
-    """Partitions are reported as lost, no heartbeat is sent, and the next join follows the report."""
+    """After an expired session the partitions are reported as lost once, and then the member joins."""
     one = member_in(state)
 
     one.handle_timer(NOW + SESSION_S)
@@ -517,7 +516,7 @@ def test_expired_session_is_reported_once(state):
 
 
 def test_session_counts_from_sending_the_last_acknowledged_heartbeat():
-    """The broker received it later, so the member's session ends no later than the broker's."""
+    """The session starts when the last acknowledged heartbeat was sent, so that it ends no later than the broker's."""
     one = member_in(ClassicState.STABLE)
     one.handle_timer(NOW + 3)
     one.receive(HeartbeatOutcome(ME, HeartbeatAnswered()), NOW + 5)
@@ -533,7 +532,7 @@ def test_session_counts_from_sending_the_last_acknowledged_heartbeat():
 
 @pytest.mark.parametrize("state", [ClassicState.LEADING, ClassicState.SYNCING])
 def test_session_may_expire_before_an_assignment(state):
-    """The member joins again if its assignment or its sync takes too long."""
+    """A member whose assignment or sync takes longer than its session joins again."""
     one = member_in(state)
 
     one.handle_timer(NOW + SESSION_S)
@@ -565,7 +564,7 @@ def test_lost_membership_is_reported_once(state, event, member_id):
 
 @pytest.mark.parametrize("state", [ClassicState.TAKING_OVER, ClassicState.STABLE])
 def test_partitions_are_released_before_the_next_join(state):
-    """Drain, commit and callbacks come first; until then the partitions are owned."""
+    """A member drains, commits and calls its callbacks before the next join, and owns its partitions until then."""
     one = member_in(state)
 
     (release,) = effects_after(one, RebalanceCalled())
@@ -593,7 +592,7 @@ def test_partitions_are_released_before_the_next_join(state):
     ids=lambda pair: " then ".join(type(one).__name__ for one in pair),
 )
 def test_several_reasons_cause_one_rebalance(triggers, offered):
-    """There is at most one release and one join."""
+    """Several reasons for a rebalance cause at most one release and one join."""
     one, wanted = member(*offered), []
     effects_after(one, StartMembership())
     one.handle_timer(NOW)
@@ -697,7 +696,7 @@ def test_subscription_changed_during_a_join_causes_another(state):
 
 
 def test_join_carries_the_last_assignment():
-    """Eager sticky assignors read it with its generation, although everything was released."""
+    """A join carries the last assignment and its generation for eager sticky assignors, although it was released."""
     one = member("sticky")
     effects_after(one, StartMembership())
     one.handle_timer(NOW)
@@ -717,7 +716,7 @@ def test_join_carries_the_last_assignment():
 
 
 def test_only_current_effects_are_awaited():
-    """A later event makes an earlier effect moot."""
+    """The outcome of an effect is not awaited after a later event."""
     one = member_in(ClassicState.WAITING)
     one.handle_timer(NOW)
     (first,) = effects_of(one)
@@ -732,7 +731,7 @@ def test_only_current_effects_are_awaited():
 
 
 def test_an_interrupted_takeover_or_release_is_not_awaited():
-    """A rebalance makes the takeover moot, a loss the release."""
+    """A takeover is not awaited after a rebalance, and a release is not awaited after a loss."""
     one = member_in(ClassicState.SYNCING)
     (take_over,) = effects_after(one, Synced(ASSIGNMENT))
 
@@ -744,7 +743,7 @@ def test_an_interrupted_takeover_or_release_is_not_awaited():
 
 
 def test_heartbeat_does_not_end_the_wait_for_a_callback():
-    """Its outcome is not that of the awaited effect."""
+    """The outcome of a heartbeat does not end the wait for a callback."""
     one = member_in(ClassicState.SYNCING)
     (take_over,) = effects_after(one, Synced(ASSIGNMENT))
     one.handle_timer(NOW + 3)
@@ -761,7 +760,7 @@ def test_heartbeat_does_not_end_the_wait_for_a_callback():
 
 @pytest.mark.parametrize("state", ClassicState)
 def test_identity_is_current_only_within_its_generation(state):
-    """Answers to commits and heartbeats count only in the generation they were sent in."""
+    """The identity of a member is current only in its generation, so that later responses to it are ignored."""
     one = member_in(state)
 
     assert one.is_current(one.identity) == (state in ALIVE)
@@ -793,7 +792,7 @@ GIVES_BACK = [Release(MINE, is_lost=False, is_last=True, reason="the consumer st
     ],
 )
 def test_stop_releases_and_leaves_as_the_state_requires(state, effects, then):
-    """Owned partitions are released, a known member leaves; another ends when nothing is pending."""
+    """A stop releases owned partitions, and leaves if the group knows the member."""
     one = member_in(state)
 
     assert effects_after(one, StopMembership()) == effects
@@ -801,7 +800,7 @@ def test_stop_releases_and_leaves_as_the_state_requires(state, effects, then):
 
 
 def test_member_id_that_arrives_after_a_stop_is_left_with():
-    """KIP-394: the coordinator waits for the member it gave an id to, so the member leaves."""
+    """A member that is assigned an id after its stop leaves, as the coordinator waits for it (KIP-394)."""
     one = member_in(ClassicState.JOINING)
     effects_after(one, StopMembership())
 
@@ -811,7 +810,7 @@ def test_member_id_that_arrives_after_a_stop_is_left_with():
 
 
 def test_stop_does_not_wait_for_an_unresponsive_coordinator():
-    """The member ends without an id."""
+    """A stop during a join that is not answered ends the member after a limit."""
     one = member_in(ClassicState.JOINING)
     effects_after(one, StopMembership())
 
@@ -825,7 +824,7 @@ def test_stop_does_not_wait_for_an_unresponsive_coordinator():
 
 @pytest.mark.parametrize("state", [ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING])
 def test_stop_releases_then_leaves(state):
-    """The member keeps its identity until the leave is sent."""
+    """A stop releases the partitions and then leaves; until then the member keeps its identity."""
     one = member_in(state)
 
     effects_after(one, StopMembership())
@@ -839,7 +838,7 @@ def test_stop_releases_then_leaves(state):
 
 
 def test_rejoining_member_leaves_under_its_id():
-    """The coordinator knows it while its join is in flight."""
+    """A member that stops during a repeated join leaves under its id."""
     one = member_in(ClassicState.RELEASING)
     effects_after(one, Released())
     one.handle_timer(NOW)
@@ -859,7 +858,7 @@ def test_static_member_releases_and_does_not_leave():
 
 
 def test_member_lost_while_closing_sends_no_leave():
-    """Nothing is committed for partitions that may have another owner."""
+    """A closing member that is lost reports its partitions as lost, and sends no leave."""
     for event in (MemberLost("late"), SessionOver("late")):
         one = member_in(ClassicState.CLOSING)
 
@@ -872,7 +871,7 @@ def test_member_lost_while_closing_sends_no_leave():
 
 
 def test_member_of_an_old_generation_leaves_while_closing():
-    """Nothing is committed, but the group knows the member and would wait for it."""
+    """A closing member of an old generation reports its partitions as lost, and leaves."""
     one = member_in(ClassicState.CLOSING)
 
     (release,) = effects_after(one, GenerationLost("late"))
@@ -885,7 +884,7 @@ def test_member_of_an_old_generation_leaves_while_closing():
 
 
 def test_heartbeats_continue_while_closing():
-    """Through the last drain and commit; a rebalance changes nothing."""
+    """A closing member sends heartbeats until its last commit, and ignores a rebalance."""
     one = member_in(ClassicState.CLOSING)
 
     one.handle_timer(NOW + 3)
@@ -895,7 +894,6 @@ def test_heartbeats_continue_while_closing():
 
 
 def test_repr_shows_member_group_and_state():
-    """The repr serves debuggers and logs."""
     assert repr(member()) == "<ClassicMember new of g idle>"
     assert repr(member_in(ClassicState.STABLE)) == "<ClassicMember me of g stable>"
 
@@ -904,7 +902,7 @@ def test_repr_shows_member_group_and_state():
 
 
 def test_member_whose_application_does_not_poll_leaves():
-    """The member leaves, loses its partitions, stops heartbeats, and joins as a new member at the next poll."""
+    """A member whose application does not poll loses its partitions and leaves; at the next poll, it joins as new."""
     one = member_in(ClassicState.STABLE)
 
     *telling, release = effects_after(one, PollingStalled(UNREAD))
@@ -919,7 +917,7 @@ def test_member_whose_application_does_not_poll_leaves():
 
 
 def test_static_member_whose_application_does_not_poll_sends_no_leave():
-    """Its session expires unless the application polls before."""
+    """A static member whose application does not poll loses its partitions without a leave."""
     one = member_in(ClassicState.STABLE, instance_id="i", leaves_on_stop=False)
 
     _, release = effects_after(one, PollingStalled(UNREAD))
@@ -931,7 +929,7 @@ def test_static_member_whose_application_does_not_poll_sends_no_leave():
 
 
 def test_application_that_polls_during_the_loss_is_joined_at_once():
-    """A poll while the loss is being reported is remembered."""
+    """If the application polls while the loss is reported, the member joins right after the report."""
     one = member_in(ClassicState.STEPPING_AWAY)
 
     effects_after(one, PollingResumed(), Released())

@@ -79,7 +79,7 @@ def answer(epoch: int = 7, assigned: dict[UUID, tuple[int, ...]] | None = None, 
 
 
 def parts(*names: str) -> frozenset[TopicPartition]:
-    """``parts("t0", "u1")``."""
+    """Parse partitions: ``parts("t0", "u1")``."""
     return frozenset(TopicPartition(name[0], int(name[1:])) for name in names)
 
 
@@ -192,7 +192,7 @@ THEN: dict[Kip848State, list[GroupEvent]] = {
 
 
 def not_read_from(*then: GroupEvent, **changes) -> Kip848Member:
-    """Return a member that leaves, or has left, because the application does not poll."""
+    """Return a member that leaves, or has left, because its application does not poll."""
     one = owning("t0", "t1", **changes)
     effects_after(one, PollingStalled(UNREAD), *then)
     return one
@@ -226,12 +226,11 @@ def member_in(state: Kip848State, **changes) -> Kip848Member:
 
 
 def test_examples_cover_every_event():
-    """The examples of this module leave no event out."""
     check_events(membership_events, GroupEvent, TABLE, EVENTS)
 
 
 @pytest.mark.parametrize("state", Kip848State)
-def test_every_event_in_every_state(state):
+def test_every_event_is_handled_in_every_state(state):
     """An event has a transition, or raises and changes nothing; final states do not change."""
     for event in EVENTS.values():
         check_event(state, event)
@@ -341,7 +340,7 @@ def test_member_whose_application_does_not_poll_leaves():
 
 
 def test_application_that_polls_during_the_loss_is_joined_at_once():
-    """A poll while the loss is being reported is remembered."""
+    """If the application polls while the loss is reported, the member joins right after the report."""
     one = owning("t0")
     effects_after(one, PollingStalled(UNREAD), PollingResumed(), Released())
 
@@ -349,9 +348,7 @@ def test_application_that_polls_during_the_loss_is_joined_at_once():
 
 
 def test_member_that_fails_by_its_own_fault_leaves():
-    """A callback that raises ends the member, which leaves so that the others get its partitions at once; later errors
-    are reported, too.
-    """
+    """A member whose callback raises leaves at once, so that others get its partitions; later errors are reported."""
     one, error = member_in(Kip848State.TAKING_OVER), RebalanceError("the callback raised")
 
     release, fail, leave = effects_after(one, MembershipFailed(error))
@@ -377,7 +374,7 @@ def test_member_that_fails_may_end_without_a_leave():
 
 
 def test_first_heartbeat_carries_every_field():
-    """Epoch 0 joins, with the subscription, the rebalance timeout and no owned partitions."""
+    """The first heartbeat has epoch 0, the subscription, the rebalance timeout and no owned partitions."""
     one = member(topics=frozenset("tu"), rack="r", remote_assignor="range", instance_id="i")
 
     assert effects_after(one, StartMembership()) == []
@@ -411,7 +408,7 @@ def test_pattern_is_sent_for_the_broker_to_resolve():
 
 
 def test_first_assignment_is_taken_over():
-    """Names are requested, the partitions taken over, and only then reported as owned."""
+    """The first assignment is reported as owned after its topic names were requested and it was taken over."""
     one = joining(instance_id="i")
 
     assert assign(one, "t0", "t1", "u0", epoch=3) == [FindTopicNames(frozenset({T, U}))]
@@ -457,7 +454,7 @@ def test_empty_assignment_is_taken_over_once():
 
 
 def test_the_same_assignment_again_changes_nothing():
-    """The answer to a full heartbeat repeats the assignment, which the member has already."""
+    """An assignment that a full heartbeat repeats changes nothing."""
     one = owning("t0")
     beat(one, NOW + INTERVAL_S)
 
@@ -499,7 +496,7 @@ def test_nothing_shortens_the_pause_before_a_join():
 
 @pytest.mark.parametrize("event", [GenerationLost("fenced"), MemberLost("unknown")])
 def test_refused_join_is_repeated_after_a_pause(event):
-    """The broker refuses until it has expired the former membership; the member keeps its id."""
+    """A join that is refused until the former membership expires is repeated under the same id."""
     one = joining()
 
     assert effects_after(one, event) == []
@@ -526,7 +523,7 @@ def test_static_member_joins_first_without_a_release():
 
 @pytest.mark.parametrize("event", [CoordinatorGone("cut"), RetryLater("loading")])
 def test_static_member_releases_its_instance_id_after_an_unanswered_join(event):
-    """After the pause it sends epoch -2 until the group has released the instance id; then it joins at once."""
+    """After an unanswered join a static member releases its instance id with epoch -2, and then joins again."""
     one = joining(instance_id="i")
     effects_after(one, event)
 
@@ -542,7 +539,7 @@ def test_static_member_releases_its_instance_id_after_an_unanswered_join(event):
     ("event", "epoch"), [(GenerationLost("fenced"), -2), (SessionOver("silence"), -2), (MemberLost("unknown"), 0)]
 )
 def test_lost_static_member_releases_its_instance_id_unless_unknown(event, epoch):
-    """The session may be over for the member but not for a new coordinator."""
+    """A lost static member releases its instance id, unless the coordinator does not know the member."""
     one = owning("t0", instance_id="i")
     effects_after(one, event, Released())
 
@@ -550,7 +547,7 @@ def test_lost_static_member_releases_its_instance_id_unless_unknown(event, epoch
 
 
 def test_late_answer_to_a_static_join_still_counts():
-    """An answer that comes before the next heartbeat is accepted, so no release is sent."""
+    """A join response that arrives before the next heartbeat is accepted, so that no release is sent."""
     one = joining(instance_id="i")
     effects_after(one, RetryLater("a commit was refused"), answer(3, {}), TakenOver())
 
@@ -559,7 +556,7 @@ def test_late_answer_to_a_static_join_still_counts():
 
 @pytest.mark.parametrize("then", [[], [InstanceReleased()]])
 def test_static_member_leaves_after_releasing_its_instance_id(then):
-    """The group keeps its place until a leave, as ``leave_on_stop`` promises."""
+    """A static member that stops after releasing its instance id leaves, as ``leave_on_stop`` promises."""
     one = joining(instance_id="i")
     effects_after(one, CoordinatorGone("cut"))
     beat(one, NOW + 1)
@@ -570,7 +567,7 @@ def test_static_member_leaves_after_releasing_its_instance_id(then):
 
 
 def test_answer_resets_the_backoff():
-    """After an answer, the next pause is the first one again."""
+    """After a response, the next pause is the first one again."""
     one = joining()
     for _ in range(3):
         effects_after(one, RetryLater("loading"))
@@ -601,7 +598,7 @@ def test_heartbeats_are_sent_while_the_group_counts_the_member(state):
 
 
 def test_heartbeats_follow_the_brokers_interval():
-    """Each follows an interval after the last answer, and carries no field that has not changed."""
+    """A heartbeat follows an interval after the last response, and has no unchanged field."""
     one = owning("t0")
     now, times = NOW, []
 
@@ -615,7 +612,7 @@ def test_heartbeats_follow_the_brokers_interval():
 
 
 def test_only_one_heartbeat_is_in_flight():
-    """A due heartbeat waits for the answer to the last one; the session goes on counting."""
+    """A due heartbeat waits for the response to the last one, while the session continues."""
     one = owning("t0")
     beat(one, NOW + 5)
 
@@ -631,7 +628,7 @@ def test_only_one_heartbeat_is_in_flight():
 @pytest.mark.parametrize("event", [RetryLater("loading"), CoordinatorGone("moved")])
 @pytest.mark.parametrize("state", sorted(ALIVE))
 def test_heartbeat_after_a_failure_carries_every_field(state, event):
-    """The membership and the session's age are not affected."""
+    """The heartbeat after a failed one has every field; the membership and the session are not affected."""
     one = member_in(state)
     age_s = one.heartbeat_age_s(NOW + 5)
 
@@ -649,7 +646,7 @@ def test_heartbeat_after_a_failure_carries_every_field(state, event):
 
 
 def test_commit_of_a_stale_epoch_hastens_the_heartbeat():
-    """The next heartbeat brings the new epoch, and repeats no field."""
+    """A commit refused for its stale epoch hastens the next heartbeat, whose response has the new epoch."""
     one = owning("t0")
 
     assert effects_after(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH")) == []
@@ -659,7 +656,7 @@ def test_commit_of_a_stale_epoch_hastens_the_heartbeat():
 
 
 def test_answer_after_a_failed_commit_still_counts():
-    """The failure may have been a commit's: an answer before the next heartbeat is accepted."""
+    """A response after a failure, which may have been that of a commit, is accepted until the next heartbeat."""
     one = owning("t0")
     sent = beat(one, NOW + 5)
     effects_after(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 5)
@@ -672,7 +669,7 @@ def test_answer_after_a_failed_commit_still_counts():
 
 
 def test_new_subscription_is_reported_at_once():
-    """Nothing is released before the group answers with a new assignment."""
+    """A new subscription is sent at once, and nothing is released before the group's response."""
     one = owning("t0")
 
     assert effects_after(one, Resubscribed(frozenset("uv"))) == []
@@ -693,7 +690,7 @@ def test_subscription_changed_during_a_join_is_reported_after_it():
 
 
 def test_session_timeout_is_the_brokers():
-    """The option counts only until the broker has sent its timeout."""
+    """The broker's session timeout replaces that of the option."""
     one = owning("t0")
     assert one.next_deadline() == NOW + INTERVAL_S
     beat(one, NOW + 5)
@@ -707,7 +704,7 @@ def test_session_timeout_is_the_brokers():
 
 
 def test_session_counts_from_sending_the_last_acknowledged_heartbeat():
-    """The broker received it later, so the member's session ends no later than the broker's."""
+    """The session starts when the last acknowledged heartbeat was sent, so that it ends no later than the broker's."""
     one = owning("t0")
     beat(one, NOW + 5)
     effects_after(one, answer(), now=NOW + 9)
@@ -724,7 +721,7 @@ def test_session_counts_from_sending_the_last_acknowledged_heartbeat():
 
 
 def test_partitions_without_a_topic_name_are_taken_over_later():
-    """The others are taken over; missing names are requested again after growing pauses."""
+    """Partitions without a topic name are taken over when the name is known; it is requested after growing pauses."""
     one = joining()
     assign(one, "t0", "v0", epoch=1)
 
@@ -745,7 +742,7 @@ def test_partitions_without_a_topic_name_are_taken_over_later():
 
 
 def test_refreshed_metadata_hasten_the_request_for_names():
-    """Names are requested at once, and newly named partitions are taken over beside the kept ones."""
+    """When metadata is refreshed, missing names are requested at once, and their partitions are taken over."""
     one = owning("t0")
     beat(one, NOW + 5)
     assert assign(one, "t0", "v0") == [FindTopicNames(frozenset({V}))]
@@ -760,7 +757,7 @@ def test_refreshed_metadata_hasten_the_request_for_names():
 
 
 def test_known_name_is_not_requested_again():
-    """Names are kept even while nothing of the topic is assigned."""
+    """A known name is kept while nothing of its topic is assigned."""
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one)
@@ -773,7 +770,7 @@ def test_known_name_is_not_requested_again():
 
 
 def test_newly_assigned_unknown_topics_are_requested_at_once():
-    """The pause applies only to names that were requested in vain."""
+    """The name of a newly assigned topic is requested at once, also during the pause for other names."""
     one = joining()
     assign(one, "v0", epoch=1)
     effects_after(one, TopicNamesFound({}), TakenOver())
@@ -795,7 +792,7 @@ def test_first_assignment_waits_for_names():
 
 
 def test_failed_request_for_names_is_repeated():
-    """After any request that failed, names are requested again after a pause."""
+    """Names whose request failed are requested again after a pause."""
     one = joining()
     (question,) = assign(one, "t0", epoch=1)
 
@@ -807,7 +804,7 @@ def test_failed_request_for_names_is_repeated():
 
 
 def test_recreated_topic_is_another_topic():
-    """Its partition is released, and taken over again as one of the new topic."""
+    """A partition of a recreated topic is released, and then taken over as one of the new topic."""
     one = owning("t0")
     beat(one, NOW + 5)
 
@@ -826,7 +823,7 @@ def test_recreated_topic_is_another_topic():
 
 
 def test_added_partitions_are_taken_over_at_once():
-    """Kept partitions stay as they are; the new set is reported after the takeover."""
+    """Added partitions are taken over at once, and reported as owned afterwards; kept partitions do not change."""
     one = owning("t0")
     beat(one, NOW + 5)
 
@@ -839,7 +836,7 @@ def test_added_partitions_are_taken_over_at_once():
 
 
 def test_revoked_partitions_are_released_before_others_are_taken_over():
-    """The release is reported while the new partitions are taken over."""
+    """The release of revoked partitions is reported while the new ones are taken over."""
     one = owning("t0", "t1")
     beat(one, NOW + 5)
 
@@ -858,7 +855,7 @@ def test_revoked_partitions_are_released_before_others_are_taken_over():
 
 
 def test_release_is_followed_by_a_takeover_of_the_rest():
-    """The callbacks run once after every rebalance, even one that only revoked partitions."""
+    """Every rebalance ends with a takeover, and thus its callback, even if partitions were only revoked."""
     one = owning("t0", "t1")
     beat(one, NOW + 5)
     assign(one, "t0", now=NOW + 5)
@@ -883,7 +880,7 @@ def test_heartbeats_continue_during_releases_and_takeovers():
 
 
 def test_new_target_during_a_release_is_reconciled_after_it():
-    """The newest target counts."""
+    """A target assignment that arrives during a release is applied after it."""
     one = owning("t0", "t1", "t2")
     beat(one, NOW + 5)
     assign(one, "t0", "t1", now=NOW + 5)
@@ -900,7 +897,7 @@ def test_new_target_during_a_release_is_reconciled_after_it():
 
 
 def test_partition_reassigned_during_its_release_is_taken_over_again():
-    """A release in progress is not undone."""
+    """A partition that is assigned again during its release is released and then taken over."""
     one = owning("t0", "t1")
     beat(one, NOW + 5)
     assign(one, "t0", now=NOW + 5)
@@ -913,7 +910,7 @@ def test_partition_reassigned_during_its_release_is_taken_over_again():
 
 
 def test_added_partitions_wait_for_the_takeover_in_progress():
-    """A takeover in progress is not disturbed."""
+    """Added partitions are taken over after the takeover in progress."""
     one = member_in(Kip848State.TAKING_OVER)
 
     assert effects_after(one, answer(8, {T: (0, 1, 2)}), now=NOW + 5) == []
@@ -941,7 +938,7 @@ def test_revocation_ends_the_takeover_in_progress():
 
 
 def test_ready_partition_is_released_during_a_takeover():
-    """Its new owner does not wait for callbacks about other partitions."""
+    """A partition that is ready is released during the takeover of others, for which its new owner does not wait."""
     one = owning("u0")
     beat(one, NOW + 5)
     assign(one, "u0", "t0", now=NOW + 5)
@@ -955,7 +952,7 @@ def test_ready_partition_is_released_during_a_takeover():
 
 
 def test_partition_revoked_before_its_takeover_is_reported():
-    """The group waits for a report that the partition is not owned, although its topic name was never known."""
+    """A partition that is revoked before its takeover is reported as not owned, although its topic name is unknown."""
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one, "t0", "v0", now=NOW + 5)
@@ -969,7 +966,7 @@ def test_partition_revoked_before_its_takeover_is_reported():
 
 
 def test_partitions_being_taken_over_are_reported_as_owned():
-    """If a full heartbeat left them out, the group could assign them to another member."""
+    """A full heartbeat reports partitions that are being taken over, so that the group does not reassign them."""
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one, "t0", "t1", now=NOW + 5)
@@ -981,7 +978,7 @@ def test_partitions_being_taken_over_are_reported_as_owned():
 
 
 def test_no_takeover_of_partitions_missing_in_an_unanswered_report():
-    """The group may assign partitions that the heartbeat in flight does not name to other members."""
+    """Partitions that the heartbeat in flight does not report may be reassigned, and are not taken over meanwhile."""
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one, "t0", "v0", now=NOW + 5)
@@ -1004,7 +1001,7 @@ def test_no_takeover_of_partitions_missing_in_an_unanswered_report():
 @pytest.mark.parametrize("state", RECONCILING)
 @pytest.mark.parametrize("event", [GenerationLost("late"), MemberLost("late")])
 def test_lost_membership_is_reported_once(state, event):
-    """All partitions are reported as lost; then the member joins again under the same id."""
+    """After a lost membership all partitions are reported as lost once, and then the member joins under the same id."""
     one = member_in(state)
     me = one.identity
 
@@ -1026,7 +1023,7 @@ def test_lost_membership_is_reported_once(state, event):
 
 @pytest.mark.parametrize("state", RECONCILING)
 def test_expired_session_is_reported_once(state):
-    """The group has expired the member, which stops in time."""
+    """After an expired session all partitions are reported as lost once."""
     one = member_in(state)
     at = NOW + 5 + SESSION_S
 
@@ -1040,7 +1037,7 @@ def test_expired_session_is_reported_once(state):
 
 
 def test_lost_member_without_partitions_joins_at_once():
-    """There is nothing to report to the application."""
+    """A lost member without partitions reports nothing to the application and joins at once."""
     one = joining()
     assign(one, epoch=1)
     effects_after(one, TakenOver())
@@ -1052,7 +1049,7 @@ def test_lost_member_without_partitions_joins_at_once():
 
 
 def test_first_assignment_after_every_join_is_reported():
-    """The first assignment is reported even if it is empty."""
+    """The first assignment after every join is reported, even if it is empty."""
     one = owning("t0")
     effects_after(one, MemberLost("late"), Released())
     beat(one)
@@ -1066,7 +1063,7 @@ def test_first_assignment_after_every_join_is_reported():
 
 
 def test_only_the_last_heartbeat_is_awaited():
-    """A later heartbeat or the loss of the membership makes an earlier one moot."""
+    """The outcome of a heartbeat is not awaited after a later one or the loss of the membership."""
     one = owning("t0")
     first = beat(one, NOW + 5)
     assert one.awaits(first)
@@ -1081,7 +1078,7 @@ def test_only_the_last_heartbeat_is_awaited():
 
 
 def test_heartbeats_names_and_partitions_are_awaited_independently():
-    """An outcome of one does not end the wait for another."""
+    """The outcome of a heartbeat, a takeover or a request for names does not end the wait for the others."""
     one = joining()
     (question,) = assign(one, "t0", "v0", epoch=1)
     (take_over,) = effects_after(one, TopicNamesFound({T: "t"}))
@@ -1098,7 +1095,7 @@ def test_heartbeats_names_and_partitions_are_awaited_independently():
 
 @pytest.mark.parametrize("state", Kip848State)
 def test_identity_is_current_only_while_a_member(state):
-    """A commit's error counts only in the epoch that the commit was sent in."""
+    """The identity of a member is current only in its epoch, so that errors of earlier commits are ignored."""
     one = member_in(state)
 
     assert one.is_member == (state in ALIVE)
@@ -1112,7 +1109,7 @@ def test_identity_is_current_only_while_a_member(state):
 
 @pytest.mark.parametrize("state", RECONCILING)
 def test_stop_releases_then_leaves(state):
-    """The member keeps its identity and its heartbeats until the end of the release."""
+    """A stop releases the partitions and then leaves; until then the member keeps its identity and heartbeats."""
     one = member_in(state)
 
     assert effects_after(one, StopMembership()) == [
@@ -1131,7 +1128,7 @@ def test_stop_releases_then_leaves(state):
 
 
 def test_last_commit_refused_as_stale_hastens_the_heartbeat():
-    """While closing, the next heartbeat follows soon and brings the new epoch."""
+    """While a member closes, a commit refused for its stale epoch hastens the heartbeat that brings the new one."""
     one = member_in(Kip848State.CLOSING)
 
     assert effects_after(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 1) == []
@@ -1151,7 +1148,7 @@ def test_last_commit_refused_as_stale_hastens_the_heartbeat():
 )
 @pytest.mark.parametrize("state", [Kip848State.JOINING, Kip848State.STABLE])
 def test_leave_epoch_tells_whether_the_place_is_kept(state, leaves_on_stop, instance_id, epoch):
-    """-1 leaves for good, -2 keeps a static member's place; a dynamic member may also leave silently."""
+    """A leave has epoch -1, or -2 for a static member that keeps its place; a dynamic member may send none."""
     one = member_in(state, leaves_on_stop=leaves_on_stop, instance_id=instance_id)
 
     effects = effects_after(one, StopMembership())
@@ -1166,7 +1163,7 @@ def test_leave_epoch_tells_whether_the_place_is_kept(state, leaves_on_stop, inst
 
 
 def test_unknown_member_sends_no_leave():
-    """No leave is sent before the first heartbeat, and after the group answered that it does not know the member."""
+    """A member sends no leave before its first heartbeat, or after the group does not know it."""
     one = member()
     effects_after(one, StartMembership())
     assert effects_after(one, StopMembership()) == []
@@ -1182,7 +1179,7 @@ def test_unknown_member_sends_no_leave():
     ("event", "leaves"), [(GenerationLost("late"), True), (SessionOver("late"), True), (MemberLost("late"), False)]
 )
 def test_member_lost_while_closing_reports_the_loss(event, leaves):
-    """The partitions may have another owner; a group that may still know the member is sent a leave."""
+    """A closing member that is lost reports its partitions as lost, and leaves if the group may still know it."""
     one = member_in(Kip848State.CLOSING)
 
     (release,) = effects_after(one, event)
@@ -1194,7 +1191,7 @@ def test_member_lost_while_closing_reports_the_loss(event, leaves):
 
 
 def test_stop_waits_until_the_loss_is_reported():
-    """There is nothing more to release."""
+    """A stop waits until a loss is reported, and releases nothing more."""
     one = member_in(Kip848State.LOSING)
 
     assert effects_after(one, StopMembership()) == []
@@ -1207,7 +1204,7 @@ def test_stop_waits_until_the_loss_is_reported():
 
 
 def test_loss_is_reported_once_while_stopping():
-    """Late errors of a lost membership change nothing."""
+    """While a lost member stops, late errors change nothing."""
     one = member_in(Kip848State.LOSING)
     effects_after(one, StopMembership())
 
@@ -1217,5 +1214,4 @@ def test_loss_is_reported_once_while_stopping():
 
 
 def test_repr_shows_member_group_and_state():
-    """The repr serves debuggers and logs."""
     assert repr(member_in(Kip848State.STABLE)) == "<Kip848Member me of g stable>"
