@@ -1,4 +1,4 @@
-"""TestApp runs handlers as in production, without a broker and without real delays."""
+"""TestApp runs handlers as in production, without a broker and without delays in real time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def charge(order: Order, bank: Annotated[str, Depends(open_bank, scope="ap
 
 
 async def test_a_rejected_record_is_dead_lettered_when_send_returns():
-    """Nothing was published for it, and its offset is committed."""
+    """When send() returns, a rejected record is dead-lettered and committed, and nothing is published for it."""
     async with TestApp(billing, overrides={open_bank: open_fake_bank}) as kafka:
         await kafka.send("orders", Order(customer="ann", total=-5))
 
@@ -82,7 +82,7 @@ async def test_one_app_serves_many_tests():
 
 
 async def test_pauses_between_attempts_take_no_time():
-    """A minute of backoff passes immediately, in order on the loop's clock."""
+    """A minute of pauses between attempts passes at once, in order on the event loop's clock."""
     app, tried = App(group_id="g"), []
     began = time.monotonic()
 
@@ -102,7 +102,7 @@ async def test_pauses_between_attempts_take_no_time():
 
 
 async def test_deadlines_are_kept_in_virtual_time():
-    """A handler that exceeds its timeout fails immediately."""
+    """A handler that exceeds its timeout in virtual time fails at once."""
     app = App(group_id="g", dead_letter="dead", retry=Retry(attempts=1))
 
     @app.handler("t", timeout_ms=30_000)
@@ -117,7 +117,7 @@ async def test_deadlines_are_kept_in_virtual_time():
 
 
 async def test_the_clock_stops_while_a_handler_runs_in_a_thread():
-    """The deadline of the handler is in real time."""
+    """While a handler runs in a thread, its deadline is in real time."""
     app, done = App(group_id="g"), []
 
     @app.handler("t", timeout_ms=30_000)
@@ -132,7 +132,7 @@ async def test_the_clock_stops_while_a_handler_runs_in_a_thread():
 
 
 async def test_the_clock_stops_while_a_batch_handler_runs_in_a_thread():
-    """The same for batch handlers."""
+    """While a batch handler runs in a thread, its deadline is in real time."""
     app, seen = App(group_id="g", dead_letter="dead", retry=Retry(attempts=1)), []
 
     @app.batch_handler("t", timeout_ms=30_000)
@@ -147,8 +147,8 @@ async def test_the_clock_stops_while_a_batch_handler_runs_in_a_thread():
         assert kafka.dead_letters("t") == []
 
 
-async def test_topics_by_pattern():
-    """A topic exists from its first record on; its dead letters have no reader, and `send` returns when handled."""
+async def test_topics_matched_by_a_pattern_exist_from_their_first_record():
+    """A topic that a pattern matches exists from its first record on, and no handler reads its dead letters."""
     app, seen = App(group_id="g", dead_letter="{topic}.{group}.dead", retry=Retry(attempts=1)), []
 
     @app.handler(pattern="t.*")
@@ -168,7 +168,7 @@ async def test_topics_by_pattern():
 
 
 async def test_send_returns_when_a_failed_record_waits():
-    """A record that failed permanently waits with its lane; other lanes continue, and it succeeds later."""
+    """send() returns when a failed record blocks its lane; other lanes continue, and the record succeeds later."""
     app, is_broken = App(group_id="g", retry=Retry(attempts=2)), True
 
     @app.handler("t", order_by="key")
@@ -189,8 +189,8 @@ async def test_send_returns_when_a_failed_record_waits():
         assert kafka.committed("t") == 3
 
 
-async def test_send_raises_when_the_app_stops():
-    """With on_failure="stop", a failure ends the app, and send raises it."""
+async def test_a_failure_that_stops_the_app_is_raised():
+    """With on_failure="stop", a failure ends the app, and TestApp raises it."""
     app = App(group_id="g", on_failure="stop", retry=Retry(attempts=1))
 
     @app.handler("t")
@@ -203,7 +203,7 @@ async def test_send_raises_when_the_app_stops():
 
 
 async def test_order_and_concurrency_are_those_of_the_app():
-    """Records of a key are handled one after another, those of other keys concurrently."""
+    """Records of one key are handled one after another, and those of other keys concurrently."""
     app, running, most, seen = App(group_id="g"), 0, 0, []
 
     @app.handler("t", order_by="key", concurrency=3)
@@ -228,7 +228,7 @@ async def test_order_and_concurrency_are_those_of_the_app():
 
 
 async def test_send_waits_for_records_published_to_the_app():
-    """Records that a handler publishes to a topic of the app are handled before send returns."""
+    """send() returns after records that handlers publish to topics of the app were handled."""
     app, module, seen = App(group_id="g"), Handlers(), []
 
     @module.handler("a", publish="b")
@@ -252,7 +252,7 @@ async def test_send_waits_for_records_published_to_the_app():
 
 
 async def test_a_record_that_cannot_be_decoded_is_dead_lettered():
-    """The dead letter has the raw bytes and one attempt; the codec is that of the app."""
+    """A record that the app's codec cannot decode is dead-lettered with its raw bytes after one attempt."""
     async with TestApp(billing) as kafka:
         await kafka.send("orders", b'{"customer": 1}')
 
@@ -285,7 +285,7 @@ async def test_a_paused_handler_waits():
 
 
 async def test_a_handler_that_pauses_itself_starts_no_record():
-    """The record in progress is the last one."""
+    """A handler that pauses itself starts no more records until it is resumed."""
     app, seen = App(group_id="g"), []
 
     @app.handler("t")
@@ -304,8 +304,8 @@ async def test_a_handler_that_pauses_itself_starts_no_record():
         assert (seen, kafka.committed("t")) == (list(range(100)), 100)
 
 
-async def test_errors_of_wrong_arguments():
-    """A topic without a reader, a missing partition, and a topic of two groups have their own messages."""
+async def test_wrong_topics_partitions_and_groups_raise_errors():
+    """A topic without a handler, a missing partition and an ambiguous or wrong group raise errors that name them."""
     app = App(group_id="g")
 
     @app.handler("t")
@@ -329,7 +329,7 @@ async def test_errors_of_wrong_arguments():
 
 
 async def test_an_app_without_a_required_broker_is_started():
-    """With require_broker=False, providers and hooks have run before the first record is sent."""
+    """With require_broker=False, start hooks have run before the first record is handled."""
     app, seen = App(group_id="g", require_broker=False), []
 
     @app.on_start
@@ -348,7 +348,7 @@ async def test_an_app_without_a_required_broker_is_started():
 
 
 async def test_virtual_time_can_be_switched_off():
-    """With virtual_time=False, the clock is unchanged, for handlers that wait for a real server."""
+    """With virtual_time=False, handlers may wait for a real server."""
     app, seen = App(group_id="g"), []
 
     async def answer(_reader, writer):
@@ -371,8 +371,8 @@ async def test_virtual_time_can_be_switched_off():
     assert seen == [b"42"]
 
 
-async def test_committed_before_the_first_record():
-    """A topic of a pattern is unknown before its first record, which is handled nevertheless."""
+async def test_committed_is_zero_before_the_first_record():
+    """committed() returns 0 for a topic of a pattern before its first record."""
     app, seen = App(group_id="g"), []
 
     @app.handler(pattern="orders-.*")

@@ -1,4 +1,4 @@
-"""TestApp with ``delivery="exactly_once"``: transactions open, commit and abort as in production."""
+"""TestApp with ``delivery="exactly_once"`` opens, commits and aborts transactions as in production."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def exactly_once(**options) -> App:
 
 
 async def test_records_of_a_failed_attempt_are_not_published():
-    """Only records of the successful attempt are published."""
+    """Records that a failed attempt publishes do not appear, and those of the successful attempt do."""
     app, tried = exactly_once(), []
 
     @app.handler("a", publish="b")
@@ -39,7 +39,7 @@ async def test_records_of_a_failed_attempt_are_not_published():
 
 
 async def test_a_failed_record_delays_later_ones():
-    """Earlier records are committed, later ones wait, and none is published twice when it succeeds."""
+    """Records before a failed one are committed, later ones wait, and none is published twice when it succeeds."""
     app, is_broken, tried = exactly_once(), True, []
 
     @app.handler("t", publish="out", order_by="none")
@@ -64,8 +64,8 @@ async def test_a_failed_record_delays_later_ones():
         assert app.health().status == "ok"
 
 
-async def test_retry_topics_and_dead_letters_in_transactions():
-    """Delays pass in virtual time; the dead letter exists when its record is finished."""
+async def test_retry_topics_and_dead_letters_work_in_transactions():
+    """Delays of retry topics pass in virtual time, and the dead letter exists when send() returns."""
     retry = Retry(attempts=1, topic_delays_ms=[60_000, 3_600_000])
     app, tried = exactly_once(dead_letter="{topic}.{group}.dead", retry=retry), []
 
@@ -85,7 +85,7 @@ async def test_retry_topics_and_dead_letters_in_transactions():
 
 
 async def test_a_due_record_is_handled_when_its_handler_is_resumed():
-    """A record of a retry topic that became due while its handler was paused."""
+    """A record that becomes due while its handler is paused is handled when the handler is resumed."""
     app, tried = exactly_once(retry=Retry(attempts=1, topic_delays_ms=[5_000])), []
 
     @app.handler("t")
@@ -105,7 +105,7 @@ async def test_a_due_record_is_handled_when_its_handler_is_resumed():
 
 
 async def test_deferred_records_are_retried_independently():
-    """Each deferred record is retried when it is due, whatever holds others up."""
+    """A deferred record is retried when it is due, although another one waits for a paused handler."""
     app, tried = exactly_once(retry=Retry(attempts=2, backoff_ms=20_000, jitter=False)), {"a": [], "b": []}
 
     def handle(topic: str):
@@ -133,7 +133,7 @@ async def test_deferred_records_are_retried_independently():
 @pytest.mark.parametrize("in_batches", [False, True])
 @pytest.mark.parametrize("order_by", ["partition", "key"])
 async def test_a_deferred_record_holds_up_its_lane(order_by, in_batches):
-    """Later records of the lane start after it has succeeded."""
+    """Later records of a lane start after the deferred record has succeeded."""
     app, tried = exactly_once(retry=Retry(attempts=2, backoff_ms=20_000, jitter=False)), []
 
     async def handle(record: Record) -> None:
