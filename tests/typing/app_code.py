@@ -1,4 +1,4 @@
-"""App as users write it, for type checkers only: results have their types, and misuse is an error.
+"""App in user code, for type checkers only: results have their types, and misuse is an error.
 
 Each ``ignore`` names an expected error: if the error is missing, the checkers report the ``ignore``.
 """
@@ -72,7 +72,7 @@ App(group="billing")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssu
 App(session_timeout_ms="10")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 App(on_failure="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 App(retry=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-# mypy also compares the value with one of the options; with which one depends on its cache.
+# mypy also compares the value with an option; which one depends on mypy's cache.
 App("billing")  # type: ignore[call-arg, arg-type, unused-ignore]  # pyright: ignore[reportCallIssue]
 Retry(attempts="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 Retry(on=ValueError())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -171,7 +171,7 @@ class Clerk:
     async def refund(self, order: Order | None) -> None: ...
 
 
-async def what_is_decorated_is_as_it_was() -> None:
+async def decorated_functions_keep_their_types() -> None:
     assert_type(await charge(Order("ann", 5), "ann", Bank(), trace="t"), Invoice)
     assert_type(store(Record("t", 0, 0, None, None, 0)), list[Message])
     assert_type(await Clerk().refund(None), None)
@@ -194,10 +194,10 @@ billing.handler("t", publish=5)  # type: ignore[arg-type]  # pyright: ignore[rep
 Message(b"", partition="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-# ---- life ------------------------------------------------------------------------------------------------------------
+# ---- start and stop --------------------------------------------------------------------------------------------------
 
 
-async def live() -> None:
+async def start_and_stop() -> None:
     async with billing as same:
         assert_type(same, App)
         await same.wait_ready()
@@ -211,7 +211,7 @@ async def live() -> None:
     assert_type(await billing.run(), None)
 
 
-def homes() -> None:
+def frameworks() -> None:
     fast = FastAPI(lifespan=billing.lifespan)
     fast.mount("/health", billing.health_app)
     service = web.Application()

@@ -1,4 +1,4 @@
-"""A consumer as users write it, for type checkers only; see ``app_code``."""
+"""Consumer in user code, for type checkers only; see ``app_code``."""
 
 from __future__ import annotations
 

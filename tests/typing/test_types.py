@@ -1,4 +1,4 @@
-"""Code that uses tailrace passes mypy and pyright, both strict."""
+"""Code that uses tailrace passes mypy and pyright in strict mode."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ CHECKERS = {
 
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_type_checkers_accept_right_code_and_report_wrong_code(checker):
-    """Right code and the examples have no error and the types asserted; wrong code has the errors that it names."""
+    """Correct code and the examples have no errors, and wrong code has the errors that its comments name."""
     done = subprocess.run(CHECKERS[checker], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_public_surface_is_typed():
-    """Pyright knows the type of each public name and of its members."""
+    """Pyright infers the type of each public name and of its members."""
     command = [sys.executable, "-m", "basedpyright", "--verifytypes", "tailrace", "--ignoreexternal", "--outputjson"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    # In another folder, or it would not look for an installed package.
+    # In the project's folder, pyright would not look for an installed package.
     done = subprocess.run(
         command, cwd="/", env={**os.environ, "PATH": path}, capture_output=True, timeout=100, check=False
     )
