@@ -104,7 +104,7 @@ def test_leader_not_available_means_no_leader():
 
 
 def test_error_of_a_requested_topic_is_kept():
-    """The error is kept until the topic is available."""
+    """The error of a requested topic is kept until the topic is available."""
     refused = ClusterMetadata().updated(answer(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
 
     assert refused.errors == {"t": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}

@@ -110,7 +110,7 @@ OFFSETS = st.none() | st.integers(0, 100)
 
 
 @given(st.lists(st.tuples(OFFSETS, OFFSETS), min_size=1, max_size=5))
-def test_lag_is_never_less_than_minus_one_and_its_sum_is_that_of_the_known_lags(offsets):
+def test_the_lag_sum_counts_known_lags_only(offsets):
     """No lag is below -1, even after the log was truncated, and the sum is that of the known lags."""
     partitions = {TopicPartition("t", n): led(0, end) for n, (_, end) in enumerate(offsets)}
     committed = {TopicPartition("t", n): offset for n, (offset, _) in enumerate(offsets) if offset is not None}

@@ -322,7 +322,7 @@ async def test_a_canceled_call_closes_its_dependencies():
 
 
 async def test_a_missing_header_of_a_provider_raises_a_decode_error():
-    """The error names handler, provider and record, and dependencies opened before it are closed."""
+    """A header that a provider requires and a record lacks raises a DecodeError that names handler and provider."""
 
     def traced(bank: Annotated[Bank, Depends(open_bank)], trace: Annotated[str, Header("span")]) -> str:
         return trace

@@ -95,7 +95,7 @@ def test_progress_in_one_partition_is_progress_of_the_member():
 
 
 def test_only_the_stalled_member_is_named():
-    """Only the member without progress is named, and not another one with progress."""
+    """If several members read, only those without progress are named."""
     facts = group(partition(0, 4, 4), partition(1, 4, 9, owner="south"), members=(NORTH, SOUTH))
 
     assert [one.text.partition(" committed")[0] for one in bad(facts)] == ["north at 10.0.0.1"]

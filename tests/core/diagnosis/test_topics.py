@@ -244,7 +244,7 @@ def test_dead_letters_are_counted():
 
 
 def test_missing_permissions_name_operation_and_command():
-    """A missing permission is reported with the allowed operations and a command, and unknown operations are not."""
+    """A missing permission is reported with the allowed operations and a command; unknown operations are ignored."""
     needs = {"orders": TopicNeeds("orders", frozenset({TopicRole.READ, TopicRole.PUBLISH}))}
     one = only(findings(topic(operations=READ | DESCRIBE), needs=needs), "topic.permission")
 

@@ -47,7 +47,6 @@ def test_interval_counts_from_sending(heartbeat):
 
 
 def test_throttling_delays_the_next_heartbeat(heartbeat):
-    """Throttling delays the next heartbeat."""
     heartbeat.note_sent(103)
     heartbeat.note_answer(104, pause_s=5)
 

@@ -132,7 +132,7 @@ def test_reports_of_an_ended_process_are_ignored():
 
 
 def test_acknowledge_finishes_a_record_in_flight_once():
-    """Only the acknowledged record is finished."""
+    """acknowledge() finishes only the given record, only if it is in flight, and only once."""
     readers = Readers()
     readers.put(0, 0, 3)
     first = readers.next()

@@ -93,7 +93,7 @@ def test_instance_ids_of_workers_differ():
 
 @pytest.mark.parametrize("count", [0, -1, 1.0, "2", True, None])
 def test_count_must_be_a_positive_integer(count):
-    """The error names the argument."""
+    """A count that is not a positive integer raises ConfigurationError with the argument's name."""
     with pytest.raises(ConfigurationError, match="workers"):
         check_count("workers", count)
 

@@ -58,7 +58,7 @@ def test_other_error_codes_end_the_transaction(code):
 
 
 def test_a_refusal_names_the_topic_and_the_reason():
-    """The error names topic and reason, and PublishTooLargeError is raised for a record that is too large."""
+    """A refused record raises an error with topic and reason, PublishTooLargeError if the record is too large."""
     too_large = publish_error("orders", ErrorCode.MESSAGE_TOO_LARGE)
     too_long = publish_error("orders", ErrorCode.RECORD_LIST_TOO_LARGE)
     refused = publish_error("orders", ErrorCode.INVALID_RECORD, "no key")

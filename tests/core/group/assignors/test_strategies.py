@@ -260,7 +260,6 @@ def test_cooperative_strategy_must_assign_partitions_without_an_owner():
 
 
 def test_eager_strategy_must_assign_all_partitions():
-    """An eager strategy must assign all partitions."""
     with pytest.raises(RebalanceError, match=r"leaves a\[1\] unassigned"):
         checked_assignment(returning({"x": [A0]}), OWNING, {"a": 2}, {})
 
