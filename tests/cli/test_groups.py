@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tailrace.cli.tools.groups import ranges
+from tailrace.cli.tools.groups import partition_ranges
 from tailrace.records import TopicPartition
 
 
@@ -128,5 +128,5 @@ def test_consecutive_partitions_are_ranges():
     """Consecutive partitions are printed as a range."""
     of_orders = [TopicPartition("orders", n) for n in (0, 1, 2, 3, 7, 9, 10)]
 
-    assert ranges([TopicPartition("payments", 1), *of_orders]) == "orders 0-3, 7, 9-10; payments 1"
-    assert not ranges([])
+    assert partition_ranges([TopicPartition("payments", 1), *of_orders]) == "orders 0-3, 7, 9-10; payments 1"
+    assert not partition_ranges([])

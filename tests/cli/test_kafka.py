@@ -40,7 +40,7 @@ def test_a_malformed_topic_is_a_usage_error(topic):
     done = tailrace("kafka", "--topic", topic)
 
     assert done.returncode == 2
-    assert "must be NAME or NAME:PARTITIONS, such as orders:6, not" in done.stderr
+    assert "must be NAME or NAME:PARTITIONS with 1 to 1000 partitions, such as orders:6, not" in done.stderr
 
 
 def test_a_broker_that_dies_ends_the_command():

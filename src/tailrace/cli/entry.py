@@ -1,4 +1,4 @@
-"""Entry point of the command line, which runs a command and returns its exit code.
+"""Entry point of the command line: ``main`` runs a command and returns its exit code.
 
 ``tailrace --help`` imports no command, and ``tailrace COMMAND`` only the named one, so both start fast. Exit codes: 0
 success, 1 failure (stderr has the cause and the next step), 2 usage error, 130 SIGINT, 143 SIGTERM. The help of a
@@ -135,7 +135,8 @@ def _terminal_safe(message: str) -> str:
 def _messages(error: Exception, extras: str) -> list[str]:
     """Return the messages to print for ``error``, or an empty list if it must be raised with its traceback.
 
-    Messages exist for a TailraceError, for a dependency that is not installed, and for a group of only such errors.
+    Messages exist for a TailraceError, for a dependency that is not installed, and for an ExceptionGroup of only these
+    errors.
     """
     if isinstance(error, ExceptionGroup):
         found = [_messages(one, extras) for one in error.exceptions]

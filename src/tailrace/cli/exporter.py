@@ -1,4 +1,4 @@
-"""Arguments and help of ``tailrace exporter``; ``tools.exporter`` implements it."""
+"""Arguments and help of ``tailrace exporter``, which ``cli.tools.exporter`` implements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments and help of ``tailrace groups``; ``tools.groups`` implements it."""
+"""Arguments and help of ``tailrace groups``, which ``cli.tools.groups`` implements."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ __all__ = ["arguments", "run"]
 _DESCRIPTION = """\
 List, show or delete the groups of a cluster.
 
-The type of a consumer group is its group protocol: classic, or consumer for
-KIP-848. The type of any other group is its protocol type, such as connect.
+The column "type" shows which protocol a consumer group uses: classic, or
+consumer (KIP-848). For other groups it shows their protocol type, such as
+connect.
 """
 
 _EPILOG = f"""\
@@ -27,8 +28,8 @@ Run `tailrace groups ACTION --help` for the options of an action.
 """
 
 _LIST = """\
-List the groups that you are authorized to describe, each with its state, type
-and number of live members.
+List the groups that you are authorized to describe, with state, type and number
+of live members.
 """
 
 _LIST_EPILOG = """\
@@ -38,8 +39,8 @@ examples:
 """
 
 _SHOW = """\
-Show a group's state, type, assignor and coordinator, and the client, host, id
-and assigned partitions of each live member.
+Show a group's state, type, assignor and coordinator. For each live member, show
+the client id, host, assigned partitions and member id.
 """
 
 _SHOW_EPILOG = """\
@@ -52,8 +53,8 @@ _DELETE = """\
 Delete groups and their committed offsets. Without --execute, only list the
 groups.
 
-If one of the groups has live members, no group is deleted. Deleting cannot be
-undone: a new group of the same name starts at its auto_offset_reset.
+No group is deleted if one of them does not exist or has live members. Deleting
+cannot be undone: a new group of the same name starts at its auto_offset_reset.
 """
 
 _DELETE_EPILOG = """\
@@ -64,13 +65,13 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the help texts, options and actions of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_connection_options(parser)
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION")
 
-    def action(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
-        added = actions.add_parser(
+    def add_action(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
+        action_parser = actions.add_parser(
             name,
             help=summary,
             description=description,
@@ -78,12 +79,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=parser.formatter_class,
             allow_abbrev=False,
         )
-        add_connection_options(added, inner=True)
-        return added
+        add_connection_options(action_parser, inner=True)
+        return action_parser
 
-    action("list", "list groups (the default)", _LIST, _LIST_EPILOG)
-    add_group(action("show", "show a group and its members", _SHOW, _SHOW_EPILOG))
-    delete = action("delete", "delete groups and their committed offsets", _DELETE, _DELETE_EPILOG)
+    add_action("list", "list groups (the default)", _LIST, _LIST_EPILOG)
+    add_group(add_action("show", "show a group and its members", _SHOW, _SHOW_EPILOG))
+    delete = add_action("delete", "delete groups and their committed offsets", _DELETE, _DELETE_EPILOG)
     delete.add_argument("groups", nargs="+", metavar="GROUP", help="name of a group without live members")
     delete.add_argument("--execute", action="store_true", help="delete the groups (default: dry run)")
 

@@ -87,5 +87,7 @@ def _port(text: str) -> int:
 def _topic(text: str) -> tuple[str, int]:
     name, separator, count = text.partition(":")
     if not name or (separator and not (count.isdecimal() and 1 <= int(count) <= 1_000)):
-        raise argparse.ArgumentTypeError(f"must be NAME or NAME:PARTITIONS, such as orders:6, not {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be NAME or NAME:PARTITIONS with 1 to 1000 partitions, such as orders:6, not {text!r}"
+        )
     return name, int(count or 1)

@@ -1,4 +1,4 @@
-"""Arguments and help of ``tailrace lag``; ``tools.lag`` implements it."""
+"""Arguments and help of ``tailrace lag``, which ``cli.tools.lag`` implements."""
 
 from __future__ import annotations
 

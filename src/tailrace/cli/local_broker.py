@@ -19,9 +19,9 @@ __all__ = ["local_broker"]
 def local_broker(
     screen: Screen, *, port: int | None = None, config: Mapping[str, str | float] | None = None
 ) -> Iterator[EmbeddedServer]:
-    """Run a local broker for the duration of a ``with`` block, and print its download, address and startup time.
+    """Run a local broker for the duration of a ``with`` block; print its download, address and startup time.
 
-    If TAILRACE_TEST_BOOTSTRAP_SERVERS names brokers that already run, use these brokers instead.
+    If TAILRACE_TEST_BOOTSTRAP_SERVERS is set, use the brokers that it names, and start none.
 
     Args:
         screen: output of the command.

@@ -1,4 +1,4 @@
-"""Arguments and help of ``tailrace offsets``; ``tools.offsets`` implements it."""
+"""Arguments and help of ``tailrace offsets``, which ``cli.tools.offsets`` implements."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ members is not reset; stop its members first. A group that does not exist is
 created.
 
 The reset deletes the metadata of the old commits, including the list of records
-that are finished after the committed offset. If such records are at or after
-the new offset, they are handled again; the column "note" counts them.
+that are finished after the committed offset. Listed records at or after the new
+offset are handled again; the column "note" counts them.
 """
 
 _RESET_EPILOG = """\
@@ -84,12 +84,12 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the help texts and actions of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
 
-    def action(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
-        added = actions.add_parser(
+    def add_action(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
+        action_parser = actions.add_parser(
             name,
             help=summary,
             usage=f"{parser.prog} {name} [GROUP] [OPTION ...]",
@@ -98,20 +98,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=parser.formatter_class,
             allow_abbrev=False,
         )
-        add_group(added)
-        return added
+        add_group(action_parser)
+        return action_parser
 
-    add_connection_options(action("show", "show committed offsets", _SHOW, _SHOW_EPILOG))
-    reset = action("reset", "reset committed offsets", _RESET, _RESET_EPILOG)
+    add_connection_options(add_action("show", "show committed offsets", _SHOW, _SHOW_EPILOG))
+    reset = add_action("reset", "reset committed offsets", _RESET, _RESET_EPILOG)
     _add_topics(reset).add_argument(
         "--all-topics", action="store_true", help="all topics that the group has committed offsets of"
     )
     _add_targets(reset)
-    delete = action("delete", "delete committed offsets", _DELETE, _DELETE_EPILOG)
+    delete = add_action("delete", "delete committed offsets", _DELETE, _DELETE_EPILOG)
     _add_topics(delete)
-    for changing, verb in ((reset, "reset"), (delete, "delete")):
-        changing.add_argument("--execute", action="store_true", help=f"{verb} the offsets (default: dry run)")
-        add_connection_options(changing)
+    for action_parser, verb in ((reset, "reset"), (delete, "delete")):
+        action_parser.add_argument("--execute", action="store_true", help=f"{verb} the offsets (default: dry run)")
+        add_connection_options(action_parser)
 
 
 def _add_topics(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -160,8 +160,8 @@ def run(options: argparse.Namespace) -> int:
             options.usage_error(
                 "a topic is required: give --topic" + (" or --all-topics" if options.action == "reset" else "")
             )
-        whole = [topic for topic, numbers in options.topic if not numbers]
-        options.topic = whole, [(topic, number) for topic, numbers in options.topic for number in numbers]
+        whole_topics = [topic for topic, numbers in options.topic if not numbers]
+        options.topic = whole_topics, [(topic, number) for topic, numbers in options.topic for number in numbers]
     from tailrace.cli.tools.offsets import work  # noqa: PLC0415
     from tailrace.cli.tools.shutdown import run_to_exit_code  # noqa: PLC0415 - not needed by --help
 
@@ -169,7 +169,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _topic(text: str) -> tuple[str, tuple[int, ...]]:
-    """Parse ``orders`` or ``orders:0,3``; topic names cannot contain a colon."""
+    """Parse ``orders`` or ``orders:0,3`` and return the topic and the partition numbers; empty for all partitions."""
     found = re.fullmatch(r"([^:]+)(?::([0-9]{1,9}(?:,[0-9]{1,9})*))?", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"must be TOPIC or TOPIC:PARTITIONS, such as orders:0,3, not {text!r}")

@@ -33,7 +33,7 @@ class Screen:
         self.console.print(line)
 
     def show(self, table: RenderableType) -> None:
-        """Print a table with an empty line before it."""
+        """Print an empty line and a table."""
         self.console.print(Padding(table, (1, 0, 0, 0)))
 
     async def watch(
@@ -47,8 +47,8 @@ class Screen:
 
         Args:
             work: awaitable to wait for.
-            bars: functions that return the number of finished items, by the label of the bar.
-            total: number of items of each bar.
+            bars: one function for each bar, by the label of the bar; it returns the number of finished items.
+            total: number of items at which a bar is full.
             below: function that returns what to draw below the bars, such as a table.
         """
         if not self.is_terminal:

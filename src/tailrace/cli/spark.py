@@ -1,4 +1,4 @@
-"""Arguments and help of ``tailrace spark``; ``tools.spark`` implements it."""
+"""Arguments and help of ``tailrace spark``, which ``cli.tools.spark`` implements."""
 
 from __future__ import annotations
 
@@ -80,24 +80,24 @@ the lag. `tailrace run` continues at the committed offsets.
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Set the description of the command and add its actions."""
+    """Add the help texts and actions of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    stream = _action(actions, parser, "run", "handle records until SIGTERM", _RUN)
-    stream.epilog = _RUN_EPILOG
-    stream.add_argument(
+    run_parser = _add_action(actions, parser, "run", "handle records until SIGTERM", _RUN)
+    run_parser.epilog = _RUN_EPILOG
+    run_parser.add_argument(
         "--checkpoint",
         required=True,
         metavar="FOLDER",
         help="Spark's checkpoint folder; each handler and group needs its own",
     )
-    stream.add_argument(
+    run_parser.add_argument(
         "--trigger",
         metavar="TIME",
         help="interval between the starts of batches, such as '5 seconds', or available_now (default: start each batch"
         " when the previous batch has ended)",
     )
-    backfill = _action(actions, parser, "backfill", "handle the existing records", _BACKFILL)
+    backfill = _add_action(actions, parser, "backfill", "handle the existing records", _BACKFILL)
     backfill.epilog = _BACKFILL_EPILOG
     _add_since(backfill)
     backfill.add_argument(
@@ -105,10 +105,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=_TimeOrWord("now"),
         default="now",
         metavar="TIME",
-        help="end before the first record at this ISO 8601 time, or now for the current ends of the partitions"
-        " (default: now)",
+        help="end before the first record at or after this ISO 8601 time; now: end at the current ends of the"
+        " partitions (default: now)",
     )
-    handoff = _action(actions, parser, "handoff", "backfill until the app can take over", _HANDOFF)
+    handoff = _add_action(actions, parser, "handoff", "backfill until the app can take over", _HANDOFF)
     handoff.epilog = _HANDOFF_EPILOG
     _add_since(handoff)
     handoff.add_argument(
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
     return work(options)
 
 
-def _action(
+def _add_action(
     actions: argparse._SubParsersAction[argparse.ArgumentParser],
     parser: argparse.ArgumentParser,
     name: str,
@@ -179,7 +179,7 @@ def _add_since(action: argparse.ArgumentParser) -> None:
 
 
 class _TimeOrWord:
-    """Parser of an argument that is ``word`` or an ISO 8601 time, which is returned in milliseconds since the epoch."""
+    """Parser of an argument: returns ``word`` itself, and an ISO 8601 time as milliseconds since the epoch."""
 
     def __init__(self, word: Literal["now", "earliest"]) -> None:
         self._word = word

@@ -1,4 +1,4 @@
-"""Arguments and help of ``tailrace tail``; ``tools.tail`` implements it."""
+"""Arguments and help of ``tailrace tail``, which ``cli.tools.tail`` implements."""
 
 from __future__ import annotations
 

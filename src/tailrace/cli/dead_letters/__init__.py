@@ -1,4 +1,4 @@
-"""Arguments and help of ``tailrace dead-letters``; ``commands`` implements it."""
+"""Arguments and help of ``tailrace dead-letters``, which ``commands`` implements."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _LIST = """\
 Count the dead letters of a topic by handler and error.
 
 Each row has the number of dead letters, the times (UTC) of the first and last
-failure, and partition and offset of the dead letter that failed first, in the
-form that `show --offset` accepts.
+failure, and the position of the dead letter that failed first. The position has
+the form PARTITION:OFFSET, which `show --offset` accepts.
 """
 
 _LIST_EPILOG = """\
@@ -80,10 +80,11 @@ replay topic does not exist, it is created with as many partitions as orders. A
 sent record has the key, value, headers and partition of the original record.
 Additional headers have its origin and count its replays and dead letters.
 
-If a record has several dead letters, only the last one is sent. Dead letters
-whose headers name another topic or group than the name of the dead-letter topic
-are not sent, because a writer to this topic could put any topic and group into
-the headers. If the app sets dead_letter=, give its value as --dead-letter.
+If a record has several dead letters, only the last one is sent. The topic and
+the group in the headers of a dead letter must match the name of the dead-letter
+topic; otherwise the dead letter is not sent, because any client that may write
+to this topic can write any headers. If the app sets dead_letter=, give its
+value as --dead-letter.
 
 With --to-origin, dead letters are sent to their original topic instead. EVERY
 group that reads the topic then handles them again.
@@ -96,21 +97,21 @@ examples:
   tailrace dead-letters replay orders.billing.dead --offset 0:17 --execute
   tailrace dead-letters replay orders.billing.dead --all --execute
 
-Dead letters also stay in their topic. To send none twice, select later ones
-with --since or --offset.
+Sent dead letters stay in their topic. To avoid sending them again, select only
+later dead letters with --since or --offset.
 
-exit codes: 0 every selected record was acknowledged by all in-sync replicas
-(without --execute: can be sent), 1 some records were not, 2 usage error
+exit codes: 0 all records were sent and acknowledged by all in-sync replicas
+(without --execute: can be sent), 1 some were not, 2 usage error
 """
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the help texts and actions of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
 
-    def action(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
-        added = actions.add_parser(
+    def add_action(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
+        action_parser = actions.add_parser(
             name,
             help=summary,
             usage=f"{parser.prog} {name} [TOPIC] [OPTION ...]",
@@ -119,14 +120,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=parser.formatter_class,
             allow_abbrev=False,
         )
-        added.add_argument("topic", nargs="?", metavar="TOPIC", help=f"dead-letter topic (default: {TOPIC_VARIABLE})")
-        add_connection_options(added)
-        added.set_defaults(topic=os.environ.get(TOPIC_VARIABLE))
-        return added
+        action_parser.add_argument(
+            "topic", nargs="?", metavar="TOPIC", help=f"dead-letter topic (default: {TOPIC_VARIABLE})"
+        )
+        add_connection_options(action_parser)
+        action_parser.set_defaults(topic=os.environ.get(TOPIC_VARIABLE))
+        return action_parser
 
-    action("list", "count dead letters by handler and error", _LIST, _LIST_EPILOG)
-    _add_selection(action("show", "show dead letters in full", _SHOW, _SHOW_EPILOG))
-    replay = action("replay", "send dead letters back to their group", _REPLAY, _REPLAY_EPILOG)
+    add_action("list", "count dead letters by handler and error", _LIST, _LIST_EPILOG)
+    _add_selection(add_action("show", "show dead letters in full", _SHOW, _SHOW_EPILOG))
+    replay = add_action("replay", "send dead letters back to their group", _REPLAY, _REPLAY_EPILOG)
     _add_selection(replay)
     replay.add_argument(
         "--dead-letter",

@@ -136,6 +136,7 @@ class _Invocation:
     # ---- replay ------------------------------------------------------------------------------------------------
 
     async def _replay(self, reader: DeadLetterReader, cluster: Cluster, config: ConsumerConfig) -> int:
+        """Print the dead letters to send, and send them with ``--execute``; return 1 if some cannot be replayed."""
         found = await reader.select(_filter_of(self._arguments))
         if not found:
             if not self._as_json:
@@ -144,9 +145,9 @@ class _Invocation:
         to_origin = bool(self._arguments.to_origin)
         dead_topic = DeadLetterTopic(self._topic, self._arguments.dead_letter)
         accepted = [letter for letter in found if not dead_topic.refusal(letter, to_origin=to_origin)]
-        names = {letter.origin.topic for letter in accepted if letter.origin is not None}
-        names |= {target_of(letter, to_origin=to_origin) for letter in accepted}
-        partitions = await partitions_of(cluster, sorted({*names, self._topic}), self._arguments.timeout)
+        topics = {letter.origin.topic for letter in accepted if letter.origin is not None}
+        topics |= {target_of(letter, to_origin=to_origin) for letter in accepted}
+        partitions = await partitions_of(cluster, sorted({*topics, self._topic}), self._arguments.timeout)
         plan = plan_replay(
             found, partitions, dead_topic=dead_topic, to_origin=to_origin, default_partitions=partitions[self._topic]
         )
@@ -215,6 +216,7 @@ class _Invocation:
     # ---- output ------------------------------------------------------------------------------------------------
 
     def _none_text(self, reader: DeadLetterReader) -> str:
+        """Return the text to print if no dead letter was found."""
         others = f" ({_counted(reader.others, 'other record')})" if reader.others else ""
         is_filtered = self._arguments.action != "list" and _filter_of(self._arguments) != DeadLetterFilter()
         return f"no {'matching ' if is_filtered else ''}dead letters in {escape_text(self._topic)}{others}"

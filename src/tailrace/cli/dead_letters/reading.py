@@ -68,7 +68,8 @@ class DeadLetterReader:
     async def read(self, positions: Collection[DeadLetterPosition] = ()) -> AsyncIterator[DeadLetter]:
         """Yield the dead letters of the topic, in the order of their offsets in each partition.
 
-        With ``positions``, yield only dead letters from the first to the last position of each partition.
+        With ``positions``, read each partition only from its first to its last position, and no other partition.
+        ``others`` is increased by each record that is not a dead letter.
 
         Raises:
             UnknownTopicError: the topic does not exist.
@@ -88,18 +89,18 @@ class DeadLetterReader:
                 yield letter
 
     async def select(self, selection: DeadLetterFilter) -> list[DeadLetter]:
-        """Return the selected dead letters in the order of their failures.
+        """Return the selected dead letters in the order of their failures, at most ``selection.limit``.
 
         Raises:
-            ConfigurationError: there is no dead letter at a selected position. This is not checked if the selection
-                also has a time or error types.
+            ConfigurationError: there is no dead letter at a selected position. Positions are not checked if the
+                selection also has a time or error types, because these exclude existing dead letters.
         """
         found = [letter async for letter in self.read(selection.positions) if selection.matches(letter)]
         if selection.positions and not (selection.since_ms or selection.error_types):
-            self._check_missing(set(selection.positions) - {position_of(letter) for letter in found})
+            self._raise_if_missing(set(selection.positions) - {position_of(letter) for letter in found})
         return selection.sort_and_limit(found)
 
-    def _check_missing(self, missing: Iterable[DeadLetterPosition]) -> None:
+    def _raise_if_missing(self, missing: Iterable[DeadLetterPosition]) -> None:
         if positions := ", ".join(map(str, sorted(missing))):
             raise ConfigurationError(
                 f"{self._topic} has no dead letter at {positions} - find positions with `tailrace dead-letters list"

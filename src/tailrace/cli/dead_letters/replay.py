@@ -1,7 +1,7 @@
 """Replay of dead letters: planning and sending.
 
-A dead letter counts as sent when all in-sync replicas have acknowledged it. Dead letters whose original records are in
-the same partition are sent in the order of the original offsets, so records of one key keep their order.
+A dead letter counts as sent when all in-sync replicas have acknowledged the record. Records are sent in the order of
+the offsets that they had in their original partition, so records of one key keep their order.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _INCOMPLETE = "its headers lack the origin or the group"
 
 @dataclass(frozen=True, slots=True)
 class ReplayRecord:
-    """Dead letter, with the topic and partition to send it to."""
+    """Dead letter, and the topic and partition to which its record is sent."""
 
     letter: DeadLetter
     topic: str
     partition: int | None
-    """Partition of the original record; None if ``topic`` lacks this partition, so that the producer chooses by key."""
+    """Partition of the original record; None if ``topic`` lacks it, so the producer chooses a partition by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,11 @@ class ReplayPlan:
     refused: tuple[tuple[DeadLetter, str], ...]
     """Dead letters that cannot be replayed, and the reasons."""
     superseded: tuple[DeadLetter, ...]
-    """Dead letters whose record has a later dead letter in ``replays``.
-
-    The record failed again, or its failure was written twice.
-    """
+    """Dead letters whose record has a later dead letter, because it failed again or its failure was written twice."""
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Topics that dead letters are sent to."""
+        """Topics to which dead letters are sent."""
         return tuple(dict.fromkeys(one.topic for one in self.replays))
 
 
@@ -74,15 +71,15 @@ class DeadLetterTopic:
     def refusal(self, letter: DeadLetter, *, to_origin: bool) -> str:
         """Return the reason why a dead letter cannot be replayed; empty if it can be replayed.
 
-        A client that may write to the dead-letter topic can put any topic and group into the headers, and the replay
-        is sent with the permissions of the operator. The headers must therefore match the name of the topic.
+        The topic and the group in its headers must match the name of the dead-letter topic: any client that may write
+        to this topic can write any headers, and the replay is sent with the permissions of the operator.
         """
         if letter.origin is None or not (letter.group_id or to_origin):
             return _INCOMPLETE
         claim = f"its headers name topic {letter.origin.topic!r} and group {letter.group_id!r}"
         try:
             expected = topic_name(self.template, topic=letter.origin.topic, group=letter.group_id)
-            # A template without {topic} accepts an illegal topic name in the headers; the replay topic has {topic}.
+            # This checks the topic in the headers also if the template does not contain {topic}.
             topic_name(REPLAY, topic=letter.origin.topic, group=letter.group_id)
         except ConfigurationError as error:
             return f"{claim}: {error}"
@@ -94,7 +91,7 @@ class DeadLetterTopic:
 
 
 def target_of(letter: DeadLetter, *, to_origin: bool) -> str:
-    """Return the topic to send a dead letter to, which must have an origin."""
+    """Return the topic to which a dead letter is sent. Its ``origin`` must not be None."""
     assert letter.origin is not None
     return letter.origin.topic if to_origin else topic_name(REPLAY, topic=letter.origin.topic, group=letter.group_id)
 
@@ -107,7 +104,7 @@ def plan_replay(
     to_origin: bool,
     default_partitions: int,
 ) -> ReplayPlan:
-    """Plan one replay for each original record of the selected dead letters.
+    """Choose the dead letters to send, one for each original record, and the topics to send them to.
 
     Args:
         letters: selected dead letters.
@@ -119,10 +116,10 @@ def plan_replay(
     refused = [(one, why) for one in letters if (why := dead_topic.refusal(one, to_origin=to_origin))]
     refused_positions = {position_of(letter) for letter, _ in refused}
     accepted = [letter for letter in letters if position_of(letter) not in refused_positions]
-    last = {_original_record(letter): letter for letter in sorted(accepted, key=_recency)}
+    latest = {_original_record(letter): letter for letter in sorted(accepted, key=_recency)}
     replays: list[ReplayRecord] = []
     topics_to_create: dict[str, int] = {}
-    for letter in last.values():
+    for letter in latest.values():
         origin, topic = letter.origin, target_of(letter, to_origin=to_origin)
         assert origin is not None
         if topic not in partitions:
@@ -136,7 +133,7 @@ def plan_replay(
         tuple(sorted(replays, key=lambda one: (one.letter.origin or _NO_ORIGIN, position_of(one.letter)))),
         topics_to_create,
         tuple(refused),
-        tuple(letter for letter in accepted if last[_original_record(letter)] is not letter),
+        tuple(letter for letter in accepted if latest[_original_record(letter)] is not letter),
     )
 
 
@@ -153,7 +150,7 @@ def _recency(letter: DeadLetter) -> tuple[int, int, DeadLetterPosition]:
 
 
 async def create_topics(cluster: Cluster, topics_to_create: Mapping[str, int]) -> None:
-    """Create missing topics, except topics that another client has created in the meantime.
+    """Create the topics of a plan; do nothing for a topic that another client has created in the meantime.
 
     Raises:
         BrokerError: a topic cannot be created; the message gives the next step.
@@ -175,7 +172,7 @@ async def send(producer: Producer, plan: ReplayPlan, on_sent: Callable[[ReplayRe
     """Send the dead letters of ``plan``, and call ``on_sent`` for each dead letter that is acknowledged.
 
     Raises:
-        PublishError: some dead letters were rejected or not acknowledged; the message lists them.
+        PublishError: some dead letters were rejected or not acknowledged; the message lists at most ten of them.
     """
     sent: set[int] = set()
     too_large: list[PublishTooLargeError] = []
@@ -210,6 +207,14 @@ async def _send_in_order(
     on_acknowledged: Callable[[ReplayRecord, Published], None],
     too_large: list[PublishTooLargeError],
 ) -> None:
+    """Send records of one partition in order.
+
+    Records that are too large are skipped, and their errors are added to ``too_large``.
+
+    Raises:
+        PublishError: a record was rejected for another reason or not acknowledged.
+    """
+
     async def publish(one: ReplayRecord) -> None:
         message = replay_record(one.letter)
         try:
@@ -217,13 +222,13 @@ async def _send_in_order(
                 one.topic, message.value, key=message.key, headers=message.headers, partition=one.partition
             )
         except PublishTooLargeError as error:
-            # A retry cannot succeed either, so this record must not block the later records of its partition.
+            # A second attempt would also fail, so this record must not block the later records of its partition.
             too_large.append(error)
             return
         on_acknowledged(one, published)
 
     for at in range(0, len(replays), _CONCURRENT_SENDS):
-        # The producer keeps the order of records within this chunk. If one is rejected, no later chunk may be sent.
+        # The producer keeps the order within a chunk. If a record is rejected, later chunks would break the order.
         outcomes = await asyncio.gather(*map(publish, replays[at : at + _CONCURRENT_SENDS]), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):

@@ -1,7 +1,8 @@
-"""Output of dead letters: tables and text for people, lines of JSON for programs.
+"""Output of dead letters: tables and text, or lines of JSON with ``--json``.
 
-The contents of records are untrusted: in text output, their rich markup and control characters are escaped. In JSON
-output, keys and values are objects with two fields: ``format`` is JSON, text, hex or null; ``value`` is the content.
+The contents of records are untrusted: in text output, rich markup and control characters in them are escaped. In JSON
+output, keys, values and header values are objects with two fields: ``format`` is JSON, text, hex or null; ``value`` is
+the content.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _MAX_ROWS = 20
 
 @dataclass(slots=True)
 class FailureSummary:
-    """Number and times of the dead letters of one handler and error type."""
+    """Number of dead letters of one group, handler and error type, and the times of the first and last failure."""
 
     group: str
     handler: str
@@ -54,7 +55,7 @@ class FailureSummary:
     """Position of the dead letter that failed first."""
 
     def as_json(self) -> dict[str, object]:
-        """Return the summary as a mapping that is printed as one line of JSON."""
+        """Return the fields of the summary in JSON output."""
         return {
             "group": self.group,
             "handler": self.handler,
@@ -67,7 +68,7 @@ class FailureSummary:
 
 
 async def summarize(letters: AsyncIterator[DeadLetter]) -> list[FailureSummary]:
-    """Return a summary for each group, handler and error type, and the one with the most dead letters first."""
+    """Return a summary for each combination of group, handler and error type, the greatest count first."""
     summaries: dict[tuple[str, str, str], FailureSummary] = {}
     async for letter in letters:
         key, position = (letter.group_id, letter.handler, letter.error_type), position_of(letter)
@@ -147,7 +148,7 @@ def show_letter(screen: Screen, letter: DeadLetter) -> None:
 
 
 def letter_as_json(letter: DeadLetter) -> dict[str, object]:
-    """Return all parts of a dead letter as a mapping that is printed as one line of JSON."""
+    """Return the fields of a dead letter in JSON output."""
     return {
         "letter": str(position_of(letter)),
         "topic": letter.record.topic,
@@ -198,12 +199,12 @@ def _hex_dump(content: bytes | None) -> str:
 
 
 def escape_text(text: str) -> str:
-    """Return ``text`` with unprintable characters other than newlines escaped."""
+    """Return ``text`` with control characters, except newlines, escaped."""
     return escaped(text, keep="\n")
 
 
 def when(at_ms: int) -> str:
-    """Format milliseconds since the epoch as a time in UTC to the second."""
+    """Format milliseconds since the epoch as a time in UTC to the second, or as ``N ms`` if this is not possible."""
     try:
         return f"{datetime.fromtimestamp(at_ms // 1000, UTC):%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):

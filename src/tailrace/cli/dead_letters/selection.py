@@ -30,10 +30,7 @@ class DeadLetterPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Conditions that dead letters must match, and the maximum number of dead letters.
-
-    A condition that is empty or None matches all dead letters.
-    """
+    """Conditions of the dead letters to select; a condition that is empty or None matches all dead letters."""
 
     positions: Collection[DeadLetterPosition] = ()
     since_ms: int | None = None
@@ -41,6 +38,7 @@ class DeadLetterFilter:
     error_types: Collection[str] = ()
     """Names of error classes, with or without the module."""
     limit: int | None = None
+    """Maximum number of dead letters; None for all."""
 
     def matches(self, letter: DeadLetter) -> bool:
         """Return True if a dead letter matches all conditions, regardless of the limit."""

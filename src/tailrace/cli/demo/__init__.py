@@ -1,4 +1,4 @@
-"""Arguments and help of ``tailrace demo``; ``steps`` implements it."""
+"""Arguments and help of ``tailrace demo``, which ``steps`` implements."""
 
 from __future__ import annotations
 

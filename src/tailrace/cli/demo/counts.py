@@ -1,6 +1,6 @@
 """Counts of handled records, which show if each record was handled exactly once.
 
-Each offset of each partition has its own counter, so a duplicate cannot hide a missing record.
+Records are counted by partition and offset, so a duplicate cannot hide a missing record.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class HandledFlights:
         """Return the counts of each partition.
 
         Args:
-            produced: number of produced records by partition, whose offsets start at 0.
+            produced: number of produced records by partition; their offsets start at 0 and have no gaps.
             committed: committed offsets by partition.
         """
         return [

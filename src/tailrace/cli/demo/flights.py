@@ -95,7 +95,7 @@ def airports() -> dict[str, str]:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition of a key by CRC-32, as librdkafka's consistent partitioner does."""
+    """Return the partition of a key by its CRC-32, like the partitioner ``consistent`` of librdkafka."""
     return zlib.crc32(key) % partitions
 
 

@@ -27,7 +27,7 @@ _POLL_INTERVAL_S = 0.05
 
 
 class GroupReader:
-    """Reads and counts, with a group of two consumers, all records that ``publisher`` publishes.
+    """Consumer group of two members that reads and counts all records of ``publisher``.
 
     Args:
         topic: topic to read.
@@ -42,7 +42,7 @@ class GroupReader:
     def __init__(self, topic: str, partitions: int, publisher: FlightPublisher, options: ConsumerOptions) -> None:
         self.counts = HandledFlights(partitions, MEMBERS)
         self.joined_s = 0.0
-        """Seconds from the start until every partition was assigned and both members had partitions."""
+        """Seconds until both members had partitions and every partition was assigned, or until the join timed out."""
         self.reading_s = 0.0
         """Seconds from the first record to the last."""
         self.members: tuple[_Member, ...] = tuple(
@@ -54,7 +54,7 @@ class GroupReader:
         self._first_at = math.nan
 
     async def run(self) -> None:
-        """Join, read until every record is handled, commit and leave.
+        """Join the group, read until every record is handled, commit, and leave the group.
 
         Raises:
             ConsumerTimeoutError: no record arrived for 20 seconds, although published records are unread.
@@ -66,7 +66,7 @@ class GroupReader:
                 async with asyncio.timeout(_JOIN_TIMEOUT_S):
                     await self._joined.wait()
             except TimeoutError:
-                # Continue: the members that have partitions can read, and a member that failed raises its error.
+                # Read nevertheless: a member without partitions does not prevent the other member from reading.
                 self._joined.set()
             self.joined_s = self._now() - began
             await self._wait_for_all()
@@ -82,7 +82,7 @@ class GroupReader:
         member = self.members[number]
         options: ConsumerOptions = {**self._options, "client_id": member.name, "rebalance_listener": member}
         async with Consumer(self._topic, **options) as consumer:
-            # Wait, because the next rebalance may revoke partitions from a member that has joined first.
+            # Start after both members have joined, because the second one takes over partitions of the first.
             await self._joined.wait()
             async for record in consumer:
                 if not self.counts.handled:
@@ -128,7 +128,7 @@ class GroupReader:
 
 
 class _Member:
-    """Rebalance listener with the assigned partitions of one consumer; it calls ``on_assigned`` for each assignment."""
+    """Rebalance listener of one consumer: keeps the assigned partitions, and calls ``on_assigned`` for new ones."""
 
     def __init__(self, name: str, on_assigned: Callable[[], None]) -> None:
         self.name = name

@@ -1,6 +1,6 @@
 """Handler of flights, for the consumer group and for Spark.
 
-Spark's workers import this module, so it imports nothing that a handler does not need.
+Spark's workers import this module, so it imports only the modules that the handler needs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The demo on Spark: a backfill writes the handler's results to a table, which Spark counts.
+"""The demo on Spark: a backfill writes the handler's results to a table, and Spark counts the rows.
 
-The table has a row with the offset for each time that a record was handled, so missing and duplicate records are found.
+Each call of the handler adds a row with partition and offset, so missing and duplicate records are found.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _BackfillCanceledError(Exception):
 
 
 class SparkReader:
-    """Backfills the topic on a local Spark and counts the results.
+    """Backfill of the topic on a local Spark, with counts of the results.
 
     Args:
         topic: topic to read.
@@ -119,7 +119,7 @@ class SparkReader:
         self.counts.handled = progress.done
 
     def _count(self, arrivals: DataFrame, produced: Sequence[int], spark: SparkSession) -> None:
-        """Set the delays by route, the handled records by partition, and the records that were handled once."""
+        """Count the rows of ``arrivals`` by route, and the handled records of each partition."""
         arrivals.createOrReplaceTempView("arrivals")
         for route, flights, minutes in spark.sql(
             "SELECT route, count(delay), coalesce(sum(delay), 0) FROM arrivals GROUP BY route"

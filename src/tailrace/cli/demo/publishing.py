@@ -16,10 +16,10 @@ _CHUNKS_PER_SECOND = 20
 
 
 class FlightPublisher:
-    """Publishes flights and counts them.
+    """Publisher of the flights, with counts of the published records.
 
     Args:
-        topic: topic to write.
+        topic: topic to publish to.
         partitions: number of partitions of the topic.
         rate: flights per second; unlimited if None.
         limit: number of flights.

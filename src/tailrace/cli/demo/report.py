@@ -32,7 +32,7 @@ def routes_table(counts: HandledFlights, airports: dict[str, str]) -> Table:
 
 
 def partitions_table(proof: Sequence[PartitionProof]) -> Table:
-    """Return a table of the counts of each partition, with a column of its members unless Spark read the records."""
+    """Return a table of the counts by partition; it has a column of members unless Spark read the records."""
     table = _table("Records by partition")
     table.add_column("partition", justify="right")
     has_members = any(one.members for one in proof)

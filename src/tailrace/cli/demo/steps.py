@@ -40,12 +40,12 @@ _OPTIONS: ConsumerOptions = {
     "socket_connection_setup_timeout_ms": 5_000,
     "default_api_timeout_ms": 30_000,
     "stop_timeout_ms": 10_000,
-    # The demo needs the following values, also if the environment sets other ones.
+    # The following options override values from the environment that the demo could not work with.
     "auto_offset_reset": "earliest",
     "enable_auto_commit": True,
     "group_instance_id": None,
     "leave_on_stop": True,
-    # The first member learns from the response to a heartbeat that the second member has joined.
+    # The first member learns from the response to its next heartbeat that the second member is joining.
     "heartbeat_interval_ms": 500,
 }
 
@@ -82,8 +82,11 @@ def _play(  # noqa: PLR0913 - one for each option of the command
     limit: int | None,
     on_spark: bool,
 ) -> bool | None:
-    """Run the demo and return True if the verification succeeded, or None after SIGTERM; add to ``remaining``."""
-    names, options, total = airports(), _OPTIONS.copy(), min(limit or TOTAL, TOTAL)
+    """Run the demo and return True if the verification succeeded, False if it failed, or None after SIGTERM.
+
+    The names of a topic and a group that could not be deleted are added to ``remaining``.
+    """
+    airport_names, options, total = airports(), _OPTIONS.copy(), min(limit or TOTAL, TOTAL)
     if on_spark and not check_spark():
         screen.line("download", f"Spark's Kafka connector (first start only): {MEGABYTES} MB from Maven Central")
     seconds = 5 + (total / rate if rate else total / 50_000) + (15 + total / 12_000 if on_spark else 0)
@@ -97,7 +100,7 @@ def _play(  # noqa: PLR0913 - one for each option of the command
             bootstrap_servers = server.bootstrap_servers
             options["security_protocol"] = "PLAINTEXT"
         options["bootstrap_servers"] = bootstrap_servers
-        demo = Demo(screen, names, options, rate=rate, total=total, on_spark=on_spark)
+        demo = Demo(screen, airport_names, options, rate=rate, total=total, on_spark=on_spark)
         try:
             return run(demo.play(cleans_up=not is_own_broker))
         finally:
@@ -117,7 +120,7 @@ class Demo:
 
     Attributes:
         name: name of the topic and of the group.
-        remaining: topic and group that exist after the demo, because they could not be removed.
+        remaining: topic and group that could not be deleted at the end.
     """
 
     def __init__(  # noqa: PLR0913 - one for each option of the command

@@ -1,4 +1,4 @@
-"""Arguments and help of ``tailrace doctor``; ``command`` implements it."""
+"""Arguments and help of ``tailrace doctor``, which ``command`` implements."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         metavar="SECONDS",
         help="time between two reads of the committed offsets of a group with lag, to find stalled members (default:"
-        " the app's auto_commit_interval_ms plus 1 second, else 6)",
+        " with --app, its auto_commit_interval_ms plus 1 second; otherwise 6)",
     )
     parser.add_argument("--strict", action="store_true", help="exit with code 1 if there are warnings")
-    add_connection_options(parser, timeout_help="time limit of all checks together, without --interval")
+    add_connection_options(parser, timeout_help="time limit of all checks together, not counting --interval")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ def needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, Ne
     Args:
         app: an app that is not started.
         config: options of the app's consumers.
-        start: command that starts the app, to be printed as a next step.
+        start: command that starts the app, which findings give as the next step.
 
     Raises:
         ConfigurationError: a handler is declared wrongly.
@@ -40,12 +40,12 @@ def needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, Ne
         for group_id, group_routes in routes.items():
             matched = _matched_topics(plan, group_id, existing)
             for name, role, origins, delay_ms in _topic_uses(group_routes, matched, existing):
-                before = topics.get(name, TopicNeeds(name))
+                known = topics.get(name, TopicNeeds(name))
                 topics[name] = replace(
-                    before,
-                    roles=before.roles | {role},
-                    origins=before.origins | origins,
-                    delay_ms=max(before.delay_ms, delay_ms),
+                    known,
+                    roles=known.roles | {role},
+                    origins=known.origins | origins,
+                    delay_ms=max(known.delay_ms, delay_ms),
                 )
         groups = tuple(
             GroupNeeds(
@@ -75,7 +75,11 @@ def _matched_topics(plan: Plan, group_id: str, existing: Collection[str]) -> lis
 def _topic_uses(
     routes: Routes, matched: Iterable[str], existing: Collection[str]
 ) -> Iterable[tuple[str, TopicRole, frozenset[str], int]]:
-    """Yield each topic that a group uses: name, role, topics whose records it receives, and delay of a retry topic."""
+    """Yield name, role, origins and delay of each topic that a group uses.
+
+    The origins are the topics whose records are written to a retry, replay or dead-letter topic; empty for other roles.
+    The delay in milliseconds is that of a retry topic; 0 for other roles.
+    """
     for name in (*sorted(routes.topics), *matched):
         yield name, TopicRole.READ, frozenset(), 0
     for name, retry in routes.retries.items():

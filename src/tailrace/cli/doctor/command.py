@@ -90,7 +90,7 @@ def _app_problem(options: argparse.Namespace, reason: str, advice: str) -> Findi
 
 
 def _commands(options: argparse.Namespace, config: ConsumerConfig) -> CommandLines:
-    """Return a builder of the commands in findings, with the connection arguments of this command."""
+    """Return a builder of the commands that findings suggest, with the connection arguments of this command."""
     arguments = []
     if options.app:
         arguments.append(f"--app {shlex.quote(options.app)}")
@@ -106,6 +106,7 @@ def _commands(options: argparse.Namespace, config: ConsumerConfig) -> CommandLin
 
 
 def _interval_s(options: argparse.Namespace, config: ConsumerConfig) -> float:
+    """Return the time between two reads of a group's offsets, in which an active member commits."""
     if options.interval is not None:
         return float(options.interval)
     commits_ms = config.auto_commit_interval_ms if options.app else None

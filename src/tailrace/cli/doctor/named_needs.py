@@ -1,4 +1,4 @@
-"""Needs of topics and groups that arguments of the command name."""
+"""Topics and groups to check, from the arguments ``--topic`` and ``--group``."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _COLORS = {Level.OK: "32", Level.SKIPPED: "2", Level.WARNING: "33", Level.PROBLE
 
 
 class JsonReport:
-    """Prints each finding as a line of JSON.
+    """Report with one line of JSON for each finding.
 
     Attributes:
         findings: all findings so far.
@@ -61,11 +61,11 @@ class JsonReport:
         )
 
     def end(self) -> None:
-        """Print nothing, because the output has only findings."""
+        """Print nothing."""
 
 
 class TextReport:
-    """Prints findings with their next steps, and counts them at the end.
+    """Report of findings and their next steps as text, with the number of findings at the end.
 
     Attributes:
         findings: all findings so far.
@@ -79,7 +79,10 @@ class TextReport:
         self._is_colored = is_terminal and not os.environ.get("NO_COLOR")
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Print findings; if many have the same check and level, print the first in full and the names of others."""
+        """Print findings; if many have the same check and level, print only the first ones in full.
+
+        Of the other findings, only the subjects are printed.
+        """
         new = list(findings)
         self.findings += new
         alike: dict[tuple[str, Level], list[Finding]] = {}

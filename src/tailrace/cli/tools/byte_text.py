@@ -12,10 +12,10 @@ Format: TypeAlias = Literal["null", "JSON", "text", "hex"]
 
 
 def to_text(content: bytes | None, *, indent: int = -1) -> tuple[Format, str]:
-    """Return the format of ``content``, and ``content`` in this format; the text of None is empty.
+    """Return the format of ``content`` and its text in this format; the text of None is empty.
 
-    JSON, which must be an object or array, is indented by ``indent`` spaces per level, or on one line if ``indent`` is
-    negative. Numbers keep their digits.
+    Only objects and arrays have the format JSON. They are indented by ``indent`` spaces per level, or on one line if
+    ``indent`` is negative; numbers keep their digits. Hex is the format of bytes that are not printable UTF-8.
     """
     if content is None:
         return "null", ""

@@ -1,6 +1,6 @@
-"""Options that select brokers and a group. Arguments override an app's options, which override the environment.
+"""Options of commands that select the brokers and the group.
 
-``--help`` imports this module, so expensive imports are made where they are used.
+``--help`` imports this module, so it does not import the modules that only a running command needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "group_of",
     "open_cluster",
     "seconds",
-    "suggest_group",
+    "with_group_suggestion",
 ]
 
 CONNECTION_HELP = """\
@@ -49,9 +49,9 @@ def add_connection_options(
 
     Args:
         parser: parser of a command or an action.
-        inner: True for an action, such as ``show``, of a command that has these options, too. The options of the action
-            then have no defaults, because these would replace values that were given before the action.
-        json: False for a command without ``--json``, or with its own.
+        inner: True for an action, such as ``show``, if its command has the same options. The options of the action then
+            have no defaults, because a default would replace a value that was given before the action.
+        json: False to leave out ``--json``.
         timeout_s: default of ``--timeout``.
         timeout_help: help of ``--timeout``, without the default.
     """
@@ -91,7 +91,7 @@ def add_connection_options(
 
 
 def add_group(parser: argparse.ArgumentParser) -> None:
-    """Add the optional argument ``GROUP``."""
+    """Add the optional positional argument ``GROUP``."""
     parser.add_argument(
         "group",
         nargs="?",
@@ -114,7 +114,9 @@ def seconds(text: str) -> float:
 
 
 def explicit_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the app's options, overridden by ``--set`` and ``--bootstrap-servers``; the environment is not read.
+    """Return the options of ``--app``, overridden by ``--set`` and ``--bootstrap-servers``.
+
+    Options that are set only in the environment are not included.
 
     Raises:
         ConfigurationError: an option does not exist or has an invalid value, or the app cannot be loaded.
@@ -152,7 +154,7 @@ async def open_cluster(options: argparse.Namespace) -> AsyncIterator[Cluster]:
 
 
 def connection_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return ``explicit_options`` and defaults of the command line; the environment is not read.
+    """Return ``explicit_options``, with the commands' defaults of the client id and the connection timeout.
 
     Raises:
         ConfigurationError: an option does not exist or has an invalid value, or the app cannot be loaded.
@@ -162,7 +164,10 @@ def connection_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def group_of(options: argparse.Namespace, config: ConsumerConfig) -> str:
-    """Return the group that GROUP, the app or ``config`` names; exit with a usage error unless it is one."""
+    """Return the name of the group: ``GROUP``, else the group of the app's handlers, else ``config.group_id``.
+
+    Exit with a usage error if there is no group, or if the handlers of the app have several groups.
+    """
     if options.group:
         return str(options.group)
     groups = {config.group_id} - {None}
@@ -179,8 +184,8 @@ def group_of(options: argparse.Namespace, config: ConsumerConfig) -> str:
     return str(groups.pop())
 
 
-async def suggest_group(cluster: Cluster, group_id: str, request: Awaitable[ResultT]) -> ResultT:
-    """Return the result of ``request``; if it raises UnknownGroupError, add a similar group name to the message."""
+async def with_group_suggestion(cluster: Cluster, group_id: str, request: Awaitable[ResultT]) -> ResultT:
+    """Await ``request`` and return its result; add a similar group name to the message of an UnknownGroupError."""
     from difflib import get_close_matches  # noqa: PLC0415
 
     from tailrace.admin.groups import list_groups  # noqa: PLC0415

@@ -26,7 +26,7 @@ class Condition(NamedTuple):
     """``key``, ``header.NAME``, or the path of a field of the JSON value, separated by dots."""
     comparison: Literal["=", "!=", "~"]
     wanted: str
-    """Value to compare with, or for the comparison ``~``, a part of the field's text."""
+    """Value to compare with; for ``~``, text that the field must contain."""
 
 
 def parse_condition(text: str) -> Condition:
@@ -63,7 +63,10 @@ def _is_key_or_header(field: str) -> bool:
 
 
 def _key_or_header(record: Record, field: str) -> object:
-    """Return the text of the key or of the last header with this name; None if its content is null."""
+    """Return the text of the key or of the last header with this name.
+
+    The result is None if the key or the value of the header is null, and ``_ABSENT`` if there is no such header.
+    """
     from tailrace.cli.tools.byte_text import to_text  # noqa: PLC0415 - not needed by --help
 
     if field == "key":

@@ -15,16 +15,16 @@ from tailrace.admin.groups import (
     list_groups,
 )
 from tailrace.admin.offsets import committed_offsets
-from tailrace.cli.tools.connection import group_of, open_cluster, suggest_group
+from tailrace.cli.tools.connection import group_of, open_cluster, with_group_suggestion
 from tailrace.cli.tools.tables import Column, TextOutput, count, counted, write_json
 from tailrace.net.cluster import Cluster
 from tailrace.records import TopicPartition
 
-__all__ = ["member_as_json", "ranges", "work"]
+__all__ = ["member_as_json", "partition_ranges", "work"]
 
 
 async def work(options: argparse.Namespace) -> int:
-    """Run the action that ``options`` names and return the exit code."""
+    """Run the action that ``options.action`` names, ``list`` if None, and return the exit code 0."""
     async with open_cluster(options) as cluster:
         match options.action:
             case "show":
@@ -42,7 +42,8 @@ async def work(options: argparse.Namespace) -> int:
 async def _list(cluster: Cluster, options: argparse.Namespace) -> None:
     listings = await list_groups(cluster, timeout_s=options.timeout)
     described = await describe_groups(cluster, listings, timeout_s=options.timeout)
-    members = {one.group_id: len(one.members) for one in described}
+    # Some listed groups cannot be described, such as share groups.
+    member_counts = {one.group_id: len(one.members) for one in described}
     states = {one.group_id: one.state for one in described}
     if options.json:
         write_json(
@@ -51,8 +52,8 @@ async def _list(cluster: Cluster, options: argparse.Namespace) -> None:
                 "state": states.get(one.group_id, one.state),
                 "type": one.group_type,
                 "protocol_type": one.protocol_type,
-                "members": members.get(one.group_id),
-                "coordinator": _address(cluster, one.coordinator_id),
+                "members": member_counts.get(one.group_id),
+                "coordinator": _broker_address(cluster, one.coordinator_id),
             }
             for one in listings
         )
@@ -64,19 +65,30 @@ async def _list(cluster: Cluster, options: argparse.Namespace) -> None:
     output.table(
         [Column("group"), Column("state"), Column("type"), Column("members", is_number=True)],
         [
-            [one.group_id, states.get(one.group_id, one.state) or "-", _type(one), count(members.get(one.group_id))]
+            [
+                one.group_id,
+                states.get(one.group_id, one.state) or "-",
+                _type_text(one),
+                count(member_counts.get(one.group_id)),
+            ]
             for one in listings
         ],
     )
     output.line("groups", f"{count(len(listings))} on {counted(len(cluster.topology.brokers), 'broker')}")
 
 
-def _type(group: GroupListing | GroupDescription) -> str:
-    """Return the group protocol of a consumer group, or the protocol type of another group."""
-    return group.group_type or "classic" if group.protocol_type in {"consumer", ""} else group.protocol_type
+def _type_text(group: GroupListing | GroupDescription) -> str:
+    """Return the group protocol of a consumer group, or the protocol type of any other group.
+
+    A group that never had members has no protocol type, and counts as a consumer group.
+    """
+    if group.protocol_type not in {"consumer", ""}:
+        return group.protocol_type
+    return group.group_type or "classic"
 
 
-def _address(cluster: Cluster, node_id: int) -> str:
+def _broker_address(cluster: Cluster, node_id: int) -> str:
+    """Return host and port of a broker; empty if the metadata of the cluster does not have it."""
     node = cluster.topology.brokers.get(node_id)
     return "" if node is None else f"{node.host}:{node.port}"
 
@@ -86,14 +98,14 @@ def _address(cluster: Cluster, node_id: int) -> str:
 
 async def _show(cluster: Cluster, options: argparse.Namespace) -> None:
     group_id = group_of(options, cluster.config)
-    group = await suggest_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+    group = await with_group_suggestion(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
     if options.json:
         write_json([_as_json(group)])
         return
     output = TextOutput()
     output.line("group", group.group_id)
     output.line("state", group.state)
-    output.line("type", _type(group))
+    output.line("type", _type_text(group))
     if group.assignor:
         output.line("assignor", group.assignor)
     output.line("broker", f"{group.coordinator} (id {group.coordinator_id}) is the coordinator")
@@ -102,29 +114,32 @@ async def _show(cluster: Cluster, options: argparse.Namespace) -> None:
         output.gap()
         output.table(
             [Column("client"), Column("host"), Column("partitions", is_folded=True), Column("member")],
-            [[_client(one), one.host, _assignment(one), one.member_id] for one in group.members],
+            [[_client_text(one), one.host, _assignment_text(one), one.member_id] for one in group.members],
         )
 
 
-def _client(member: GroupMemberDescription) -> str:
-    static = f" ({member.group_instance_id})" if member.group_instance_id is not None else ""
-    return f"{member.client_id}{static}"
+def _client_text(member: GroupMemberDescription) -> str:
+    """Return the client id, and in parentheses the group instance id of a static member."""
+    instance = f" ({member.group_instance_id})" if member.group_instance_id is not None else ""
+    return f"{member.client_id}{instance}"
 
 
-def _assignment(member: GroupMemberDescription) -> str:
+def _assignment_text(member: GroupMemberDescription) -> str:
+    """Return the partitions of a member, and those after the rebalance (``target``) if they differ."""
     if member.problem:
         return f"unreadable: {member.problem}"
-    assigned = ranges(member.partitions) or "none"
+    text = partition_ranges(member.partitions) or "none"
     if member.target is not None and set(member.target) != set(member.partitions):
-        assigned += f" (target: {ranges(member.target) or 'none'})"
-    return assigned
+        text += f" (target: {partition_ranges(member.target) or 'none'})"
+    return text
 
 
-def ranges(partitions: Iterable[TopicPartition]) -> str:
+def partition_ranges(partitions: Iterable[TopicPartition]) -> str:
     """Format partitions by topic, with ranges of consecutive numbers: ``orders 0-3, 7; payments 1``."""
     topics = []
-    for topic, of_topic in groupby(sorted(partitions), key=lambda one: one.topic):
-        numbers = [one.partition for one in of_topic]
+    for topic, topic_partitions in groupby(sorted(partitions), key=lambda one: one.topic):
+        numbers = [one.partition for one in topic_partitions]
+        # Number minus index is the same for all numbers of a run of consecutive numbers.
         runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda one: one[1] - one[0])]
         topics.append(f"{topic} {', '.join(f'{run[0]}-{run[-1]}' if len(run) > 1 else str(run[0]) for run in runs)}")
     return "; ".join(topics)
@@ -166,11 +181,18 @@ def member_as_json(member: GroupMemberDescription | None) -> dict[str, object]:
 
 
 async def _delete(cluster: Cluster, options: argparse.Namespace) -> None:
-    """Check that no group has live members; then delete the groups, or only list them without ``--execute``."""
+    """Delete the groups, or only list them without ``--execute``.
+
+    Raises:
+        UnknownGroupError: a group does not exist; no group is deleted.
+        GroupNotEmptyError: a group has live members; no group is deleted.
+    """
     group_ids = list(dict.fromkeys(options.groups))
     offset_counts = {}
     for group_id in group_ids:
-        group = await suggest_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+        group = await with_group_suggestion(
+            cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout)
+        )
         check_idle(group, "deleting the group")
         offsets = await committed_offsets(cluster, group_id, timeout_s=options.timeout)
         offset_counts[group_id] = len(offsets)

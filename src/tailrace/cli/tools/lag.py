@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from tailrace.admin.lag import GroupLag, PartitionLag, group_lag
-from tailrace.cli.tools.connection import group_of, open_cluster, suggest_group
+from tailrace.cli.tools.connection import group_of, open_cluster, with_group_suggestion
 from tailrace.cli.tools.groups import member_as_json
 from tailrace.cli.tools.tables import Column, TextOutput, count, counted, rich_table, write_json
 from tailrace.cli.tools.times import iso
@@ -33,7 +33,7 @@ async def work(options: argparse.Namespace) -> int:
     """Print the lag of a group, once or repeatedly, and return the exit code."""
     async with open_cluster(options) as cluster:
         group_id = group_of(options, cluster.config)
-        found = await suggest_group(cluster, group_id, group_lag(cluster, group_id, timeout_s=options.timeout))
+        found = await with_group_suggestion(cluster, group_id, group_lag(cluster, group_id, timeout_s=options.timeout))
         if options.watch:
             await _watch(cluster, found, options)
         elif options.json:
@@ -47,9 +47,9 @@ def _print_lag(output: TextOutput, found: GroupLag, total: str) -> None:
     if found.partitions:
         output.table(_COLUMNS, _rows(found))
     output.line("lag", total)
-    if lost := sum(one.lost for one in found.partitions):
+    if lost_count := sum(one.lost for one in found.partitions):
         output.line(
-            "lost", f"{counted(lost, 'record')} of the lag were deleted from the log before the group read them"
+            "lost", f"{counted(lost_count, 'record')} of the lag were deleted from the log before the group read them"
         )
     if found.leaderless:
         output.line("leader", f"{counted(found.leaderless, 'partition')} without a leader - check that all brokers run")
@@ -78,11 +78,11 @@ def _total(found: GroupLag) -> str:
     return ", ".join([total, *(f"{count(number)} of them without a {what}" for number, what in excluded if number)])
 
 
-def _as_json(found: GroupLag, at: str | None = None) -> list[dict[str, object]]:
-    moment = {} if at is None else {"at": at}
+def _as_json(found: GroupLag, measured_at: str | None = None) -> list[dict[str, object]]:
+    time_field = {} if measured_at is None else {"at": measured_at}
     return [
         {
-            **moment,
+            **time_field,
             "group": found.group.group_id,
             "topic": one.partition.topic,
             "partition": one.partition.partition,
@@ -102,22 +102,22 @@ def _as_json(found: GroupLag, at: str | None = None) -> list[dict[str, object]]:
 
 
 async def _watch(cluster: Cluster, found: GroupLag, options: argparse.Namespace) -> None:
-    """Print the lag ``found``, and then measure and print repeatedly until a signal.
+    """Print ``found``, then measure and print the lag every ``--interval`` until a signal.
 
-    On a terminal with rich, each measurement replaces the previous one.
+    On a terminal, if rich is installed and ``--json`` is not given, each measurement replaces the previous one.
     """
     output = TextOutput()
     if not options.json and output.is_terminal:
         await _draw(cluster, found, options)
         return
-    before: tuple[float, int] | None = None
+    previous: tuple[float, int] | None = None
     while True:
         now = time.time()
         if options.json:
             write_json(_as_json(found, iso(int(now * 1000))))
         else:
-            _print_lag(output, found, _total(found) + _rate(before, (now, found.total)))
-        before = now, found.total
+            _print_lag(output, found, _total(found) + _rate(previous, (now, found.total)))
+        previous = now, found.total
         await asyncio.sleep(options.interval)
         found = await group_lag(cluster, found.group.group_id, timeout_s=options.timeout)
 
@@ -127,23 +127,24 @@ async def _draw(cluster: Cluster, found: GroupLag, options: argparse.Namespace) 
     from rich.live import Live  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    before: tuple[float, int] | None = None
+    previous: tuple[float, int] | None = None
     with Live(auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             now = time.time()
-            total = f"lag       {_total(found)}{_rate(before, (now, found.total))}"
+            total = f"lag       {_total(found)}{_rate(previous, (now, found.total))}"
             shown, note = _select_for_height(found.partitions, live.console.height - _OTHER_LINES)
             rows = [[escaped(cell) for cell in _row(one)] for one in shown]
             live.update(Group(Text(total), Text(note), rich_table(_COLUMNS, rows)), refresh=True)
-            before = now, found.total
+            previous = now, found.total
             await asyncio.sleep(options.interval)
             found = await group_lag(cluster, found.group.group_id, timeout_s=options.timeout)
 
 
 def _select_for_height(partitions: Sequence[PartitionLag], lines: int) -> tuple[Sequence[PartitionLag], str]:
-    """Return the partitions to show on ``lines`` lines, those with the greatest lag first, and a note on the others.
+    """Return the partitions to show on ``lines`` lines, and a note that counts the other partitions.
 
-    If all partitions fit, they are in their own order, and the note is empty.
+    If not all partitions fit, the partitions with the greatest lag are returned, sorted by descending lag. If all fit,
+    their order is unchanged, and the note is empty.
     """
     if len(partitions) <= max(lines, 1):
         return partitions, ""
@@ -151,14 +152,14 @@ def _select_for_height(partitions: Sequence[PartitionLag], lines: int) -> tuple[
     return shown, f"          {counted(len(partitions) - len(shown), 'more partition')}, none with a greater lag"
 
 
-def _rate(before: tuple[float, int] | None, now: Sequence[float]) -> str:
+def _rate(previous: tuple[float, int] | None, current: Sequence[float]) -> str:
     """Return the change of the total lag in records per second, as text; empty for the first measurement.
 
     Args:
-        before: time in seconds and total lag of the previous measurement.
-        now: time in seconds and total lag of this measurement.
+        previous: time in seconds and total lag of the previous measurement; None for the first measurement.
+        current: time in seconds and total lag of this measurement.
     """
-    if before is None or now[0] <= before[0]:
+    if previous is None or current[0] <= previous[0]:
         return ""
-    rate = (now[1] - before[1]) / (now[0] - before[0])
+    rate = (current[1] - previous[1]) / (current[0] - previous[0])
     return f", {rate:+,.0f} records/s" if abs(rate) >= 0.5 else ", steady"

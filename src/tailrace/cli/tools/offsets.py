@@ -11,7 +11,7 @@ from tailrace.admin.lag import check_is_consumer_group
 from tailrace.admin.offset_resets import ResetPlan, reset_offsets
 from tailrace.admin.offsets import GroupOffset, committed_offsets, delete_offsets
 from tailrace.admin.reset_plan import OffsetChange, ResetTarget, ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime
-from tailrace.cli.tools.connection import group_of, open_cluster, suggest_group
+from tailrace.cli.tools.connection import group_of, open_cluster, with_group_suggestion
 from tailrace.cli.tools.tables import Column, TextOutput, count, counted, write_json
 from tailrace.errors import ConfigurationError
 from tailrace.net.cluster import Cluster
@@ -37,7 +37,7 @@ async def work(options: argparse.Namespace) -> int:
 
 
 async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
-    group = await suggest_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+    group = await with_group_suggestion(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
     check_is_consumer_group(group)
     found = list((await committed_offsets(cluster, group_id, timeout_s=options.timeout)).values())
     if options.json:
@@ -46,7 +46,7 @@ async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) ->
     output = TextOutput()
     # Metadata that confluent-kafka commits ends with the zero byte of a C string.
     texts = [one.decoded_metadata.problem or one.decoded_metadata.user_text.rstrip("\0") for one in found]
-    is_same = len(found) > 1 and len(set(texts)) == 1
+    is_same_text = len(found) > 1 and len(set(texts)) == 1
     if found:
         output.table(
             [
@@ -54,7 +54,7 @@ async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) ->
                 Column("partition", is_number=True),
                 Column("committed", is_number=True),
                 Column("finished after", is_number=True),
-                *[Column("metadata")] * (not is_same),
+                *[Column("metadata")] * (not is_same_text),
             ],
             [
                 [
@@ -62,14 +62,14 @@ async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) ->
                     str(one.partition.partition),
                     count(one.offset),
                     count(one.finished_beyond or None),
-                    *[text or "-"] * (not is_same),
+                    *[text or "-"] * (not is_same_text),
                 ]
                 for one, text in zip(found, texts, strict=True)
             ],
         )
     offsets = f"{counted(len(found), 'partition')} of group {group_id}"
     output.line("offsets", offsets if found else f"group {group_id} has no committed offsets")
-    if is_same and texts[0]:
+    if is_same_text and texts[0]:
         output.line("metadata", f"{texts[0]} (the same for all partitions)")
     if finished := sum(one.finished_beyond for one in found):
         output.line(
@@ -180,7 +180,7 @@ def _change_as_json(plan: ResetPlan, one: OffsetChange) -> dict[str, object]:
 
 async def _delete(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
     topics, partitions = options.topic
-    await suggest_group(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+    await with_group_suggestion(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
     committed = await committed_offsets(cluster, group_id, timeout_s=options.timeout)
     chosen = [one for one in committed if one.topic in topics or one in partitions]
     if not chosen:

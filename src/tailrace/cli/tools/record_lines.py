@@ -1,7 +1,7 @@
 """Output formats of ``tailrace tail``: lines of JSON, rows of a table, raw values.
 
-Control characters are escaped, except in raw values that are not written to a terminal. A row of a table is as wide as
-the terminal: the key and the value are truncated, the value to no less than ``_MIN_VALUE_WIDTH`` cells.
+Control characters are escaped, except in raw values that are not written to a terminal. In a table, keys and values are
+truncated so that a row fits into the width of the terminal, but values keep at least ``_MIN_VALUE_WIDTH`` cells.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def writer_of(form: str) -> Callable[[Record], bytes]:
 
 
 def heading() -> bytes:
-    """Return the head of the table."""
+    """Return the heading of the table and the line below it."""
     width = _width()
     return _row("offset", "time (UTC)", "key", "value", width) + b"-" * width + b"\n"
 

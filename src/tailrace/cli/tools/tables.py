@@ -1,7 +1,7 @@
 """Output of commands: tables and labeled lines, or lines of JSON with ``--json``.
 
-Control characters are escaped, because names and texts from brokers are untrusted. On a terminal, rich draws the tables
-and fits them to the width of the terminal. In a pipe, or without rich, tables are plain text, and no cell is truncated.
+Control characters are escaped, because names and texts from brokers are untrusted. On a terminal, or if COLUMNS is set,
+rich fits tables into the width. Otherwise, or if rich is not installed, tables are plain text without truncated cells.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Column(NamedTuple):
     name: str
     is_number: bool = False
     is_folded: bool = False
-    """True to wrap cells that do not fit into the table; other cells are truncated and end with an ellipsis."""
+    """True if rich wraps long cells of the column; False if it truncates them with an ellipsis."""
 
 
 class TextOutput:
-    """Writer of labeled lines and tables to stdout, with rich on a terminal if rich is installed."""
+    """Writer of labeled lines and tables to stdout."""
 
     def __init__(self) -> None:
         self._screen = None
@@ -75,7 +75,7 @@ class TextOutput:
 
 
 def rich_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """Return a table that rich can print; the text of ``rows`` must be escaped."""
+    """Return a table that rich can print; control characters in ``rows`` must be escaped."""
     from rich import box  # noqa: PLC0415 - an extra
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415

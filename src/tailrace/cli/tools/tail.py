@@ -42,12 +42,12 @@ _WITHOUT_GROUP: dict[str, Any] = {
 
 
 async def work(options: argparse.Namespace) -> int:
-    """Print records until a signal, ``--max``, or with ``--no-follow`` the end; return the exit code.
+    """Print records until a signal arrives, ``--max`` records are printed, or the end is reached with ``--no-follow``.
 
     Raises:
         UnknownTopicError: the topic does not exist.
         ConfigurationError: a partition of ``--partition`` does not exist, or an option is wrong.
-        ConsumerTimeoutError: with ``--no-follow``, no record arrived for a minute, although some are unread.
+        ConsumerTimeoutError: with ``--no-follow``, no record arrived for a minute, although the log has unread records.
         BrokenPipeError: the reader of stdout closed the pipe.
     """
     async with open_cluster(options) as cluster:
@@ -69,7 +69,7 @@ class _Printer:
 
     Args:
         options: arguments of the command.
-        ends: offsets by partition at which writing ends; None to write all matching records.
+        ends: end offsets by partition; records at or after them are not written. None if there is no end.
 
     Attributes:
         is_full: True once ``--max`` records are written.
@@ -107,12 +107,12 @@ class _Printer:
 
 
 async def _read(consumer: Consumer, printer: _Printer, unread: Mapping[TopicPartition, int] | None) -> None:
-    """Print records until ``printer`` is full, the reader of stdout closes the pipe, or all partitions are read.
+    """Print records until ``printer`` is full, the reader of stdout closes the pipe, or all of ``unread`` is read.
 
     Args:
         consumer: consumer of the partitions.
         printer: printer of the records.
-        unread: end offset up to which each partition is read; None to read new records without end.
+        unread: partitions to read, with the end offset of each; None to read without end.
 
     Raises:
         ConsumerTimeoutError: no record arrived for a minute, although ``unread`` has partitions.

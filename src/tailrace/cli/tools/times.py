@@ -68,11 +68,8 @@ class TailStart(NamedTuple):
 
     kind: Literal["earliest", "latest", "offset", "last", "time", "ago"]
     number: float = 0
-    """Number that ``kind`` needs; 0 for ``earliest`` and ``latest``.
-
-    It is an offset, a number of offsets before the end (``last``), milliseconds since the epoch (``time``), or the age
-    in seconds (``ago``).
-    """
+    """Offset (``offset``), number of offsets before the end (``last``), milliseconds since the epoch (``time``), or
+    age in seconds (``ago``); 0 for ``earliest`` and ``latest``."""
 
 
 def parse_start(text: str) -> TailStart:
