@@ -1,8 +1,8 @@
 """A broker and its connections.
 
-A broker answers the requests of one connection in order. Therefore, the connections have different purposes, such as
-fetches and heartbeats: a heartbeat does not wait until a fetch is answered. A connection is opened when it is first
-needed. After a failed attempt to connect, requests fail immediately until an exponential backoff is over.
+A broker answers the requests of one connection in order. Fetches, heartbeats and other requests therefore use
+different connections, so that a heartbeat does not wait until a fetch is answered. A connection is opened when it is
+first needed. After a failed attempt to connect, requests fail immediately until an exponential backoff is over.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ class Channel(StrEnum):
 
 
 class ChannelKey(NamedTuple):
-    """Purpose of a connection, and the id of the group member that alone uses it; empty for a shared connection."""
+    """Identity of a connection among the connections to one broker."""
 
     channel: Channel
-    member: str = ""
+    owner: str = ""
+    """Group member or component that alone uses the connection; empty for a shared connection."""
 
     def __str__(self) -> str:
-        return f"{self.channel}:{self.member}" if self.member else str(self.channel)
+        return f"{self.channel}:{self.owner}" if self.owner else str(self.channel)
 
 
 CHANNEL_OF: dict[type[Request[Any]], Channel] = {
@@ -80,7 +81,8 @@ class Broker:
         config: options of the connections.
         dialer: opens the connections.
         observer: receives the events of the connections.
-        connects_on_demand: True to open connections when requests need them; False to require ``connect`` first.
+        connects_on_demand: True to open connections when requests need them; False to fail requests until ``connect``
+            is called.
 
     Attributes:
         id: node id; negative for an address of ``bootstrap_servers``.
@@ -158,7 +160,8 @@ class Broker:
             timeout_s: maximum time in seconds, including the time to connect; by default ``request_timeout_ms``.
 
         Raises:
-            NodeNotConnectedError: the broker is not connected, and the backoff is not over.
+            NodeNotConnectedError: ``connect`` was never called, the broker was closed, or the backoff is not over.
+            AuthenticationError: TLS or SASL failed, now or in the attempt before the backoff.
             BrokerConnectionError: the connection could not be opened, or failed before the response.
             RequestTimedOutError: no response came in time.
             UnsupportedVersionError: the broker and tailrace have no version of the request in common.
@@ -202,8 +205,8 @@ class Broker:
         return await self._connection(key).connection()
 
     def forget(self, member: str) -> None:
-        """Close the connections that only this group member uses."""
-        for key in [key for key in self._connections if key.member == member]:
+        """Close the connections whose ``ChannelKey`` has this group member as owner."""
+        for key in [key for key in self._connections if key.owner == member]:
             self._connections.pop(key).close()
 
     def close(self) -> None:
@@ -248,10 +251,11 @@ class _ReplaceableConnection:
         return self._connection is not None and self._connection.is_open
 
     async def connection(self) -> Connection:
-        if (usable := self._usable()) is not None:
+        """Return the open connection, or open one; raise the last error during the backoff."""
+        if (usable := self._usable_connection()) is not None:
             return usable
         async with self._dial_lock:
-            if (usable := self._usable()) is not None:
+            if (usable := self._usable_connection()) is not None:
                 return usable
             pause_s = self._retry_at - asyncio.get_running_loop().time()
             if pause_s > 0:
@@ -259,6 +263,7 @@ class _ReplaceableConnection:
             return await self._dial()
 
     async def reopen(self) -> None:
+        """Close the connection if it is open, and open a new one, also during the backoff."""
         async with self._dial_lock:
             await self._dial()
 
@@ -269,7 +274,7 @@ class _ReplaceableConnection:
             self._connection.close()
             self._connection = None
 
-    def _usable(self) -> Connection | None:
+    def _usable_connection(self) -> Connection | None:
         found = self._connection
         return found if found is not None and found.is_open and found.idle_s < self._max_idle_s else None
 
@@ -305,7 +310,7 @@ class _ReplaceableConnection:
             self._observer.emit(BrokerUnreachable(f"{self._host}:{self._port}", str(error), error))
 
     def _failure_during_backoff(self, pause_s: float) -> TailraceError:
-        # Callers retry after NodeNotConnectedError. A retry does not resolve these errors, so their class is kept.
+        # Callers retry after NodeNotConnectedError. A permanent error keeps its class, because a retry would also fail.
         is_permanent = isinstance(self._failure, AuthenticationError | UnsupportedVersionError | ConfigurationError)
         error_class = type(self._failure) if is_permanent else NodeNotConnectedError
         return error_class(f"{self._failure} ({self._failures} attempts, next in {pause_s:.1f} s)")

@@ -1,6 +1,6 @@
 """Brokers, metadata and group coordinators of a cluster.
 
-A Cluster owns no task: MetadataRefresher refreshes the metadata. Several consumers may share a Cluster.
+A Cluster runs no background task: MetadataRefresher refreshes the metadata. Several consumers may share a Cluster.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ResultT = TypeVar("ResultT")
 ResponseT = TypeVar("ResponseT")
 
 _STAGGER_S = 0.25
-"""Time in seconds to wait for an answer before the request is sent to the next broker or bootstrap address, too."""
+"""Time in seconds to wait for an answer before the request is also sent to the next broker or bootstrap address."""
 
 
 class Cluster:
@@ -108,7 +108,7 @@ class Cluster:
             )
         addresses = [split_address(entry) for entry in self.config.bootstrap_servers]
         if self.config.security_protocol == "SASL_PLAINTEXT" and self.config.sasl_mechanism in {"PLAIN", "OAUTHBEARER"}:
-            # SCRAM and GSSAPI send only a proof of the secret; PLAIN and OAUTHBEARER send the secret itself.
+            # PLAIN and OAUTHBEARER send the secret itself; SCRAM and GSSAPI send only a proof of the secret.
             advice = "set security_protocol='SASL_SSL', or sasl_mechanism='SCRAM-SHA-512'"
             self._observer.emit(CredentialsUnencrypted(", ".join(self.config.bootstrap_servers), advice))
         self._update(await _first_of([partial(self._try_address, n, *address) for n, address in enumerate(addresses)]))
@@ -155,8 +155,9 @@ class Cluster:
     async def refresh(self) -> None:
         """Request metadata from the known brokers, or from ``bootstrap_servers`` if no known broker answers.
 
-        Concurrent callers share one request and its error. If a topic was watched after this request had been sent,
-        another request is sent. A request waits until ``retry_backoff_ms`` have passed since the last metadata.
+        Concurrent callers share one request and its error. A second request is sent if a topic was watched after the
+        first request had been sent. The request is sent at the earliest ``retry_backoff_ms`` after metadata was last
+        received.
 
         Raises:
             BrokerConnectionError: neither a known broker nor a bootstrap address answered.
@@ -166,11 +167,11 @@ class Cluster:
         async with self._refresh_lock:
             if self._refresh_count != count_before and self._refresh_error is not None:
                 raise copy.copy(self._refresh_error)
-            if self._refresh_count != count_before and self._has_requested_watched:
+            if self._refresh_count != count_before and self._last_request_had_all_watched:
                 return
-            too_soon_s = self._backoff.first_s - self.age_s
-            if too_soon_s > 0:
-                await asyncio.sleep(too_soon_s)
+            pause_s = self._backoff.first_s - self.age_s
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
             try:
                 await self._request_metadata()
             except TailraceError as error:
@@ -188,6 +189,7 @@ class Cluster:
 
     @property
     def _watched_topics(self) -> frozenset[str] | None:
+        """Topics that any owner watches; None for all."""
         watched: set[str] = set()
         for topics in self._topics_by_owner.values():
             if topics is None:
@@ -196,7 +198,7 @@ class Cluster:
         return frozenset(watched)
 
     @property
-    def _has_requested_watched(self) -> bool:
+    def _last_request_had_all_watched(self) -> bool:
         """True if the last request included all topics that are watched now."""
         watched, requested = self._watched_topics, self._requested_topics
         return requested is None or (watched is not None and watched <= requested)
@@ -260,10 +262,10 @@ class Cluster:
     # ---- coordinators ------------------------------------------------------------------------------------------
 
     async def coordinator(self, group_id: str) -> Broker:
-        """Return the coordinator of a group, after a lookup if it is unknown; concurrent callers share one lookup.
+        """Return the coordinator of a group; look it up if it is unknown. Concurrent callers share one lookup.
 
         Raises:
-            BrokerError: the group has no coordinator at present, which is retriable.
+            BrokerError: the group has no coordinator at present; the error is retriable.
             GroupAuthorizationFailedError: the principal may not describe the group.
             BrokerConnectionError: no broker answered.
         """
@@ -278,7 +280,7 @@ class Cluster:
         try:
             answer = await self.send_to_any(request)
         except BrokerConnectionError:
-            # The brokers may have new addresses, and there may be no MetadataRefresher that requests them.
+            # The brokers may have new addresses. A Cluster without MetadataRefresher does not learn them otherwise.
             await self.refresh()
             answer = await self.send_to_any(request)
         if answer.error_code:
@@ -293,7 +295,12 @@ class Cluster:
         return self._coordinators.get(group_id)
 
     def forget_coordinator(self, group_id: str, reason: str) -> None:
-        """Forget the group's coordinator, which moved, failed or hangs; ``coordinator`` then looks it up again."""
+        """Forget a coordinator that moved, failed or hangs; the next call of ``coordinator`` looks it up again.
+
+        Args:
+            group_id: group of the coordinator.
+            reason: reason to report in CoordinatorLost.
+        """
         if self._coordinators.pop(group_id, None) is not None:
             self._observer.emit(CoordinatorLost(group_id, reason))
 
@@ -309,7 +316,8 @@ class Cluster:
 
         Raises:
             AuthenticationError, UnsupportedVersionError, ConfigurationError: an attempt raised this error.
-            BrokerError: an attempt raised an error that is not retriable; or the time was over after a retriable one.
+            BrokerError: an attempt raised an error that is not retriable; or the time was over, and the last error was
+                retriable.
             BrokerConnectionError: the time was over, and the last attempt raised this error or a subclass.
             MalformedMessageError: the time was over, and the last attempt raised this error.
             RequestTimedOutError: the time was over before the first attempt ended.
@@ -322,7 +330,7 @@ class Cluster:
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
             except TimeoutError as error:
-                if last is not None:  # The error of the attempt before explains more than a timeout.
+                if last is not None:  # The error of the previous attempt explains more than a timeout.
                     raise _timed_out(last, what, timeout_s) from last
                 raise RequestTimedOutError(f"{what}: not finished within {timeout_s:.1f} s") from error
             except (AuthenticationError, UnsupportedVersionError, ConfigurationError):
@@ -338,7 +346,7 @@ class Cluster:
             await asyncio.sleep(pause_s)
 
     def forget_member(self, member: str) -> None:
-        """Close the connections that only this group member uses."""
+        """Close the connections of all brokers that only this group member uses."""
         for broker in self._brokers.values():
             broker.forget(member)
 
@@ -359,9 +367,11 @@ def _timed_out(error: TailraceError, what: str, timeout_s: float) -> TailraceErr
 
 
 def _checked(answer: MetadataResponse, source: str) -> MetadataResponse:
-    """Return ``answer``, or raise BrokerConnectionError if it has an error code or no brokers.
+    """Return ``answer``.
 
-    A broker that has just started may list no brokers.
+    Raises:
+        BrokerConnectionError: ``answer`` has an error code, or lists no brokers, for example because the broker has
+            just started.
     """
     if answer.error_code:
         raise BrokerConnectionError(f"{source} returned no metadata ({name_of(answer.error_code)})")
@@ -375,7 +385,7 @@ async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> Res
 
     Raises:
         AuthenticationError, UnsupportedVersionError, ConfigurationError: all attempts failed, and at least one with
-            this error. It takes precedence, because a retry would fail again.
+            this error, which a retry would not resolve.
         BrokerConnectionError: all attempts failed in other ways; the message lists the reasons.
     """
     found: list[ResultT] = []

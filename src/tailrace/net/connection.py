@@ -1,8 +1,8 @@
 """Connection to a broker: pipelined requests, and responses in order.
 
 A request that times out closes the connection, because a broker responds in order: later responses cannot arrive before
-the missing one. If a request is canceled, its response is dropped when it arrives. The deadline of the request stays in
-force, so that the connection also closes if the network drops all packets. A lost connection is not reopened.
+the missing one. The response to a canceled request is dropped when it arrives. A canceled request keeps its deadline,
+so that the connection also closes if the network drops all packets. A lost connection is not reopened.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ __all__ = ["Connection"]
 ResponseT = TypeVar("ResponseT")
 
 
-class _Pending(NamedTuple):
-    """Request that was sent and not answered yet; the timer ``deadline`` closes the connection."""
+class _PendingRequest(NamedTuple):
+    """Request that was sent and not answered yet."""
 
     correlation_id: int
     answer: asyncio.Future[memoryview]
     deadline: asyncio.TimerHandle
+    """Timer that closes the connection."""
 
 
 class Connection:
@@ -57,7 +58,7 @@ class Connection:
         self.frames = FrameProtocol(self._on_frame, self._on_connection_lost)
         self._client_id = client_id
         self._loop = asyncio.get_running_loop()
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_PendingRequest] = deque()
         self._correlation_id = 0
         self._end_reason: TailraceError | None = None
         self._used_at = self._loop.time()
@@ -95,26 +96,26 @@ class Connection:
         *,
         advice: str = "",
     ) -> None:
-        """Accept large responses from now on, and renew the SASL session before it expires (KIP-368).
+        """End the handshake: accept large responses, and renew the SASL session before it expires (KIP-368).
 
         Args:
             reauthenticate: function that authenticates again and returns the lifetime of the new session in seconds,
-                or None if it does not expire; None without SASL.
+                or None if the session does not expire. Without SASL, this argument is None.
             lifetime_s: lifetime of the SASL session in seconds; None if it does not expire.
             advice: end of the error message if the broker closes the connection before it answers another request.
         """
         self.frames.limit = LIMIT
         self._advice = advice
         self._reauthenticate = reauthenticate
-        self._renew_in(lifetime_s)
+        self._schedule_renewal(lifetime_s)
 
     async def send(self, request: Request[ResponseT], timeout_s: float) -> ResponseT:
         """Send a request in the newest common version and return the response.
 
         Raises:
             RequestTimedOutError: no response came within ``timeout_s`` seconds, and the connection was closed; or the
-                request was not sent within ``timeout_s``, because the broker throttles this client or the renewal of
-                the SASL session takes longer.
+                request was not sent in this time, because the broker throttled this client or the SASL session was
+                not renewed.
             BrokerConnectionError: the connection failed.
             AuthenticationError: the renewal of the SASL session failed.
             UnsupportedVersionError: the broker and tailrace have no version of the request in common.
@@ -122,8 +123,8 @@ class Connection:
         version = self.broker_versions.version_of(api_of(request), request.newest_version)
         deadline = self._loop.time() + timeout_s
         while True:
-            # Both conditions are checked again after each wait. Otherwise, the request could be sent in the middle of
-            # a SASL exchange that another caller began meanwhile.
+            # Check both conditions again after each wait: meanwhile, another caller may have begun a SASL exchange, in
+            # which no other request may be sent.
             if self._throttled_until > self._loop.time():
                 await self._wait_while_throttled(deadline, timeout_s)
             elif self._loop.time() >= self._renew_at:
@@ -132,9 +133,9 @@ class Connection:
                 return await self.exchange(request, version, deadline - self._loop.time())
 
     async def exchange(self, request: Request[ResponseT], version: int, timeout_s: float) -> ResponseT:
-        """Send a request in this version at once, even if the broker throttles the client, and return the response.
+        """Send a request in ``version`` and return the response, without the waits of ``send``.
 
-        The handshake uses this method directly; all other requests use ``send``.
+        Only the handshake and the renewal of the SASL session call this method directly.
         """
         api = api_of(request)
         frame = await self._write(api, request, version, timeout_s)
@@ -166,7 +167,7 @@ class Connection:
         frame = api.encode_request(request, version, correlation_id=self._correlation_id, client_id=self._client_id)
         answer: asyncio.Future[memoryview] = self._loop.create_future()
         deadline = self._loop.call_later(max(timeout_s, 0), self._expire, api.name, timeout_s)
-        self._pending.append(_Pending(self._correlation_id, answer, deadline))
+        self._pending.append(_PendingRequest(self._correlation_id, answer, deadline))
         transport.write(frame)
         self._used_at = self._loop.time()
         return answer
@@ -194,11 +195,13 @@ class Connection:
         self._fail(_connection_lost_error(self.address, error, self._advice))
 
     def _fail(self, reason: TailraceError) -> None:
+        """End the connection and call ``on_lost``; do nothing if it has ended."""
         if self._end_reason is None:
             self._end(reason)
             self.on_lost(reason)
 
     def _end(self, reason: TailraceError) -> None:
+        """Fail all pending requests with ``reason`` and close the socket; do nothing if the connection has ended."""
         if self._end_reason is not None:
             return
         self._end_reason = reason
@@ -207,7 +210,7 @@ class Connection:
             pending.deadline.cancel()
             if not pending.answer.done():
                 pending.answer.set_exception(reason)
-                # Mark the exception as retrieved, because asyncio logs it otherwise if the caller was canceled.
+                # Mark the exception as retrieved. Otherwise, asyncio would log it if the caller was canceled.
                 pending.answer.exception()
         if self.frames.transport is not None:
             self.frames.transport.abort()
@@ -231,7 +234,7 @@ class Connection:
                     and self._reauthenticate is not None
                     and self._loop.time() >= self._renew_at
                 ):
-                    await self._renew_now(self._reauthenticate)
+                    await self._authenticate_again(self._reauthenticate)
         except TimeoutError:
             raise RequestTimedOutError(
                 f"{self.address}: the SASL session was not renewed within {timeout_s:.1f} s"
@@ -239,18 +242,17 @@ class Connection:
         if self._end_reason is not None:
             raise NodeNotConnectedError(f"{self.address}: no longer connected ({self._end_reason})")
 
-    async def _renew_now(self, reauthenticate: Callable[[], Awaitable[float | None]]) -> None:
+    async def _authenticate_again(self, reauthenticate: Callable[[], Awaitable[float | None]]) -> None:
         try:
             lifetime_s = await reauthenticate()
         except BaseException as error:
-            # The connection cannot be used any more: in the middle of a SASL exchange, the broker accepts no other
-            # request.
+            # The connection cannot be used any more, because a broker accepts no other request during a SASL exchange.
             reason = error if isinstance(error, TailraceError) else None
             self._fail(reason or BrokerConnectionError(f"{self.address}: the SASL session renewal was interrupted"))
             raise
-        self._renew_in(lifetime_s)
+        self._schedule_renewal(lifetime_s)
 
-    def _renew_in(self, lifetime_s: float | None) -> None:
+    def _schedule_renewal(self, lifetime_s: float | None) -> None:
         # Renew after nine tenths of the lifetime, so that a slow response still arrives before the session expires.
         self._renew_at = float("inf") if not lifetime_s else self._loop.time() + 0.9 * lifetime_s
 

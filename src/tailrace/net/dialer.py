@@ -33,7 +33,7 @@ __all__ = ["Dialer"]
 
 
 class Dialer:
-    """Opens connections, all with the same TLS context."""
+    """Opener of connections, all with the same options and TLS context."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
@@ -99,7 +99,7 @@ class Dialer:
         request = ApiVersionsRequest("tailrace", VERSION)
         answer = await self._ask(connection, request, newest)
         if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
-            # The response lists the supported versions, encoded as version 0 (KIP-511).
+            # This response is encoded as version 0, and lists the versions that the broker supports (KIP-511).
             newest = min([newest, *(one.max_version for one in answer.api_keys if one.api_key == request.api.key)])
             answer = await self._ask(connection, request, newest if answer.api_keys else 0)
         if answer.error_code:
@@ -134,7 +134,7 @@ class Dialer:
         except AuthenticationError:
             raise
         except TailraceError as error:
-            # Advice follows " - "; some of the messages have advice already.
+            # A message that contains " - " has advice already.
             advice = "" if " - " in str(error) else f" - {_WRONG_LISTENER_ADVICE[self._config.security_protocol]}"
             raise BrokerConnectionError(f"{error}{advice}") from None
 
@@ -190,9 +190,10 @@ def _connect_failure(error: OSError) -> str:
 
 
 def _happy_eyeballs(loop: asyncio.AbstractEventLoop, host: str) -> dict[str, Any]:
-    """Return the argument of ``create_connection`` that starts attempts at a name's addresses 0.25 s apart (RFC 8305).
+    """Return the argument with which ``create_connection`` tries the addresses of a name 0.25 s apart (RFC 8305).
 
-    Event loops other than asyncio's, such as uvloop, do not accept this argument and try one address after the other.
+    The result is empty if ``host`` is an address, and for event loops such as uvloop's, which do not accept the
+    argument and try one address after the other.
     """
     if _is_address(host) or not isinstance(loop, asyncio.BaseEventLoop):
         return {}

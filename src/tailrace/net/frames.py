@@ -1,8 +1,8 @@
-"""Reception of frames: several small frames in one read, and each large frame in a buffer of its own.
+"""Reception of frames: one read may receive several small frames, and a large frame is read into its own buffer.
 
 A frame begins with its length. A length that no response can have is rejected before a buffer is allocated: the peer is
-not a Kafka broker, and the four bytes of the length often show which kind of server the peer is. Other lengths are not
-trusted either: a buffer begins with at most 8 MiB and grows while the bytes arrive.
+not a Kafka broker, and the four bytes of the length often show which kind of server the peer is. Accepted lengths are
+not trusted either: the buffer of a frame has at most 8 MiB at first, and grows while bytes arrive.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["LIMIT", "FrameProtocol", "guess_peer"]
 _LENGTH = struct.Struct(">i")
 
 OPENING_LIMIT = 1 << 20
-"""Maximum size of a response while the connection is being opened."""
+"""Maximum size of a response, in bytes, while the connection is being opened."""
 LIMIT = 1 << 30
-"""Maximum size of any response."""
+"""Maximum size of a response, in bytes, on an open connection."""
 _FIRST_BUFFER_LIMIT = 8 << 20
 """Maximum size of the first buffer of a frame, in bytes."""
 _GROWTH = 4
@@ -35,7 +35,7 @@ The bytes in this buffer are copied into the frames: a larger buffer means more 
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """Passes each frame to ``on_frame``, and calls ``on_lost`` once when the connection ends.
+    """asyncio protocol that passes each frame to ``on_frame``, and calls ``on_lost`` once when the connection ends.
 
     Attributes:
         limit: maximum size of a frame, in bytes.
@@ -48,11 +48,11 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._on_frame, self._on_lost = on_frame, on_lost
         self._read_ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
         self._body: memoryview | None = None
-        """Buffer of the frame that has arrived in part; None between two frames."""
+        """Buffer of a frame of which only a part has arrived; None between two frames."""
         self._filled = 0
         """Number of bytes received into ``_body``, or into ``_read_ahead`` between two frames."""
         self._size = 0
-        """Size of the frame in ``_body``, which may be larger than its buffer."""
+        """Size of the frame that ``_body`` receives; ``_body`` may be smaller and then grows."""
         self._rejection: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -81,7 +81,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._on_lost(self._rejection or exc)
 
     def _split_frames(self) -> None:
-        """Pass on the complete frames in ``_read_ahead``, and move the frame that has arrived in part to ``_body``."""
+        """Pass the complete frames in ``_read_ahead`` to ``on_frame``, and move an incomplete frame to ``_body``."""
         start, end, frames = 0, self._filled, []
         while end - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._read_ahead, start)
@@ -122,7 +122,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
 
 def guess_peer(head: bytes) -> str | None:
-    """Return an error message if ``head``, the first four bytes of a response, is that of another server; else None."""
+    """Return an error message if ``head``, the first four bytes of a response, is of a known protocol, else None."""
     if head.startswith(b"HTTP"):
         return "a web server answered - this is not a Kafka broker's port"
     if head.startswith(b"SSH-"):

@@ -36,18 +36,18 @@ class MetadataRefresher:
         self._requested.set()
 
     async def run_refreshes(self) -> None:
-        """Refresh the metadata until canceled.
+        """Refresh the metadata until canceled; retry after connection errors.
 
         Raises:
-            AuthenticationError: the brokers no longer accept the credentials.
-            UnsupportedVersionError, ConfigurationError: no broker can be used any more.
+            AuthenticationError, UnsupportedVersionError, ConfigurationError: all brokers failed, and at least one with
+                this error.
         """
         loop, repetitions, repeated_until = asyncio.get_running_loop(), 0, 0.0
         while True:
             due_at = loop.time() + max(0.0, self._max_age_s - self._cluster.age_s)
             await self._requested.wait(due_at)
-            # A repeated request waits for an exponential backoff, because the brokers did not have the requested
-            # information yet. A refresh that is due because of the metadata's age is not delayed.
+            # After a repeated request, the refresh waits for an exponential backoff, because the brokers did not have
+            # the requested information yet. A refresh that is due because of the metadata's age is not delayed.
             if is_requested := (now := loop.time()) < due_at:
                 repetitions = repetitions + 1 if now < repeated_until else 0
                 if repetitions:

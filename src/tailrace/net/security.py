@@ -20,7 +20,7 @@ from tailrace.errors import AuthenticationError, BrokerConnectionError, Configur
 from tailrace.protocol.handshake import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest
 from tailrace.protocol.message import Request
 
-__all__ = ["Exchange", "Token", "authenticate", "tls_context"]
+__all__ = ["Exchange", "TokenProviderAdapter", "authenticate", "tls_context"]
 
 _MIN_ITERATIONS, _MAX_ITERATIONS = 4_096, 1_000_000
 """Accepted iteration counts of SCRAM."""
@@ -35,15 +35,15 @@ class Exchange(Protocol):
 class _Authenticator(Protocol):
     """Interface of aiokafka's authenticators.
 
-    ``step`` is called with the bytes of the broker's last answer, None in the first call. It returns the bytes to send
-    in a tuple, or None at the end.
+    ``step`` is called with the bytes of the broker's last answer, or None in the first call. It returns a tuple whose
+    first item is the bytes to send, or None when authentication is complete.
     """
 
     def step(self, payload: bytes | None) -> Awaitable[tuple[bytes, bool] | None]: ...
 
 
 def tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
-    """Return the TLS context for these options; None if ``security_protocol`` does not use TLS.
+    """Return the TLS context for the options of ``config``; None if ``security_protocol`` does not use TLS.
 
     Raises:
         ConfigurationError: a file cannot be read or is invalid.
@@ -71,8 +71,8 @@ async def authenticate(exchange: Exchange, config: ConsumerConfig, host: str) ->
     """Authenticate by SASL and return the lifetime of the session in seconds; None if the session does not expire.
 
     Raises:
-        AuthenticationError: the broker refuses the credentials or the mechanism, or is not the broker.
-        ConfigurationError: an option of SASL is invalid, or a package is missing.
+        AuthenticationError: the broker refused the mechanism or the credentials, or did not prove its identity.
+        ConfigurationError: a SASL option is invalid, or a package is missing.
         BrokerConnectionError: the token provider raised, or the broker did not answer.
     """
     mechanism = config.sasl_mechanism
@@ -83,14 +83,14 @@ async def authenticate(exchange: Exchange, config: ConsumerConfig, host: str) ->
         raise AuthenticationError(f"the broker does not support {mechanism} - {advice}")
     authenticator = _authenticator(config, host)
     answer: SaslAuthenticateResponse | None = None
-    # Tracebacks may print local variables. Therefore, no variable holds the exchanged bytes themselves, only messages,
-    # whose repr hides them.
+    # Tracebacks may print local variables. Therefore, the exchanged bytes are only held in messages, whose repr hides
+    # them.
     while (request := await _step(authenticator, mechanism, answer)) is not None:
         answer = await exchange(request)
         if answer.error_code:
             raise AuthenticationError(_refusal(answer.error_code, answer.error_message, mechanism))
         if mechanism == "OAUTHBEARER" and answer.auth_bytes:
-            # A refused token is answered by a challenge, not an error (RFC 7628, section 3.2.2).
+            # The broker answers a refused token with a challenge, not with an error code (RFC 7628, section 3.2.2).
             reason = answer.auth_bytes.decode(errors="replace")
             raise AuthenticationError(f"OAUTHBEARER: the broker refused the token: {reason}")
         if mechanism.startswith("SCRAM"):
@@ -109,8 +109,8 @@ async def _step(
     except Exception as error:  # noqa: BLE001 - ValueError, KeyError, AssertionError of aiokafka, GSSError of gssapi
         if mechanism == "GSSAPI":
             raise AuthenticationError(f"GSSAPI: {error} - is there a Kerberos ticket? see `klist`") from None
-        # The server does not know the password, so it may not be the broker. The text of the error is left out, because
-        # it may contain the exchanged bytes.
+        # A server that does not know the password may not be the broker. The text of the error is left out, because it
+        # may contain the exchanged bytes.
         raise AuthenticationError(
             f"{mechanism}: the broker's answer has no valid server signature - is this the broker?"
         ) from None
@@ -150,7 +150,9 @@ def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
     authenticator: object
     if mechanism == "OAUTHBEARER":
         assert config.sasl_oauth_token_provider is not None
-        authenticator = OAuthAuthenticator(sasl_oauth_token_provider=Token(config.sasl_oauth_token_provider))
+        authenticator = OAuthAuthenticator(
+            sasl_oauth_token_provider=TokenProviderAdapter(config.sasl_oauth_token_provider)
+        )
     elif mechanism == "GSSAPI":
         if find_spec("gssapi") is None:
             raise ConfigurationError("sasl_mechanism='GSSAPI' needs the package gssapi - pip install gssapi")
@@ -171,7 +173,7 @@ def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
 
 
 def _check_encodable(config: ConsumerConfig) -> None:
-    # Surrogates cannot be encoded. This is checked here, because a UnicodeEncodeError would contain the password.
+    # Surrogates cannot be encoded. Without this check, the text of the UnicodeEncodeError would contain the password.
     for name in ("sasl_plain_username", "sasl_plain_password"):
         if re.search("[\ud800-\udfff]", getattr(config, name)):
             raise ConfigurationError(
@@ -180,11 +182,11 @@ def _check_encodable(config: ConsumerConfig) -> None:
             )
 
 
-class Token:
+class TokenProviderAdapter:
     """Adapter from the user's token provider to aiokafka's interface.
 
     Attributes:
-        extensions: the provider's method ``extensions() -> dict[str, str]``, which is optional (KIP-342), or None.
+        extensions: method ``extensions() -> dict[str, str]`` of the provider (KIP-342); None if it has no such method.
     """
 
     def __init__(self, provider: TokenProvider) -> None:
@@ -195,7 +197,7 @@ class Token:
         """Call the user's provider and return its token.
 
         Raises:
-            BrokerConnectionError: the provider raised an exception that is not of tailrace.
+            BrokerConnectionError: the provider raised an exception other than TailraceError.
             ConfigurationError: the provider did not return a string.
         """
         try:
@@ -203,7 +205,7 @@ class Token:
         except TailraceError:
             raise
         except Exception as error:
-            # The text may contain credentials that were sent to the identity provider.
+            # The text of the exception may contain credentials that were sent to the identity provider.
             raise BrokerConnectionError(
                 f"OAUTHBEARER: sasl_oauth_token_provider raised {type(error).__name__} - its text is in the exception's"
                 " __cause__, not here, because it may contain credentials"

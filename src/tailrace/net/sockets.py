@@ -1,8 +1,8 @@
 """Socket options: keepalive and the size of the receive buffer.
 
-The size of the receive buffer must be set before ``connect``, where TCP negotiates the window scale. If it is set
-later, a small buffer stalls the sender, because no segment fits, and a large buffer is not used. asyncio's
-``create_connection`` has no hook between the creation of the socket and ``connect``.
+The size of the receive buffer must be set before ``connect``, which negotiates the window scale of TCP. If the size is
+set later, a small buffer stalls the sender, because no segment fits, and a large buffer is not used.
+``connected_socket`` exists because asyncio's ``create_connection`` cannot set options of a socket before it connects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 __all__ = ["connected_socket", "keep_alive"]
 
 _IDLE_S, _INTERVAL_S, _PROBES = 30, 10, 3
-"""Values that detect a dead peer within a minute; with Linux's defaults, this takes more than two hours."""
+"""Keepalive settings that detect a dead peer after 60 seconds; Linux's defaults take more than two hours."""
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
@@ -35,10 +35,10 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
 async def connected_socket(
     host: str, port: int, *, receive_buffer_bytes: int, local_addr: tuple[str, int] | None
 ) -> socket.socket:
-    """Return a non-blocking socket connected to ``host``, whose addresses are tried one after the other.
+    """Connect to ``host``, trying its addresses one after the other, and return the non-blocking socket.
 
     Raises:
-        OSError: all addresses failed, and this is the error of the last one; or the name cannot be resolved.
+        OSError: the name cannot be resolved; or all addresses failed, and the last one failed with this error.
     """
     loop = asyncio.get_running_loop()
     failure = OSError(f"{host} has no address")
@@ -65,7 +65,7 @@ def _bind(sock: socket.socket, local_addr: tuple[str, int]) -> None:
     try:
         sock.bind(local_addr)
     except OSError as error:
-        # The words of asyncio's create_connection, by which the dialer recognizes the error.
+        # The dialer recognizes the error by these words, which asyncio's create_connection uses, too.
         raise OSError(
             error.errno, f"error while attempting to bind on address {local_addr}: {error.strerror}"
         ) from None

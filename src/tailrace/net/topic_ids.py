@@ -1,4 +1,4 @@
-"""Detection of recreated topics before commits in versions that identify topics by name instead of id."""
+"""Detection of recreated topics, for commits that identify topics by name instead of id."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["partitions_of_recreated_topics"]
 async def partitions_of_recreated_topics(
     send: Callable[[MetadataRequest], Awaitable[MetadataResponse]], known: Mapping[TopicPartition, UUID]
 ) -> list[TopicPartition]:
-    """Return the partitions whose topic has another id on the broker than in ``known``.
+    """Request the topic ids from a broker, and return the partitions whose topic has another id than in ``known``.
 
-    If the broker does not have the topic, or one of the two ids is all zeros (unknown), the partition is not returned.
+    A partition is not returned if the broker does not have its topic, or if one of the two ids is unknown (all zeros).
 
     Args:
-        send: sends the request for the current ids to a broker.
+        send: function that sends a request to a broker and returns the response.
         known: topic id by partition.
 
     Raises:
