@@ -1,4 +1,4 @@
-"""Partitions of the records to publish: named by the caller, or chosen by the partitioner."""
+"""Partitions of the records to publish: given by the caller, or chosen by the partitioner."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _TOPIC_GRACE_S = 5.0
 
 
 class PartitionResolver:
-    """Chooses the partitions of one producer's records, and looks up topics that are not in the metadata yet.
+    """Resolver of the partitions of one producer's records, which looks up topics that are not in the metadata.
 
     Args:
         cluster: source of metadata.
-        timeout_s: seconds to wait for a topic or partition that does not exist yet; five seconds if None.
+        timeout_s: maximum time of a look-up in seconds; five seconds if None. A look-up waits for a topic that does not
+            exist yet, but not for a partition.
     """
 
     def __init__(self, cluster: Cluster, timeout_s: float | None = None) -> None:
@@ -35,13 +36,13 @@ class PartitionResolver:
         self._lookups: dict[str, _Lookup] = {}
 
     def resolve_known(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition | None:
-        """Return the partition of a record; None if ``resolve`` has to fetch metadata first."""
-        by_number, known = self._topics.get(topic), self._cluster.topology.topics.get(topic)
-        if by_number is None or known is None or not known.partitions:
+        """Return the partition of a record; None if ``resolve`` must be called, because metadata is missing."""
+        topic_partitions, known = self._topics.get(topic), self._cluster.topology.topics.get(topic)
+        if topic_partitions is None or known is None or not known.partitions:
             return None
         if partition is None:
-            return by_number[self._partitioner.choose(topic, key, known.partitions)]
-        return by_number[partition] if partition in known.partitions else None
+            return topic_partitions[self._partitioner.choose(topic, key, known.partitions)]
+        return topic_partitions[partition] if partition in known.partitions else None
 
     async def resolve(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
         """Return the partition of a record: ``partition``, or if it is None, the choice of the partitioner.
@@ -62,13 +63,17 @@ class PartitionResolver:
         return TopicPartition(topic, chosen)
 
     def change_partition(self, topic: str | None = None) -> None:
-        """Choose another partition at the next record without a key, in all topics if ``topic`` is None."""
+        """Let the next record without a key get another partition, in ``topic`` or in all topics if None."""
         self._partitioner.change_partition(topic)
 
     async def _look_up(self, topic: str, partition: int | None) -> Mapping[int, Leadership]:
-        """Return the partitions of a topic, after one look-up for all concurrent calls."""
+        """Look up the partitions of a topic and return them; concurrent calls share one look-up.
+
+        Raises:
+            PublishError: the topic was not found in time.
+        """
         while (lookup := self._lookups.get(topic)) is not None:
-            await lookup.is_over.wait()
+            await lookup.has_ended.wait()
             if lookup.error is not None:
                 raise copy.copy(lookup.error)
             known = self._cluster.topology.topics.get(topic)
@@ -88,7 +93,7 @@ class PartitionResolver:
             raise lookup.error from error
         finally:
             del self._lookups[topic]
-            lookup.is_over.set()
+            lookup.has_ended.set()
 
     async def _fetch_partitions(self, topic: str) -> Mapping[int, Leadership]:
         await self._cluster.refresh()
@@ -112,8 +117,13 @@ class _Partitions(dict[int, TopicPartition]):
 
 
 class _Lookup:
-    """Look-up of a topic that is in progress, and its error if it fails."""
+    """Look-up in progress of a topic.
+
+    Attributes:
+        has_ended: event that is set at the end of the look-up.
+        error: error of the look-up; None if it succeeds.
+    """
 
     def __init__(self) -> None:
-        self.is_over = asyncio.Event()
+        self.has_ended = asyncio.Event()
         self.error: TailraceError | None = None

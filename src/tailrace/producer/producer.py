@@ -23,7 +23,7 @@ from tailrace.producer.runtime import ProducerRuntime, new_cluster
 __all__ = ["Producer"]
 
 _AFTER_ERROR_S = 5
-"""Seconds to deliver the undelivered records after the ``async with`` body has failed or was canceled."""
+"""Maximum time in seconds to deliver the remaining records after the ``async with`` body has failed."""
 
 
 class Producer:
@@ -38,7 +38,7 @@ class Producer:
         max_batch_bytes: maximum size of a batch, before compression; a larger record is a batch by itself.
         linger_ms: time in milliseconds for which a batch waits for more records unless it is full.
         compression: compression codec of the batches.
-        max_buffered_bytes: size of undelivered records from which on publishing suspends its caller.
+        max_buffered_bytes: size of undelivered records, in bytes, from which calls to publish wait.
 
     Raises:
         ConfigurationError: an option is invalid, or a TLS file cannot be read.
@@ -83,8 +83,8 @@ class Producer:
         """Reach the brokers and request a producer id.
 
         Raises:
-            ConfigurationError: no address is given.
-            AuthenticationError: the brokers refuse the credentials.
+            ConfigurationError: ``bootstrap_servers`` is empty.
+            AuthenticationError: TLS or SASL failed.
             BrokerConnectionError: no broker answers in ``start_timeout_ms``.
             ConsumerStateError: the producer is started already.
             PublishError: the brokers give no producer id.
@@ -104,15 +104,15 @@ class Producer:
             if isinstance(error, BrokerError):
                 raise PublishError(f"the brokers gave no producer id: {error}") from error
             raise
-        # The look-up of a topic that does not exist fails after the timeout of a request, not of a whole call.
+        # The look-up of a topic that does not exist fails after ``request_timeout_ms``, if it is the shorter time.
         lookup_timeout_s = min(self._timeout_s, self._config.request_timeout_ms / 1000)
         resolver = PartitionResolver(cluster, lookup_timeout_s)
         self._running = ProducerRuntime(cluster, sender, resolver, self._timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Wait until all records are acknowledged, for at most ``timeout_s``, and close the connections.
+        """Wait until all records are acknowledged, for at most ``timeout_s`` seconds, and close the connections.
 
-        The default of ``timeout_s`` is the option ``stop_timeout_ms``. Records that are not acknowledged in time fail.
+        If None, the option ``stop_timeout_ms`` applies. Records that are not acknowledged in time fail.
         """
         running, self._running = self._running, None
         if running is None:
@@ -159,8 +159,8 @@ class Producer:
 
         Raises:
             PublishTooLargeError: the record is larger than the topic allows.
-            PublishError: the record was refused, or was not acknowledged in ``default_api_timeout_ms``. In the second
-                case, the record may be stored nevertheless.
+            PublishError: the record was refused, or was not acknowledged within ``default_api_timeout_ms``; in the
+                second case, the record may be stored nevertheless.
         """
         return await (
             await self.send(topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
@@ -178,8 +178,8 @@ class Producer:
     ) -> asyncio.Future[Published]:
         """Add one record to a batch, as ``publish`` does, and return the future of its partition and offset.
 
-        The call suspends while ``max_buffered_bytes`` of records are undelivered. The offset is -1 in the rare case
-        that an earlier attempt has stored the record and the broker no longer knows its offset.
+        The call waits while ``max_buffered_bytes`` of records are undelivered. The offset is -1 in the rare case that
+        an earlier attempt has stored the record and the broker no longer knows its offset.
 
         Raises:
             PublishError: the topic or partition is not found in ``request_timeout_ms``, the record cannot be encoded,

@@ -18,10 +18,11 @@ class Published(NamedTuple):
 
     partition: TopicPartition
     offset: int
+    """Offset of the record; -1 if the broker no longer knows it."""
 
 
 class Publisher(Protocol):
-    """Publishes encoded records."""
+    """Publisher of encoded records."""
 
     async def publish(  # noqa: PLR0913 - the fields of a record
         self,
@@ -35,11 +36,11 @@ class Publisher(Protocol):
     ) -> Published | None:
         """Publish one record.
 
-        A handler that publishes may return when this call has returned: the record is stored, or will be committed
-        together with the offset of the record that is handled.
+        When the call returns, the record is stored, or it is part of an open transaction, which also commits the offset
+        of the record that is being handled.
 
         Returns:
-            Partition and offset; None if the record is part of a transaction that is not committed yet.
+            Partition and offset; None if the record is part of an open transaction.
 
         Raises:
             PublishError: the record was refused, or not acknowledged in time.
@@ -47,7 +48,7 @@ class Publisher(Protocol):
 
 
 def check_topic_name(topic: str) -> None:
-    """Check that ``topic`` is a legal name, before a caller waits for the topic until a timeout.
+    """Check that ``topic`` is a legal name, because no caller should wait for a topic that cannot exist.
 
     Raises:
         PublishError: the name is not legal.
@@ -57,7 +58,7 @@ def check_topic_name(topic: str) -> None:
 
 
 def instrumented(publisher: Publisher, instrumentations: Iterable[Instrumentation]) -> Publisher:
-    """Return a publisher that calls ``publisher`` within ``instrumentations``, of which the first is the outermost."""
+    """Return a publisher that calls ``publisher`` within ``instrumentations``; the first one is the outermost."""
     layers = tuple(instrumentations)
     if not layers:
         return publisher

@@ -1,4 +1,7 @@
-"""Sender of a producer's records: sends batches to their leaders, and completes the futures of the records."""
+"""Sender of a producer's records: sends batches to the leaders of their partitions, and completes futures of records.
+
+A record has a ``ticket``: a future of its partition and offset, or None if the caller does not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -36,33 +39,37 @@ __all__ = ["RecordSender"]
 
 _ALL_REPLICAS = -1
 _NO_TRANSACTION_MS = -1
-_LASTING_ERRORS = (AuthenticationError, UnsupportedVersionError, ConfigurationError)
+_PERMANENT_ERRORS = (AuthenticationError, UnsupportedVersionError, ConfigurationError)
 _RECORDS = ChannelKey(Channel.MAIN, "records")
+"""Connections for Produce requests only, so that other requests do not wait for their responses."""
 
 
 class _WaitingRecord(NamedTuple):
-    """Record that waits until less than ``max_buffered_bytes`` are undelivered."""
+    """Record that is not appended to a batch until less than ``max_buffered_bytes`` are undelivered."""
 
     record: tuple[TopicPartition, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]], int | None]
+    """Partition, key, value, headers, and timestamp in milliseconds."""
     ticket: asyncio.Future[Published] | None
     deadline: float
-    admitted: asyncio.Future[None]
+    """Time by the event loop's clock at which the record fails."""
+    appended: asyncio.Future[None]
+    """Future that completes when the record is appended to a batch."""
 
 
 class RecordSender:
-    """Sends the records of a producer.
+    """Sender of the records of one producer.
 
     Args:
-        cluster: brokers to write to.
-        accumulator: undelivered records.
-        settings: limits.
+        cluster: connections to the brokers.
+        accumulator: undelivered records, in batches.
+        settings: limits of the producer.
         transactional_id: id of a transactional producer; None for an idempotent producer.
 
     Attributes:
         on_batch: called with the topic of a batch when the batch is sent or full.
-        on_progress: called when batches have been sent or answered.
-        first_error: error of the first failed record without a future; None if there is none.
-        end_cause: error of records that are appended after the sender has ended; None while it runs.
+        on_progress: called each time the sender has checked for batches to send, which it also does after a response.
+        first_error: error of the first failed record without a ticket; None if there is none.
+        end_cause: error that later calls of ``append`` raise after the sender has ended; None before.
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class RecordSender:
         self._loop = asyncio.get_running_loop()
         self._refresher = MetadataRefresher(cluster, self.wake)
         self._request_timeout_s = cluster.config.request_timeout_ms / 1000
-        self._lasting_error_pause_s = 1.2 * cluster.config.reconnect_backoff_max_ms / 1000
+        self._permanent_error_pause_s = 1.2 * cluster.config.reconnect_backoff_max_ms / 1000
         self._connections: dict[int, Connection] = {}
         self._waiting: deque[_WaitingRecord] = deque()
         self._flushes: list[tuple[float, asyncio.Future[None]]] = []
@@ -85,7 +92,7 @@ class RecordSender:
         self._tasks = asyncio.TaskGroup()
         self._writes: set[asyncio.Task[None]] = set()
         self._is_renewing = False
-        """True while a producer id is requested because the epochs of the last one are used up."""
+        """True while another producer id is requested."""
         self.on_batch: Callable[[str], None] = lambda _topic: None
         self.on_progress: Callable[[], None] = lambda: None
         self.first_error: TailraceError | None = None
@@ -126,7 +133,7 @@ class RecordSender:
             self._end(PublishError("the producer was closed"))
 
     async def flush(self) -> None:
-        """Wait until every record that was appended before this call has an outcome."""
+        """Wait until every record that was appended before this call is acknowledged or has failed."""
         self._accumulator.flush()
         flushed: asyncio.Future[None] = self._loop.create_future()
         self._flushes.append((self._loop.time(), flushed))
@@ -136,7 +143,7 @@ class RecordSender:
         await flushed
 
     async def discard(self, error: TailraceError, timeout_s: float = 0) -> None:
-        """Fail all records, wait up to ``timeout_s`` for the requests in flight, and cancel those that remain."""
+        """Fail all records, wait up to ``timeout_s`` seconds for the requests in flight, and cancel the others."""
         self._fail_waiting(error)
         self._report(self._accumulator.fail_all(error))
         if self._writes and timeout_s:
@@ -158,7 +165,9 @@ class RecordSender:
         ticket: asyncio.Future[Published] | None,
         deadline: float,
     ) -> None:
-        """Append a record to a batch of its partition, as soon as less than ``max_buffered_bytes`` are undelivered.
+        """Wait until less than ``max_buffered_bytes`` are undelivered, and append a record to a batch of its partition.
+
+        The record fails at ``deadline``, a time by the event loop's clock.
 
         Raises:
             PublishError: the record cannot be encoded, ``max_buffered_bytes`` were undelivered until ``deadline``, or
@@ -174,14 +183,14 @@ class RecordSender:
             )
             return
         try:
-            appended = self._accumulator.append(
+            batch_change = self._accumulator.append(
                 topic_partition, key, value, headers, timestamp_ms, ticket, self._loop.time(), deadline
             )
         except MalformedMessageError as error:
             _raise_malformed(topic_partition, error)
-        if appended is not Appended.JOINED:
+        if batch_change is not Appended.JOINED:
             self.wake()
-            if appended is Appended.FILLED:
+            if batch_change is Appended.FILLED:
                 self.on_batch(topic_partition.topic)
                 # Let the full batch be sent while the caller fills the next batch.
                 await asyncio.sleep(0)
@@ -191,29 +200,30 @@ class RecordSender:
         self.wake()
         try:
             async with asyncio.timeout_at(waiting.deadline):
-                await waiting.admitted
+                await waiting.appended
         except TimeoutError:
-            if not waiting.admitted.cancelled():
-                return
+            if not waiting.appended.cancelled():
+                return  # The future completed just before the timeout.
             raise PublishError(
                 f"{waiting.record[0].topic}: the record was not sent, because max_buffered_bytes of records were"
                 f" undelivered for {self._settings.delivery_timeout_s:.0f} s - check that the partitions have leaders"
                 " and enough in-sync replicas, or raise max_buffered_bytes"
             ) from None
 
-    def _admit(self) -> None:
+    def _append_waiting(self) -> None:
+        """Append waiting records until ``max_buffered_bytes`` are undelivered."""
         while self._waiting and not self._accumulator.is_full:
-            record, ticket, deadline, admitted = self._waiting.popleft()
-            if admitted.done():
+            record, ticket, deadline, appended = self._waiting.popleft()
+            if appended.done():
                 continue
             try:
-                appended = self._accumulator.append(*record, ticket, self._loop.time(), deadline)
+                batch_change = self._accumulator.append(*record, ticket, self._loop.time(), deadline)
             except MalformedMessageError as error:
-                admitted.set_exception(PublishError(f"{record[0].topic}: {error}"))
+                appended.set_exception(PublishError(f"{record[0].topic}: {error}"))
                 continue
-            if appended is Appended.FILLED:
+            if batch_change is Appended.FILLED:
                 self.on_batch(record[0].topic)
-            admitted.set_result(None)
+            appended.set_result(None)
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
@@ -223,7 +233,7 @@ class RecordSender:
             self._woken = loop.create_future()
             now = loop.time()
             self._report(accumulator.expire(now))
-            for leader, batches in accumulator.take_requests(now, self._leader_of, self._most_requests):
+            for leader, batches in accumulator.take_requests(now, self._leader_of, self._max_requests):
                 for batch in batches:
                     self.on_batch(batch.partition.topic)
                 write = self._tasks.create_task(self._write(leader, batches))
@@ -248,22 +258,24 @@ class RecordSender:
             self._woken.set_result(None)
 
     def _leader_of(self, partition: TopicPartition) -> int:
+        """Return the node id of the leader; -1 if it is unknown."""
         leadership = self._cluster.topology.leader(partition)
         return -1 if leadership is None else leadership.leader_id
 
-    def _most_requests(self, leader: int) -> int:
-        # Without a connection, only one request opens it; meanwhile, records are appended to the other batches.
+    def _max_requests(self, leader: int) -> int:
+        """Return the maximum number of requests in flight to ``leader``."""
+        # While one request opens the connection, more records can be appended to the other batches.
         connection = self._connections.get(leader)
         return MAX_IN_FLIGHT if connection is not None and connection.is_open else 1
 
     async def _write(self, leader: int, batches: list[PendingBatch]) -> None:
         try:
             self._report(await self._exchange(leader, batches))
-        except _LASTING_ERRORS as error:
+        except _PERMANENT_ERRORS as error:
             failure = PublishError(f"{batches[0].partition.topic}: {error}")
             self._report([one for batch in batches for one in self._accumulator.fail_batch(batch, failure)])
-            # Every request fails with the same error until the broker is connected to again, after its backoff.
-            await asyncio.sleep(self._lasting_error_pause_s)
+            # Until the backoff of the connection is over, every request would fail with the same error.
+            await asyncio.sleep(self._permanent_error_pause_s)
         finally:
             self._accumulator.end_request(leader)
         self.wake()
@@ -281,7 +293,7 @@ class RecordSender:
             )
             was_sent = True
             answer = await connection.send(request, self._request_timeout_s)
-        except _LASTING_ERRORS:
+        except _PERMANENT_ERRORS:
             raise
         except asyncio.CancelledError:
             self._handle_no_answer(batches, "the request was canceled", was_sent=was_sent)
@@ -292,8 +304,8 @@ class RecordSender:
 
     def _handle_no_answer(self, batches: Iterable[PendingBatch], reason: str, *, was_sent: bool) -> list[Outcome]:
         now = self._loop.time()
-        lost = (self._accumulator.handle_no_answer(batch, reason, now, was_sent=was_sent) for batch in batches)
-        return list(itertools.chain.from_iterable(lost))
+        outcomes = (self._accumulator.handle_no_answer(batch, reason, now, was_sent=was_sent) for batch in batches)
+        return list(itertools.chain.from_iterable(outcomes))
 
     def _handle_answers(self, batches: list[PendingBatch], answers: Sequence[ProducedPartition]) -> list[Outcome]:
         by_partition = {(answer.topic, answer.partition): answer for answer in answers}
@@ -303,19 +315,20 @@ class RecordSender:
             if answer is None:
                 outcomes += self._handle_no_answer([batch], "the response lacks the partition", was_sent=True)
                 continue
-            newer = answer.current_leader
-            if newer.leader_id >= 0:
-                self._cluster.learn_leader(batch.partition, newer.leader_id, newer.leader_epoch)
-            named = answer.record_errors
-            detail = next((one.message for one in named if one.message), answer.error_message) or ""
+            leader = answer.current_leader
+            if leader.leader_id >= 0:
+                self._cluster.learn_leader(batch.partition, leader.leader_id, leader.leader_epoch)
+            errors = answer.record_errors
+            detail = next((one.message for one in errors if one.message), answer.error_message) or ""
             outcomes += self._accumulator.handle_answer(
-                batch, answer.error_code, answer.base_offset, now, detail, [one.batch_index for one in named]
+                batch, answer.error_code, answer.base_offset, now, detail, [one.batch_index for one in errors]
             )
         return outcomes
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
 
     def _report(self, outcomes: Sequence[Outcome]) -> None:
+        """Complete the tickets of the batches, append waiting records, and complete calls of ``flush``."""
         for outcome in outcomes:
             tickets = cast("list[asyncio.Future[Published] | None]", outcome.batch.tickets)
             if isinstance(outcome, DeliveredBatch):
@@ -327,10 +340,10 @@ class RecordSender:
                 elif not ticket.done():
                     ticket.set_exception(copy.copy(outcome.error))
                     if self._transactional_id is not None:
-                        # Mark the exception as retrieved, because commit() raises it, too.
+                        # Mark the exception as retrieved, so that asyncio does not log it: commit() raises it, too.
                         ticket.exception()
         if outcomes:
-            self._admit()
+            self._append_waiting()
             self._complete_flushes()
 
     def _complete_flushes(self) -> None:
@@ -350,15 +363,15 @@ class RecordSender:
         for _, flushed in self._flushes:
             if not flushed.done():
                 flushed.set_exception(copy.copy(cause))
-        unknown = PublishError(f"{cause}; the record was not acknowledged, and may be stored")
-        self._report(self._accumulator.fail_all(unknown))
+        unacknowledged = PublishError(f"{cause}; the record was not acknowledged, and may be stored")
+        self._report(self._accumulator.fail_all(unacknowledged))
         self._fail_waiting(PublishError(f"{cause}; the record was not sent"))
 
     def _fail_waiting(self, error: TailraceError) -> None:
         while self._waiting:
             waiting = self._waiting.popleft()
-            if not waiting.admitted.done():
-                waiting.admitted.set_exception(copy.copy(error))
+            if not waiting.appended.done():
+                waiting.appended.set_exception(copy.copy(error))
 
     # ---- metadata and producer id ------------------------------------------------------------------------------
 
@@ -367,14 +380,14 @@ class RecordSender:
             try:
                 await self._refresher.run_refreshes()
             except AuthenticationError:
-                # The attempts to send report this error for the records. Later, the credentials may be valid.
+                # Records fail with this error when they are sent. Try again, because the credentials may become valid.
                 await asyncio.sleep(self._settings.backoff.longest_s)
 
     async def _renew_producer_id(self) -> None:
         try:
             await self.initialize(self._settings.delivery_timeout_s)
         except TailraceError:
-            # Records that wait for a producer id fail at their deadline. A later record requests a producer id again.
+            # Records that wait for a producer id fail at their deadline. A later record causes another request.
             await asyncio.sleep(self._settings.backoff.longest_s)
         finally:
             self._is_renewing = False
@@ -392,6 +405,7 @@ def _content(batch: PendingBatch) -> memoryview:
 
 
 def _complete(tickets: Sequence[asyncio.Future[Published] | None], partition: TopicPartition, base_offset: int) -> None:
+    """Complete the tickets of a stored batch; a negative ``base_offset`` is unknown and is given to each record."""
     step = 0 if base_offset < 0 else 1
     offset = base_offset
     for ticket in tickets:

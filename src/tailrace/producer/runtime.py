@@ -18,7 +18,7 @@ from tailrace.records import TopicPartition
 __all__ = ["ProducerRuntime", "new_cluster"]
 
 _GRACE_S = 1.0
-"""Seconds that a caller waits longer than a look-up may take, because the error of the look-up has more detail."""
+"""Seconds by which a call outlasts its look-up, so that the look-up fails first, with a more detailed error."""
 
 
 def new_cluster(config: ConsumerConfig) -> Cluster:
@@ -30,17 +30,17 @@ class ProducerRuntime:
     """Parts of a producer from its start until it is closed, and the task that sends its records.
 
     Args:
-        cluster: brokers, closed with the producer.
+        cluster: connections to the brokers, which ``end`` closes.
         sender: sender of the records.
-        resolver: chooses partitions.
-        timeout_s: seconds that a record may wait for metadata.
+        resolver: resolver of partitions.
+        timeout_s: maximum time in seconds for which a record waits for metadata.
         background: coroutine functions to run as long as the sender runs.
 
     Attributes:
         is_closed: True once ``end`` was called.
         loop: event loop.
         sender: sender of the records.
-        resolver: chooses partitions.
+        resolver: resolver of partitions.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class ProducerRuntime:
         self._task.add_done_callback(self._report_failure)
 
     async def resolve(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
-        """Return the partition of a record, looked up if necessary.
+        """Return the partition of a record; look up the topic if necessary.
 
         Raises:
-            PublishError: the topic or partition does not exist, or no metadata came in time.
+            PublishError: the topic or partition does not exist, no metadata came in time, or the producer was closed.
         """
         check_topic_name(topic)
         limit = asyncio.timeout(self._timeout_s + _GRACE_S)

@@ -73,16 +73,16 @@ class TransactionalProducer:
     """Publishes in transactions until the end of an ``async with``, which aborts a transaction that is still open.
 
     Only one transaction is open at a time. Several tasks may call ``send`` at once; these calls must have returned
-    before ``commit`` is called. Records are sent while the transaction is open, not only by ``commit``.
+    before ``commit`` is called. Records are sent to the brokers before ``commit``, in batches.
 
     Args:
         config: brokers, security and timeouts; options for reading are not used.
-        transactional_id: name that this process uses at each start, and that no other process uses. A start fences an
+        transactional_id: name that this process uses at each start, and that no other process uses. ``start`` fences an
             earlier producer with the same name, and the broker aborts the open transaction of the earlier producer.
         transaction_timeout_ms: time in milliseconds after which the broker aborts an open transaction.
         compression: compression codec of the batches.
         max_batch_bytes: maximum size of a batch, before compression; a larger record is a batch by itself.
-        max_buffered_bytes: size of undelivered records from which on ``send`` suspends its caller.
+        max_buffered_bytes: size of undelivered records, in bytes, from which ``send`` waits.
 
     Raises:
         ConfigurationError: an option is invalid.
@@ -108,25 +108,29 @@ class TransactionalProducer:
         self._records = TransactionAccumulator(
             self._limits, partial(BatchWriter, max_batch_bytes, compression), random.random
         )
-        self._lock, self._calls = asyncio.Lock(), 0
+        self._lock = asyncio.Lock()
+        self._calls = 0
+        """Number of calls that hold ``_lock`` or wait for it."""
         self._progress = AutoResetEvent()
         self._needs_action = AutoResetEvent()
         """Set when ``_event_of_records`` has an event that must be handled."""
         self._current_identity: Callable[[], Identity | None] = lambda: None
         self._running: ProducerRuntime | None = None
-        self._was_started = self._is_cause_unreported = False
+        self._was_started = False
+        self._is_cause_unreported = False
+        """True if ``_act_on_records`` got an error that no call has raised yet."""
 
     def __repr__(self) -> str:
         return f"<TransactionalProducer {self._machine!r} {'not ' if self._running is None else ''}running>"
 
     @property
     def state(self) -> ProducerState:
-        """State of the producer, see ``ProducerState``."""
+        """State of the producer."""
         return self._machine.state
 
     @property
     def error(self) -> TailraceError | None:
-        """Cause of the final state; None in all other states."""
+        """Error because of which the producer cannot be used any more; None if it can be used."""
         return self._machine.error
 
     @property
@@ -137,13 +141,13 @@ class TransactionalProducer:
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Reach the brokers and request a producer id, which fences earlier producers with the transactional id.
+        """Reach the brokers and request a producer id, which fences earlier producers with the same transactional id.
 
         Raises:
             ConsumerStateError: the producer was started before.
             BrokerConnectionError: no broker answers in ``start_timeout_ms``.
             UnsupportedVersionError: the brokers are older than Apache Kafka 2.5.
-            PublishError: the brokers give no producer id in ``start_timeout_ms``, or refuse to.
+            PublishError: the brokers refuse a producer id, or give none within ``start_timeout_ms``.
         """
         if self._was_started:
             raise ConsumerStateError("this producer was started before - create another producer")
@@ -168,7 +172,10 @@ class TransactionalProducer:
             raise
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Abort an open transaction, within ``timeout_s`` (default: ``stop_timeout_ms``), and close the connections."""
+        """Abort an open transaction and close the connections.
+
+        The abort takes at most ``timeout_s`` seconds; if None, the option ``stop_timeout_ms`` applies.
+        """
         if self._running is None:
             return
         within_s = self._config.stop_timeout_ms / 1000 if timeout_s is None else timeout_s
@@ -198,7 +205,7 @@ class TransactionalProducer:
     # ---- transactions ------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Complete unfinished work of the previous transaction, and begin a transaction.
+        """Begin a transaction, after completing unfinished work of the previous one.
 
         Raises:
             ConsumerStateError: a transaction is open, or the producer is not started.
@@ -225,9 +232,9 @@ class TransactionalProducer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> asyncio.Future[Published]:
-        """Add one record to the transaction and return the future of its offset.
+        """Add one record to the transaction and return the future of its partition and offset.
 
-        Without ``partition``, the partition is chosen by key, as with Kafka's own clients. The call suspends while
+        Without ``partition``, the partition is chosen by key, as with Kafka's own clients. The call waits while
         ``max_buffered_bytes`` of records are undelivered. A record that cannot be stored aborts the transaction;
         ``commit`` raises the reason.
 
@@ -313,7 +320,7 @@ class TransactionalProducer:
 
     @contextlib.asynccontextmanager
     async def _exclusive(self, within_s: float | None = None) -> AsyncIterator[None]:
-        """Wait for the call in progress, and make later calls wait for this one.
+        """Wait for the call in progress, and make later calls wait until the ``async with`` block ends.
 
         Raises:
             PublishError: the call in progress did not finish within ``within_s`` seconds. The default is long enough
@@ -339,7 +346,7 @@ class TransactionalProducer:
             self._note_progress()
 
     def _check(self, event: type[TransactionEvent]) -> None:
-        """Raise if the event cannot happen in the current state."""
+        """Raise an error if the event is not allowed in the current state."""
         self._started()
         machine = self._machine
         if machine.allows(event):
@@ -428,6 +435,7 @@ class TransactionalProducer:
         return event
 
     def _event_of_records(self) -> TransactionEvent | None:
+        """Return the event of a failed record, a failed sender or new partitions; None if there is none."""
         if self._records.failure is not None:
             return self._records.failure
         if self._running is not None and (error := self._running.sender.end_cause) is not None:
@@ -445,8 +453,8 @@ class TransactionalProducer:
         while True:
             await self._needs_action.wait()
             event = self._event_of_records()
-            # A call in progress handles the event itself, or wakes this task at its end. So this task never waits for
-            # a call, and it does not delay a call that directly follows another call.
+            # Do not wait for a call in progress: it handles the event itself, or wakes this task at its end. Waiting
+            # would delay the next call.
             if event is None or self._calls or self._machine.state is not ProducerState.IN_TRANSACTION:
                 continue
             async with self._lock:

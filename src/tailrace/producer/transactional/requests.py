@@ -1,7 +1,7 @@
 """Requests of a transactional producer to coordinators: each is sent once, and its outcome is an event.
 
-``core.producer.error_reactions`` decides which event an error code leads to. A request that fails before it is sent has
-no effect (``CoordinatorMoved``). A request that fails later may have had an effect, or may still have one
+``core.producer.error_reactions`` maps error codes to events. A request that could not be sent has had no effect
+(``CoordinatorMoved``). A request that was sent but not answered may have had an effect, or may still have one
 (``Unanswered``).
 """
 
@@ -71,7 +71,7 @@ ResponseT = TypeVar("ResponseT")
 _TRANSACTION = 1
 """Key type of FindCoordinator for a transactional id."""
 _TRANSACTIONS = ChannelKey(Channel.MAIN, "transactions")
-"""Connections for these requests only, so that they do not wait for Produce responses on the same connection."""
+"""Connections for these requests only, so that they do not wait for the responses to Produce requests."""
 
 
 class TransactionRequests:
@@ -117,7 +117,7 @@ class TransactionRequests:
             try:
                 answer = await self._cluster.send_to_any(look_up)
             except BrokerConnectionError:
-                # All known brokers may have other addresses since the last refresh.
+                # The brokers may have new addresses.
                 await self._cluster.refresh()
                 answer = await self._cluster.send_to_any(look_up)
             if answer.error_code:
@@ -138,8 +138,8 @@ class TransactionRequests:
                 received = ProducerIdReceived(ProducerId(answer.producer_id, answer.producer_epoch))
                 return event_of(answer.error_code, TransactionRequestKind.INIT) or received
             case SendAddPartitions(partitions=partitions):
-                wanted = tuple(PartitionToAdd(*one) for one in partitions)
-                added = await connection.send(AddPartitionsToTxnRequest(self._id, *producer, wanted))
+                to_add = tuple(PartitionToAdd(*one) for one in partitions)
+                added = await connection.send(AddPartitionsToTxnRequest(self._id, *producer, to_add))
                 failure = _worst_failure(partitions, added.partitions, TransactionRequestKind.ADD_PARTITIONS)
                 return failure or PartitionsAdded()
             case SendAddOffsets(group_id=group_id):
@@ -154,31 +154,31 @@ class TransactionRequests:
                 assert_never(request)
 
     async def _store_offsets(self, request: SendOffsets, connection: _DeadlineConnection) -> TransactionEvent:
-        group, identity = request.offsets, request.offsets.identity
+        group_offsets, identity = request.offsets, request.offsets.identity
         answer = await connection.send(
             TxnOffsetCommitRequest(
                 self._id,
-                group.group_id,
+                group_offsets.group_id,
                 *request.producer,
-                group.offsets,
+                group_offsets.offsets,
                 generation_id=identity.generation,
                 member_id=identity.member_id,
                 group_instance_id=identity.instance_id,
             )
         )
-        topic_ids = {TopicPartition(one.topic, one.partition): one.topic_id for one in group.offsets}
+        topic_ids = {TopicPartition(one.topic, one.partition): one.topic_id for one in group_offsets.offsets}
         failure = _worst_failure(list(topic_ids), answer.partitions, TransactionRequestKind.COMMIT_OFFSETS)
         if failure is not None:
             return failure
-        # TxnOffsetCommit contains no topic ids, so they are compared afterwards. A deletion that this broker learns of
-        # later also removes the offsets that wait for the end of the transaction.
+        # TxnOffsetCommit contains no topic ids, so they are compared afterwards. If this broker learns of a deletion of
+        # the topic only later, it then also removes the pending offsets.
         if recreated := await partitions_of_recreated_topics(connection.send, topic_ids):
             return MustAbort(TopicRecreatedError(recreated))
         return OffsetsStored()
 
 
 class _DeadlineConnection:
-    """Connection whose requests share one deadline."""
+    """Connection that sends several requests with a common deadline."""
 
     def __init__(self, connection: Connection, deadline: float) -> None:
         self._connection, self._deadline = connection, deadline

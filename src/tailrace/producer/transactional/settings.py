@@ -10,7 +10,7 @@ from tailrace.errors import ConfigurationError
 __all__ = ["ABORT_S", "check_options", "settings_of"]
 
 ABORT_S = 5.0
-"""Maximum time in seconds for an abort that the user did not request."""
+"""Maximum time in seconds for an abort that the user did not call."""
 
 
 def check_options(transactional_id: str, transaction_timeout_ms: int, compression: str, max_batch_bytes: int) -> None:
@@ -32,12 +32,12 @@ def check_options(transactional_id: str, transaction_timeout_ms: int, compressio
 
 
 def settings_of(config: ConsumerConfig, transactional_id: str, transaction_timeout_ms: int) -> TransactionSettings:
-    """Return the settings that follow from the options."""
+    """Return the settings of the producer, derived from its options."""
     timeout_s = transaction_timeout_ms / 1000
     return TransactionSettings(
         transactional_id,
         transaction_timeout_s=timeout_s,
-        # At most a third, to leave time to ask another broker before the transaction times out.
+        # A third of the transaction's timeout leaves time to ask another broker.
         request_timeout_s=min(config.request_timeout_ms / 1000, timeout_s / 3),
         abort_s=min(ABORT_S, config.default_api_timeout_ms / 1000, timeout_s),
         retry_first_s=config.retry_backoff_ms / 1000,
