@@ -43,9 +43,9 @@ class BrokerVersions:
     """APIs, versions and features that a broker supports, from its ApiVersions response.
 
     Attributes:
-        supported: greatest level of each feature that the broker supports (KIP-584). Empty if the broker responded in a
-            version of ApiVersions before 3, which has no features.
-        finalized: level of each feature that is in effect in the cluster; features at level 0 are absent.
+        supported: highest supported level of each feature (KIP-584); empty if the broker does not support version 3 of
+            ApiVersions, the first version with features.
+        finalized: level of each feature that is in effect in the cluster; features at level 0 are missing.
     """
 
     def __init__(self, answer: ApiVersionsResponse) -> None:

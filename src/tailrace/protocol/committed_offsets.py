@@ -119,7 +119,7 @@ class OffsetFetchRequest(Request[OffsetFetchResponse], key=9, versions=(2, 10), 
     )
     """Requested partitions; None for all partitions with a committed offset."""
     require_stable: bool = field(since=7, ignorable=True, default=True)
-    """True to get an error while an open transaction contains offsets of the group (KIP-447)."""
+    """True to get a retriable error while an open transaction contains offsets of the group (KIP-447)."""
 
     @property
     def newest_version(self) -> int | None:

@@ -41,7 +41,7 @@ class ConfigEntry(ApiMessage):
     """Value; None if it is not set, or is sensitive and therefore not returned."""
     read_only: bool = False
     config_source: int8 = -1
-    """Where the value is set: 1 for the topic, 2 to 4 for brokers, 5 for Kafka's default, 8 for the group."""
+    """Source of the value: 1 for the topic, 2 to 4 for brokers, 5 for Kafka's default, 8 for the group."""
     is_sensitive: bool = False
     synonyms: tuple[ConfigSynonym, ...] = ()
     config_type: int8 = field(since=3, ignorable=True, default=0)

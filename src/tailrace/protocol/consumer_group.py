@@ -1,6 +1,6 @@
 """Group membership under KIP-848: ConsumerGroupHeartbeat.
 
-In a request, a field is None or -1 if its value has not changed since the last request.
+In a request, an optional field is None or -1 if its value has not changed since the last request.
 """
 
 from __future__ import annotations

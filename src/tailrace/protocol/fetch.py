@@ -45,7 +45,10 @@ class AbortedTransaction(ApiMessage):
 
 
 class EpochEndOffset(ApiMessage):
-    """Last leader epoch that the broker's log and the fetched log have in common, and the epoch's end (KIP-595)."""
+    """Last leader epoch in which the log of the broker agrees with that of the fetcher, and the end of this epoch.
+
+    Both are -1 if the logs agree (KIP-595).
+    """
 
     epoch: int32 = -1
     end_offset: int64 = -1
@@ -91,7 +94,7 @@ class FetchRequest(Request[FetchResponse], key=1, versions=(4, 17), flexible_fro
     session_id: int32 = field(since=7, ignorable=True, default=0, kw_only=True)
     session_epoch: int32 = field(since=7, ignorable=True, default=-1, kw_only=True)
     partitions: tuple[FetchPartition, ...] = by_topic()
-    # Ignorable, because requests of versions without fetch sessions contain all partitions anyway.
+    # Ignorable, because versions without fetch sessions request all partitions each time.
     forgotten: tuple[ForgottenPartition, ...] = by_topic(
         "forgotten_topics_data", bare=True, since=7, ignorable=True, default=()
     )

@@ -50,7 +50,7 @@ class OffsetForLeaderEpochPartition(ApiMessage):
     topic: str = field(per_topic=True)
     partition: int32
     current_leader_epoch: int32 = field(default=-1, kw_only=True)
-    """Leader epoch that the client knows; the broker refuses the request if the partition has another one (KIP-320)."""
+    """Current leader epoch that the client knows; the broker returns an error if it has another one (KIP-320)."""
     leader_epoch: int32
     """Leader epoch whose end offset is requested."""
 
@@ -60,7 +60,7 @@ class LeaderEpochEndOffset(ApiMessage):
     error_code: int16
     partition: int32
     leader_epoch: int32 = -1
-    """Greatest leader epoch in the log that is not above the requested one.
+    """Greatest leader epoch in the log that is not greater than the requested epoch.
 
     -1 if the log has neither the requested epoch nor a later one.
     """

@@ -1,10 +1,10 @@
 """Metadata exchanged by members of a classic group: subscriptions in JoinGroup, assignments in SyncGroup.
 
 The broker does not read these bytes; Java's client and librdkafka use the same format. The bytes begin with a version.
-If it is newer than the newest version that is known here, only the known fields are read.
+If this version is not known here, because it is newer, only the fields of the newest known version are read.
 
-A subscription also contains user data, bytes in a format that the assignor defines. The user data of ``sticky`` are the
-owned partitions and the generation in which they were assigned; those of ``cooperative-sticky`` are only the
+A subscription also contains user data: bytes in a format that the assignor defines. The user data of ``sticky`` are the
+owned partitions and the generation in which they were assigned. The user data of ``cooperative-sticky`` are only the
 generation.
 """
 
@@ -77,7 +77,7 @@ def decode_subscription(data: bytes) -> MemberSubscription:
 
 
 def decode_assignment(data: bytes) -> MemberAssignment:
-    """Decode a member's assignment; empty data, which a leader that uses Java's client may send, mean no partitions."""
+    """Decode a member's assignment. Empty data mean no partitions; a leader with Java's client may send them."""
     return _decode(MemberAssignment, data) if data else MemberAssignment(())
 
 
@@ -120,8 +120,8 @@ def encode_sticky_data(owned: Sequence[OwnedPartitions], generation: int) -> byt
 def decode_sticky_data(data: bytes | None) -> tuple[tuple[OwnedPartitions, ...], int]:
     """Decode the user data of the ``sticky`` assignor: owned partitions and their generation.
 
-    If there are no data, there are no owned partitions. The generation is -1 if it is missing; Java's client before
-    version 2.3 does not write it.
+    Without data, there are no owned partitions. The generation is -1 if it is missing, as in user data of Java's client
+    before version 2.3.
     """
     if not data:
         return (), _NO_GENERATION

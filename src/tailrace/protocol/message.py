@@ -1,4 +1,4 @@
-"""Base classes of messages, which are frozen structs (msgspec). A request class has its API as an attribute:
+"""Base classes of messages, which are frozen structs (msgspec). A request class has an attribute ``api``:
 
     class HeartbeatRequest(Request[HeartbeatResponse], key=12, versions=(0, 4), flexible_from=4):
         group_id: str
@@ -6,9 +6,9 @@
         member_id: str
         group_instance_id: str | None = field(since=3, default=None)
 
-Where the wire format nests partitions in topics, a message has one flat tuple, whose entries contain their topic and
-partition. A field that is missing in an old version of a response has the default of Kafka's definitions. Times are in
-milliseconds.
+Where the wire format nests partitions in topics, a message has one flat tuple, and each entry contains its topic and
+partition. A field that is missing in an old version of a response has the default of Kafka's message definitions. Times
+are in milliseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_TOPIC_ID = UUID(int=0)
 
 
 class _MessageType(StructMeta):
-    """Metaclass of messages, which collects the declared fields, and creates the API of a request."""
+    """Metaclass of messages: collects the declared fields, and creates the API of a request."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **api: Any) -> Any:  # noqa: ANN401
         own = {attribute: _declared(namespace.get(attribute, NODEFAULT)) for attribute in _field_names(namespace)}
@@ -39,7 +39,7 @@ class _MessageType(StructMeta):
             namespace.pop(attribute, None)
             if declared.default is not NODEFAULT:
                 namespace[attribute] = declared.default
-        # The constructor's parameters have the order of the annotations, so fields with kw_only are moved to the end.
+        # The parameters of the constructor are in the order of the annotations, so move fields with kw_only to the end.
         notes = namespace.get("__annotations__", {})
         for attribute in [attribute for attribute, declared in own.items() if declared.kw_only]:
             notes[attribute] = notes.pop(attribute)
@@ -89,5 +89,5 @@ class Request(ApiMessage, Generic[ResponseT]):
 
     @property
     def newest_version(self) -> int | None:
-        """Newest version of the API in which this request may be sent; None if every version is possible."""
+        """Newest version of the API in which this request may be sent; None for the newest version of the API."""
         return None

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 OPERATIONS_NOT_REQUESTED = -(1 << 31)
-"""Authorized operations in a response to a request that does not include them."""
+"""Value in place of authorized operations that were not requested."""
 
 
 class BrokerMetadata(ApiMessage):
@@ -84,7 +84,7 @@ class MetadataTopic(ApiMessage):
     """Name; None if the topic is identified only by its id, which requires version 12."""
 
 
-# Before version 4, brokers create the topics of a request, because allow_auto_topic_creation is missing.
+# Before version 4, brokers always create missing topics, because the request has no allow_auto_topic_creation.
 class MetadataRequest(Request[MetadataResponse], key=3, versions=(4, 13), flexible_from=9):
     topics: tuple[MetadataTopic, ...] | None
     """Requested topics; None for all topics, empty for no topics."""
@@ -124,7 +124,7 @@ class DescribedBroker(ApiMessage):
     port: int32
     rack: str | None = None
     is_fenced: bool = field(since=2, default=False)
-    """True for a registered broker that is down or starting; MetadataResponse does not list such a broker."""
+    """True for a registered broker that is down or starting; MetadataResponse does not list fenced brokers."""
 
 
 class DescribeClusterResponse(ApiMessage):

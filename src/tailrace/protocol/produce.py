@@ -52,5 +52,5 @@ class ProduceRequest(Request[ProduceResponse], key=0, versions=(8, 11), flexible
     acks: int16
     """-1 if the leader must not respond before all in-sync replicas have the batch."""
     timeout_ms: int32
-    """Maximum time that the leader waits for the replicas."""
+    """Maximum time for which the leader waits for the replicas."""
     partitions: tuple[RecordsToProduce, ...] = by_topic("topic_data", "partition_data")

@@ -40,9 +40,9 @@ class InitProducerIdRequest(Request[InitProducerIdResponse], key=22, versions=(3
     transactional_id: str | None
     transaction_timeout_ms: int32
     producer_id: int64 = -1
-    """Producer id whose epoch the broker is to bump (KIP-360); -1 to get a new id.
+    """Producer id whose epoch the broker is to increase (KIP-360); -1 to request an id without this check.
 
-    The broker refuses if another producer with the same transactional id has a newer epoch.
+    The broker returns an error if another producer with the same transactional id has a newer epoch.
     """
     producer_epoch: int16 = -1
 

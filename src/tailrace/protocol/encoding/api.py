@@ -1,7 +1,8 @@
 """APIs of the protocol: key, versions, and encoding of whole frames.
 
-From an API's first flexible version on, the request header has version 2 and the response header version 1. The
-exception is ApiVersions, whose response header always has version 0, so that newer clients can read it (KIP-511).
+From an API's first flexible version on, the request header has version 2, and the response header has version 1. The
+exception is ApiVersions: its response header always has version 0, so that clients of all versions can read it
+(KIP-511).
 
 Clients call ``encode_request`` and ``decode_response``; FaultProxy and tests also call the other methods.
 """
@@ -41,14 +42,14 @@ class RequestHeader(NamedTuple):
 
 @dataclass(frozen=True)
 class Api(Generic[ResponseT]):
-    """API of the protocol. The declaration of a request class creates its API."""
+    """API of the protocol; the metaclass of a request class creates it."""
 
     key: int
     name: str
     versions: range
     """Versions that tailrace supports; each connection negotiates one."""
     flexible_from: int
-    """First flexible version (KIP-482); NEVER if no version is flexible."""
+    """First flexible version (KIP-482); ``NEVER`` if no version is flexible."""
     request_type: type
     response_type: type[ResponseT]
 
@@ -75,10 +76,9 @@ class Api(Generic[ResponseT]):
         return cast(ResponseT, self._decoded(reader, self.response_type, version))
 
     def response_version(self, frame: memoryview, request_version: int) -> int:
-        """Return the version of the response in ``frame``.
+        """Return the version of the response in ``frame``, which is ``request_version`` except for ApiVersions.
 
-        It is that of the request, except for ApiVersions: a broker that does not support ``request_version`` of it
-        responds in version 0 with error code 35 (KIP-511).
+        A broker that does not support this version of ApiVersions responds in version 0 with error code 35 (KIP-511).
         """
         is_refusal = self.key == _API_VERSIONS_KEY and bytes(frame[4:6]) == _UNSUPPORTED
         return 0 if is_refusal else request_version

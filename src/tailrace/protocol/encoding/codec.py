@@ -1,9 +1,9 @@
 """Generation of encoders and decoders from layouts.
 
-When a version of a message is first used, the source text of a function without loops or branches is generated for each
-structure, as ``dataclasses`` does for ``__init__``. Adjacent numbers are packed and unpacked together. From the first
-flexible version of a message on, lengths are varints, and tagged fields follow each structure (KIP-482). Unknown tagged
-fields are skipped, because newer brokers may send them.
+When a version of a message is first used, a function is generated as source text for each structure, as ``dataclasses``
+does for ``__init__``. Adjacent numbers are packed and unpacked together. From the first flexible version of a message
+on, lengths are varints, and tagged fields follow each structure (KIP-482). Unknown tagged fields are skipped, because
+newer brokers may send them.
 
 Values have the type ``Any`` in this module; outside, they have the types that the messages declare.
 """
@@ -38,18 +38,18 @@ __all__ = ["decoder", "decoder_of", "encoder", "encoder_of"]
 
 @cache
 def encoder_of(message: type, version: int, *, flexible: bool) -> Encode:
-    """Return the function that appends a message of this type and version to a buffer."""
+    """Return the function that appends a message of the class ``message`` in ``version`` to a buffer."""
     return encoder(layout(message, version), flexible=flexible)
 
 
 @cache
 def decoder_of(message: type, version: int, *, flexible: bool) -> Decode:
-    """Return the function that reads a message of this type and version."""
+    """Return the function that reads a message of the class ``message`` in ``version``."""
     return decoder(layout(message, version), flexible=flexible)
 
 
 def encoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Encode:
-    """Return the function that appends a value to a buffer."""
+    """Return the function that appends a value of ``shape`` to a buffer."""
     match shape:
         case Array(Number() as number):
             return _numbers_encoder(number, flexible=flexible, nullable=nullable)
@@ -67,7 +67,7 @@ def encoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Encode:
 
 
 def decoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Decode:
-    """Return the function that reads a value."""
+    """Return the function that reads a value of ``shape``."""
     match shape:
         case Array(Number(code=code)):
             return _numbers_decoder(code, flexible=flexible, nullable=nullable)
@@ -336,7 +336,7 @@ def _structure_of(slot: Slot) -> Structure:
 
 
 def _runs(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
-    """Yield lists of adjacent numbers, and each other field in a list of its own."""
+    """Yield the fields in lists: adjacent numbers in one list, every other field in its own list."""
     for are_numbers, run in groupby(slots, lambda slot: isinstance(slot.shape, Number)):
         if are_numbers:
             yield list(run)
@@ -375,7 +375,7 @@ def _raise_misfit(types: Sequence[Number], values: Sequence[Any]) -> NoReturn:
 
 
 def _unsupported_fields_check(structure: Structure) -> Callable[[Any], None]:
-    """Return the function that raises if a message has a value in a field that the version does not contain."""
+    """Return a function that raises UnsupportedVersionError if a field is set that the version does not contain."""
 
     def check(message: Any) -> None:
         for one in structure.unsupported_fields:
@@ -411,7 +411,7 @@ def _tags_encoder(slots: Sequence[Slot]) -> Encode:
 
 
 def _tags_decoder(slots: Sequence[Slot]) -> Decode:
-    """Return the function that reads the tagged fields ``slots`` as a list, with defaults for missing fields."""
+    """Return the function that reads the tagged fields and returns the values of ``slots``, with defaults."""
     tagged = {
         slot.tag: (index, decoder(slot.shape, flexible=True, nullable=slot.nullable))
         for index, slot in enumerate(slots)

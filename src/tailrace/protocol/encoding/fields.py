@@ -1,8 +1,8 @@
 """Declaration of message fields.
 
 A message is declared once for all versions. As in Kafka's message definitions, the fields are in wire order, and each
-field is declared with the versions that contain it. An array is *bare* if its elements are plain values, such as
-partition numbers, where the message has structures with one field.
+field is declared with the versions that contain it. An array is *bare* if its elements are plain values on the wire,
+such as partition numbers, but structures with one field in the message.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OneElement(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """Wire format of a field in all versions; ``field`` and ``by_topic`` describe the attributes."""
+    """Wire format of a field in all versions; see the arguments of ``field`` and ``by_topic``."""
 
     name: str = ""
     since: int = 0
@@ -49,7 +49,7 @@ class Wire(NamedTuple):
 
 
 class DeclaredField(NamedTuple):
-    """Field of a message, as ``field``, ``by_topic`` or a plain default declare it."""
+    """Declaration of a field by ``field``, ``by_topic`` or a plain default."""
 
     wire: Wire = Wire()
     default: Any = NODEFAULT
@@ -82,16 +82,16 @@ def field(  # noqa: PLR0913 - one row of a declaration
         until: last version with the field.
         nullable_from: first version in which a field of type ``… | None`` may be null.
         tag: tag of a tagged field (KIP-482).
-        ignorable: True to drop the field's value in versions without the field; False to raise there if the value is
-            not the default.
+        ignorable: True to drop the field's value in versions without the field; False to raise an error in these
+            versions if the value is not the default.
         per_topic: True for a field of the entries of ``by_topic`` that is written once per topic, before the entries.
-        only_field: Kafka's name of the only field of a structure; the message has the value of this field instead of
-            the structure.
+        only_field: Kafka's name of the field in a structure with one field; the message has the value of this field
+            instead of the structure.
         inside: array of one element that contains the field in newer versions.
         after: a version, and the attribute after which the field is written from this version on.
-        bare_until: Kafka's name of the array while it is bare, and the last version in which it is.
+        bare_until: Kafka's name of the array in versions in which it is bare, and the last of these versions.
         default: value of the field if a call of the constructor, or a response, does not contain it.
-        kw_only: True for a field with a default that is declared before fields without one; it becomes one of the last
+        kw_only: True for a field with a default that is declared before fields without a default; it is one of the last
             parameters of the constructor.
         repr: False to leave the field out of the repr, because it is secret or long.
     """

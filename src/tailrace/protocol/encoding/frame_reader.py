@@ -1,7 +1,7 @@
 """Cursor over the bytes of a frame.
 
 All methods raise MalformedMessageError for bytes that do not follow the protocol. A length is compared with the number
-of remaining bytes before memory is allocated, so that hostile and corrupt frames take bounded time and memory.
+of remaining bytes before memory is allocated, so that hostile or corrupt frames need limited time and memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FrameReader:
         start = self._at
         end = start + layout.size
         if end > self._size:
-            self.view(layout.size)
+            self.view(layout.size)  # This raises MalformedMessageError.
         self._at = end
         return layout.unpack_from(self._data, start)
 
@@ -70,7 +70,7 @@ class FrameReader:
         value = 0
         for shift in range(0, 35, 7):
             if at >= size:
-                self.view(size - self._at + 1)
+                self.view(size - self._at + 1)  # This raises MalformedMessageError.
             byte = data[at]
             at += 1
             if byte < 0x80:

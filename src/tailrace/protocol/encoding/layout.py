@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Slot(Value):
-    """Field as encoded in one version of a message."""
+    """Field in one version of a message."""
 
     name: str
     """Name in Kafka's message definitions, in snake case."""
@@ -42,7 +42,7 @@ class Slot(Value):
 
 
 class UnsupportedField(Value):
-    """Field that a version does not contain and that is not ignorable."""
+    """Field that is not ignorable and is missing from a version of the message."""
 
     name: str
     attribute: str
@@ -51,7 +51,7 @@ class UnsupportedField(Value):
 
 
 class Structure(Value):
-    """Structure of fields in wire order; in flexible versions, the tagged fields follow the other fields."""
+    """Fields in wire order; in flexible versions, the tagged fields follow the other fields."""
 
     message: type
     version: int
@@ -78,10 +78,10 @@ class Array(Value):
 
 
 class ByTopic(Value):
-    """Array of topics, each with an array of entries; in messages, one tuple of entries, which contain their topics."""
+    """Array of topics, each with an array of entries; in messages, one tuple of entries that contain their topic."""
 
     keys: tuple[Slot, ...]
-    """Fields of the entries that are written once per topic: its name or id."""
+    """Fields of the entries that are written once per topic: the name or id of the topic."""
     name: str
     """Kafka's name of the array of entries."""
     entry: Structure
@@ -124,8 +124,8 @@ def layout(message: type, version: int) -> Structure:
     for attribute, other in moves:
         moved = slots.pop(_index_of(slots, attribute))
         slots.insert(_index_of(slots, other) + 1, moved)
-    in_arrays = tuple(_with_one_element_arrays(slots, arrays, message, version))
-    return Structure(message, version, in_arrays, tuple(unsupported))
+    fields = tuple(_with_one_element_arrays(slots, arrays, message, version))
+    return Structure(message, version, fields, tuple(unsupported))
 
 
 @cache
@@ -165,6 +165,7 @@ def _shape(hint: Any, version: int) -> Shape:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
+    """Return the type without None, and True if ``hint`` allows None."""
     if get_origin(hint) not in (Union, UnionType):
         return hint, False
     (other,) = (one for one in get_args(hint) if one is not NoneType)
@@ -178,9 +179,13 @@ def _index_of(slots: list[Slot], attribute: str) -> int:
 def _with_one_element_arrays(
     slots: list[Slot], arrays: dict[str, OneElement], message: type, version: int
 ) -> Iterator[Slot]:
-    """Yield the fields, with an array of one element in place of the first of the fields that it contains.
+    """Yield the fields; fields inside an array of one element are replaced by the array, at the place of the first.
 
-    ``arrays`` contains the array of each field that is inside one.
+    Args:
+        slots: fields in wire order.
+        arrays: array of each field that is inside an array of one element, by attribute.
+        message: message class.
+        version: version of the message.
     """
     seen: set[OneElement] = set()
     for slot in slots:

@@ -45,9 +45,9 @@ Decode = Callable[[FrameReader], Any]
 
 
 def write_length(out: bytearray, length: int | None, *, flexible: bool, short: bool = False) -> None:
-    """Append a length, or None for null.
+    """Append a length; None is the length of null.
 
-    Flexible versions encode a length as a varint, earlier versions in two bytes if ``short``, else in four.
+    Flexible versions encode a length as a varint; earlier versions in two bytes if ``short`` is True, else in four.
 
     Raises:
         MalformedMessageError: the length does not fit into two or four bytes.
@@ -73,7 +73,7 @@ def length_reader(*, flexible: bool, short: bool = False) -> Callable[[FrameRead
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Number of fixed size, which ``struct`` can pack together with adjacent numbers."""
+    """Number of fixed size; ``struct`` packs adjacent numbers together."""
 
     name: str
     """Name in Kafka's message definitions."""
@@ -113,12 +113,12 @@ class _Uuid:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """Type whose values are encoded as a length and that many bytes."""
+    """Type whose values are encoded as a length and the bytes of the value."""
 
     name: str
     """Name in Kafka's message definitions."""
     short: bool
-    """True if versions that are not flexible encode the length in two bytes; False if in four."""
+    """True if versions before the first flexible one encode the length in two bytes; False if in four."""
     to_bytes: Callable[[Any], bytes]
     from_view: Callable[[memoryview], Any]
 
