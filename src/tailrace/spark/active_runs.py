@@ -1,7 +1,7 @@
 """Registry of the queries and backfills of this process.
 
-Only one of them may run per group and topic, since two would handle the same records. Queries are stopped before their
-Spark session stops and before the process exits, so that the current batch finishes and is committed.
+Only one query or backfill may run for a group and topic, because two would handle the same records. Queries are stopped
+before their Spark session stops and before the process exits, so that the current batch finishes and is committed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ActiveRun:
 
 
 def claim(name: str, group_id: str, cluster_state: ClusterState) -> ActiveRun:
-    """Register a run, so that no other run for its group and topics starts before ``release``.
+    """Register a run, so that no other run for the same group and topics starts before ``release``.
 
     Raises:
         ConsumerStateError: another run for this group reads the same topics.
@@ -94,14 +94,14 @@ def release(run: ActiveRun) -> None:
 
 
 def finish_ended_queries(group_id: str) -> None:
-    """Commit the last batch of each query of the group that Spark has ended, before the group's offsets are read."""
+    """Call ``finish`` of each query of the group that Spark has ended, which commits its last batch."""
     for query in _queries():
         if query.group_id == group_id and not query.is_active:
             query.finish()
 
 
 def stop_queries_with(spark: SparkSession) -> None:
-    """Wrap the session's ``stop``, which a ``with`` block calls, so that it stops the session's queries first."""
+    """Wrap ``spark.stop``, so that it stops the queries of the session first; a ``with`` block calls it, too."""
     with _lock:
         if any(one is spark for one in _wrapped_sessions):
             return

@@ -36,9 +36,9 @@ class Backfill:
         store: offsets of the group and of the logs.
         batch_runner: runner of the batches.
         options: options of Spark's Kafka source.
-        checkpoint: checkpoint that numbers the batches and keeps the planned batch, if any.
-        state: state of the checkpoint, if there is one.
-        max_offsets: maximum number of offsets in a batch.
+        checkpoint: checkpoint that stores the number and offsets of the current batch; None without a checkpoint.
+        state: state of the checkpoint; None without a checkpoint.
+        max_offsets: approximate maximum number of offsets in a batch.
         restart_after_loss: function that returns new start offsets if the next offsets were deleted from the log, and
             None otherwise; its arguments are the previous start offsets and the next offset of each partition.
     """
@@ -59,7 +59,7 @@ class Backfill:
             GroupNotEmptyError: the group has live members.
             CommitFailedError: the group's offsets were changed by another client.
             OffsetOutOfRangeError: the next offsets were deleted from the log, and ``auto_offset_reset="none"``.
-            HandlerFailedError: a handler failed for good and its options end the run.
+            HandlerFailedError: a handler failed for good, and its options end the run.
             TailraceError: a worker failed.
         """
         started_at, total_metrics, batch_count = self.store.now, TaskMetrics(), 0
@@ -67,7 +67,7 @@ class Backfill:
         batch_runner = self.batch_runner.with_offset_maps(start_offsets.offset_maps)
         total = offsets_left(next_offsets, ends)
         self.store.watch_maps(start_offsets.offset_maps)
-        # Later runs, and the live app, start at the same offsets.
+        # Commit the start offsets, so that later runs and the live app start at the same offsets.
         self.store.commit(start_offsets.commits(start_offsets.uncommitted), start_metadata(), may_go_back=True)
         on_progress(BackfillProgress(0, total, 0.0))
         while offsets_left(next_offsets, ends):
@@ -81,9 +81,9 @@ class Backfill:
                 restart = self.restart_after_loss(start_offsets, next_offsets)
                 if restart is None:
                     raise
-                moved = {one: offset for one, offset in restart.offsets.items() if offset != next_offsets[one]}
+                reset_offsets = {one: offset for one, offset in restart.offsets.items() if offset != next_offsets[one]}
                 self.store.watch_maps(restart.offset_maps)
-                self.store.commit(restart.commits(moved), start_metadata(), may_go_back=True)
+                self.store.commit(restart.commits(reset_offsets), start_metadata(), may_go_back=True)
                 start_offsets, next_offsets = restart, dict(restart.offsets)
                 batch_runner = self.batch_runner.with_offset_maps(restart.offset_maps)
                 ends = {one: min(offset, start_offsets.logs[one].end) for one, offset in ends.items()}
@@ -108,9 +108,10 @@ class Backfill:
     def _plan(
         self, next_offsets: Offsets, ends: Offsets, logs: Mapping[TopicPartition, LogBounds]
     ) -> tuple[int, Offsets]:
-        """Return number and end offsets of the next batch, and save them in the checkpoint, if there is one.
+        """Plan the next batch, save it in the checkpoint, if there is one, and return its number and end offsets.
 
-        A saved batch that starts at ``next_offsets`` is returned again, because it was not committed.
+        A saved batch that starts at ``next_offsets`` was not committed. It is returned again, unless a log now ends
+        before the batch.
         """
         if self.state is None or self.checkpoint is None:
             return 0, next_ends(next_offsets, ends, self.max_offsets)
@@ -129,7 +130,7 @@ class Backfill:
         return self.state.batch_number(batch_id), batch_ends
 
     def _clear_plan(self) -> None:
-        """Delete the saved batch after its commit: if the group is reset, another batch must not reuse its number."""
+        """Delete the saved batch after its commit: after a reset of the group, no other batch may get its number."""
         if self.state is not None and self.checkpoint is not None:
             self.state.planned = None
             self.checkpoint.save(self.state)

@@ -2,8 +2,8 @@
 
 One Spark job runs the handlers. Without a sink, its rows are the metrics of the tasks. With a sink, the rows also
 contain the results, and are persisted until the sink has written them, so that the sink's jobs do not run the handlers
-again. Spark recomputes rows that are lost with an executor. The recomputed tasks may fail, so the metrics are checked
-again after the sink.
+again. If an executor is lost, Spark runs its tasks again to recompute the rows. These tasks may fail, so the metrics
+are checked again after the sink.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["BatchRunner", "Sink"]
 
 Sink: TypeAlias = "Callable[[DataFrame, int], object]"
-"""Function of the rows and the number of a batch that writes the rows. A repeated batch has the same number."""
+"""Function that writes the results of a batch. Its arguments are the rows and the number of the batch.
+
+A batch that is handled again has the same number.
+"""
 
 _IS_RESULT = f"""
     CASE WHEN {METRICS_COLUMN} IS NULL THEN true WHEN get_json_object({METRICS_COLUMN}, '$.error') = '' THEN false
@@ -43,15 +46,15 @@ It raises an error if a task failed, so that the sink does not write the results
 
 @dataclass(frozen=True)
 class BatchRunner:
-    """Runs the handlers for the records of batches.
+    """Runner of the handlers for the records of a batch.
 
     Attributes:
         selected: handlers to run.
         shipment: serialized app for the workers.
         row_type: Spark type of the handlers' results; None without a sink.
-        sink: function that writes the results, if any.
+        sink: function that writes the results; None to discard them.
         parallelism: number of tasks; None for one task for each partition.
-        offset_maps: offset maps, by which workers skip finished records.
+        offset_maps: offset maps of records that workers skip, because they are finished.
     """
 
     selected: SelectedHandlers
@@ -62,7 +65,7 @@ class BatchRunner:
     offset_maps: ShippedMaps = field(default_factory=lambda: ShippedMaps({}))
 
     def with_offset_maps(self, offset_maps: Mapping[TopicPartition, OffsetMap]) -> BatchRunner:
-        """Return a copy with these offset maps."""
+        """Return a copy of the runner with ``offset_maps``."""
         return replace(self, offset_maps=ShippedMaps(offset_maps))
 
     def run(self, records: DataFrame, batch_number: int) -> TaskMetrics:
@@ -72,7 +75,7 @@ class BatchRunner:
             HandlerFailedError: a handler failed for good and its options end the run.
             TailraceError: a task failed.
         """
-        # With one topic, its name is not sent from Java with every record.
+        # If there is only one topic, Java does not send its name with every record.
         topic = None if self.selected.patterns or len(self.selected.topics) > 1 else self.selected.topics[0]
         # Without a shuffle, each task reads one partition of Kafka.
         has_one_partition = self.parallelism is None
@@ -89,17 +92,17 @@ class BatchRunner:
             try:
                 self.sink(persisted.filter(_IS_RESULT).drop(METRICS_COLUMN), batch_number)
             except Exception:
-                # The sink's job also fails if a task failed: raise the error of the task, which names the cause.
+                # The failure of a task also fails the sink. In this case, raise the error of the task.
                 _raise_task_error(persisted)
                 raise
-            # Rows lost with an executor were recomputed by tasks that may have failed.
+            # Tasks that recomputed the rows of a lost executor may have failed.
             _raise_task_error(persisted)
         finally:
             persisted.unpersist()
         return metrics
 
     def _repartitioned(self, records: DataFrame) -> DataFrame:
-        """Return the records in ``parallelism`` tasks, which keep the handlers' order."""
+        """Distribute the records among ``parallelism`` tasks, in the order that the handlers require."""
         if self.parallelism is None:
             return records
         orders = {one.order_by for one in self.selected.handlers}
@@ -115,5 +118,6 @@ def _raise_task_error(rows: DataFrame) -> None:
 
 
 def _metrics_of(rows: DataFrame) -> TaskMetrics:
+    """Return the sum of the metrics in ``rows``; raise the error of a failed task."""
     texts = rows.filter(f"{METRICS_COLUMN} IS NOT NULL").select(METRICS_COLUMN).collect()
     return TaskMetrics.sum_of(row[METRICS_COLUMN] for row in texts)

@@ -1,7 +1,7 @@
 """Selection of the handlers that run on Spark, and of the topics that are read for them.
 
-The committed offset of a partition is that of all handlers of the group. The handler that the user names therefore runs
-together with all handlers of its group that share a topic with it.
+All handlers of a group share the committed offset of a partition. The handler that the user names therefore runs
+together with all other handlers of the group that share a topic with it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def select_handlers(
         app: app that declares the handler.
         wanted: decorated function of the handler, or its name.
         group_id: group of handlers that are declared without a group.
-        matched_topics: existing topics that the handler's patterns match, if they are known already. Without them, two
-            handlers that both read by pattern are not known to share a topic.
+        matched_topics: existing topics that the handler's patterns match, as far as they are known. Without them, two
+            handlers that both have a pattern are not recognized to share a topic.
 
     Raises:
         ConfigurationError: the name is unknown or ambiguous, or the handler has no group or several groups.

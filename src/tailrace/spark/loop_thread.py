@@ -1,7 +1,6 @@
-"""Event loop in a daemon thread, for synchronous callers: the driver and Spark's Python workers.
+"""Event loop in a daemon thread, for synchronous callers in the driver and in Spark's Python workers.
 
-The thread is a daemon because Spark ends its workers without cleanup. If an asyncio task ends the loop, for example by
-``sys.exit()``, callers get an error instead of waiting forever.
+If an asyncio task ends the loop, for example by ``sys.exit()``, callers get an error instead of waiting forever.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _POLL_INTERVAL_S = 0.2
 class LoopThread:
     """Event loop that runs coroutines for synchronous callers until it is closed.
 
-    The loop also runs between calls, so that connections and background tasks stay alive.
+    The loop also runs between calls, so that background tasks and connections continue.
 
     Attributes:
         loop: event loop.
@@ -59,7 +58,7 @@ class LoopThread:
                 pass
             return future.result(0)
         except BaseException as error:
-            # When the loop ends, it cancels its tasks and does not start coroutines that were submitted just before.
+            # At its end, the loop cancels its tasks, and does not start a coroutine that was submitted just before.
             if not self._is_running() and isinstance(error, CancelledError | SystemExit | TimeoutError):
                 # Let the tasks of the loop clean up before the caller continues.
                 self._thread.join(_JOIN_TIMEOUT_S)
@@ -70,7 +69,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Cancel all tasks of the loop, end the loop after them, and wait for the end for up to five seconds."""
+        """Cancel all tasks of the loop, and wait up to five seconds until they and the loop have ended."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
                 self.loop.call_soon_threadsafe(self._closing.set)
@@ -82,8 +81,9 @@ class LoopThread:
         with asyncio.Runner(loop_factory=lambda: self.loop):
             self._run_until_ended(self._closing.wait())
             canceled: set[asyncio.Task[Any]] = set()
-            # Cancel each task once: a second cancellation would interrupt its cleanup. Do not cancel a task before its
-            # first step: anyio wraps the coroutine of a task in another one, which would end without awaiting it.
+            # Cancel each task once, because a second cancellation would interrupt its cleanup. Do not cancel a task
+            # before its first step: anyio wraps the coroutine of a task in another coroutine, which would then end
+            # without awaiting the wrapped one.
             while running := asyncio.all_tasks(self.loop):
                 started = {task for task in running if not _is_unstarted(task)}
                 for task in started - canceled:

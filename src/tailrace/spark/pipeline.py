@@ -1,7 +1,7 @@
-"""SparkPipeline, which checks a run of an app's handlers on Spark and creates its parts.
+"""SparkPipeline: checks the arguments of a run, and creates the objects that run an app's handlers on Spark.
 
 The group's committed offsets are authoritative for the app and for Spark: if a checkpoint has other offsets, the run
-starts at the group's.
+starts at the committed offsets.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class SparkPipeline:
     Args:
         app: app, or its import path, such as ``"shop:billing"``.
         spark: session with Spark's Kafka connector, such as one from ``spark_session()``.
-        checkpoint: path or URL of a folder for this pipeline only, on any file system that Spark supports. It is not
-            required for ``backfill`` and ``handoff`` without a sink.
+        checkpoint: path or URL of a folder for this pipeline only, on any file system that Spark supports. ``start``
+            and sinks require a checkpoint.
 
     Raises:
         ConfigurationError: the session is a Spark Connect session, or the app has ``delivery="exactly_once"``.
@@ -90,17 +90,17 @@ class SparkPipeline:
         """Start a query that handles existing and new records in batches, and commits the group's offsets after each.
 
         Args:
-            handler: decorated function of the handler, or its name. Handlers of its group that share a topic with it
-                run, too.
+            handler: decorated function of the handler, or its name. Other handlers of the same group that share a topic
+                with this handler run, too.
             trigger: interval of batches, such as ``"5 seconds"``; ``"available_now"`` to end after the records that
                 exist at the start; or a mapping of the arguments of Spark's ``trigger``. By default, a batch starts
                 when the previous one has ended.
             max_records_per_batch: maximum number of records in a batch, and thus of records that are handled again
                 after a crash. The source option ``maxOffsetsPerTrigger`` overrides it.
-            sink: function that writes the results of a batch. Its arguments are a DataFrame of the results, with the
-                columns ``topic``, ``partition`` and ``offset`` of their records, and the number of the batch.
-            parallelism: number of tasks among which the records are distributed, in the handler's order; by default,
-                there is a task for each partition.
+            sink: function that writes the results of a batch. Its arguments are a DataFrame of the results, with
+                columns for ``topic``, ``partition`` and ``offset`` of the records, and the number of the batch.
+            parallelism: number of tasks among which the records are distributed. The order that the handler requires is
+                kept. By default, there is one task for each partition.
             options: further options of Spark's Kafka source.
 
         Raises:
@@ -128,7 +128,7 @@ class SparkPipeline:
             run = claim(f"<SparkQuery {selected.name} group={selected.group_id}>", selected.group_id, cluster_state)
             _check_topics_found(selected, cluster_state)
             if selected.patterns:
-                # Only now are the topics known that a pattern matches, and the handlers that share these topics.
+                # The topics that a pattern matches are known only now, and with them the handlers that share a topic.
                 _, batch_runner, _ = self._prepare(handler, sink, parallelism, options, cluster_state.topic_ids)
             resumption = self._resumption(self._checkpoint, state, cluster_state)
             state.add_ids(cluster_state.cluster_id, cluster_state.topic_ids)
@@ -175,15 +175,15 @@ class SparkPipeline:
             since: start of partitions without a committed offset: ``"earliest"``, a datetime with a time zone,
                 milliseconds since 1970, or a mapping of partitions to offsets. By default, ``auto_offset_reset``.
             until: end of the backfill: ``"now"`` for the current ends of the logs, a time as in ``since``, or a mapping
-                of partitions to offsets. Partitions that are missing from the mapping are not read, but their start
-                offsets are committed.
+                of partitions to offsets. The start offsets of partitions that are missing from the mapping are
+                committed, but the partitions are not read.
             max_records_per_batch: maximum number of records in a batch, and thus of records that are handled again
                 after a crash.
             sink: as in ``start``; needs a checkpoint.
             parallelism: as in ``start``.
             options: as in ``start``.
-            on_progress: function that is called at the start and after each batch. By default, a terminal shows a
-                progress bar, if ``rich`` is installed (extra ``tailrace[cli]``).
+            on_progress: function that is called at the start and after each batch. By default, a progress bar is shown
+                if stderr is a terminal and ``rich`` is installed (extra ``tailrace[cli]``).
 
         Raises:
             ConfigurationError: an argument is invalid, the handler cannot be sent to workers, or the checkpoint
@@ -251,8 +251,8 @@ class SparkPipeline:
         Args:
             handler: as in ``backfill``.
             since: as in ``backfill``.
-            max_lag: number of offsets that may be left for the live app.
-            max_rounds: maximum number of backfills, because records may arrive faster than Spark handles them.
+            max_lag: lag of the group, in offsets, at which the live app can take over.
+            max_rounds: maximum number of backfills, in case records arrive faster than Spark handles them.
             max_records_per_batch: as in ``backfill``.
             sink: as in ``backfill``.
             parallelism: as in ``backfill``.
@@ -278,7 +278,7 @@ class SparkPipeline:
                 on_progress=on_progress,
             )
             status = self.group_status(handler)
-            # A partition that was added meanwhile has no lag until a backfill has committed its start.
+            # The lag does not include a new partition until a backfill has committed an offset of it.
             if status.lag <= max_lag and status.ends.keys() <= status.committed.keys():
                 break
         return status or self.group_status(handler)
@@ -316,7 +316,11 @@ class SparkPipeline:
         options: Mapping[str, str] | None,
         matched_topics: Iterable[str] = (),
     ) -> tuple[SelectedHandlers, BatchRunner, dict[str, str]]:
-        """Check handlers and options without requests to a broker; return handlers, batch runner and source options."""
+        """Check handlers and options, without requests to brokers.
+
+        Returns:
+            Handlers to run, runner of the batches, and options of Spark's Kafka source.
+        """
         selected, shipment, source = _check_and_pack(
             self.app,
             self._import_path,
@@ -336,13 +340,13 @@ class SparkPipeline:
         return selected, BatchRunner(selected, shipment, row_type, sink, parallelism), source
 
     def _config_of(self, selected: SelectedHandlers) -> ConsumerConfig:
-        """Return the configuration of the app, with the group of the handlers."""
+        """Return the configuration of the app, with the group id of the handlers."""
         return resolve({**self.app.options, "group_id": selected.group_id})
 
     def _cluster_state(
         self, store: SparkOffsetStore, selected: SelectedHandlers, state: PipelineState | None
     ) -> ClusterState:
-        """Return the state of cluster and group, after the checks of a run and the creation of missing topics."""
+        """Check that a run is possible, create missing topics, and return the state of cluster and group."""
         finish_ended_queries(selected.group_id)
         store.check_idle()
         store.create_topics(selected.handlers, self._settings.defaults)
@@ -352,15 +356,15 @@ class SparkPipeline:
         return cluster_state
 
     def _resumption(self, checkpoint: Checkpoint, state: PipelineState, cluster_state: ClusterState) -> Resumption:
-        """Decide where the query resumes; abandon an unreadable checkpoint if the group has committed offsets.
+        """Decide where the query resumes; ignore an unreadable checkpoint if the group has committed offsets.
 
         Raises:
-            CorruptCheckpointError: the checkpoint cannot be read, and the group has no committed offsets.
+            CorruptCheckpointError: the checkpoint cannot be read, and a partition of it has no committed offset.
         """
         try:
             return decide_resumption(state, checkpoint.spark_logs(state.generation), cluster_state)
         except CorruptCheckpointError as error:
-            # Only the checkpoint has the offsets of these partitions; a guess would lose or repeat records.
+            # Only the checkpoint has offsets of these partitions; any other start would lose or repeat records.
             uncommitted = cluster_state.logs.keys() - cluster_state.committed.keys()
             if any(partition_of(key) in uncommitted for key in state.start):
                 raise CorruptCheckpointError(
@@ -381,7 +385,7 @@ class SparkPipeline:
 
 
 def check_run(app: App, import_path: str, handler: HandlerOrName, *, parallelism: int | None = None) -> None:
-    """Check handler and options; called before Spark starts, because that takes half a minute.
+    """Check handler and options without a Spark session, whose start takes half a minute.
 
     Raises:
         ConfigurationError: the handler is unknown or cannot be sent to workers, or an option is invalid.

@@ -15,7 +15,7 @@ __all__ = ["BackfillProgress", "BackfillReport", "GroupStatus", "OnProgress", "p
 
 @dataclass(frozen=True, slots=True)
 class BackfillProgress:
-    """Progress of a backfill, counted in offsets; an offset may have no record."""
+    """Progress of a backfill, counted in offsets; not every offset has a record."""
 
     done: int
     """Number of offsets in finished batches."""
@@ -31,7 +31,7 @@ class BackfillProgress:
 
     @property
     def left_s(self) -> float | None:
-        """Estimated remaining time in seconds; None before the end of the first batch."""
+        """Estimated remaining time in seconds; None until the first batch has ended."""
         return (self.total - self.done) / self.per_second if self.per_second else None
 
 
@@ -52,7 +52,7 @@ class BackfillReport:
     duration_s: float
     """Duration of the backfill in seconds."""
     offsets: Mapping[TopicPartition, int] = field(repr=False)
-    """Committed offsets after the backfill, by partition."""
+    """Committed offset after the backfill, by partition."""
     already_finished: int = 0
     """Number of records that were skipped because the live app had finished them before."""
     lost: int = 0
@@ -75,7 +75,7 @@ class GroupStatus:
 
     @property
     def lag(self) -> int:
-        """Number of offsets from the committed offset to the end, over all partitions that have a committed offset."""
+        """Sum of the lags of all partitions that have a committed offset."""
         return sum(max(0, self.ends[one] - offset) for one, offset in self.committed.items() if one in self.ends)
 
 

@@ -1,7 +1,7 @@
 """Sinks that write a batch once, even if the batch is handled twice.
 
-One sink overwrites a folder for each batch. The other uses that Delta skips a transaction version which it already has
-from the same writer.
+``overwritten_folders`` overwrites the folder of the batch. ``delta_table`` writes the batch in a transaction with the
+number of the batch, which Delta skips if the same writer has committed this number before.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["delta_table", "overwritten_folders"]
 
 
 def overwritten_folders(place: str, file_format: str = "parquet") -> Sink:
-    """Return a sink that writes each batch to a folder ``batch_id=...`` of its own, and overwrites that folder.
+    """Return a sink that writes each batch to its own folder, ``batch_id=NUMBER``, and overwrites an earlier attempt.
 
     Args:
-        place: path of the folder that contains the folders of the batches; Spark reads it as one table.
+        place: path of the folder that contains the folders of all batches; Spark can read it as one table.
         file_format: format of the files, as in ``DataFrameWriter.format``.
     """
 
@@ -40,7 +40,7 @@ def delta_table(place: str, writer: str) -> Sink:
     """
 
     def write(rows: DataFrame, batch_number: int) -> None:
-        # A new checkpoint may reuse the number of a written batch for other offsets, so its id is part of the name.
+        # Another checkpoint may use the same number for other offsets, so the name includes the checkpoint's id.
         app_id = f"{writer} {batch_number.checkpoint}".rstrip() if isinstance(batch_number, BatchNumber) else writer
         delta = rows.write.format("delta").mode("append")
         delta.option("txnAppId", app_id).option("txnVersion", batch_number).save(place)

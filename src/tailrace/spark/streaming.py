@@ -1,9 +1,9 @@
 """Structured Streaming query: handles batches and commits the group's offsets after each.
 
-Offsets of a batch are committed to the group after Spark has written the batch to its commit log. After a crash, at
-most the batch that Spark has not written there is handled again. Spark's listener reports the written batches in a
-thread of its own. At the end of the query and at the next start, the last batch is read from the commit log, in case
-the listener has not reported it.
+Offsets of a batch are committed to the group after Spark has written the batch to its commit log. After a crash, only a
+batch that is not in this log is handled again. A listener of Spark reports the written batches in its own thread. At
+the end of the query and at the next start, the last batch is read from the commit log, in case the listener has not
+reported it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _RECOMMIT_S = 600.0
 _POLL_INTERVAL_S = 0.2
 """Interval at which ``stop`` checks whether the current batch has ended."""
 _MIN_WAIT_S = 0.001
-"""Shortest timeout that Spark accepts."""
+"""Shortest timeout in seconds that Spark accepts."""
 _PARK_MS = 10_000
 """Maximum time for which Spark's thread sleeps until ``stop`` interrupts it."""
 _GRACE_S = 20.0
@@ -127,7 +127,7 @@ class SparkQuery:
         self._must_park = False
         """True after ``stop`` was called with a grace period: Spark's thread sleeps instead of starting a batch."""
         self._is_parked = threading.Event()
-        """Set when Spark's thread sleeps instead of starting a batch."""
+        """Set once Spark's thread sleeps instead of starting a batch."""
         self._is_spark_stopped = False
         """True once ``stop`` of Spark's query was called."""
         self._listener: Any = None
@@ -147,13 +147,13 @@ class SparkQuery:
         return self._stage.store.group_id
 
     def is_of(self, spark: SparkSession) -> bool:
-        """Return True if the query runs in this session."""
+        """Return True if the query runs in the session ``spark``."""
         return self._stage.spark.sparkContext is spark.sparkContext
 
     def finish(self) -> None:
-        """Wait until Spark has ended the query, then commit its last batch and close the connections, once.
+        """Wait until Spark has ended the query, then commit its last batch and close the connections.
 
-        No error is raised here: ``await_termination`` and ``stop`` raise the error that ended the query.
+        Another call has no effect. The error that ended the query is raised by ``await_termination`` and ``stop``.
         """
         try:
             self.query.awaitTermination()
@@ -164,12 +164,12 @@ class SparkQuery:
             self._end()
 
     def await_termination(self, timeout_s: float | None = None) -> bool:
-        """Wait until the query has ended and return True; return False if that takes longer than ``timeout_s``.
+        """Wait until the query has ended and return True; return False after ``timeout_s`` seconds.
 
         Raises:
             GroupNotEmptyError: a live member joined the group.
             CommitFailedError: the group's offsets were changed by another client.
-            HandlerFailedError: a handler failed for good and its options end the run.
+            HandlerFailedError: a handler failed for good, and its options end the query.
             OffsetOutOfRangeError: the next offsets were deleted from the log, and ``auto_offset_reset="none"``.
             UnknownTopicError: a topic was deleted.
             BrokerConnectionError: no broker answered the commit of the last batch.
@@ -212,7 +212,7 @@ class SparkQuery:
         while self._stage.store.now < deadline and self.is_active and self.query.status["isTriggerActive"]:
             if self._is_parked.wait(_POLL_INTERVAL_S):
                 break
-        # Errors that the stop causes are ignored.
+        # An error after this line is caused by the stop and is ignored.
         earlier_error = None if self._is_spark_stopped or self.is_active else self.query.exception()
         self._stop_spark()
         self._end(earlier_error)
@@ -261,21 +261,23 @@ class SparkQuery:
         self.query.stop()
 
     def progressed(self, number: int, ends: Offsets) -> None:
-        """Commit the end offsets of batch ``number``, which Spark has written to its commit log."""
+        """Commit the end offsets of batch ``number`` after Spark has written the batch to its commit log."""
         with self._lock:
             if not self._has_ended and number > self._committed[0]:
                 self._reported = number, ends
                 self._commit(number, ends)
 
     def idle(self) -> None:
-        """Repeat the last commit if it failed, as no later batch may include it, or if it was ten minutes ago."""
+        """Repeat the last commit if it failed or was made ten minutes ago; called while there is no new batch."""
         with self._lock:
             is_pending = self._reported[0] > self._committed[0]
             if not self._has_ended and (is_pending or self._stage.store.now - self._committed_at > _RECOMMIT_S):
                 self._commit(*(self._reported if is_pending else self._committed))
 
     def commit_batch(self, number: int, ends: Offsets, *, may_go_back: bool = False) -> None:
-        """Commit the end offsets of batch ``number`` to the group, or with number -1 the start offsets.
+        """Commit ``ends``, the end offsets of batch ``number``, or the start offsets if ``number`` is -1.
+
+        ``may_go_back`` is True to commit an offset that is lower than the committed one.
 
         Raises:
             TailraceError: as ``SparkOffsetStore.commit`` does.
@@ -290,7 +292,7 @@ class SparkQuery:
         try:
             self.commit_batch(number, ends)
         except BrokerConnectionError as error:
-            # The commit of the next batch covers this one.
+            # The commit of the next batch includes these offsets.
             observer.emit(CommitFailed(store.group_id, str(error), will_retry=not self._has_ended, exception=error))
             if self._has_ended:
                 self._fail(error)
@@ -298,7 +300,7 @@ class SparkQuery:
             self._fail(error)
             observer.emit(CommitFailed(store.group_id, str(error), will_retry=False, exception=error))
             if not self._has_ended:
-                # The stop waits for Spark's thread, which runs this method, so it needs a thread of its own.
+                # Stop in another thread, because a stop waits for Spark's thread, which runs this method.
                 threading.Thread(target=self._stop_spark, name="tailrace stop", daemon=True).start()
 
     # ---- end ---------------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ class SparkQuery:
                 if last is not None and last > self._committed[0]:
                     self._commit_from_log(last)
                 if error is not None and not isinstance(self._failure, TailraceError):
-                    self._failure = self._offsets_lost() or self._session_stopped() or self._failure
+                    self._failure = self._offsets_lost_error() or self._session_stopped_error() or self._failure
             except Exception as end_error:  # noqa: BLE001 - raised by await_termination
                 self._fail(_uncommitted_error(end_error))
             finally:
@@ -328,8 +330,8 @@ class SparkQuery:
                     SparkQueryFailed(stage.store.group_id, stage.batch_runner.selected.name, reason, failure)
                 )
 
-    def _session_stopped(self) -> TailraceError | None:
-        """Return an error if the session was stopped, a cause that Spark's error does not name; None otherwise."""
+    def _session_stopped_error(self) -> TailraceError | None:
+        """Return an error if the session was stopped, because Spark's error does not name this cause; else None."""
         context: Any = self._stage.spark.sparkContext
         if context._jsc is not None and not context._jsc.sc().isStopped():  # noqa: SLF001 - Python has no other way
             return None
@@ -349,8 +351,8 @@ class SparkQuery:
         if ends is not None:
             self._commit(last, ends)
 
-    def _offsets_lost(self) -> TailraceError | None:
-        """Return an error if the next offsets were deleted from the log, or a topic was deleted; None otherwise."""
+    def _offsets_lost_error(self) -> TailraceError | None:
+        """Return an error if the next offsets were deleted from the log, or a topic was deleted; else None."""
         _, ends = self._committed
         try:
             logs = self._stage.store.logs(ends)
@@ -369,20 +371,21 @@ class SparkQuery:
         return None
 
     def _fail(self, error: Exception) -> None:
-        """Store the first error, but prefer a TailraceError to another error, which may be its consequence in Spark."""
+        """Store an error if it is the first one, or the first TailraceError: other errors may be its consequences."""
         if self._failure is None or (isinstance(error, TailraceError) and not isinstance(self._failure, TailraceError)):
             self._failure = error
 
     def _raise_from(self, error: Exception | None) -> None:
+        """Raise the stored error with the cause ``error`` if the stored error is a TailraceError."""
         if isinstance(self._failure, TailraceError):
             raise self._failure from error
 
     def unlisten(self) -> None:
-        """Remove the listener of this query from Spark."""
+        """Remove the listener of this query from the session."""
         self._stage.spark.streams.removeListener(self._listener)
 
     def listen(self) -> None:
-        """Add a listener to Spark that commits the batches which Spark has written to its commit log."""
+        """Add a listener to the session that commits the batches in Spark's commit log."""
         from pyspark.sql.streaming.listener import StreamingQueryListener  # noqa: PLC0415 - an extra
 
         this = self
@@ -420,12 +423,12 @@ def _uncommitted_error(error: Exception) -> TailraceError:
 
 
 def start_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> SparkQuery:
-    """Start a query at the start offsets of ``stage``, and commit these.
+    """Commit the start offsets of ``stage``, and start a query at these offsets.
 
     Args:
-        stage: dependencies and initial state of the query, which closes the store at its end.
+        stage: dependencies and initial state of the query. The query closes ``stage.store`` at its end.
         options: options of Spark's Kafka source.
-        trigger: trigger of batches.
+        trigger: trigger of the batches.
 
     Raises:
         ConfigurationError: the trigger is not valid.
@@ -438,7 +441,7 @@ def start_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> 
     writer = _writer(stage, options, trigger).foreachBatch(query.handle)
     writer = writer.option("checkpointLocation", stage.checkpoint.folder_of(generation))
     stage.store.watch_maps(start_offsets.offset_maps)
-    # An error above has no effect on the checkpoint and the group.
+    # Until here, nothing has changed the checkpoint or the group's offsets.
     if not resumption.continues:
         state.begin_generation(
             stage.cluster_state.topic_ids, start_offsets.offsets, start_metadata(uuid.uuid4().hex[:12])

@@ -1,8 +1,9 @@
 """Checkpoint folder of a pipeline: the pipeline's state, and a folder with Spark's own checkpoint for each generation.
 
-A generation is a sequence of batches of a query, each of which starts where the previous batch ended. If another client
-changes the group's offsets, a new generation starts at these offsets. Spark's checkpoint of a generation has two logs:
-the offset log has a file for each batch that was planned, the commit log has one for each batch that has ended.
+A generation of the checkpoint (not of the group) is a sequence of batches of a query, each of which starts where the
+previous batch ended. If another client changes the group's offsets, a new generation starts at these offsets. Spark's
+checkpoint of a generation has two logs: the offset log has a file for each batch that was planned, and the commit log
+has a file for each batch that has ended.
 
 Files are read and written through Hadoop's file systems, so the folder may be on any file system that Spark supports.
 """
@@ -46,7 +47,7 @@ _SOURCE = re.compile(r"^[^{]*:(?=\{)")
 
 
 class BatchNumber(int):
-    """Number of a batch, which stays the same if the batch is handled again.
+    """Number of a batch; the number stays the same if the batch is handled again.
 
     Attributes:
         checkpoint: id of the checkpoint; numbers are unique only within a checkpoint.
@@ -68,10 +69,7 @@ class _QueryMetadata(msgspec.Struct):
 
 
 class PlannedBatch(msgspec.Struct, frozen=True):
-    """Batch of a backfill, saved before the batch starts.
-
-    The keys of its offsets are those of ``key_of``.
-    """
+    """Batch of a backfill, saved before the batch starts. The keys of the offsets are those of ``key_of``."""
 
     batch_id: int
     start: dict[str, int]
@@ -90,7 +88,7 @@ class PipelineState(msgspec.Struct):
     """Random id of the checkpoint."""
     cluster_id: str = ""
     topics: dict[str, str] = {}
-    """Id of each topic when the topic was first read, or when the generation started; empty if brokers have no ids."""
+    """Id of each topic when the generation started, or when the topic was first read; empty if brokers have no ids."""
     generation: int = 0
     """Number of the current generation; 0 before the first query."""
     start: dict[str, int] = {}
@@ -98,11 +96,11 @@ class PipelineState(msgspec.Struct):
     start_text: str = msgspec.field(default="", name="begun")
     """Text in the commit metadata of the start offsets."""
     first_batch_id: int = 0
-    """Id of the generation's first batch. Ids continue across generations, so that no sink receives an id twice."""
+    """Id of the generation's first batch. Ids continue across generations, so that no two batches have the same id."""
     next_batch_id: int = 0
     """Id of the next batch of a backfill, or of the first batch of the next generation."""
     planned: PlannedBatch | None = None
-    """Last batch of a backfill, unless it is known to be committed."""
+    """Last batch of a backfill; None if there is none, or if it is known to be committed."""
 
     @property
     def has_backfilled(self) -> bool:
@@ -114,11 +112,11 @@ class PipelineState(msgspec.Struct):
         return BatchNumber(batch_id, self.id)
 
     def add_ids(self, cluster_id: str, topic_ids: Mapping[str, str]) -> None:
-        """Add the cluster id and topic ids, and keep those that the state already has."""
+        """Add the cluster id and topic ids, but keep ids that the state already has."""
         self.cluster_id, self.topics = self.cluster_id or cluster_id, {**topic_ids, **self.topics}
 
     def begin_generation(self, topic_ids: Mapping[str, str], offsets: Offsets, start_text: str) -> None:
-        """Start a new generation at these offsets, and drop a planned batch."""
+        """Start a new generation at ``offsets``, and forget a planned batch."""
         self.generation, self.first_batch_id, self.planned = self.generation + 1, self.next_batch_id, None
         self.topics, self.start_text = dict(topic_ids), start_text
         self.start = {key_of(one): offset for one, offset in offsets.items()}
@@ -131,8 +129,8 @@ class SparkLogs:
     Attributes:
         query_id: id of the query; empty before the first run.
         last_committed: last batch in the commit log; None if there is none.
-        last_planned: last batch in the offset log, which may be missing from the commit log; None if there is none.
-        ends_of: function that returns the end offsets of a batch; None if the offset log does not have the batch.
+        last_planned: last batch in the offset log, even if it is not in the commit log; None if there is none.
+        ends_of: function that returns the end offsets of a batch, or None if the offset log does not have the batch.
     """
 
     query_id: str
@@ -188,7 +186,7 @@ class Checkpoint:
         return found
 
     def save(self, state: PipelineState) -> None:
-        """Store the state in two copies, one after the other, so that one is complete even if the driver is killed."""
+        """Store the state in two files, one after the other: one file is complete even if the driver is killed."""
         text = msgspec.json.encode(state).decode()
         for name in (_DRAFT, _FILE):
             self._write(name, text)

@@ -35,7 +35,7 @@ class PartitionStart:
     offset_map: OffsetMap | None = None
     """Offset map of records finished after the offset."""
     reset_from: int | None = None
-    """Committed offset that the log does not contain; None if the start is no reset of a committed offset."""
+    """Committed offset that was reset, because the log does not contain it; None without a reset."""
     lost: int | None = None
     """Number of offsets that were deleted from the log before they were read; None if unknown or without a reset."""
 
@@ -50,13 +50,16 @@ def partition_start(  # noqa: PLR0913 - inputs of the decision
     begin: int,
     end: int,
 ) -> PartitionStart:
-    """Return the start of a partition: ``committed`` if the log has it, else ``since``, else ``reset_offset``.
+    """Return the start of a partition.
+
+    The start is ``committed`` if the log contains it, ``since`` if there is no committed offset, and otherwise
+    ``reset_offset``.
 
     Args:
         partition: partition, named in the error.
         committed: committed offset, or None.
         offset_map: offset map of the commit, or None.
-        since: start that the user requests for a partition without a committed offset, or None.
+        since: start that the user has requested for partitions without a committed offset, or None.
         reset_offset: start by ``auto_offset_reset``; None for ``"none"``.
         begin: first offset of the log.
         end: end offset of the log.
@@ -80,8 +83,8 @@ def partition_start(  # noqa: PLR0913 - inputs of the decision
 def next_ends(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], max_offsets: int) -> Offsets:
     """Return the end offsets of a batch that starts at ``starts`` and contains about ``max_offsets`` offsets.
 
-    The offsets are divided evenly among the partitions. If a partition has fewer offsets left, the other partitions get
-    more. Each partition that has offsets left gets at least one, so that a batch may exceed ``max_offsets``.
+    The offsets are divided evenly among the partitions. If a partition has fewer offsets left than its share, the other
+    partitions get more. Each partition that has offsets left gets at least one, so a batch may exceed ``max_offsets``.
     """
     left = {one: ends[one] - offset for one, offset in starts.items() if ends.get(one, offset) > offset}
     shares: Offsets = {}

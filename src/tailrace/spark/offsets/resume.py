@@ -1,8 +1,8 @@
 """Decision where a query resumes, as pure functions of the group's committed offsets and Spark's checkpoint.
 
 The committed offsets are authoritative: if another client has changed them, a new generation of the checkpoint starts
-there. If the group has no committed offset of a partition, the offset has expired on the broker, and the offset of the
-checkpoint is used.
+at these offsets. If the group has no committed offset of a partition in the checkpoint, the offset has expired on the
+broker, and the offset of the checkpoint is used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def start_metadata(name: str = "") -> str:
 
 
 def next_number(known: Iterable[int], texts: Iterable[str]) -> int:
-    """Return the lowest batch number that is at least each of ``known`` and above each one in the commit texts."""
+    """Return the lowest batch number that is not below any of ``known`` and is above all numbers in ``texts``.
+
+    ``texts`` are texts in the metadata of commits.
+    """
     committed = (int(match["batch"]) + 1 for text in texts if (match := _METADATA.fullmatch(text)))
     return max([*known, *committed], default=0)
 
@@ -51,13 +54,13 @@ def next_number(known: Iterable[int], texts: Iterable[str]) -> int:
 
 @dataclass(frozen=True)
 class Resumption:
-    """Decision about Spark's checkpoint.
+    """Decision whether and how Spark's checkpoint is used.
 
     Attributes:
         continues: True if the generation of the checkpoint continues; False if a new generation starts.
         offsets: offsets of the checkpoint that replace the group's committed offsets: all offsets if Spark made the
-            group's last commit; otherwise the offsets of partitions whose committed offsets have expired.
-        last_committed: last batch in the commit log, if the generation continues and has one.
+            group's last commit; otherwise only those of partitions whose committed offsets have expired.
+        last_committed: last batch in the commit log; None if there is none, or if a new generation starts.
     """
 
     continues: bool
@@ -89,7 +92,7 @@ def decide_resumption(state: PipelineState, spark_logs: SparkLogs, cluster_state
 
 
 def _is_same_topic(partition: TopicPartition, state: PipelineState, cluster_state: ClusterState) -> bool:
-    """Return False if the topic was recreated, which gives it another id, or if its id is not known."""
+    """Return True if the topic has the id in ``state``; False if the topic was recreated or an id is unknown."""
     topic_id = cluster_state.topic_ids.get(partition.topic)
     return bool(topic_id) and partition in cluster_state.logs and state.topics.get(partition.topic) == topic_id
 
@@ -104,7 +107,7 @@ def _are_in_logs(ends: Offsets, spark_logs: SparkLogs, cluster_state: ClusterSta
 
 
 def _can_read_new_partitions(ends: Offsets, cluster_state: ClusterState) -> bool:
-    """Return False if Spark would fail at a new partition, or start it at the wrong offset.
+    """Return False if Spark would fail to read a new partition, or would read it from a wrong offset.
 
     Spark reads a partition that its checkpoint does not contain from offset 0, and fails if the log does not begin
     there. Offset 0 is correct for a partition added to a topic, but a new topic starts by ``auto_offset_reset``.
@@ -120,7 +123,7 @@ def _were_committed_by_spark(
     spark_logs: SparkLogs,
     committed: Mapping[TopicPartition, GroupOffset],
 ) -> bool:
-    """Return True if the committed offsets are the ends of the last batch, or of the batch that their metadata names.
+    """Return True if the committed offsets are the ends of the last batch, or of the batch in their metadata.
 
     The driver may have died before it committed the last batches to the group.
     """

@@ -22,20 +22,20 @@ __all__ = ["Moment", "Since", "StartOffsets", "Until", "ends_at", "start_offsets
 Moment: TypeAlias = dt.datetime | int | Mapping[TopicPartition, int]
 """A time, as a datetime or in milliseconds since 1970, or a mapping of partitions to offsets."""
 Since: TypeAlias = Literal["earliest"] | Moment | None
-"""Start of partitions without a committed offset; None for that of ``auto_offset_reset``."""
+"""Start of partitions without a committed offset; None to use ``auto_offset_reset``."""
 Until: TypeAlias = Literal["now"] | Moment
-"""End of a run; "now" is the end of each log at the start of the run."""
+"""End of a run; ``"now"`` is the end of each log at the start of the run."""
 
 
 @dataclass(frozen=True)
 class StartOffsets:
-    """Offsets at which a run starts, and the state of group and logs from which they follow.
+    """Offsets at which a run starts, and the committed offsets and logs from which they are derived.
 
     Attributes:
         offsets: start offset of each partition.
         offset_maps: offset maps of records that were finished after the start offset.
         committed: committed offsets of the group before the run, with their metadata.
-        lost: number of offsets that retention had deleted before they were read.
+        lost: number of offsets that were deleted from the logs before they were read.
         logs: first offset and end offset of each log.
     """
 
@@ -46,7 +46,7 @@ class StartOffsets:
     logs: Mapping[TopicPartition, LogBounds]
 
     def commits(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionCommit]:
-        """Return commits of ``offsets``; each contains the rest of the offset map, after the committed offset."""
+        """Return commits of ``offsets``; each contains the part of the offset map from its offset on."""
         return {
             one: PartitionCommit(offset, remaining_map(self.offset_maps.get(one), offset))
             for one, offset in offsets.items()
@@ -54,7 +54,7 @@ class StartOffsets:
 
     @property
     def uncommitted(self) -> Offsets:
-        """Start offsets that differ from the group's committed offset, or that have none."""
+        """Start offsets that the group has not committed."""
         return {
             one: offset
             for one, offset in self.offsets.items()
@@ -71,7 +71,10 @@ def start_offsets_of(  # noqa: PLR0913 - inputs of the decision
     since: Since = None,
     overrides: Mapping[TopicPartition, int] | None = None,
 ) -> StartOffsets:
-    """Return the start offset of each partition: the committed one, else ``since``, else ``auto_offset_reset``.
+    """Return the start offset of each partition.
+
+    It is the committed offset if the log contains it, ``since`` if there is no committed offset, and otherwise the
+    offset of ``auto_offset_reset``.
 
     Args:
         store: store that looks up offsets by time.
@@ -96,7 +99,7 @@ def start_offsets_of(  # noqa: PLR0913 - inputs of the decision
     lost = 0
     for one in logs:
         offset_map, problem = valid_maps.get(one), problems.get(one)
-        # As a member of the group does: with "latest", a partition added to a known topic is read from its beginning.
+        # With "latest", a partition that was added to a known topic is read from its beginning, as by a member.
         is_added = config.begins_at == "latest" and one.topic in known_topics and one not in known_offsets
         start = partition_start(
             one,
@@ -121,7 +124,7 @@ def start_offsets_of(  # noqa: PLR0913 - inputs of the decision
 
 
 def _maps_of(cluster_state: ClusterState) -> tuple[dict[TopicPartition, OffsetMap], dict[TopicPartition, str]]:
-    """Return the valid offset maps of the group's commits, and the reason why each invalid one is ignored."""
+    """Return the valid offset maps of the group's commits, and for each other map the reason why it is ignored."""
     maps: dict[TopicPartition, OffsetMap] = {}
     problems: dict[TopicPartition, str] = {}
     for one in cluster_state.logs.keys() & cluster_state.committed.keys():
@@ -146,14 +149,14 @@ def start_offsets_after(
     config: ConsumerConfig,
     observer: Observer,
 ) -> StartOffsets | None:
-    """Return new start offsets of a run if retention has deleted offsets that the run would read next, or None.
+    """Return new start offsets of a run if a log does not contain the next offset to read; None otherwise.
 
-    Partitions whose next offset was deleted continue at ``auto_offset_reset``.
+    The partitions of such logs continue at ``auto_offset_reset``.
 
     Args:
         store: store that looks up the current logs.
         start_offsets: start offsets of the run.
-        next_offsets: next offset to read of each partition.
+        next_offsets: next offset to read in each partition.
         config: configuration with ``auto_offset_reset``.
         observer: receiver of events about resets.
 
@@ -219,7 +222,7 @@ def _offsets_of(
     logs: Mapping[TopicPartition, LogBounds],
     name: str,
 ) -> Offsets:
-    """Return the offset of each partition at a moment; ``name`` is that of the argument, for errors."""
+    """Return the offset of each partition at ``moment``; errors call the argument ``name``."""
     match moment:
         case None:
             return {}

@@ -1,9 +1,9 @@
 """Requests of the driver to Kafka for metadata, offsets and commits.
 
-The driver is no member of the group, so the coordinator rejects its commits while the group has a live member. A commit
-moves an offset backward only with ``may_go_back``. A member that has joined and left between two requests of the driver
-is detected by its commits: if the group's offsets differ from those that the driver read or committed last, it commits
-no more offsets.
+The driver is no member of the group, so the coordinator rejects its commits while the group has a live member. A member
+may join and leave between two requests of the driver. Its commits are detected: if the group's offsets differ from
+those that the driver last read or committed, the driver commits no more offsets. A commit moves an offset backward only
+with ``may_go_back``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MEMBER_JOINED = {
     ErrorCode.STALE_MEMBER_EPOCH,
 }
 _OPERATION = "running its handlers on Spark"
-"""Operation that the error for a group with live members names."""
+"""Operation that is named in the error for a group with live members."""
 _MIN_LIMIT_FOR_TEXT = 256
 """Smallest limit of the metadata's size at which commits contain a text."""
 
@@ -82,7 +82,7 @@ class ClusterState:
         topic_ids: id of each topic to read; empty if the brokers have none.
         logs: bounds of the log of each partition to read.
         committed: committed offsets of the group.
-        epoch_ends: end offset of the leader epoch of each offset map in ``committed``.
+        epoch_ends: end offset of the leader epoch of each offset map in ``committed``, by partition.
     """
 
     cluster_id: str
@@ -102,15 +102,15 @@ class PartitionCommit:
 
 
 def remaining_map(offset_map: OffsetMap | None, offset: int) -> OffsetMap | None:
-    """Return the part of an offset map from ``offset`` on; None if nothing is left."""
+    """Return the part of an offset map from ``offset`` on; None if there is no such part."""
     return None if offset_map is None else offset_map.from_offset(offset)
 
 
 def commit_metadata(commit: PartitionCommit, text: str, limit: int, writer: str) -> EncodedMetadata:
     """Encode the offset map of a commit, ``text`` and ``writer`` in at most ``limit`` bytes.
 
-    If they do not fit, the text is left out; if that is not enough, the writer, too. If the offset map alone does not
-    fit, the map is left out and the others are encoded.
+    If they do not fit, the text is left out, and then also the writer. If the offset map alone does not fit, only text
+    and writer are encoded. The text is always left out if ``limit`` is less than 256.
     """
     text = text if limit >= _MIN_LIMIT_FOR_TEXT else ""
     for kept_text, kept_writer in ((text, writer), ("", writer), ("", "")):
@@ -121,7 +121,7 @@ def commit_metadata(commit: PartitionCommit, text: str, limit: int, writer: str)
 
 
 class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
-    """Committed offsets of one group, and metadata and offsets of its topics, for synchronous callers.
+    """Synchronous access to the committed offsets of one group, and to the metadata and offsets of its topics.
 
     Args:
         config: configuration of the connection.
@@ -184,9 +184,9 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         self._thread.call(self._check_idle())
 
     def check_unchanged(self) -> None:
-        """Check that the group has no live members, and that no other client has committed since the driver has.
+        """Check that the group has no live members, and that only the driver has changed the group's offsets.
 
-        Without this check, records that members have handled would be handled again.
+        Without this check, records that members have handled in the meantime would be handled again.
 
         Raises:
             GroupNotEmptyError: the group has live members.
@@ -223,7 +223,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         return self._thread.call(self._partitions(topics, patterns))
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
-        """Return the group's committed offsets, with which ``check_unchanged`` and ``commit`` compare later ones."""
+        """Read the group's committed offsets; ``check_unchanged`` and ``commit`` compare later offsets with them."""
         return self._thread.call(self._read_committed(partitions))
 
     def logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogBounds]:
@@ -243,7 +243,10 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         return {one: LogBounds(begins[one], ends[one]) for one in partitions}
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Offsets:
-        """Return the offset of the first record at or after a time (milliseconds) in each partition; -1 without one."""
+        """Return the offset of the first record at or after a time in each partition; -1 if there is no such record.
+
+        A time is in milliseconds since 1970, or is ``EARLIEST`` or ``LATEST``.
+        """
         found = self._thread.call(list_offsets(self._cluster, times, timeout_s=self._timeout_s))
         return {one: listed.offset for one, listed in found.items()}
 
@@ -319,7 +322,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
                 self._check_expected(await self._committed(self._expected))
 
     async def _check_logs(self) -> None:
-        """Check topic ids, because Spark would read a recreated topic of the same name, and leader epochs."""
+        """Check that no topic was recreated, because Spark would read the new topic, and that no log was truncated."""
         await partitions_of(self._cluster, self._topic_ids, timeout_s=self._timeout_s)
         for name, topic_id in self._topic_ids.items():
             current = self._cluster.topology.topic_id(name)
@@ -347,7 +350,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         )
 
     def _check_expected(self, committed: Mapping[TopicPartition, GroupOffset]) -> None:
-        """Check that no other client has committed; an offset that is missing has expired, which is no change."""
+        """Check that no other client has committed. A missing offset has expired, and does not count as a change."""
         for one, expected in self._expected.items():
             if one in committed and (committed[one].offset, committed[one].metadata) not in expected:
                 raise CommitFailedError(
@@ -377,22 +380,22 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
     async def _commit_locked(
         self, offsets: Mapping[TopicPartition, PartitionCommit], text: str, *, may_go_back: bool
     ) -> None:
-        before = await self._committed(offsets.keys() | self._expected.keys())
-        self._check_expected(before)
-        forward = {
+        current = await self._committed(offsets.keys() | self._expected.keys())
+        self._check_expected(current)
+        commits = {
             one: commit
             for one, commit in offsets.items()
-            if may_go_back or one not in before or before[one].offset <= commit.offset
+            if may_go_back or one not in current or current[one].offset <= commit.offset
         }
-        if not forward:
+        if not commits:
             return
-        metadata = {one: self._metadata(one, commit, text) for one, commit in forward.items()}
-        for one, commit in forward.items():
+        metadata = {one: self._metadata(one, commit, text) for one, commit in commits.items()}
+        for one, commit in commits.items():
             self._expected.setdefault(one, set()).add((commit.offset, metadata[one]))
         what, topic_ids = f"committing offsets of group {self.group_id!r}", self._topic_ids
         entries = [
             CommitOffset(*one, commit.offset, metadata=metadata[one], topic_id=topic_ids.get(one.topic, NO_TOPIC_ID))
-            for one, commit in forward.items()
+            for one, commit in commits.items()
         ]
         try:
             codes = await commit_offsets(self._cluster, self.group_id, entries, timeout_s=self._timeout_s, what=what)
@@ -403,16 +406,16 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
             raise CommitFailedError(
                 f"{what}: a member joined the group and left it again - start again; the last batch is handled again"
             )
-        for one in forward:
+        for one in commits:
             if code := codes[one]:
                 raise CommitFailedError(str(broker_error(code, f"{what}: {one}")))
-        self._expected |= {one: {(commit.offset, metadata[one])} for one, commit in forward.items()}
+        self._expected |= {one: {(commit.offset, metadata[one])} for one, commit in commits.items()}
         self._watched_maps = {
             one: offset_map
             for one, offset_map in self._watched_maps.items()
             if one not in offsets or offsets[one].offset_map
         }
-        self._observer.emit(OffsetsCommitted(self.group_id, {one: commit.offset for one, commit in forward.items()}))
+        self._observer.emit(OffsetsCommitted(self.group_id, {one: commit.offset for one, commit in commits.items()}))
 
     def _metadata(self, partition: TopicPartition, commit: PartitionCommit, text: str) -> str:
         limit = self._config.offset_metadata_max_bytes

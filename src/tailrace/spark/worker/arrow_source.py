@@ -19,18 +19,18 @@ _MAX_IN_FLIGHT = 20_000
 
 
 class ArrowSource:
-    """Source of one handler group.
+    """Source that delivers the records of a task to one handler group.
 
-    It commits nothing, because the driver commits a batch when all its tasks have ended.
+    The source commits nothing, because the driver commits a batch when all its tasks have ended.
     """
 
     def __init__(self) -> None:
         self._positions: dict[TopicPartition, Position] = {}
         self._slices: deque[tuple[Position, Sequence[Record]]] = deque()
-        """Queued records, at most one entry for each partition."""
+        """Queued records, at most one list for each partition."""
         self._handler_group: HandlerGroup | None = None
         self._epochs = 0
-        """Number of assignment epochs, one for each partition of each task."""
+        """Number of assignment epochs so far; each partition of each task is one epoch."""
         self.changed = asyncio.Event()
         """Set when records were finished or delivered."""
         self._may_deliver = asyncio.Event()
@@ -39,13 +39,13 @@ class ArrowSource:
 
     @property
     def transactions(self) -> None:
-        """None: Spark's tasks are handled at least once."""
+        """None, because tasks of Spark do not run in transactions."""
         return
 
     # ---- interface of the handler group ------------------------------------------------------------------------
 
     async def start(self, sink: HandlerGroup) -> int:
-        """Keep the handler group, and return the maximum number of records in flight."""
+        """Store the handler group, and return the maximum number of records in flight."""
         self._handler_group = sink
         return _MAX_IN_FLIGHT
 
@@ -53,7 +53,11 @@ class ArrowSource:
         """Do nothing: the source has no connections."""
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Wait for queued records of a partition that has room; deliver at most ``room_of`` that partition."""
+        """Wait until records are queued of a partition with room, and deliver as many of them as ``room_of`` allows.
+
+        Args:
+            room_of: function that returns how many more records of a partition may be delivered; 0 for none.
+        """
         while True:
             for index, (position, records) in enumerate(self._slices):
                 if self._is_halted or not (room := room_of(position.partition)):
@@ -105,7 +109,7 @@ class ArrowSource:
             position.begin(records[0].offset)
         for index, (queued, earlier) in enumerate(self._slices):
             if queued is position:
-                # With one entry for each partition, its records stay in order.
+                # Only one list for each partition keeps its records in order.
                 self._slices[index] = (position, [*earlier, *records])
                 break
         else:
@@ -113,7 +117,7 @@ class ArrowSource:
         self._may_deliver.set()
 
     def end_task(self) -> None:
-        """Drop all positions and queued records, because the next task may have the same records again."""
+        """Forget all positions and queued records, because the next task may contain the same records."""
         for position in self._positions.values():
             if self._handler_group is not None:
                 self._handler_group.drop(position.partition)

@@ -49,7 +49,7 @@ def slices_of(
     *,
     has_one_partition: bool,
 ) -> Iterator[tuple[TopicPartition, list[Record]]]:
-    """Yield the records of an Arrow batch in order, in one list for each run of records of the same partition.
+    """Yield the records of an Arrow batch in order, with one list for consecutive records of the same partition.
 
     Args:
         batch: RecordBatch with the columns ``columns_for(topic)``.
@@ -66,8 +66,8 @@ def slices_of(
         yield partition, list(map(Record, repeat(partition.topic), repeat(partition.partition), *fields))
         return
     topics = batch.column(0).to_pylist() if topic is None else repeat(topic)
-    for (name, number), some in groupby(map(Record, topics, partitions.to_pylist(), *fields), key=_partition_of):
-        yield TopicPartition(name, number), list(some)
+    for (name, number), records in groupby(map(Record, topics, partitions.to_pylist(), *fields), key=_partition_of):
+        yield TopicPartition(name, number), list(records)
 
 
 def _partition_of(record: Record) -> tuple[str, int]:

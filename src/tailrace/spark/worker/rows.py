@@ -35,16 +35,16 @@ _Converter: TypeAlias = Callable[[Any], Any]
 """Function that converts a value to one that Arrow accepts."""
 
 _POSITION = ("topic", "partition", "offset")
-"""Columns with the position of the record that led to the row."""
+"""Columns with topic, partition and offset of the record whose result the row contains."""
 _VALUE = "value"
-"""Name of the column of a result that has no fields."""
+"""Name of the column for a result without fields."""
 
 _CONVERSION_ERRORS = (AttributeError, OverflowError, TypeError, ValueError)
-"""Errors that a conversion raises here or in pyarrow, whose error classes derive from these."""
+"""Errors that a conversion raises in this module or in pyarrow; pyarrow's error classes are subclasses."""
 
 
 def result_type(handlers: Sequence[Handler]) -> DataType:
-    """Return the Spark type of the handlers' results, which is a struct if the results have fields.
+    """Return the Spark type of the handlers' results; it is a struct type if the results have fields.
 
     Raises:
         ConfigurationError: the return annotation is missing, has no Spark type, or differs between handlers.
@@ -81,10 +81,10 @@ def result_type(handlers: Sequence[Handler]) -> DataType:
 
 
 def columns_of(row_type: DataType | None) -> StructType:
-    """Return the columns of a task's rows: those of the result, the position of its record, and the metrics.
+    """Return the columns of a task's rows: fields of the result, topic, partition and offset, and the metrics.
 
     Args:
-        row_type: Spark type of the results; None without a sink, when the metrics are the only column.
+        row_type: Spark type of the results; None without a sink: the metrics are then the only column.
     """
     from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType  # noqa: PLC0415 - an extra
 
@@ -97,7 +97,7 @@ def columns_of(row_type: DataType | None) -> StructType:
 
 
 def rows_of(results: Iterable[tuple[Record, object]], row_type: DataType) -> list[dict[str, Any]]:
-    """Return a row for each result, or for each item of a result that is a list; None gives no row.
+    """Return a row for each result, or for each item if a result is a list; there is no row for None.
 
     Args:
         results: records, and the results of their handlers.
@@ -159,7 +159,7 @@ def _row_converter(kind: DataType) -> _Converter:
 
 
 def _converter(kind: DataType) -> _Converter:
-    """Return a function that converts values to a Spark type; the choice depends on the type, not on the values."""
+    """Return a function that converts values of a Spark type to values that Arrow accepts."""
     from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415 - an extra
 
     if isinstance(kind, StructType):
@@ -210,7 +210,7 @@ def _map_converter(convert_key: _Converter, convert_value: _Converter) -> _Conve
 
 
 def _attributes(kind: type) -> Mapping[str, str] | None:
-    """Return the attribute name of each column that has another name; None for a type without fields."""
+    """Return attribute names by column, for columns with another name than their attribute; None if without fields."""
     if issubclass(kind, msgspec.Struct):
         return dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
     return {} if hasattr(kind, "model_fields") or dataclasses.is_dataclass(kind) else None
@@ -274,7 +274,11 @@ def _struct_type(fields: Mapping[str, Any], where: str) -> StructType:
 
 
 def _common_type(kinds: Iterable[Any], where: str) -> DataType:
-    """Return the Spark type of several types; raise ConfigurationError if they have different ones, or are none."""
+    """Return the common Spark type of ``kinds``.
+
+    Raises:
+        ConfigurationError: ``kinds`` is empty, or its types have different Spark types.
+    """
     found = [_spark_type(one, where) for one in kinds]
     if not found or any(one != found[0] for one in found):
         raise ConfigurationError(

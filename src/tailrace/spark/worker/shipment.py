@@ -1,6 +1,7 @@
-"""Serialization of an app for Spark's Python workers: the app's import path if it has one, otherwise a pickle.
+"""Serialization of an app for Spark's Python workers.
 
-If an app cannot be serialized, the driver raises an error that names the variable which prevents it.
+If the app has an import path, only its options and overrides are pickled; otherwise, the app is pickled, too. If
+pickling fails, the driver raises an error that names the variable which cannot be pickled.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ _NOT_SENT = frozenset(
 )
 """Options that are not sent: those of a group's members, and hooks, which a worker takes from the app."""
 _MAX_DEPTH = 6
-"""Maximum number of nested function calls in the search for a variable that cannot be pickled."""
+"""Maximum depth of the search for a variable that cannot be pickled, from function to function."""
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """Serialized app and selection of its handlers."""
+    """Serialized app and the handlers to run."""
 
     import_path: str | None
     """Import path of the app, such as ``shop:billing``; None if the app itself is pickled."""
@@ -62,7 +63,7 @@ class Shipment:
     topics: tuple[str, ...]
     has_sink: bool
     sys_path: tuple[str, ...]
-    """``sys.path`` of the driver; a folder that the worker's machine lacks has no effect."""
+    """``sys.path`` of the driver; folders that do not exist on the worker's machine have no effect."""
 
 
 def pack(
@@ -80,7 +81,7 @@ def pack(
         contents = (None if import_path is not None else app, options, dict(overrides))
         _, structs = _pickled_with_structs(contents)
         _check_structs(structs)
-        # Base classes come first: if unpickling a derived class created its base, the derived class would exist twice.
+        # Put base classes first: if unpickling a derived class created its base, the derived class would exist twice.
         pickled = _pickled((sorted(structs, key=lambda one: len(one.__mro__)), contents))
     except ConfigurationError:
         raise
@@ -110,7 +111,7 @@ def unpack(shipment: Shipment) -> App:
     try:
         _, (app, options, overrides) = cloudpickle.loads(shipment.pickled)
         if shipment.import_path is not None:
-            # The module is imported first, so that an ImportError is reported here and not by load_app.
+            # Import the module first, so that an ImportError is raised here, and not as another error by load_app.
             import_module(split_app_name(shipment.import_path)[0])
             app = load_app(shipment.import_path)
     except ImportError as error:
@@ -157,18 +158,18 @@ def _is_importable(module: types.ModuleType) -> bool:
 
 
 def _options(config: ConsumerConfig) -> dict[str, Any]:
-    """Return all options that are sent, as the driver has resolved them: a worker may have another environment."""
+    """Return the options to send, resolved by the driver, because a worker may have other environment variables."""
     is_kip848 = config.group_protocol == "consumer"
     return {
         one.name: getattr(config, one.name)
         for one in dataclasses.fields(config)
-        # Under KIP-848, options that the broker decides must not be set.
+        # Under KIP-848, options of the classic protocol must not be set.
         if one.name not in _NOT_SENT and not (is_kip848 and one.metadata["classic"])
     }
 
 
 def _check_overrides(overrides: Overrides) -> None:
-    """Check that workers can import each overridden provider, since it must be the object that ``Depends`` names."""
+    """Check that workers can import each overridden provider, which must be the same object as in ``Depends``."""
     for provider in overrides:
         if not hasattr(provider, "__qualname__") or _is_pickled_by_value(provider):
             raise ConfigurationError(
@@ -218,10 +219,10 @@ def _pickled_with_structs(contents: object) -> tuple[bytes, list[type[msgspec.St
 
 
 def _check_structs(kinds: Sequence[type[msgspec.Struct]]) -> None:
-    """Check that each Struct class is unchanged after it was pickled and unpickled.
+    """Check that pickling and unpickling does not change any of the Struct classes.
 
     Raises:
-        ConfigurationError: a class has changed; the message names the differences.
+        ConfigurationError: a class is changed; the message names the differences.
     """
     from pyspark import cloudpickle  # noqa: PLC0415 - an extra
 
@@ -248,9 +249,9 @@ def _is_pickled_by_value(thing: Any) -> bool:  # noqa: ANN401 - a function or a 
 
 
 class _resolved_annotations:  # noqa: N801 - used as a function
-    """Context in which a function has types instead of annotations as strings.
+    """Context in which the annotations of a function are types instead of strings.
 
-    A pickle does not contain the names in those strings.
+    A worker could not resolve names in strings, because the pickle does not contain them.
     """
 
     def __init__(self, function: types.FunctionType) -> None:
@@ -276,9 +277,9 @@ class _resolved_annotations:  # noqa: N801 - used as a function
 def _unsendable_error(
     app: App, selected: SelectedHandlers, options: Mapping[str, Any], error: Exception
 ) -> ConfigurationError:
-    what = next(_unsendable_parts(app, selected, options), "the app")
+    part = next(_unsendable_parts(app, selected, options), "the app")
     return ConfigurationError(
-        f"{what} cannot be sent to Spark's workers ({type(error).__name__}: {error})"
+        f"{part} cannot be sent to Spark's workers ({type(error).__name__}: {error})"
         " - open it in the worker with Depends(..., scope='app'), or move the app to a module that they can import"
     )
 
@@ -304,17 +305,20 @@ def _unsendable_parts(app: App, selected: SelectedHandlers, options: Mapping[str
 
 def _unsendable_variables(user: str, function: Callable[..., Any]) -> Iterator[str]:
     for name, value in _references(function):
-        if (variable := _unpicklable(name, value, _MAX_DEPTH)) is not None:
+        if (variable := _unpicklable_variable(name, value, _MAX_DEPTH)) is not None:
             yield f"{user} uses the variable {variable}, which"
 
 
-def _unpicklable(name: str, value: object, depth: int) -> str | None:
-    """Return the name of a variable that cannot be pickled, with the functions that use it; None if there is none."""
+def _unpicklable_variable(name: str, value: object, depth: int) -> str | None:
+    """Return a description of a variable that cannot be pickled: ``value``, or one that the function ``value`` uses.
+
+    The result is None if ``value`` can be pickled.
+    """
     if isinstance(value, App) or _can_be_sent(value):
         return None
     if depth and isinstance(value, types.FunctionType):
         for inner, used in _references(value):
-            if (variable := _unpicklable(inner, used, depth - 1)) is not None:
+            if (variable := _unpicklable_variable(inner, used, depth - 1)) is not None:
                 return f"{variable} (through {name})"
     return f"{name!r} ({type(value).__module__}.{type(value).__qualname__})"
 

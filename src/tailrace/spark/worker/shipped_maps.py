@@ -1,7 +1,7 @@
 """Offset maps in the encoded form in which they are sent to tasks.
 
-The text of an offset map often has a few bytes, the decoded map up to half a megabyte. Spark sends the same function to
-all tasks of a job, so each task has the texts of all partitions, and decodes those of its own partitions.
+An encoded offset map often has a few bytes, a decoded one up to half a megabyte. Spark sends the same function to all
+tasks of a job, so each task receives the encoded maps of all partitions, and decodes those of its own partitions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ __all__ = ["ShippedMaps"]
 
 
 class ShippedMaps:
-    """Encoded offset maps of all partitions, each of which is decoded when it is first used.
+    """Encoded offset maps of all partitions; each map is decoded when it is first used.
 
-    A map that exceeds the limit for decoding is left out, and its records are handled again, as by a member.
+    A map that is too large to be encoded is left out, and its records are handled again, as by a member.
     """
 
     def __init__(self, maps: Mapping[TopicPartition, OffsetMap]) -> None:

@@ -1,8 +1,8 @@
 """Pickling of ``msgspec.Struct`` classes of a script or a notebook, which workers cannot import.
 
-The fields of such a class are stored in C, so a worker lets the metaclass create the class again from its name, bases,
-options and fields. All attributes that may refer to the class itself, such as methods with ``super()`` and recursive
-annotations, are set afterward.
+The fields of a Struct class are stored in C. A worker therefore calls the metaclass to create the class again from its
+name, bases, options and fields. Attributes that may refer to the class itself, such as methods with ``super()`` and
+recursive annotations, are set afterward.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONSTRAINTS = tuple(inspect.signature(msgspec.Meta).parameters)
 
 
 def struct_reduction(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
-    """Return what pickle needs to create a Struct class again, in the form of ``__reduce__``.
+    """Return a result of ``__reduce__`` with which pickle creates a Struct class again.
 
     Raises:
         ConfigurationError: a name in an annotation cannot be resolved.
@@ -62,12 +62,12 @@ def struct_reduction(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
 
 
 def meta_reduction(meta: msgspec.Meta) -> tuple[Any, ...]:
-    """Return what pickle needs to create the constraints of an annotation again, in the form of ``__reduce__``."""
+    """Return a result of ``__reduce__`` with which pickle creates the constraints of an annotation again."""
     return _create_meta, ({name: value for name in _CONSTRAINTS if (value := getattr(meta, name)) is not None},)
 
 
 def differences(before: type[msgspec.Struct], after: type[msgspec.Struct]) -> list[str]:
-    """Return the names of the properties in which a class differs from the original."""
+    """Return the names of the properties in which the restored class ``after`` differs from the original ``before``."""
     old, new = _properties(before), _properties(after)
     return [name for name in old if old[name] != new[name]]
 
@@ -96,9 +96,9 @@ def _create_class(  # noqa: PLR0913, PLR0917 - pickle passes all arguments by po
 
 
 def _forwarding_post_init() -> Callable[[Any], None]:
-    """Return a ``__post_init__`` that calls the method which ``_set_attributes`` stores in it.
+    """Return a ``__post_init__`` that calls another function, which ``_set_attributes`` stores in it later.
 
-    msgspec looks for the method only when the class is created.
+    The class needs a ``__post_init__`` from the beginning, because msgspec only looks for it when it creates the class.
     """
 
     def post_init(self: Any) -> None:  # noqa: ANN401 - of any Struct
@@ -121,7 +121,7 @@ def _set_attributes(kind: Any, state: tuple[Mapping[str, Any], Mapping[str, Any]
 
 
 def _own_annotations(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the class's own annotations as types, because a pickle lacks the names in annotations as strings."""
+    """Return the class's own annotations as types: names in annotations that are strings are unknown in a worker."""
     namespace = {"__annotations__": dict(inspect.get_annotations(kind)), "__module__": kind.__module__}
     try:
         return typing.get_type_hints(

@@ -1,7 +1,7 @@
 """Metrics of a task, returned to the driver in the last row of the task.
 
-The row of a task is counted once, even if Spark runs the task several times, whereas an accumulator could count each
-run. Permanent errors are returned in that row, too: if they were raised, Spark would run the task again, with its side
+The metrics of a task are counted once, even if Spark runs the task several times; an accumulator could count each run.
+Permanent errors are returned in the same row: if they were raised, Spark would run the task again, with its side
 effects.
 """
 
@@ -18,7 +18,7 @@ from tailrace.observe.events import Event, RecordDeadLettered, RecordDelayed, Re
 __all__ = ["METRICS_COLUMN", "FailureCounter", "TaskMetrics", "is_permanent"]
 
 METRICS_COLUMN = "_tailrace"
-"""Name of the column with the metrics as text, which is null in rows of results."""
+"""Name of the column with the metrics as JSON text; it is null in rows of results."""
 
 _PERMANENT_ERRORS = (
     "ConfigurationError",
@@ -71,7 +71,7 @@ class TaskMetrics:
         """Return the sum of encoded metrics.
 
         Raises:
-            TailraceError: a task failed with a permanent error, which is raised with its type and message.
+            TailraceError: a task failed; the error has the type and the message of the task's error.
         """
         total = cls()
         for text in texts:
@@ -83,7 +83,7 @@ class TaskMetrics:
 
 
 class FailureCounter:
-    """Hook that counts failures, and keeps the positions of failed records.
+    """Hook that counts failed and skipped records, and stores the positions of failed records.
 
     Attributes:
         metrics: metrics of the current task.
@@ -95,7 +95,7 @@ class FailureCounter:
         self.failed_positions: set[tuple[str, int, int]] = set()
 
     def on_event(self, event: Event) -> None:
-        """Count the failure of an event, if it reports one."""
+        """Count the record if the event reports that it failed or was skipped."""
         match event:
             case RecordDeadLettered():
                 self.metrics.dead_letters += 1
@@ -112,7 +112,7 @@ class FailureCounter:
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Return True if the task would fail again with this error."""
+    """Return True if another run of the task would fail with the same error."""
     return isinstance(error, HandlerFailedError | DeadLetterError) or type(error).__name__ in _PERMANENT_ERRORS
 
 

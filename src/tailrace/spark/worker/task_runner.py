@@ -1,8 +1,8 @@
 """Function that runs in Spark's Python workers: it takes Arrow batches of records, and yields rows.
 
-A worker process keeps one event loop and one running app from task to task. An app whose stop runs user code is stopped
-at the end of each task, before the batch is committed. Spark ends its workers without cleanup, so any other app is
-stopped after an idle time and on the signals that end a worker.
+A worker process keeps one event loop and one running app from task to task. If the stop of the app runs user code, the
+app is stopped at the end of each task, before the batch is committed. Otherwise, it is stopped after an idle time and
+on the signals that end a worker, because Spark ends its workers without cleanup.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ResultT = TypeVar("ResultT")
 _IDLE_S = 30.0
 """Seconds without a task after which the app is stopped; Spark ends an idle worker after a minute."""
 _STOP_TIMEOUT_S = 10.0
-"""Maximum time of a stop whose errors are ignored."""
+"""Maximum time of ``stop_app``, in seconds."""
 
 
 def task_function(
@@ -52,7 +52,7 @@ def task_function(
 
     Args:
         shipment: serialized app.
-        offset_maps: offset maps, by which finished records are skipped.
+        offset_maps: offset maps of records to skip, because they are finished.
         row_type: Spark type of the handlers' results; None without a sink.
         topic: topic of all records; None if the batches have a column with the topic.
         has_one_partition: True if each task reads one partition.
@@ -73,12 +73,12 @@ def run_task(  # noqa: PLR0913 - arguments sent with the task
     *,
     has_one_partition: bool,
 ) -> Iterator[Any]:
-    """Handle the records of one task; yield Arrow batches with the results, and at last a row with the metrics.
+    """Handle the records of one task; yield Arrow batches with the results, and at the end a row with the metrics.
 
-    A permanent error is part of the metrics.
+    A permanent error is returned in the metrics.
 
     Raises:
-        TailraceError: a temporary error, such as BrokerConnectionError, after which Spark runs the task again.
+        TailraceError: a temporary error occurred, such as BrokerConnectionError; Spark runs the task again.
     """
     schema = _arrow_schema(columns_of(row_type))
     with _PROCESS.task():
@@ -127,7 +127,7 @@ class _WorkerProcessState:
 
     @contextlib.contextmanager
     def task(self) -> Iterator[None]:
-        """Lock the state for one task; the app is stopped if no other task follows within the idle time."""
+        """Lock the state for one task, and stop the app if no other task follows within the idle time."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -139,7 +139,7 @@ class _WorkerProcessState:
                 self._timer.start()
 
     def runner_for(self, shipment: Shipment) -> AppRunner:
-        """Return the runner of the shipment's app; stop another app and start this one if it does not run yet.
+        """Return the runner of the shipment's app; if the app does not run yet, stop the previous app and start it.
 
         Raises:
             ConfigurationError: the app cannot be restored from the shipment.
@@ -176,7 +176,7 @@ class _WorkerProcessState:
             ) from error
 
     def stop_app_with_user_code(self) -> None:
-        """Stop the app if that runs user code, which may write results that must exist before the batch is committed.
+        """Stop the app if its stop runs user code, which may write results that the commit of the batch relies on.
 
         Raises:
             HandlerFailedError: the stop failed.
@@ -205,7 +205,7 @@ class _WorkerProcessState:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await runner.stop()
 
-        # An error that ended the app has already been reported.
+        # Ignore errors: the error that ended the app has been reported before.
         with contextlib.suppress(TailraceError, TimeoutError):
             self.call(stop())
 
