@@ -17,7 +17,7 @@ import pytest
 
 import tailrace
 from tailrace import App
-from tailrace.cli.tools.spark import _run
+from tailrace.cli.tools.spark import _run_query
 from tailrace.signals import handle_signals
 from tests.support.commands import environment
 
@@ -111,7 +111,7 @@ async def test_an_app_that_starts_after_a_signal_is_ended_by_the_next_one():
 BESIDE = r"""
 import asyncio, os, signal, sys, threading, time
 import tailrace
-from tailrace.cli.tools.spark import _run
+from tailrace.cli.tools.spark import _run_query
 from tailrace.signals import handle_signals
 
 async def hold(name):
@@ -209,7 +209,7 @@ def test_a_stream_on_spark_leaves_other_listeners_and_handlers_alone(number, cod
     options = argparse.Namespace(trigger="continuous", max_records_per_batch=None, parallelism=None)
 
     with handle_signals([number], lambda: heard.append("beside")):
-        ended_with = _run(pipeline, "handle", options)
+        ended_with = _run_query(pipeline, "handle", options)
 
     assert (ended_with, query.is_stopped, heard) == (code, True, ["beside"])
     assert signal.getsignal(number) is before

@@ -48,7 +48,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._on_frame, self._on_lost = on_frame, on_lost
         self._read_ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
         self._body: memoryview | None = None
-        """Buffer of a frame of which only a part has arrived; None between two frames."""
+        """Buffer of a frame that has not completely arrived; None between two frames."""
         self._filled = 0
         """Number of bytes received into ``_body``, or into ``_read_ahead`` between two frames."""
         self._size = 0

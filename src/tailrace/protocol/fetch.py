@@ -45,7 +45,7 @@ class AbortedTransaction(ApiMessage):
 
 
 class EpochEndOffset(ApiMessage):
-    """Last leader epoch in which the log of the broker agrees with that of the fetcher, and the end of this epoch.
+    """Last leader epoch in which the logs of broker and fetcher agree, and the end offset of this epoch.
 
     Both are -1 if the logs agree (KIP-595).
     """

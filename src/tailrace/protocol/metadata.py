@@ -155,7 +155,7 @@ METADATA_LOG = QuorumPartition("__cluster_metadata", 0)
 
 
 class QuorumReplica(ApiMessage):
-    """Controller or broker that replicates the metadata log; times are those of the leader's clock."""
+    """Controller or broker that replicates the metadata log; times are measured by the leader's clock."""
 
     replica_id: int32
     log_end_offset: int64

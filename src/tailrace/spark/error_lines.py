@@ -17,7 +17,7 @@ def line_of(error: BaseException) -> str | None:
     py4j: Any = import_module("py4j.protocol")  # untyped
     if not isinstance(error, PySparkException | py4j.Py4JError):
         return None
-    # py4j prepends a line of its own to Java's message.
+    # py4j prepends a line to Java's message.
     text = str(error).partition("\n: ")[2] if isinstance(error, py4j.Py4JJavaError) else str(error)
     lines = [line.rstrip() for line in text.partition("\n\tat ")[0].splitlines() if line.strip()]
     if not lines:

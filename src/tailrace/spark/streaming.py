@@ -158,7 +158,7 @@ class SparkQuery:
         try:
             self.query.awaitTermination()
         except Exception as error:  # noqa: BLE001 - raised by await_termination
-            # After a stop, the error is that of the interrupted batch.
+            # After a stop, the interrupted batch has caused the error.
             self._end(None if self._is_spark_stopped else error)
         else:
             self._end()

@@ -32,7 +32,7 @@ __all__ = [
     "show_letter",
     "summarize",
     "summary_table",
-    "when",
+    "utc_text",
 ]
 
 _MAX_ROWS = 20
@@ -96,7 +96,7 @@ def summary_table(topic: str, summaries: Iterable[FailureSummary]) -> Table:
         table.add_row(
             Text(f"{escape_text(handler) or '(no handler)'}\n{escape_text(summary.error_type)}"),
             count(summary.count),
-            f"{when(summary.first_ms)}\n{when(summary.last_ms)}",
+            f"{utc_text(summary.first_ms)}\n{utc_text(summary.last_ms)}",
             str(summary.oldest),
         )
     return table
@@ -116,7 +116,7 @@ def letters_table(letters: list[DeadLetter]) -> Table:
         origin = "unknown" if letter.origin is None else escape_text(str(letter.origin))
         # The module of the error is left out to save width; `list` and `show` print it.
         error = escape_text(letter.error_type.rpartition(".")[2])
-        table.add_row(str(position_of(letter)), when(letter.at_ms), Text(origin), Text(error))
+        table.add_row(str(position_of(letter)), utc_text(letter.at_ms), Text(origin), Text(error))
     if len(letters) > _MAX_ROWS:
         table.add_row("", f"and {count(len(letters) - _MAX_ROWS)} more")
     return table
@@ -128,7 +128,7 @@ def show_letter(screen: Screen, letter: DeadLetter) -> None:
     def line(label: str, text: str) -> None:
         screen.line(label, escape(escape_text(text)))
 
-    line("offset", f"{position_of(letter)} of {letter.record.topic}, failed {when(letter.at_ms)} UTC")
+    line("offset", f"{position_of(letter)} of {letter.record.topic}, failed {utc_text(letter.at_ms)} UTC")
     line("error", f"{letter.error_type}: {letter.reason}" if letter.reason else letter.error_type)
     line("handler", f"{letter.handler} of group {letter.group_id}, {_counted(letter.attempts, 'attempt')}")
     line("origin", _origin_text(letter.origin))
@@ -203,7 +203,7 @@ def escape_text(text: str) -> str:
     return escaped(text, keep="\n")
 
 
-def when(at_ms: int) -> str:
+def utc_text(at_ms: int) -> str:
     """Format milliseconds since the epoch as a time in UTC to the second, or as ``N ms`` if this is not possible."""
     try:
         return f"{datetime.fromtimestamp(at_ms // 1000, UTC):%Y-%m-%d %H:%M:%S}"
@@ -220,7 +220,7 @@ def _iso(at_ms: int) -> str | int:
 
 
 def _origin_text(origin: Origin | None) -> str:
-    return "unknown" if origin is None else f"{origin}, written {when(origin.timestamp)} UTC"
+    return "unknown" if origin is None else f"{origin}, written {utc_text(origin.timestamp)} UTC"
 
 
 def _counted(number: int, noun: str) -> str:

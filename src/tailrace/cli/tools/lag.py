@@ -11,7 +11,7 @@ from tailrace.admin.lag import GroupLag, PartitionLag, group_lag
 from tailrace.cli.tools.connection import group_of, open_cluster, with_group_suggestion
 from tailrace.cli.tools.groups import member_as_json
 from tailrace.cli.tools.tables import Column, TextOutput, count, counted, rich_table, write_json
-from tailrace.cli.tools.times import iso
+from tailrace.cli.tools.times import iso_text
 from tailrace.net.cluster import Cluster
 from tailrace.observe.escaping import escaped
 
@@ -114,7 +114,7 @@ async def _watch(cluster: Cluster, found: GroupLag, options: argparse.Namespace)
     while True:
         now = time.time()
         if options.json:
-            write_json(_as_json(found, iso(int(now * 1000))))
+            write_json(_as_json(found, iso_text(int(now * 1000))))
         else:
             _print_lag(output, found, _total(found) + _rate(previous, (now, found.total)))
         previous = now, found.total

@@ -14,14 +14,14 @@ from collections.abc import Callable
 import msgspec
 
 from tailrace.cli.tools.byte_text import to_json, to_text
-from tailrace.cli.tools.times import iso, when
+from tailrace.cli.tools.times import iso_text, utc_text
 from tailrace.observe.escaping import escaped, escaped_json
 from tailrace.records import Record
 
 __all__ = ["heading", "writer_of"]
 
 _OFFSET_WIDTH, _TIME_WIDTH, _KEY_WIDTH = 14, 19, 14
-"""Widths of columns in cells, of which a wide character takes two."""
+"""Widths of columns in cells; a wide character takes two cells."""
 _MIN_VALUE_WIDTH = 10
 
 
@@ -31,7 +31,7 @@ def writer_of(form: str) -> Callable[[Record], bytes]:
         width = _width()
         return lambda record: _row(
             f"{record.partition}:{record.offset}",
-            when(record.timestamp),
+            utc_text(record.timestamp),
             _cell_text(record.key),
             _cell_text(record.value),
             width,
@@ -55,7 +55,7 @@ def _json_line(record: Record) -> bytes:
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
-        "timestamp": iso(record.timestamp),
+        "timestamp": iso_text(record.timestamp),
         "key": key,
         "value": value,
         "headers": [{"name": name, "value": content, "format": kind} for name, kind, content in headers],

@@ -34,17 +34,21 @@ _USAGE_ERROR_EXIT_CODE = 2
 
 
 def work(options: argparse.Namespace) -> int:
-    """Run the action that ``options`` names and return the exit code."""
+    """Run the action that ``options`` names and return the exit code, 2 for a wrong argument.
+
+    Raises:
+        TailraceError: the action failed. Errors of Spark are reduced to one line.
+    """
     logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        return _work(options)
+        return _run_action(options)
     except Exception as error:
         if (line := line_of(error)) is None:
             raise
         raise TailraceError(f"Spark: {line} - see Spark's log above and the logs of its executors") from error
 
 
-def _work(options: argparse.Namespace) -> int:
+def _run_action(options: argparse.Namespace) -> int:
     try:
         handler, conf = _check_arguments(options)
     except ConfigurationError as error:
@@ -56,7 +60,7 @@ def _work(options: argparse.Namespace) -> int:
         pipeline = SparkPipeline(options.app, spark, getattr(options, "checkpoint", None))
         match options.action:
             case "run":
-                return _run(pipeline, handler, options)
+                return _run_query(pipeline, handler, options)
             case "backfill":
                 return _backfill(pipeline, handler, options)
             case _:
@@ -82,7 +86,8 @@ def _check_arguments(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     return handler, conf
 
 
-def _run(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> int:
+def _run_query(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> int:
+    """Run a streaming query until it ends or a signal stops it, and return the exit code."""
     received_signals: list[int] = []
     with contextlib.ExitStack() as handlers:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-__all__ = ["TailStart", "iso", "parse_duration", "parse_start", "parse_time", "when"]
+__all__ = ["TailStart", "iso_text", "parse_duration", "parse_start", "parse_time", "utc_text"]
 
 _UNIT_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
@@ -47,13 +47,13 @@ def parse_time(text: str) -> int:
     return milliseconds
 
 
-def when(at_ms: int) -> str:
-    """Format milliseconds since the epoch as a time in UTC to the second: ``2026-01-31 09:00:00``."""
+def utc_text(at_ms: int) -> str:
+    """Format milliseconds since the epoch as ``2026-01-31 09:00:00`` in UTC, or as ``N ms`` if this is not possible."""
     return _text(at_ms, "seconds").replace("T", " ").replace("+00:00", "")
 
 
-def iso(at_ms: int) -> str:
-    """Format milliseconds since the epoch in ISO 8601 to the millisecond: ``2026-01-31T09:00:00.000Z``."""
+def iso_text(at_ms: int) -> str:
+    """Format milliseconds since the epoch as ``2026-01-31T09:00:00.000Z``, or as ``N ms`` if this is not possible."""
     return _text(at_ms, "milliseconds").replace("+00:00", "Z")
 
 

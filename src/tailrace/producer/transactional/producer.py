@@ -130,7 +130,7 @@ class TransactionalProducer:
 
     @property
     def error(self) -> TailraceError | None:
-        """Error because of which the producer cannot be used any more; None if it can be used."""
+        """Error after which the producer cannot be used any more; None if it can be used."""
         return self._machine.error
 
     @property

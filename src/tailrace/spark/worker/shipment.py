@@ -42,7 +42,7 @@ _NOT_SENT = frozenset(
         "rebalance_listener",
     }
 )
-"""Options that are not sent: those of a group's members, and hooks, which a worker takes from the app."""
+"""Options that are not sent: options of group members, and ``hooks``, which a worker takes from the app."""
 _MAX_DEPTH = 6
 """Maximum depth of the search for a variable that cannot be pickled, from function to function."""
 

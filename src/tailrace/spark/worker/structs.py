@@ -24,7 +24,7 @@ _CONFIG_OPTIONS = (
     "frozen", "eq", "order", "array_like", "gc", "repr_omit_defaults", "omit_defaults", "forbid_unknown_fields",
     "weakref", "dict", "cache_hash", "tag", "tag_field",
 )  # fmt: skip
-"""Options of a Struct class, by which ``class`` statements configure it."""
+"""Options of a Struct class in its ``class`` statement."""
 _MADE_BY_PYTHON = frozenset(
     {
         "__abstractmethods__", "__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__",
