@@ -1,4 +1,4 @@
-"""Base classes of messages, which are frozen structs (msgspec). A request class has an attribute ``api``:
+"""Base classes of messages, which are frozen structs (msgspec). A request class declares its fields and its API:
 
     class HeartbeatRequest(Request[HeartbeatResponse], key=12, versions=(0, 4), flexible_from=4):
         group_id: str

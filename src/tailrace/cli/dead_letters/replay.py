@@ -49,7 +49,7 @@ class ReplayPlan:
     refused: tuple[tuple[DeadLetter, str], ...]
     """Dead letters that cannot be replayed, and the reasons."""
     superseded: tuple[DeadLetter, ...]
-    """Dead letters whose record has a later dead letter, because it failed again or its failure was written twice."""
+    """Dead letters of records that have a later dead letter: they failed again, or the failure was written twice."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class DeadLetterTopic:
 
 
 def target_of(letter: DeadLetter, *, to_origin: bool) -> str:
-    """Return the topic to which a dead letter is sent. Its ``origin`` must not be None."""
+    """Return the topic to which a dead letter is sent; the dead letter must have an origin."""
     assert letter.origin is not None
     return letter.origin.topic if to_origin else topic_name(REPLAY, topic=letter.origin.topic, group=letter.group_id)
 

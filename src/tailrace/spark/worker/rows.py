@@ -210,7 +210,7 @@ def _map_converter(convert_key: _Converter, convert_value: _Converter) -> _Conve
 
 
 def _attributes(kind: type) -> Mapping[str, str] | None:
-    """Return attribute names by column, for columns with another name than their attribute; None if without fields."""
+    """Return the attribute of each column whose attribute has another name; None for a type without fields."""
     if issubclass(kind, msgspec.Struct):
         return dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
     return {} if hasattr(kind, "model_fields") or dataclasses.is_dataclass(kind) else None
