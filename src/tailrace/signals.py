@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-__all__ = ["exit_on_signals", "handle_signals", "leave_signals_alone"]
+__all__ = ["exit_on_signals", "handle_signals", "undo_exit_on_signals"]
 
 
 @dataclass(eq=False)
@@ -130,7 +130,7 @@ def exit_on_signals(numbers: Collection[signal.Signals]) -> None:
         _reset_handler(number)
 
 
-def leave_signals_alone(numbers: Collection[signal.Signals]) -> None:
+def undo_exit_on_signals(numbers: Collection[signal.Signals]) -> None:
     """Undo ``exit_on_signals``. Call this function in the main thread."""
     _exits.difference_update(numbers)
     for number in numbers:

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tailrace.embedded.cluster import EXTERNAL
+from tailrace.embedded.cluster import EXTERNAL_BROKERS
 from tailrace.embedded.server import EmbeddedServer
 from tailrace.testing import KafkaCluster
 
@@ -115,7 +115,7 @@ def test_a_stopped_broker_transfers_its_leadership(three, topic, eventually):
 
 def test_one_address_of_an_external_cluster_is_enough(three, topic, monkeypatch):
     """Requests for a leader reach it, although the variable names another broker."""
-    monkeypatch.setenv(EXTERNAL, three.bootstrap_servers.split(",")[0])
+    monkeypatch.setenv(EXTERNAL_BROKERS, three.bootstrap_servers.split(",")[0])
 
     with EmbeddedServer() as named:
         named.create_topic(f"{topic}-named", 6, replication_factor=1)

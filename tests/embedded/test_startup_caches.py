@@ -64,12 +64,14 @@ def test_starts_use_the_caches_of_earlier_starts(cache, temporary):
 
 def test_other_brokers_have_their_own_formatted_file(cache):
     """The formatted file is cached per version, configuration and SCRAM mechanism."""
-    from tailrace.embedded.storage import formatted_file  # noqa: PLC0415 - of this cache
+    from tailrace.embedded.storage import checkpoint_cache_path  # noqa: PLC0415 - of this cache
 
     kinds = [("4.3.0", None, {}), ("4.2.0", None, {}), ("4.3.0", "SCRAM-SHA-256", {}), ("4.3.0", None, {"a": 1})]
 
-    assert len({formatted_file(*kind) for kind in kinds}) == len(kinds)
-    assert formatted_file("4.3.0", None, {"a": 1, "b": 2}) == formatted_file("4.3.0", None, {"b": 2, "a": "1"})
+    assert len({checkpoint_cache_path(*kind) for kind in kinds}) == len(kinds)
+    assert checkpoint_cache_path("4.3.0", None, {"a": 1, "b": 2}) == checkpoint_cache_path(
+        "4.3.0", None, {"b": 2, "a": "1"}
+    )
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,12 @@ def run(options: argparse.Namespace) -> int:
 
     from tailrace.cli.local_broker import local_broker  # noqa: PLC0415
     from tailrace.cli.screen import Screen  # noqa: PLC0415
-    from tailrace.embedded.cluster import EXTERNAL  # noqa: PLC0415
+    from tailrace.embedded.cluster import EXTERNAL_BROKERS  # noqa: PLC0415
 
-    if os.environ.get(EXTERNAL):
-        raise ConfigurationError(f"{EXTERNAL} selects brokers that already run - unset it to start a local broker")
+    if os.environ.get(EXTERNAL_BROKERS):
+        raise ConfigurationError(
+            f"{EXTERNAL_BROKERS} selects brokers that already run - unset it to start a local broker"
+        )
     screen = Screen()
     try:
         with local_broker(screen, port=options.port, config={"auto.create.topics.enable": True}) as server:

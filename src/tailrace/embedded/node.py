@@ -11,14 +11,14 @@ from pathlib import Path
 
 from tailrace.embedded.class_data_sharing import ClassDataArchive
 from tailrace.embedded.settings import PASSWORD, USERNAME, Ports
-from tailrace.embedded.storage import copy_formatted, keep_formatted
+from tailrace.embedded.storage import format_from_cache, store_checkpoint
 from tailrace.errors import KafkaServerError
 
 __all__ = ["BrokerNode"]
 
 _STOP_TIMEOUT_S = 20
 _FORMAT_TIMEOUT_S = 120
-_CRASHES = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGILL}
+_CRASH_EXIT_CODES = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGILL}
 _ERROR_LINE = re.compile(r"\b(ERROR|FATAL|Caused by:|Exception in thread|OutOfMemoryError)|^[\w.$]+(Exception|Error)\b")
 _JVM = (
     "-Xmx384m",
@@ -66,10 +66,9 @@ class BrokerNode:
 
     @property
     def is_listening(self) -> bool:
-        """True if the client listener is open.
+        """True if the client listener is open, which may be later than the broker joins the cluster.
 
-        A broker may join the cluster before it opens the client listener. Connecting to the port would not prove that
-        the broker has opened it, because another process may listen on the port; the broker then exits.
+        A connection to the port would not prove it: another process may listen on the port, and this broker then exits.
         """
         import psutil  # noqa: PLC0415 - an extra
 
@@ -78,7 +77,7 @@ class BrokerNode:
         try:
             sockets = psutil.Process(pid).net_connections("tcp")
         except psutil.Error:
-            return self.is_running  # The system does not permit to list the sockets.
+            return self.is_running  # This user may not list the sockets, so assume that the listener is open.
         return any(one.status == psutil.CONN_LISTEN and one.laddr.port == self.ports.client for one in sockets)
 
     @property
@@ -103,15 +102,15 @@ class BrokerNode:
             properties: configuration of the broker.
             cluster_id: id of the cluster.
             scram: SCRAM mechanism of the user to create; None for no user.
-            cached: path from ``formatted_file``. If the file exists, it is copied. Otherwise Kafka's storage tool runs,
-                and its output is written to this path.
+            cached: path from ``checkpoint_cache_path``. If the file exists, the folder is formatted with it. Otherwise
+                Kafka's storage tool formats the folder, and its output is copied to this path.
 
         Raises:
-            KafkaServerError: Kafka refuses the configuration.
+            KafkaServerError: the storage tool failed, usually because the configuration is invalid.
         """
         self.folder.mkdir(parents=True)
         self._properties.write_text(properties)
-        if copy_formatted(cached, self.data, self.node_id, cluster_id):
+        if format_from_cache(cached, self.data, self.node_id, cluster_id):
             return
         command = [
             *self._command,
@@ -132,13 +131,13 @@ class BrokerNode:
             raise KafkaServerError(
                 f"could not format the data folder of broker {self.node_id}. Its log:\n{self.complaint()}"
             ) from error
-        keep_formatted(self.data, cached)
+        store_checkpoint(self.data, cached)
 
     def start(self, *, may_write_classes: bool = False) -> None:
-        """Start the process, unless it is running, and do not wait until it is ready.
+        """Start the process, unless it is running; do not wait until the broker is ready.
 
         Args:
-            may_write_classes: True if the process may write the class data archive when it exits, which takes seconds.
+            may_write_classes: True if the process may write a class data archive when it exits, which takes seconds.
         """
         if self.is_running:
             return
@@ -159,7 +158,10 @@ class BrokerNode:
         self._paused = False
 
     def stop(self) -> None:
-        """Stop the broker (SIGTERM): it transfers leadership and closes its logs. Kill it if this takes 20 seconds."""
+        """Stop the broker (SIGTERM), and kill it (SIGKILL) after 20 seconds.
+
+        A broker that is stopped transfers the leadership of its partitions and closes its logs.
+        """
         self.resume()
         self._end(signal.SIGTERM)
 
@@ -168,7 +170,7 @@ class BrokerNode:
         self._end(signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill the broker, or stop it cleanly if it has a class data archive to write."""
+        """Stop the broker if it will write a class data archive and is not paused; kill it otherwise."""
         if self._writes_class_data and not self._paused:
             self.stop()
         else:
@@ -190,7 +192,7 @@ class BrokerNode:
             self._paused = False
 
     def complaint(self, lines: int = 20) -> str:
-        """Return error lines of the log since the last start, or its last lines if there are no errors."""
+        """Return up to ``lines`` lines of the log since the last start: the first errors, or else the last lines."""
         with contextlib.suppress(OSError):
             written = self.log_file.read_bytes()[self._log_begin :].decode(errors="replace").splitlines()
             wrong = [line for line in written if _ERROR_LINE.search(line)]
@@ -212,7 +214,7 @@ class BrokerNode:
     def _end(self, number: int) -> None:
         if self._process is None:
             return
-        if self._process.poll() in _CRASHES:
+        if self._process.poll() in _CRASH_EXIT_CODES:
             self._class_data.forget()
         self._signal(number)
         try:

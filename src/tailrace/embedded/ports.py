@@ -11,7 +11,7 @@ from tailrace.errors import KafkaServerError
 __all__ = ["free_ports", "is_free"]
 
 _RANGE = range(20_000, 32_000)
-"""Ports below the ephemeral ports, which systems use for outgoing connections."""
+"""Ports below the range of ephemeral ports, from which operating systems choose ports of outgoing connections."""
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,13 +1,14 @@
-"""Folders of runs, and removal of folders and processes that runs left behind.
+"""Folders with the files of embedded brokers, and cleanup after Python processes that were killed.
 
-A run is the start of a cluster by a Python process. Each run has a folder with the files of its brokers and a file that
-identifies the process. When the process exits, or receives SIGTERM or SIGHUP while brokers run, the brokers are stopped
-and the folder is removed. After SIGKILL, the next run removes the folder and kills the brokers.
+A run is one start of a cluster by a Python process. Each run has a folder with the files of its brokers and with the
+file ``owner.json``, which identifies the Python process. When this process exits, or receives SIGTERM or SIGHUP while
+brokers run, the brokers are stopped and the folder is removed. If the process is killed (SIGKILL), the next run kills
+the brokers and removes the folder.
 
-The parent folder of a user's runs has a predictable name in the temporary directory, to which all users can write. The
-parent folder is used only if it is a real directory of this user with mode 0700. Otherwise it may have been created by
-another user, and a parent folder with a random name is used instead. A folder without the file that identifies the
-process is removed only if it is empty.
+The parent folder of a user's runs has a predictable name in the temporary directory, to which all users can write. It
+is used only if it is a real directory of this user that no other user may enter. Otherwise another user may have
+created it, and a parent folder with a random name is used instead. A folder without ``owner.json`` is removed only if
+it is empty.
 """
 
 from __future__ import annotations
@@ -29,31 +30,31 @@ from pathlib import Path
 from tailrace import signals
 
 __all__ = [
-    "end_on_signals",
-    "leave_signals_alone",
+    "install_signal_handlers",
     "new_run_folder",
     "on_exit",
     "reap",
     "remove_run_folder",
+    "remove_signal_handlers",
     "runs_folder",
 ]
 
 _OWNER = "owner.json"
-"""File in the folder of a run that identifies the process."""
-_CREATING_S = 60
-"""Age after which a folder without ``_OWNER`` is not being created anymore."""
+"""Name of the file that identifies the Python process of a run."""
+_INCOMPLETE_S = 60
+"""Age after which an empty folder without ``_OWNER`` is removed; a younger one may be about to get the file."""
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_open_servers: list[Callable[[], None]] = []
-"""Functions that stop the clusters of this process."""
+_close_functions: list[Callable[[], None]] = []
+"""Functions that stop the clusters of this process, registered with ``on_exit``."""
 
 
 def runs_folder() -> Path:
-    """Return the preferred parent folder of this user's runs, which may not exist or may belong to another user."""
+    """Return the parent folder with the predictable name, which may not exist or may belong to another user."""
     return Path(tempfile.gettempdir(), _folder_name())
 
 
 def new_run_folder() -> Path:
-    """Create the folder of this run, after removing the folders that ended runs left behind."""
+    """Call ``reap``, and create the folder of a new run."""
     import psutil  # noqa: PLC0415 - an extra
 
     reap()
@@ -73,14 +74,14 @@ def new_run_folder() -> Path:
 
 
 def remove_run_folder(run: Path) -> None:
-    """Remove the folder of a run whose processes have ended."""
+    """Remove the folder of a run whose brokers have ended, and the parent folder if it is empty then."""
     shutil.rmtree(run, ignore_errors=True)
     with contextlib.suppress(OSError):
-        run.parent.rmdir()  # This fails while the parent has folders of other runs.
+        run.parent.rmdir()  # This raises OSError while there are other runs.
 
 
 def reap() -> list[Path]:
-    """Kill the brokers and remove the folders of runs whose Python process has ended; return the folders."""
+    """Kill the brokers and remove the folders of runs whose Python process has ended; return the removed folders."""
     abandoned: list[Path] = []
     for parent in Path(tempfile.gettempdir()).glob(f"{_folder_name()}*"):
         with contextlib.suppress(OSError):
@@ -95,40 +96,40 @@ def reap() -> list[Path]:
 def on_exit(close: Callable[[], None]) -> Callable[[], None]:
     """Register ``close`` to be called when the process exits or receives SIGTERM or SIGHUP.
 
-    Return a function that unregisters it.
+    The returned function unregisters ``close``.
     """
-    end_on_signals()
-    _open_servers.append(close)
+    install_signal_handlers()
+    _close_functions.append(close)
 
     def unregister() -> None:
         with contextlib.suppress(ValueError):
-            _open_servers.remove(close)
-        leave_signals_alone()
+            _close_functions.remove(close)
+        remove_signal_handlers()
 
     return unregister
 
 
-def end_on_signals() -> None:
-    """Exit the process at SIGTERM and SIGHUP unless they have other handlers; do nothing outside the main thread."""
+def install_signal_handlers() -> None:
+    """Exit the process at SIGTERM and SIGHUP unless the program handles them; do nothing outside the main thread."""
     if threading.current_thread() is threading.main_thread():
         signals.exit_on_signals(_SIGNALS)
 
 
-def leave_signals_alone() -> None:
-    """Undo ``end_on_signals`` unless a cluster is registered with ``on_exit``."""
-    if not _open_servers and threading.current_thread() is threading.main_thread():
-        signals.leave_signals_alone(_SIGNALS)
+def remove_signal_handlers() -> None:
+    """Undo ``install_signal_handlers``; do nothing while functions are registered, and outside the main thread."""
+    if not _close_functions and threading.current_thread() is threading.main_thread():
+        signals.undo_exit_on_signals(_SIGNALS)
 
 
 @atexit.register
-def _close_open_servers() -> None:
-    for close in _open_servers[:]:
+def _close_clusters() -> None:
+    for close in _close_functions[:]:
         close()
 
 
 if hasattr(os, "register_at_fork"):
     # A forked child must not stop the brokers of its parent.
-    os.register_at_fork(after_in_child=_open_servers.clear)
+    os.register_at_fork(after_in_child=_close_functions.clear)
 
 
 def _folder_name() -> str:
@@ -147,6 +148,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _is_abandoned(run: Path) -> bool:
+    """Return True if the Python process of a run has ended; remove an old empty folder without ``_OWNER``."""
     import psutil  # noqa: PLC0415 - an extra
 
     try:
@@ -155,8 +157,8 @@ def _is_abandoned(run: Path) -> bool:
         is_same = abs(process.create_time() - float(owner["created"])) < 1
         return not is_same or process.status() == psutil.STATUS_ZOMBIE
     except (OSError, ValueError, KeyError, TypeError):
-        # The folder is being created, or the process was killed before it wrote the file.
-        if _age_s(run) > _CREATING_S:
+        # The file is missing or incomplete: the folder is being created, or its creator was killed.
+        if _age_s(run) > _INCOMPLETE_S:
             with contextlib.suppress(OSError):
                 run.rmdir()
         return False

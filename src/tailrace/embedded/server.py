@@ -15,8 +15,10 @@ __all__ = ["EmbeddedServer"]
 class EmbeddedServer(EmbeddedCluster):
     """Single Kafka broker, started and stopped by ``with`` or ``async with``.
 
-    The options are those of ``EmbeddedCluster`` without ``brokers`` and ``racks``, and ``port``: the port of the client
-    listener, or None for any free port.
+    Args:
+        port: port of the client listener; None for any free port.
+
+    The other options are documented in ``EmbeddedCluster``.
     """
 
     def __init__(  # noqa: PLR0913 - options of a test's broker
@@ -40,16 +42,16 @@ class EmbeddedServer(EmbeddedCluster):
         """Broker process.
 
         Raises:
-            KafkaServerError: the broker is not started, or was not started as a process by this object.
+            KafkaServerError: this object has not started the broker, or uses an external broker or a container.
         """
         return self._started_nodes[0]
 
     def stop(self) -> None:
-        """Stop the broker cleanly; ``restart`` starts it with its data."""
+        """Stop the broker (SIGTERM) and keep its data; ``restart`` starts it again."""
         self.node.stop()
 
     def kill(self) -> None:
-        """Kill the broker (SIGKILL), so that it ends without a clean shutdown."""
+        """Kill the broker (SIGKILL) and keep its data; ``restart`` starts it again."""
         self.node.kill()
 
     def pause(self) -> None:
@@ -61,5 +63,8 @@ class EmbeddedServer(EmbeddedCluster):
         self.node.resume()
 
     def restart(self, node: BrokerNode | None = None) -> None:
-        """Restart the broker on the same port with its data, and wait until it is ready."""
+        """Stop the broker if it runs, start it on the same port with its data, and wait until it is ready.
+
+        ``node`` can be omitted, because there is only one broker.
+        """
         super().restart(node or self.node)

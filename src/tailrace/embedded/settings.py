@@ -1,7 +1,10 @@
 """Configuration of brokers and the matching client options.
 
-Every broker has three listeners on the loopback address: CLIENT, with the requested security, for clients; INTERNAL,
-without security, for other brokers and for TopicAdmin; and CONTROLLER for the quorum of controllers.
+Every broker has three listeners on the loopback address:
+
+- CLIENT, for clients, with the security that the user has chosen;
+- INTERNAL, for other brokers and for TopicAdmin, without security;
+- CONTROLLER, for the quorum of controllers, without security.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ __all__ = [
 Security = Literal["PLAINTEXT", "SSL", "MTLS", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
 USERNAME, PASSWORD = "alice", "alice-secret"
-"""Credentials of the only user, for all SASL mechanisms."""
+"""Credentials of the only user; the same for all SASL mechanisms."""
 
 _DEFAULTS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
@@ -90,12 +93,13 @@ class ConnectionOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports of a broker's listeners, and the port that is advertised to clients, which may be that of a proxy."""
+    """Ports of a broker."""
 
     client: int
     internal: int
     controller: int
     advertised: int
+    """Port that the broker advertises to clients: ``client``, or the port of a proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +108,11 @@ class ListenerSecurity:
 
     protocol: SecurityProtocol
     broker: Mapping[str, str] = field(default_factory=dict)
-    """Settings of ``server.properties``."""
+    """Settings for ``server.properties``."""
     scram: str | None = None
-    """SCRAM mechanism whose user is created when the storage is formatted."""
+    """SCRAM mechanism for which the user is created when the data folder is formatted; None for other mechanisms."""
     client: ConnectionOptions = field(default_factory=ConnectionOptions)
-    """Options of a client, without ``bootstrap_servers``."""
+    """Options of clients, without ``bootstrap_servers``."""
 
 
 def server_properties(  # noqa: PLR0913 - the parts of one file
@@ -121,7 +125,10 @@ def server_properties(  # noqa: PLR0913 - the parts of one file
     rack: str | None,
     config: Mapping[str, str | float],
 ) -> str:
-    """Return the text of ``server.properties``; ``config`` overrides the defaults."""
+    """Return the text of ``server.properties``; ``config`` overrides all other settings.
+
+    ``controllers`` has the controller ports by node id.
+    """
     replication_factor = str(min(3, len(controllers)))
     listeners = {"CLIENT": ports.client, "INTERNAL": ports.internal}
     settings = {
@@ -152,7 +159,7 @@ def server_properties(  # noqa: PLR0913 - the parts of one file
 
 
 def listener_security(security: Security, *, tls: bool, folder: Path) -> ListenerSecurity:
-    """Return the settings of broker and client for ``security``, and create certificates in ``folder`` for TLS."""
+    """Return the settings of brokers and clients for ``security``; for TLS, create certificates in ``folder``."""
     if security == "PLAINTEXT":
         return ListenerSecurity("PLAINTEXT")
     if security == "SSL" or security == "MTLS":  # noqa: PLR1714 - type checkers narrow by ==
@@ -169,7 +176,7 @@ def listener_security(security: Security, *, tls: bool, folder: Path) -> Listene
 
 
 def unsecured_token(subject: str = USERNAME, lifetime_s: float = 3600) -> str:
-    """Return an unsecured JWT (RFC 7519, section 6), which only brokers for tests accept."""
+    """Return an unsigned JWT (RFC 7519, section 6), which brokers accept only if they are configured for tests."""
     now = time.time()
     # The broker refuses a token whose time of issue is milliseconds in the future, so subtract a second.
     claims = {"sub": subject, "iat": now - 1, "exp": now + lifetime_s}
@@ -179,16 +186,16 @@ def unsecured_token(subject: str = USERNAME, lifetime_s: float = 3600) -> str:
 def _sasl_broker(mechanism: str) -> dict[str, str]:
     jaas = f"listener.name.client.{mechanism.lower()}.sasl.jaas.config"
     module = "org.apache.kafka.common.security"
-    lines = {"sasl.enabled.mechanisms": mechanism}
+    settings = {"sasl.enabled.mechanisms": mechanism}
     if mechanism == "PLAIN":
-        lines[jaas] = f'{module}.plain.PlainLoginModule required user_{USERNAME}="{PASSWORD}";'
+        settings[jaas] = f'{module}.plain.PlainLoginModule required user_{USERNAME}="{PASSWORD}";'
     elif mechanism == "OAUTHBEARER":
-        lines[jaas] = (
+        settings[jaas] = (
             f'{module}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="{USERNAME}";'
         )
     else:
-        lines[jaas] = f"{module}.scram.ScramLoginModule required;"
-    return lines
+        settings[jaas] = f"{module}.scram.ScramLoginModule required;"
+    return settings
 
 
 def _sasl_client(mechanism: SaslMechanism) -> ConnectionOptions:
@@ -202,9 +209,9 @@ def _sasl_client(mechanism: SaslMechanism) -> ConnectionOptions:
 
 
 def _tls(folder: Path, *, mutual: bool) -> tuple[dict[str, str], ConnectionOptions]:
-    """Create certificates in ``folder``, and return the settings of broker and client that use them.
+    """Create certificates in ``folder``, and return the settings of brokers and of clients that use the certificates.
 
-    The client has a certificate only for ``mutual`` TLS.
+    The client gets a certificate only for ``mutual`` TLS.
     """
     import trustme  # noqa: PLC0415 - an extra
 

