@@ -1,4 +1,4 @@
-"""Event that is cleared when its waiter wakes up."""
+"""Event that is cleared when a wait for it ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ __all__ = ["AutoResetEvent"]
 
 
 class AutoResetEvent:
-    """Event for one waiter at a time, which clears it on waking. After an earlier ``set``, ``wait`` returns at once."""
+    """Event that ``wait`` clears before it returns. If the event is set already, ``wait`` returns immediately.
+
+    Only one task may wait at a time.
+    """
 
     __slots__ = ("_event",)
 
@@ -17,11 +20,11 @@ class AutoResetEvent:
         self._event = asyncio.Event()
 
     def set(self) -> None:
-        """Set the event and wake the waiter."""
+        """Set the event, and wake the waiting task."""
         self._event.set()
 
     async def wait(self, until: float | None = None) -> None:
-        """Wait until the event is set or the loop's clock reaches ``until``, and clear the event."""
+        """Wait until the event is set or ``loop.time()`` reaches ``until`` (None: no limit), and clear the event."""
         if until is None:
             await self._event.wait()
         else:

@@ -1,4 +1,4 @@
-"""Awaiting of results of user functions, which may be sync or async."""
+"""Helpers for awaiting the results of user functions, which may be sync or async, and for abandoning tasks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from tailrace.errors import ConfigurationError
 
-__all__ = ["abandon", "awaited", "settled"]
+__all__ = ["abandon", "resolve_awaitables", "resolve_result"]
 
 
-async def awaited(result: object, where: str) -> object:
-    """Return ``result``, awaited as long as it is awaitable: a coroutine, a future, or another awaitable.
+async def resolve_awaitables(result: object, where: str) -> object:
+    """Await ``result`` until the outcome is not awaitable, and return the outcome.
 
     Args:
         result: return value of the user's function.
@@ -35,13 +35,13 @@ async def awaited(result: object, where: str) -> object:
         result = await result
 
 
-async def settled(result: object, where: str) -> object:
-    """Return ``result`` as ``awaited`` does; raise if it is a generator.
+async def resolve_result(result: object, where: str) -> object:
+    """Await ``result`` as ``resolve_awaitables`` does, and return the outcome, which must not be a generator.
 
     Raises:
-        ConfigurationError: ``result`` is a generator, or a future of another event loop.
+        ConfigurationError: the outcome is a generator, or ``result`` is a future of another event loop.
     """
-    result = await awaited(result, where)
+    result = await resolve_awaitables(result, where)
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise ConfigurationError(
             f"{where} returned {_kind(result)}, whose body never ran - return a value or a list, without `yield`"
@@ -50,9 +50,9 @@ async def settled(result: object, where: str) -> object:
 
 
 def abandon(task: asyncio.Task[Any]) -> None:
-    """Cancel a task that ignored its cancellation, and unregister it, so that ``asyncio.run`` does not wait for it."""
+    """Cancel a task that ignored an earlier cancellation, and unregister it: ``asyncio.run`` does not wait for it."""
     task.cancel()
-    asyncio.tasks._unregister_task(task)  # noqa: SLF001 - documented under "Extending asyncio"
+    asyncio.tasks._unregister_task(task)  # noqa: SLF001 - documented in Python's "Extending asyncio"
 
 
 def _kind(result: object) -> str:

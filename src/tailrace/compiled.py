@@ -1,7 +1,8 @@
-"""Classes of the compiled module ``tailrace._native``, if it is used.
+"""Classes of the compiled module ``tailrace._native``.
 
-The module is absent if the package was built without a compiler, and is not used if the environment variable
-``TAILRACE_PURE_PYTHON`` is set. In both cases ``new_buffer`` is ``bytearray``, and the names of classes are None.
+The compiled module is absent if the package was built without a compiler, and is not used if the environment variable
+``TAILRACE_PURE_PYTHON`` is set. In both cases ``batch_decoder``, ``record_iterator`` and ``handler_run`` are None, and
+``new_buffer`` is ``bytearray``.
 """
 
 from __future__ import annotations
@@ -39,4 +40,4 @@ batch_decoder: type[BatchDecoder] | None = getattr(_module, "BatchDecoder", None
 record_iterator: type[RecordIterator] | None = getattr(_module, "RecordIterator", None)
 handler_run: type[HandlerRun] | None = getattr(_module, "HandlerRun", None)
 new_buffer: Callable[[int], bytearray] = getattr(_module, "new_buffer", bytearray)
-"""Returns a bytearray of a given size; the compiled function does not set its bytes to zero."""
+"""Function that returns a bytearray of a given size; the compiled function leaves its bytes uninitialized."""

@@ -1,7 +1,7 @@
 """Kafka's error codes.
 
-The codes are those of Kafka 4.3 (``org.apache.kafka.common.protocol.Errors``), which a test verifies. The reaction to a
-code depends on the request; ``core`` decides it.
+The codes are those of Kafka 4.3 (``org.apache.kafka.common.protocol.Errors``); a test compares them. The reaction to a
+code depends on the request, and is defined in ``tailrace.core``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 TailraceError
 ├── ConfigurationError               invalid option
-├── ConsumerStateError               call not possible in this state: not started, closed, or two readers
+├── ConsumerStateError               call not possible now: not started, closed, two readers, …
 ├── BrokerConnectionError            no response from a broker
 │   ├── NodeNotConnectedError        no connection to a broker at present
 │   ├── AuthenticationError          TLS or SASL failed
@@ -14,15 +14,15 @@ TailraceError
 │   │   └── UnknownPartitionError    partition that its topic does not have
 │   └── TopicAuthorizationFailedError, …
 ├── GroupError
-│   ├── RebalanceError               joining the group or a rebalance callback failed
-│   ├── FencedMemberError            another member with the same group_instance_id joined
+│   ├── RebalanceError               a rebalance failed, or no poll within max_poll_interval_ms
+│   ├── FencedMemberError            another member has the same group_instance_id
 │   ├── NoCommonAssignorError        no assignment strategy in common with the group
 │   ├── GroupNotEmptyError           operation that requires a group without members
 │   ├── NotAConsumerGroupError       group of another type, such as Kafka Connect's
 │   └── CommitFailedError            offsets were not committed
 │       └── TopicRecreatedError      offsets of a topic that was deleted and recreated
-├── OffsetOutOfRangeError            position outside the log, and auto_offset_reset="none"
-│   └── LogTruncatedError            log truncated below the position
+├── OffsetOutOfRangeError            position outside the log or missing, and auto_offset_reset="none"
+│   └── LogTruncatedError            log truncated to an offset before the position
 ├── OffsetGapError                   missing offsets, and allow_offset_gaps=False
 ├── RecordTooLargeError              batch larger than max_batch_bytes
 ├── CorruptCheckpointError           unreadable Spark checkpoint
@@ -30,14 +30,14 @@ TailraceError
 ├── DecodeError                      record that a deserializer or a handler's type does not accept
 ├── SchemaRegistryError              schema registry unreachable or refusing requests
 ├── ConsumerTimeoutError             no record in time
-├── HandlerFailedError               a handler failed, and on_failure="stop"
+├── HandlerFailedError               a handler failed, and the app stops
 ├── PartialFailureError              some records of a batch failed; raised by batch handlers
-├── PublishError                     record not acknowledged by the broker
+├── PublishError                     record not published, or not acknowledged by the broker
 │   ├── PublishTooLargeError         record larger than its topic allows
 │   └── ProducerFencedError          another producer with the same transactional_id
 ├── DeadLetterError                  failed record not written to its dead-letter topic
-└── KafkaServerError                 failure of the embedded broker of tailrace.testing
-    └── KafkaNotAvailableError       no means to start the embedded broker
+└── KafkaServerError                 failure of an embedded broker of tailrace.testing
+    └── KafkaNotAvailableError       no Java, no jars and no Docker to start an embedded broker
 
 Each message says what is wrong and what to do.
 """
@@ -111,7 +111,7 @@ class ConfigurationError(TailraceError):
 
 
 class ConsumerStateError(TailraceError):
-    """The call is not possible in this state: not started, closed, or read by two tasks at once."""
+    """The call is not possible now, for example because the object is not started, is stopped, or has another reader."""
 
 
 class BrokerConnectionError(TailraceError):
@@ -131,7 +131,7 @@ class RequestTimedOutError(BrokerConnectionError):
 
 
 class UnsupportedVersionError(TailraceError):
-    """The broker supports no suitable version of a request. Use another broker version or other options."""
+    """The broker does not support a version of a request that tailrace needs. The message says what to change."""
 
 
 class MalformedMessageError(TailraceError):
@@ -145,7 +145,7 @@ class BrokerError(TailraceError):
         code: error code of the protocol.
         name: Kafka's name of the code, such as ``NOT_COORDINATOR``.
         retriable: True if Kafka defines the error as retriable.
-        detail: description of the request or object that failed.
+        detail: description of the request that failed, or of the topic, partition or group.
     """
 
     advice: ClassVar[str] = ""
@@ -166,13 +166,13 @@ class BrokerError(TailraceError):
 
 
 class UnknownTopicError(BrokerError):
-    """The topic or partition does not exist, or the principal lacks DESCRIBE permission."""
+    """The topic or partition does not exist, or the client's principal lacks DESCRIBE permission."""
 
     advice = "create the topic, check its spelling, or grant DESCRIBE on it to this principal"
 
 
 class UnknownPartitionError(UnknownTopicError):
-    """The topic exists and has no such partition."""
+    """The topic exists but has no partition of this number."""
 
     advice = "name an existing partition, or add partitions to the topic"
 
@@ -196,7 +196,7 @@ class GroupAuthorizationFailedError(BrokerError):
 
 
 class UnknownGroupError(BrokerError):
-    """The group does not exist: it has no members, and its committed offsets, if it had any, have expired."""
+    """The group does not exist: it has no members and no committed offsets, which expire or can be deleted."""
 
     advice = "check its spelling: `tailrace groups list` shows all groups"
 
@@ -212,15 +212,19 @@ class GroupError(TailraceError):
 
 
 class RebalanceError(GroupError):
-    """Joining the group failed permanently, or a rebalance callback raised or timed out."""
+    """A rebalance failed, or the consumer was not polled within ``max_poll_interval_ms``.
+
+    A rebalance fails after ``rebalance_max_retries``, or if a rebalance callback, an assignor or a method of a
+    ``GroupRole`` raises, takes too long or returns an invalid value.
+    """
 
 
 class FencedMemberError(GroupError):
-    """Another member joined with the same ``group_instance_id``. This member must stop; give each member its own id."""
+    """Another member has the same ``group_instance_id``. This member cannot continue; give each its own id."""
 
 
 class NoCommonAssignorError(GroupError):
-    """The member has no assignment strategy in common with its group, or the group is of another type."""
+    """The group does not admit the member: no assignment strategy in common, or another group type or protocol."""
 
 
 class GroupNotEmptyError(GroupError):
@@ -239,7 +243,7 @@ class GroupNotEmptyError(GroupError):
 
 
 class NotAConsumerGroupError(GroupError):
-    """The group is not a consumer group but, for example, a group of Kafka Connect or a share group."""
+    """The group is not a consumer group. It is, for example, a group of Kafka Connect or a share group."""
 
 
 class CommitFailedError(GroupError):
@@ -281,12 +285,12 @@ class CorruptCheckpointError(TailraceError):
 
 
 class OffsetOutOfRangeError(TailraceError):
-    """A position is outside the log or missing, and ``auto_offset_reset="none"`` is set. Seek or set another policy.
+    """The position is outside the log, or the group has no committed offset, and ``auto_offset_reset="none"`` is set.
 
     Attributes:
         topic: name of the topic.
         partition: number of the partition.
-        offset: position that the log does not have; None if the group has no committed offset.
+        offset: position outside the log; None if the group has no committed offset.
     """
 
     def __init__(self, topic: str, partition: int, offset: int | None) -> None:
@@ -304,7 +308,7 @@ class OffsetOutOfRangeError(TailraceError):
 
 
 class LogTruncatedError(OffsetOutOfRangeError):
-    """The log was truncated below the position, and ``auto_offset_reset="none"`` is set. Seek to continue.
+    """The log was truncated to an offset before the position, and ``auto_offset_reset="none"`` is set.
 
     Attributes:
         end_offset: offset up to which the log is unchanged (exclusive).
@@ -350,13 +354,15 @@ class RecordTooLargeError(TailraceError):
 
 
 class CorruptRecordError(TailraceError):
-    """A record batch cannot be read, and fetching it again does not help.
+    """A record batch cannot be read.
 
-    Its checksum is wrong, it cannot be decoded, or it decompresses to more than ``max_decompressed_batch_bytes``.
+    The checksum is wrong, or the batch cannot be decoded, or decompresses to more than
+    ``max_decompressed_batch_bytes``.
 
     Attributes:
         partition: partition of the batch.
-        offset: first offset of the batch; ``seek()`` past the batch to continue without it.
+        offset: first offset of the batch, or the position from which it was fetched; ``seek()`` past the batch to
+            continue without it.
     """
 
     def __init__(
@@ -379,13 +385,14 @@ class CorruptRecordError(TailraceError):
 
 
 class DecodeError(TailraceError):
-    """A record's key, value or header cannot be decoded by its deserializer or to the handler's type."""
+    """A key, value or header cannot be decoded by the deserializer or as the type that the handler declares."""
 
 
 class SchemaRegistryError(TailraceError):
     """The schema registry is unreachable, too slow, or refuses the request. Check the registry's URL and credentials.
 
-    The record that needs the schema has not failed: its handling is retried until the registry answers.
+    In an app, the record for which the schema is needed does not count as failed: it is retried until the registry
+    answers.
     """
 
 
@@ -394,15 +401,15 @@ class ConsumerTimeoutError(TailraceError):
 
 
 class HandlerFailedError(TailraceError):
-    """A handler failed permanently, and ``on_failure="stop"`` is set: the app stops."""
+    """A handler failed permanently, and the app stops, usually because ``on_failure="stop"`` is set."""
 
 
 class PartialFailureError(TailraceError):
-    """Raised by a batch handler if some records of the batch failed and all other records are finished.
+    """Some records of a batch failed, and all others are finished; raised by batch handlers.
 
     Args:
         failed: errors by index in the batch, or only the indices. With indices only, the error of each record is the
-            cause of this exception, or this exception itself if it has no cause.
+            ``__cause__`` of this exception, or this exception if it has no cause.
 
     Attributes:
         failed: errors by index in the batch; None for indices without an error.
@@ -420,15 +427,15 @@ class PartialFailureError(TailraceError):
 
 
 class PublishError(TailraceError):
-    """A published record was not acknowledged by the broker. The record may be in the topic nevertheless."""
+    """A record was not published, or not acknowledged by the broker; in the second case, the topic may contain it."""
 
 
 class PublishTooLargeError(PublishError):
     """A published record is larger than its topic allows. Raise the topic's limit, or publish smaller records.
 
     Attributes:
-        setting: topic configuration that is the limit: ``max.message.bytes``, or ``segment.bytes`` for a record that
-            does not fit into a segment of the log.
+        setting: name of the topic setting that is the limit: ``max.message.bytes``, or ``segment.bytes`` for a record
+            that does not fit into a segment of the log.
     """
 
     def __init__(self, message: str, *, setting: str = "max.message.bytes") -> None:
@@ -437,7 +444,7 @@ class PublishTooLargeError(PublishError):
 
 
 class ProducerFencedError(PublishError):
-    """Another producer uses the same ``transactional_id``, or a transaction timed out. This producer must stop."""
+    """Another producer has the same ``transactional_id``, or a transaction timed out. This producer cannot continue."""
 
 
 class DeadLetterError(TailraceError):
@@ -445,11 +452,11 @@ class DeadLetterError(TailraceError):
 
 
 class KafkaServerError(TailraceError):
-    """The embedded broker of ``tailrace.testing`` did not start, or an operation on it failed."""
+    """An embedded broker of ``tailrace.testing`` did not start, or an operation on it failed."""
 
 
 class KafkaNotAvailableError(KafkaServerError):
-    """This machine has no means to start an embedded broker: no Java, no jars, no Docker."""
+    """No embedded broker can be started: Java or the broker's jars are missing, and Docker cannot be used instead."""
 
 
 _CLASSES: dict[int, type[BrokerError]] = {
@@ -464,5 +471,5 @@ _CLASSES: dict[int, type[BrokerError]] = {
 
 
 def broker_error(code: int, detail: str = "") -> BrokerError:
-    """Return the error for ``code``, of the class specific to the code if there is one, else of class BrokerError."""
+    """Return a BrokerError for ``code``, of the subclass for this code if there is one."""
     return _CLASSES.get(code, BrokerError)(code, detail)

@@ -1,8 +1,8 @@
 """Immutable values: records, partitions, offsets.
 
-A million records are constructed per second, in C (msgspec). No field of a record is computed lazily, so a record may
-outlive its batch, its consumer and its process. Construct records by ``Record(...)``, never by ``Record[K, V](...)``,
-which takes ten times as long.
+msgspec constructs records in C, because a consumer constructs up to a million per second. No field is computed on
+access, so a record can be used after its batch is discarded or its consumer is stopped, and in another process.
+Construct records with ``Record(...)``, not with ``Record[K, V](...)``, which takes ten times as long.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """Committed offset, the metadata of the commit, and the leader epoch of the record before the offset."""
+    """Committed offset with its metadata, and the leader epoch of the record before the offset, if it is known."""
 
     offset: int
     metadata: str = ""
@@ -51,7 +51,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """First offset whose record is not older than a given time."""
+    """Offset of the first record that is not older than a given time."""
 
     offset: int
     timestamp: int
@@ -62,9 +62,9 @@ class OffsetAndTimestamp(NamedTuple):
 class Record(msgspec.Struct, Generic[KeyT_co, ValueT_co], frozen=True, gc=False):
     """Record of a partition.
 
-    ``Record`` holds the bytes that the broker stores. A consumer whose deserializers return ``str`` keys and ``Order``
-    values delivers ``Record[str, Order]``. A record unpacks as its first five fields:
-    ``topic, partition, offset, key, value = record``.
+    Without deserializers, key and value are the bytes that the broker stores. A consumer whose deserializers return
+    ``str`` keys and ``Order`` values delivers ``Record[str, Order]``. A record can be unpacked into its first five
+    fields: ``topic, partition, offset, key, value = record``.
     """
 
     topic: str
@@ -77,7 +77,7 @@ class Record(msgspec.Struct, Generic[KeyT_co, ValueT_co], frozen=True, gc=False)
     timestamp: int
     """Milliseconds since 1970."""
     headers: Sequence[tuple[str, bytes | None]] = ()
-    """Names and values, in order. Compare ``list(record.headers)``, because the sequence may be a list or a tuple."""
+    """Names and values, in order. The sequence may be a list or a tuple: convert it with ``list()`` to compare it."""
     timestamp_type: TimestampType | None = "CreateTime"
     """Origin of the timestamp: the producer ("CreateTime") or the broker ("LogAppendTime"), depending on the topic's
     ``message.timestamp.type``. None if the origin is unknown: on Spark, from a retry topic, or in message format 0."""

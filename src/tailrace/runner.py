@@ -1,4 +1,4 @@
-"""``asyncio.run`` with a clean end on SIGTERM."""
+"""Variant of ``asyncio.run`` that cancels its coroutine at SIGTERM."""
 
 from __future__ import annotations
 

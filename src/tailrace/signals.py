@@ -1,6 +1,7 @@
-"""Signal handlers shared by all listeners of the process.
+"""Signal handlers that call all listeners of the process.
 
-One SIGTERM stops all apps in a process, whether they run in one event loop or in several.
+A listener is one use of ``handle_signals``, for example by an app. One SIGTERM reaches all apps of a process, whether
+they run in one event loop or in several.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ __all__ = ["exit_on_signals", "handle_signals", "undo_exit_on_signals"]
 
 @dataclass(eq=False)
 class _Listener:
-    """Callbacks of one caller of ``handle_signals``."""
+    """Arguments of one call of ``handle_signals``."""
 
     numbers: Collection[signal.Signals]
     loop: asyncio.AbstractEventLoop | None
     on_first: Callable[[], object]
     on_second: Callable[[], object] | None
     was_called: bool = False
+    """True after ``on_first`` was called."""
 
 
 _listeners: tuple[_Listener, ...] = ()
-_before: dict[int, Any] = {}
+_replaced_handlers: dict[int, Any] = {}
 """Handlers that this module has replaced, by signal number."""
-_exits: set[int] = set()
+_exit_signals: set[int] = set()
 """Signals that raise SystemExit while no listener handles them."""
 _wakeup_fds: list[int] = []
-"""Sockets of the listeners in event loops of the main thread, to one of which Python writes a byte for each signal."""
+"""File descriptors of sockets that wake an event loop; Python writes a byte to the newest one at each signal."""
 
 
 @contextlib.contextmanager
@@ -48,13 +50,14 @@ def handle_signals(
 ) -> Iterator[None]:
     """Install signal handlers for the duration of a context.
 
-    Each caller is a listener. The first signal calls ``on_first`` of every listener in the process, in the listener's
-    event loop if it has one. A second signal calls ``on_second`` of the listeners that have one, and ends the process.
-    If no listener has ``on_second``, the second signal triggers the default action of the operating system, which works
-    even while the event loop is blocked. When the last listener leaves the context, the previous handlers are restored.
+    Each caller is a listener. The first signal calls ``on_first`` of all listeners in the process: in the event loop of
+    a listener that has a running loop, else in the signal handler. A second signal calls each ``on_second`` in the
+    signal handler, and ends the process. If no listener has ``on_second``, the second signal has the default action of
+    the operating system, which ends the process even while the event loop is blocked. When the last listener leaves the
+    context, the previous handlers are restored.
 
-    Only the main thread can install handlers. A listener in another thread is called as long as the main thread has a
-    listener for the same signal.
+    Only the main thread can install handlers. A listener in another thread is called only if a listener in the main
+    thread has installed the handler of the same signal.
     """
     global _listeners  # noqa: PLW0603 - signal handlers belong to the process
     try:
@@ -66,24 +69,24 @@ def handle_signals(
     for number in numbers:
         # ValueError: not the main thread.
         with contextlib.suppress(ValueError):
-            replaced = signal.signal(number, _receive)
-            # If there are other listeners, the replaced handler may be the default action that this module installed
-            # after a first signal.
-            if replaced is not _receive and len(_listeners_of(number)) == 1:
-                _before[number] = replaced
+            replaced = signal.signal(number, _on_signal)
+            # If there are other listeners, the replaced handler may be SIG_DFL, which this module sets after a first
+            # signal.
+            if replaced is not _on_signal and len(_listeners_of(number)) == 1:
+                _replaced_handlers[number] = replaced
     try:
-        with _woken_by_signals(loop):
+        with _wake_on_signals(loop):
             yield
     finally:
         _listeners = tuple(one for one in _listeners if one is not listener)
         for number in numbers:
             with contextlib.suppress(ValueError):
-                _reset_handler(number)
+                _set_idle_handler(number)
 
 
 @contextlib.contextmanager
-def _woken_by_signals(loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
-    """Wake ``loop`` at each signal for the duration of a context.
+def _wake_on_signals(loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
+    """Wake ``loop`` at each signal for the duration of a context; do nothing outside the main thread.
 
     Python calls signal handlers between two instructions of the main thread. Without a wakeup, a signal that arrives
     just before the loop waits for events would be handled only after the next event.
@@ -105,40 +108,43 @@ def _woken_by_signals(loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
         try:
             yield
         finally:
-            ours = tuple(_wakeup_fds)
+            fds_before = tuple(_wakeup_fds)
             _wakeup_fds.remove(writer.fileno())
-            _set_wakeup_fd(*ours)
+            _set_wakeup_fd(*fds_before)
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.remove_reader(reader)
 
 
-def _set_wakeup_fd(*ours: int) -> None:
-    """Set the wakeup descriptor of the process to the newest of ``_wakeup_fds``; leave one that is not in ``ours``."""
+def _set_wakeup_fd(*replaceable: int) -> None:
+    """Set the wakeup descriptor of the process to the newest of ``_wakeup_fds``, or to -1 if there is none.
+
+    Keep a descriptor that another part of the program has set, which is not in ``replaceable``.
+    """
     current = signal.set_wakeup_fd(-1)
-    if current in {-1, *ours}:
+    if current in {-1, *replaceable}:
         current = _wakeup_fds[-1] if _wakeup_fds else -1
     signal.set_wakeup_fd(current, warn_on_full_buffer=False)
 
 
 def exit_on_signals(numbers: Collection[signal.Signals]) -> None:
-    """Raise SystemExit at these signals while they have no other handler, so that the process cleans up.
+    """Raise SystemExit at these signals while they have no other handler, so that ``atexit`` functions run.
 
     Call this function in the main thread.
     """
-    _exits.update(numbers)
+    _exit_signals.update(numbers)
     for number in numbers:
-        _reset_handler(number)
+        _set_idle_handler(number)
 
 
 def undo_exit_on_signals(numbers: Collection[signal.Signals]) -> None:
     """Undo ``exit_on_signals``. Call this function in the main thread."""
-    _exits.difference_update(numbers)
+    _exit_signals.difference_update(numbers)
     for number in numbers:
-        _reset_handler(number)
+        _set_idle_handler(number)
 
 
-def _receive(number: int, _frame: FrameType | None) -> None:
-    if number in _exits and not _listeners_of(number):
+def _on_signal(number: int, _frame: FrameType | None) -> None:
+    if number in _exit_signals and not _listeners_of(number):
         sys.exit(128 + number)
     uncalled = [one for one in _listeners_of(number) if not one.was_called]
     for one in uncalled:
@@ -153,13 +159,13 @@ def _receive(number: int, _frame: FrameType | None) -> None:
         for one in _listeners_of(number):
             if one.on_second is not None:
                 one.on_second()
-        _restore(number) if not _listeners_of(number) else signal.signal(number, signal.SIG_DFL)
+        _restore_replaced(number) if not _listeners_of(number) else signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return
     if any(one.on_second is not None for one in _listeners):
         return
     # From now on, a second signal ends the process even while the event loop is blocked.
-    for other in _before:
+    for other in _replaced_handlers:
         if _listeners_of(other) and all(one.was_called for one in _listeners_of(other)):
             signal.signal(other, signal.SIG_DFL)
 
@@ -168,23 +174,26 @@ def _listeners_of(number: int) -> list[_Listener]:
     return [one for one in _listeners if number in one.numbers]
 
 
-def _reset_handler(number: int) -> None:
-    """Set the handler of a signal without listeners: ``_receive`` after ``exit_on_signals``, else the previous one."""
+def _set_idle_handler(number: int) -> None:
+    """Set the handler of a signal that has no listeners: ``_on_signal`` for an exit signal, else the replaced handler.
+
+    Keep a handler that the program has set after this module.
+    """
     if _listeners_of(number):
         return
     current = signal.getsignal(number)
-    if number in _exits and _before.get(number, current) is signal.SIG_DFL:
-        _before[number] = signal.SIG_DFL
-        signal.signal(number, _receive)
-    elif current in {_receive, signal.SIG_DFL}:
-        _restore(number)
+    if number in _exit_signals and _replaced_handlers.get(number, current) is signal.SIG_DFL:
+        _replaced_handlers[number] = signal.SIG_DFL
+        signal.signal(number, _on_signal)
+    elif current in {_on_signal, signal.SIG_DFL}:
+        _restore_replaced(number)
     else:
-        # The program has replaced the handler of this module by its own.
-        _before.pop(number, None)
+        # The program has set a handler of its own.
+        _replaced_handlers.pop(number, None)
 
 
-def _restore(number: int) -> None:
+def _restore_replaced(number: int) -> None:
     # A handler that was not installed from Python is None and cannot be restored from Python.
-    if (handler := _before.get(number)) is not None:
+    if (handler := _replaced_handlers.get(number)) is not None:
         signal.signal(number, handler)
-    _before.pop(number, None)
+    _replaced_handlers.pop(number, None)

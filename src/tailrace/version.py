@@ -1,7 +1,7 @@
-"""Version of the package; the build reads it from this file.
+"""Version of the package.
 
-The version is not read by ``importlib.metadata``, whose imports (``email``, ``zipfile``) would delay the first
-connection.
+The build reads the version from this file. The package does not read it with ``importlib.metadata``, whose imports
+(``email``, ``zipfile``) would delay the first connection.
 """
 
 from __future__ import annotations

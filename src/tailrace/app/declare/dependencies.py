@@ -31,7 +31,7 @@ from tailrace.app.declare.parameters import (
 )
 from tailrace.app.declare.signature import read_signature
 from tailrace.app.function_kinds import FunctionKind, kind_of, name_of
-from tailrace.awaitables import awaited
+from tailrace.awaitables import resolve_awaitables
 from tailrace.errors import ConfigurationError, ConsumerStateError
 
 __all__ = ["Dependency", "DependencyPlan", "Overrides", "open_dependencies", "open_into"]
@@ -217,7 +217,7 @@ def _opener(
             value = stack.enter_context(value)
         elif kind is FunctionKind.ASYNC_GENERATOR:
             value = await stack.enter_async_context(value)
-        return await awaited(value, where)
+        return await resolve_awaitables(value, where)
 
     return open_dependency
 

@@ -33,7 +33,7 @@ from tailrace.app.publish.results import (
     with_record_trace,
     with_span_as_trace,
 )
-from tailrace.awaitables import settled
+from tailrace.awaitables import resolve_result
 from tailrace.errors import ConfigurationError
 from tailrace.observe.instrumentation import HandlerInfo
 from tailrace.records import Record
@@ -127,7 +127,7 @@ def matches(handler: Handler, record: Record) -> bool:
 
 def _result_publisher(results: ResultPublisher, where: str) -> PublishResult:
     async def publish_result(record: Record, returned: object) -> None:
-        returned = await settled(returned, where)
+        returned = await resolve_result(returned, where)
         if returned is not None:
             # The record is finished only after the acknowledgment, so no offset is committed before its results.
             await results.publish([(returned, result_trace(record))])
@@ -150,7 +150,7 @@ def _publishing_batch(call: UnitCall, results: ResultPublisher, where: str) -> U
         batch = tuple(records)
         with batch_span() as trace_of:
             returned = await call(list(records))
-            if returned is None or (returned := await settled(returned, where)) is None:
+            if returned is None or (returned := await resolve_result(returned, where)) is None:
                 return
             items = results_in(returned)
             # With one item per record, each item gets the trace of its record. Otherwise it is unknown which record an

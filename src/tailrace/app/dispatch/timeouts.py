@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from tailrace.awaitables import settled
+from tailrace.awaitables import resolve_result
 from tailrace.observe.events import HandlerOverdue
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record
@@ -110,7 +110,7 @@ def with_deadline(
     async def within(work: WorkT) -> object:
         async with _Deadline(seconds, overdue_calls, _first_record(work), may_cancel=is_async):
             returned = await call(work)
-            return returned if returned is None else await settled(returned, where)
+            return returned if returned is None else await resolve_result(returned, where)
 
     return within
 

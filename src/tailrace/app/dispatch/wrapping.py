@@ -9,7 +9,7 @@ from types import CoroutineType
 from typing import Any, TypeVar, cast
 
 from tailrace.app.function_kinds import name_of
-from tailrace.awaitables import settled
+from tailrace.awaitables import resolve_result
 from tailrace.errors import ConfigurationError
 
 __all__ = ["wrapped_by"]
@@ -79,7 +79,7 @@ def _checked(call: Callable[[WorkT], Awaitable[object]], where: str) -> Callable
                 )
             returned = await cast("Awaitable[object]", result)
             if returned is not None:
-                returned = await settled(returned, where)
+                returned = await resolve_result(returned, where)
             for inner in calls:
                 if inner is not None and inner.cr_frame is not None:
                     raise _unawaited(calls, where)

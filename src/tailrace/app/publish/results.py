@@ -18,7 +18,7 @@ from tailrace.app.options import Handle
 from tailrace.app.publish.abandonment import check_not_abandoned
 from tailrace.app.publish.encoding import Headers, OutgoingRecord, encode_messages, messages_in, trace_in, with_trace
 from tailrace.app.publish.ordered_gather import gather_in_order
-from tailrace.awaitables import settled
+from tailrace.awaitables import resolve_result
 from tailrace.observe.telemetry_guard import TelemetryGuard
 from tailrace.producer.publisher import Published, Publisher
 from tailrace.records import Record
@@ -82,7 +82,7 @@ def with_span_as_trace(
     async def call_and_store_span(unit: UnitT) -> object:
         returned = await call(unit)
         if returned is not None:
-            returned = await settled(returned, where)
+            returned = await resolve_result(returned, where)
         if active := _active_trace():
             _trace.set(active)
         return returned
