@@ -111,7 +111,7 @@ class ConfigurationError(TailraceError):
 
 
 class ConsumerStateError(TailraceError):
-    """The call is not possible now, for example because the object is not started, is stopped, or has another reader."""
+    """The call is not possible now, for example because the object is not started, stopped, or has another reader."""
 
 
 class BrokerConnectionError(TailraceError):

@@ -1,1 +1,1 @@
-"""Events, the hooks that receive them, and logging."""
+"""Events with their hooks and log format, and statistics with their metrics."""

@@ -1,4 +1,4 @@
-"""Escaping of text from brokers, records and exceptions, so that it cannot control a terminal or forge a log line."""
+"""Escaping of texts from brokers, records and exceptions, which must not control a terminal or forge log lines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def escaped(text: str, *, keep: str = "") -> str:
 
 
 def escaped_json(line: str) -> str:
-    """Return a line of JSON with unprintable characters escaped as JSON does in strings.
+    """Return a line of JSON with unprintable characters replaced by JSON's escape sequences.
 
-    ``line`` may contain such characters only within strings.
+    ``line`` must not contain unprintable characters outside JSON strings.
     """
     if line.isprintable():
         return line
@@ -32,9 +32,9 @@ def escaped_json(line: str) -> str:
 def escaped_traceback(
     kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
 ) -> str:
-    """Return a traceback with unprintable characters escaped and the further lines of each message indented.
+    """Return a traceback with unprintable characters escaped, and all lines of a message but the first indented.
 
-    An exception's message of several lines therefore cannot forge a log line.
+    The indentation prevents that a message of several lines looks like several log lines.
     """
     if kind is None or exception is None:
         return ""

@@ -1,7 +1,7 @@
 """Events of consumers, apps and worker processes.
 
-Events are immutable values, which are passed to hooks and written to the log. No event is emitted for a record that is
-handled successfully. Tests assert on events, not on log text.
+Events are immutable values that are passed to hooks and written to the log. No event is emitted for a record that is
+handled successfully. Tests check events instead of log text.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Event(Value):
     def exception(self) -> BaseException | None:
         """Exception that caused the event; None if there is none.
 
-        An event class that may have an exception declares this name as a field.
+        Subclasses whose events can have an exception declare a field of this name.
         """
         return None
 
@@ -141,7 +141,7 @@ class ConnectionOpened(Event):
 
 
 class ConnectionLost(Event):
-    """A connection failed or was closed by the broker. The connection is reopened when the next request needs it."""
+    """A connection failed or was closed by the broker. The next request opens it again."""
 
     address: str
     """Host and port of the broker."""
@@ -183,7 +183,7 @@ class MetadataRefreshFailed(Event):
 
 
 class ClusterRebootstrapped(Event):
-    """No known broker had answered, and an address of ``bootstrap_servers`` returned the current brokers (KIP-899)."""
+    """None of the known brokers answered, but one of ``bootstrap_servers`` returned the current brokers (KIP-899)."""
 
     level = logging.WARNING
     brokers: tuple[str, ...]
@@ -191,7 +191,7 @@ class ClusterRebootstrapped(Event):
 
 
 class BrokersUnavailable(Event):
-    """An app with ``require_broker=False`` found no broker while starting. The app tries again after a pause."""
+    """An app with ``require_broker=False`` reached no broker at its start. The app tries again after a pause."""
 
     level = logging.WARNING
     reason: str
@@ -219,9 +219,9 @@ class CoordinatorLost(Event):
 
 
 class RebalanceStarted(Event):
-    """A rebalance began for this member, which revokes partitions or joins the group.
+    """A rebalance began: this member revokes partitions or joins the group.
 
-    Emitted once for each rebalance, even if the member has to join several times.
+    Emitted once for each rebalance, even if the member must join several times.
     """
 
     group_id: str
@@ -236,7 +236,7 @@ class GroupJoined(Event):
     """Generation (classic protocol) or member epoch (KIP-848)."""
     member_id: str
     protocol: str
-    """Assignment strategy of the group."""
+    """Assignment strategy of the group; for a ``GroupMember``, the protocol that the group has chosen."""
     is_leader: bool
     """True if this member computes the assignment of the group (classic protocol)."""
 
@@ -248,7 +248,7 @@ class PartitionsAssigned(Event):
     added: Partitions
     """Newly assigned partitions."""
     kept: Partitions
-    """Partitions assigned before and after the rebalance."""
+    """Partitions that were assigned before the rebalance and still are."""
 
 
 class PartitionsRevoked(Event):
@@ -262,7 +262,7 @@ class PartitionsRevoked(Event):
 
 
 class PartitionsLost(Event):
-    """Partitions were lost without a commit, because the group no longer has this member."""
+    """Partitions were lost without a commit, because this member is no longer in the group."""
 
     level = logging.WARNING
     group_id: str
@@ -291,7 +291,7 @@ class OffsetOverrideRejected(Event):
 
 
 class SessionExpired(Event):
-    """No heartbeat was acknowledged for a whole session timeout, so the group has removed this member."""
+    """No heartbeat was acknowledged within the session timeout, so the member gives up its partitions."""
 
     level = logging.WARNING
     group_id: str
@@ -300,7 +300,7 @@ class SessionExpired(Event):
 
 
 class GroupRequestCompleted(Event):
-    """The coordinator answered a request, which need not be repeated. Emitted for metrics, below DEBUG."""
+    """The coordinator answered a request of the member, and the request is not repeated. Emitted for metrics only."""
 
     level = _MEASUREMENT
     group_id: str
@@ -322,14 +322,14 @@ class GroupRequestFailed(Event):
 
 
 class GroupLeft(Event):
-    """The group acknowledged that the member leaves: by LeaveGroup (classic protocol) or a last heartbeat (KIP-848)."""
+    """The coordinator acknowledged that the member left, after a LeaveGroup request or a last heartbeat (KIP-848)."""
 
     group_id: str
     member_id: str
 
 
 class LeaveGroupTimedOut(Event):
-    """A stopping app had no time left to commit and to leave its group.
+    """An app that was being stopped had no time left to commit and to leave its group.
 
     Finished records whose offsets are not committed are delivered again.
     """
@@ -342,7 +342,7 @@ class LeaveGroupTimedOut(Event):
 
 
 class OffsetsCommitted(Event):
-    """Offsets were committed: by the coordinator's answer to a commit, or by the commit of a transaction."""
+    """Offsets were committed, by a commit request or in a transaction."""
 
     level = logging.DEBUG
     group_id: str
@@ -381,7 +381,7 @@ class CommitCallbackFailed(Event):
 
 
 class CommitMetadataDropped(Event):
-    """An offset was committed without its metadata, because the metadata were longer than the broker accepts."""
+    """An offset was committed without its metadata, which was larger than the broker accepts."""
 
     level = logging.WARNING
     partition: TopicPartition
@@ -392,18 +392,21 @@ class CommitMetadataDropped(Event):
 
 
 class OffsetReset(Event):
-    """A reset policy set the position, because there is no committed offset, or the log does not have the offset."""
+    """The position was outside the log, or its topic was recreated, and ``auto_offset_reset`` set a new position.
+
+    Not emitted for a partition without a committed offset.
+    """
 
     level = logging.WARNING
     partition: TopicPartition
     before: int | None
-    """Position before the reset; None if the partition had no position."""
+    """Position before the reset."""
     after: int
     """Position after the reset."""
     policy: str
     """Policy that was applied: ``earliest``, ``latest``, a time or a duration."""
     lost: int | None
-    """Number of offsets that were skipped unread; None if the position moved backwards or the number is unknown."""
+    """Number of offsets that were skipped; None if the position moved backwards or the number is unknown."""
 
 
 class TopicRecreated(Event):
@@ -419,7 +422,7 @@ class TopicRecreated(Event):
 
 
 class OffsetMapFound(Event):
-    """The commit of an assigned partition has an offset map. The records that it lists as finished are skipped."""
+    """An assigned partition was committed with an offset map. The finished records that the map lists are skipped."""
 
     partition: TopicPartition
     offset: int
@@ -431,9 +434,9 @@ class OffsetMapFound(Event):
 
 
 class OffsetMapIgnored(Event):
-    """The offset map of an earlier owner is ignored, and the records that it lists as finished are handled again.
+    """The offset map of an earlier owner is ignored, and the records that the map lists are handled again.
 
-    It is unreadable, or the log does not contain the records that the earlier owner had read.
+    The map is unreadable, or the log does not contain the records that the earlier owner had read.
     """
 
     level = logging.WARNING
@@ -444,7 +447,7 @@ class OffsetMapIgnored(Event):
 
 
 class ForeignMetadataFound(Event):
-    """The metadata of an assigned partition's commit are a text of the user or another client, not an offset map."""
+    """An assigned partition was committed with metadata of the user or another client instead of an offset map."""
 
     level = logging.DEBUG
     partition: TopicPartition
@@ -464,10 +467,9 @@ class FinishedRecordsSkipped(Event):
 
 
 class OffsetMapFull(Event):
-    """The offset map of a partition is almost too large for a commit, so no more of its records are started.
+    """The offset map of a partition is almost too large for a commit, so no more records of the partition are started.
 
-    ``OffsetMapRecovered`` follows when the lowest unfinished record is finished and the partition's records are started
-    again.
+    ``OffsetMapRecovered`` follows when the map has shrunk, because its lowest unfinished record is finished.
     """
 
     level = logging.WARNING
@@ -481,7 +483,7 @@ class OffsetMapFull(Event):
 
 
 class OffsetMapRecovered(Event):
-    """The offset map of a partition fits into a commit again, and the partition's records are started again."""
+    """The offset map of a partition fits into a commit again, and further records of the partition are started."""
 
     partition: TopicPartition
     offset: int
@@ -491,9 +493,9 @@ class OffsetMapRecovered(Event):
 
 
 class OffsetMapDropped(Event):
-    """An offset was committed without an offset map.
+    """An offset was committed without the offset map.
 
-    If the member ends before its next commit with a map, the finished records after the offset are delivered again.
+    If the member ends before it commits a map, the finished records after the offset are delivered again.
     """
 
     level = logging.WARNING
@@ -585,9 +587,9 @@ class FetchFailed(Event):
 
 
 class FetchInterrupted(Event):
-    """A fetch failed with an error that is usual while a partition gets another leader, and is repeated.
+    """A fetch failed with an error that is usual while a partition changes its leader. The fetch is repeated.
 
-    After several such failures in a row, ``FetchFailed`` is emitted instead.
+    After several of these failures in a row, ``FetchFailed`` is emitted instead.
     """
 
     broker: str
@@ -600,9 +602,9 @@ class FetchInterrupted(Event):
 
 
 class LogTruncated(Event):
-    """The log was truncated below the position, because a leader was lost whose records were not replicated.
+    """The log was truncated to an offset before the position: a leader failed before its records were replicated.
 
-    Reading continues at the offset from which the new log differs.
+    Reading continues at the first offset at which the new log differs.
     """
 
     level = logging.WARNING
@@ -616,17 +618,17 @@ class LogTruncated(Event):
 
 
 class CorruptBatchFetched(Event):
-    """A record batch has a wrong checksum or cannot be decoded. It is fetched again before an error is raised."""
+    """A record batch has a wrong checksum or cannot be decoded. An error is raised after three attempts."""
 
     level = logging.ERROR
     partition: TopicPartition
     offset: int
-    """Next offset to read, at or before the first offset of the batch."""
+    """Next offset to fetch, which is in or before the batch."""
     reason: str
 
 
 class RecordUnreadable(Event):
-    """A deserializer raised, and its record was skipped because of ``on_deserialize_error="skip"``."""
+    """A deserializer raised, and the record was skipped because of ``on_deserialize_error="skip"``."""
 
     level = logging.WARNING
     partition: TopicPartition
@@ -679,7 +681,7 @@ class AppFailed(_Failure):
 class ShutdownTimedOut(Event):
     """A stop hook or an app-scoped provider did not end in time while the app stopped.
 
-    ``stop()`` and ``run()`` raise an error that names it.
+    ``stop()`` and ``run()`` raise an error that names the hook or provider.
     """
 
     level = logging.ERROR
@@ -761,7 +763,7 @@ class HandlerFailed(_HandlerEvent):
 
 
 class HandlerFailedPermanently(HandlerFailed):
-    """A record failed for good. Emitted for the last attempt instead of ``HandlerFailed``; logged with traceback."""
+    """A record failed for good. Emitted instead of ``HandlerFailed`` for the last attempt; logged with a traceback."""
 
     level = logging.ERROR
     logged_exception: BaseException | None = None
@@ -795,7 +797,7 @@ class BatchFailed(_HandlerEvent):
 
 
 class BatchFailedPermanently(BatchFailed):
-    """Records of a batch failed for good. Emitted instead of ``BatchFailed``; logged with traceback.
+    """Records of a batch failed for good. Emitted instead of ``BatchFailed``; logged with a traceback.
 
     ``partition``, ``offset``, ``error`` and ``exception`` are those of the first record that failed for good.
     """
@@ -842,7 +844,7 @@ class RecordSkipped(_HandlerEvent):
 class DeadLetterFailed(_HandlerEvent):
     """A failed record could not be published to its retry or dead-letter topic.
 
-    It is not skipped: the app tries again to publish it, and the records that must be handled after it wait.
+    The record is not skipped: the app tries again to publish it, and records that must be handled after it wait.
     """
 
     level = logging.ERROR
@@ -867,8 +869,8 @@ class RecordUnmatched(Event):
 class HandlerOverdue(_HandlerEvent):
     """A handler still runs a second after its ``timeout_ms``: it ignores its cancellation, or blocks its thread.
 
-    Its record fails when the handler ends. Until then, the offset of the record is not committed, and the records that
-    must be handled after it wait.
+    The record fails when the handler ends. Until then, its offset is not committed, and records that must be handled
+    after it wait.
     """
 
     level = logging.ERROR
@@ -877,7 +879,7 @@ class HandlerOverdue(_HandlerEvent):
 
 
 class HandlerAbandoned(_HandlerEvent):
-    """A handler ignored its cancellation while the app stopped. The app ends anyway; the record is delivered again."""
+    """A handler ignored its cancellation, and the app stopped without it. The record is delivered again."""
 
     level = logging.ERROR
     waited_s: float
@@ -885,7 +887,7 @@ class HandlerAbandoned(_HandlerEvent):
 
 
 class PartitionReadPaused(Event):
-    """A partition is not read for now, because too many of its records wait for an earlier record or another attempt.
+    """A partition is not read for now: too many of its records wait for an earlier record or for another attempt.
 
     Emitted at most once a minute for each partition.
     """
@@ -896,8 +898,9 @@ class PartitionReadPaused(Event):
     key: bytes | None
     """Key of one of the records that wait or have failed."""
     waiting: int
-    """Number of records that wait in the lane of this record; after failures, number of the partition's records that
-    wait or have failed.
+    """Number of records that wait in the lane of this record, or in the whole partition if records have failed.
+
+    The number for the partition includes the failed records.
     """
 
 
@@ -927,7 +930,7 @@ class TopicCreated(Event):
 class TopicMissing(Event):
     """A dead-letter topic, retry topic or topic of a ``publish=`` does not exist and was not created.
 
-    Records for a missing dead-letter or retry topic wait until it exists. The app does not try to create the topic of a
+    Failed records wait until their dead-letter or retry topic exists. The app does not create the topic of a
     ``publish=``.
     """
 
@@ -943,7 +946,7 @@ class TopicMissing(Event):
 class ReplayTopicMissing(Event):
     """The replay topic of a group does not exist, and this app could not create it.
 
-    ``tailrace dead-letters replay`` creates the topic, too. The app reads it at most ``metadata_max_age_ms`` later.
+    ``tailrace dead-letters replay`` also creates it. The app reads the topic at most ``metadata_max_age_ms`` later.
     """
 
     level = logging.WARNING
@@ -966,7 +969,7 @@ class WorkerStarted(Event):
 
 
 class WorkerExited(Event):
-    """A worker process ended unexpectedly, or failed while it was being stopped."""
+    """A worker process ended unexpectedly, or failed during its stop."""
 
     level = logging.ERROR
     worker: int

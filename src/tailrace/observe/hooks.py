@@ -21,9 +21,9 @@ __all__ = ["Hook", "Observer"]
 
 
 def _escape_traceback(record: logging.LogRecord) -> bool:
-    """Store the escaped traceback in ``record.exc_text``, which formatters of the standard library print if it is set.
+    """Store the escaped traceback in ``record.exc_text``: the standard formatters then print it.
 
-    Return True, because this is a filter that keeps all log records.
+    Return True, so that the logger, which calls this function as a filter, keeps the log record.
     """
     if record.exc_info and not record.exc_text:
         record.exc_text = escaped_traceback(*record.exc_info)
@@ -36,17 +36,17 @@ logging.getLogger("tailrace").addFilter(_escape_traceback)
 class Hook(Protocol):
     """Interface of hooks. A hook receives all events in the order in which they are emitted.
 
-    ``on_event`` is called in the event loop and must not block. It is called in other threads for ``LoopBlocked`` and
-    ``LoopUnblocked``, and in the driver of a Spark pipeline.
+    ``on_event`` is called in the event loop, and must not block. Exceptions: for ``LoopBlocked`` and ``LoopUnblocked``,
+    and in the driver of a Spark pipeline, it is called in another thread.
     """
 
     def on_event(self, event: Event, /) -> None: ...
 
 
 class Observer:
-    """Emits events to hooks and to the logger ``tailrace``.
+    """Passes events to hooks and to the logger ``tailrace``.
 
-    An exception raised by a hook is logged and has no other effect.
+    An exception that a hook raises is logged, and has no other effect.
 
     Args:
         hooks: hooks that receive the events.
@@ -63,7 +63,7 @@ class Observer:
         return _logger().bind(**self._context)
 
     def with_hooks(self, *hooks: Hook) -> Observer:
-        """Return a copy that also emits to ``hooks``."""
+        """Return a copy that also passes events to ``hooks``."""
         extended = copy.copy(self)
         extended._hooks = (*self._hooks, *hooks)  # noqa: SLF001 - same class
         return extended
@@ -94,7 +94,7 @@ class Observer:
 
 
 def _logger() -> structlog.stdlib.BoundLogger:
-    # Imported when the first line is logged, because structlog imports rich if it is installed, which takes 0.1 s.
+    # structlog is imported when the first line is logged, because it imports rich if available, which takes 0.1 s.
     import structlog  # noqa: PLC0415
 
     # The logger has its own processors: structlog's global configuration is neither used nor changed.
@@ -111,7 +111,7 @@ def _logger() -> structlog.stdlib.BoundLogger:
 def _for_standard_logging(
     _logger: object, _method: str, values: structlog.typing.EventDict
 ) -> tuple[tuple[str], dict[str, object]]:
-    """Return the arguments for ``logging``: one line of text, and the values as JSON types in ``record.tailrace``."""
+    """Return the arguments of a ``logging`` call: a line of text, and the values in JSON types for ``extra=``."""
     event, exc_info = values.pop("event"), values.pop("exc_info", None)
     line = " ".join([str(event), *(f"{key}={_readable(value)}" for key, value in values.items() if value is not None)])
     data = {key: _structured(value) for key, value in values.items()}
@@ -123,7 +123,7 @@ def _event_name(name: str) -> str:
 
 
 def _logged_fields(event: Event) -> dict[str, object]:
-    """Return the fields of an event without exceptions, which are logged with their tracebacks if at all."""
+    """Return the fields of an event except exceptions: the log shows an exception only as ``exc_info``."""
     return {name: getattr(event, name) for name in event.__struct_fields__ if not name.endswith("exception")}
 
 

@@ -11,7 +11,7 @@ from tailrace.observe.hooks import Hook, Observer
 __all__ = ["HandlerInfo", "Instrumentation", "Publish", "instrumentations_of"]
 
 Publish: TypeAlias = Callable[..., Awaitable[Any]]
-"""Function that publishes one record, with the parameters and result of ``producer.publisher.Publisher.publish``."""
+"""Function with the parameters and the result of ``tailrace.producer.publisher.Publisher.publish``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,23 @@ class HandlerInfo:
 class Instrumentation(Hook, Protocol):
     """Hook that also wraps the handlers and the publisher of an app.
 
-    An app calls ``around_handler`` and ``around_publish`` once, at its start. Without such hooks, it calls its handlers
-    directly.
+    At its start, an app calls ``around_handler`` once for each handler, and ``around_publish`` once.
     """
 
     def around_handler(
         self, call: Callable[[Any], Awaitable[Any]], handler: HandlerInfo, /
     ) -> Callable[[Any], Awaitable[Any]]:
-        """Return a function to call instead of ``call``, once for each attempt.
+        """Return the function that the app calls instead of ``call`` for each attempt to handle a record or batch.
 
-        If ``handler`` is not a batch handler, the argument is a record, and ``call`` raises if the record fails. If it
-        is one, the argument is the list of the batch's records, and ``call`` returns the exceptions of the failed
-        records by their index.
+        For a batch handler, the argument of both functions is a list of records, and ``call`` returns the exceptions of
+        the failed records by their index. For other handlers, the argument is a record, and ``call`` raises if the
+        record fails.
         """
 
     def around_publish(self, publish: Publish, /) -> Publish:
-        """Return a function to call instead of ``publish``.
+        """Return the function that the app calls instead of ``publish``.
 
-        It is used for results of handlers, ``app.publish``, retry topics and dead-letter topics.
+        The app calls it for results of handlers, ``app.publish``, retry topics and dead-letter topics.
         """
 
 

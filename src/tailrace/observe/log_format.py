@@ -14,12 +14,12 @@ LogFormat: TypeAlias = Literal["console", "json"]
 
 
 def configure_logging(level: str, log_format: LogFormat, **fields: object) -> None:
-    """Log to stderr, and remove the handlers of the root logger.
+    """Replace the handlers of the root logger by one that writes to stderr.
 
     Args:
-        level: Name of the lowest level to log.
-        log_format: "console" or "json".
-        fields: Fields to add to each line; only for "json".
+        level: name of the lowest level to log.
+        log_format: format of the lines.
+        fields: fields to add to each line; only for "json".
     """
     handler = logging.StreamHandler()
     if log_format == "json":
@@ -32,14 +32,14 @@ def configure_logging(level: str, log_format: LogFormat, **fields: object) -> No
 def json_formatter(**fields: object) -> logging.Formatter:
     """Return a formatter that writes each log record as one line of JSON.
 
-    Each line has ``event``, ``level``, ``logger`` and ``timestamp`` (UTC), and ``exception`` if there is one. Further
-    fields keep their types: those of tailrace's events, those that other log records have in ``extra=``, and those of
-    structlog if it is configured with ``structlog.stdlib.ProcessorFormatter.wrap_for_formatter``.
+    Each line has ``event``, ``level``, ``logger`` and ``timestamp`` (UTC), and ``exception`` if there is one. A line
+    also has the fields of a tailrace event, of ``extra=``, or of a structlog logger that is configured with
+    ``structlog.stdlib.ProcessorFormatter.wrap_for_formatter``. Numbers and booleans are not converted to strings.
 
     Args:
-        fields: Fields to add to each line.
+        fields: fields to add to each line.
     """
-    # Imported here, because structlog imports rich if it is installed, which takes 0.1 s.
+    # structlog is imported here, because it imports rich if available, which takes 0.1 s.
     import structlog  # noqa: PLC0415
 
     def with_fields(_logger: object, _method: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -1,7 +1,7 @@
 """Table of all metrics: name, kind, unit, labels and meaning.
 
-A metric is a field of a class of ``observe.statistics``; ``observe.samples`` reads the values. The number of label
-values is limited by the program and its assigned partitions: no label contains a key, an offset or an error text.
+The value of a metric is a field of a class in ``observe.statistics``; ``observe.samples`` reads it. Labels contain no
+keys, offsets or error texts, so the number of label values does not grow with the number of records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LABELS: dict[Subject, dict[str, str]] = {
     "app": {},
     "worker": {"worker": "worker"},
 }
-"""Labels of the metrics of each subject, with the field of its statistics that has the label's value."""
+"""Labels of each subject's metrics, mapped to the fields of its statistics that contain the values of the labels."""
 
 
 class MetricDefinition(NamedTuple):
@@ -30,9 +30,9 @@ class MetricDefinition(NamedTuple):
     Attributes:
         subject: kind of object that the metric describes; ``LABELS`` has its labels.
         name: name in Prometheus.
-        kind: type of the metric; an "info" is a gauge with the value 1, whose labels contain the information.
+        kind: type of the metric; "info" is a gauge that is always 1 and has the information in its labels.
         unit: unit of the values; empty for a number without a unit.
-        field: field of the subject's statistics; for an "info", the fields that become labels, separated by spaces.
+        field: field of the subject's statistics; for "info", the fields that become labels, separated by spaces.
         meaning: description.
     """
 
@@ -80,7 +80,7 @@ METRICS = (
         "gauge",
         "records",
         "waiting",
-        "Records that were read and are not started yet (queue depth)",
+        "Records that were delivered to the app and whose handler is not called yet (queue depth)",
     ),
     MetricDefinition(
         "handler",
@@ -107,7 +107,7 @@ METRICS = (
         "counter",
         "records",
         "retries",
-        "Repeated attempts to handle a record, without those after a retry topic; in a batch, each record counts",
+        "Repeated attempts to handle a record, except those from a retry topic; in a batch, each record counts",
     ),
     MetricDefinition(
         "handler",
@@ -135,8 +135,8 @@ METRICS = (
         "gauge",
         "records",
         "blocked",
-        "Records that failed for good and block their lane, because they have no dead-letter topic, or could not be"
-        " published to it or to a retry topic",
+        "Records that failed for good and block their lane: they have no dead-letter topic, or could not be published"
+        " to it or to a retry topic",
     ),
     MetricDefinition(
         "group",
@@ -152,7 +152,8 @@ METRICS = (
         "gauge",
         "seconds",
         "stalled_s",
-        "Time for which the group had records but committed no transaction; 0 up to three transaction timeouts",
+        "Time for which the group has had records but committed no transaction; 0 for the first three transaction"
+        " timeouts",
     ),
     # ---- assigned partitions
     MetricDefinition(
@@ -305,8 +306,8 @@ METRICS = (
         "counter",
         "commits",
         "ignored_maps",
-        "Commits of assigned partitions whose metadata are a text of the user or another client, unreadable, or of"
-        " another log",
+        "Commits of assigned partitions whose metadata is not a usable offset map: it is from the user or another"
+        " client, is unreadable, or lists records that the log does not contain",
     ),
     MetricDefinition(
         "consumer",
@@ -335,7 +336,7 @@ METRICS = (
         "histogram",
         "seconds",
         "loop_lag",
-        "Delays with which a busy event loop calls a timer, measured four times per `heartbeat_interval_ms`",
+        "Delays with which the event loop calls a timer, measured four times per `heartbeat_interval_ms`",
     ),
     MetricDefinition(
         "app",

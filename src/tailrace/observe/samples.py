@@ -30,11 +30,11 @@ class _WorkerState(NamedTuple):
 
 
 def samples(found: Iterable[Statistics]) -> list[Sample]:
-    """Return the samples of all statistics; each pair of metric and labels occurs once.
+    """Return the samples of all statistics, one for each metric and combination of labels.
 
-    Several samples of a metric may have the same labels, such as those of two consumers of a group in one process.
-    Their values are added. Ages and values of partitions are not added: the greatest value is returned. For a gauge
-    that is 0 or 1, the lowest value is returned.
+    Several objects may have the same labels, such as two consumers of a group in one process. Their values are merged:
+    of gauges that are 0 or 1, the lowest value is returned; of other values of partitions and of gauges in seconds, the
+    greatest; all other values are added.
     """
     merged: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
     for statistics in found:
@@ -51,7 +51,7 @@ def _merged(metric: MetricDefinition, first: float | Durations, second: float | 
     assert not isinstance(first, Durations)
     assert not isinstance(second, Durations)
     if metric.kind == "gauge" and not metric.unit:
-        return min(first, second)  # 0 or 1: several apps are ready only if each of them is
+        return min(first, second)  # 0 or 1: two apps together are ready only if both are
     if metric.kind == "info" or metric.subject == "partition" or (metric.kind == "gauge" and metric.unit == "seconds"):
         return max(first, second)
     return first + second
@@ -81,7 +81,7 @@ def _samples(found: Statistics) -> Iterator[Sample]:
 
 
 def _samples_of(subject: Subject, found: object, **known: str) -> Iterator[Sample]:
-    """Yield the samples of one object; ``known`` are labels that are not fields of its statistics."""
+    """Yield the samples of one object; ``known`` are labels that are not attributes of ``found``."""
     labels = {label: known.get(label) or _text(getattr(found, field, None)) for label, field in LABELS[subject].items()}
     for metric in _METRICS_BY_SUBJECT[subject]:
         if metric.kind == "info":

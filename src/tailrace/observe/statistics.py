@@ -1,6 +1,6 @@
-"""Statistics of apps, handlers, consumers and worker pools: immutable snapshots.
+"""Statistics of apps, handlers, consumers and worker pools, as immutable snapshots.
 
-Each number is also a metric; see ``observe.metrics``. Counters begin at 0 when the app or consumer is started.
+The fields are also metrics; see ``observe.metrics``. Counters begin at 0 when the app or consumer is started.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Durations:
     sum_s: float = 0.0
     """Sum of all durations."""
     counts: tuple[int, ...] = (0,) * (len(DURATION_BOUNDS_S) + 1)
-    """Number of durations in each bucket of ``DURATION_BOUNDS_S``; the last number counts longer durations."""
+    """Number of durations in each bucket; the last bucket is for those longer than all of ``DURATION_BOUNDS_S``."""
 
     @property
     def count(self) -> int:
@@ -64,8 +64,8 @@ class Durations:
 class PartitionStatistics:
     """Offsets and lag of an assigned partition; unknown values are None.
 
-    The end offset is that of the last fetch. For a partition that is not fetched, such as a paused one, it is requested
-    within five seconds after each reading of the statistics.
+    The end offset is the one in the last fetch response. For a partition that is not fetched, such as a paused one, a
+    call of ``statistics()`` causes a request for the end offset within five seconds.
     """
 
     topic: str
@@ -77,11 +77,11 @@ class PartitionStatistics:
     end: int | None = None
     """End offset of the log; with ``read_committed``, the last stable offset."""
     lag: int | None = None
-    """Number of offsets from the committed offset to the end, or without one from the lowest unfinished offset."""
+    """End offset minus committed offset; without a committed offset, end offset minus lowest unfinished offset."""
     work_lag: int | None = None
-    """Number of unfinished offsets before the end. Finished offsets do not count even if they are not committed yet."""
+    """Number of unfinished offsets before the end offset; finished offsets that are not committed do not count."""
     lag_s: float | None = None
-    """Age in seconds of the oldest unfinished record by its timestamp; 0 if all records are finished."""
+    """Age in seconds of the oldest unfinished record, by its timestamp; 0 if all records are finished."""
     is_paused: bool = False
 
 
@@ -98,10 +98,10 @@ class ConsumerStatistics:
     reserved_bytes: int
     """Number of bytes reserved for fetches in flight; with ``buffered_bytes``, at most ``max_buffered_bytes``."""
     ignored_maps: int
-    """Number of commits of assigned partitions without a usable offset map.
+    """Number of commits of assigned partitions whose metadata is not a usable offset map.
 
-    Their metadata are a text of the user or another client (``ForeignMetadataFound``), unreadable, or of another log
-    (``OffsetMapIgnored``).
+    It is from the user or another client (``ForeignMetadataFound``), or it is unreadable or lists records that the
+    log does not contain (``OffsetMapIgnored``).
     """
     partitions: tuple[PartitionStatistics, ...] = ()
     """Assigned partitions, in order."""
@@ -160,11 +160,11 @@ class HandlerStatistics:
     in_flight: int = 0
     """Number of records whose handler runs, or that wait for their next attempt."""
     waiting: int = 0
-    """Number of records that were read and are not started yet."""
+    """Number of records that were delivered to the app and whose handler is not called yet."""
     failures: int = 0
     """Number of failed attempts to handle a record; in a batch, each failed record counts."""
     retries: int = 0
-    """Number of repeated attempts to handle a record, without those after a retry topic.
+    """Number of repeated attempts to handle a record, except those from a retry topic.
 
     In a batch, each record counts.
     """
@@ -187,10 +187,13 @@ class GroupStatistics:
     blocked: int = 0
     """Number of records that failed for good and block their lane.
 
-    They have no dead-letter topic, or could not be published to it or to a retry topic.
+    These records have no dead-letter topic, or could not be published to it or to a retry topic.
     """
     stalled_s: float = 0.0
-    """Seconds for which the group had records but committed no transaction; 0 up to three transaction timeouts."""
+    """Seconds for which the group has had records but committed no transaction.
+
+    0 for the first three transaction timeouts.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,9 +208,9 @@ class AppStatistics:
     consumers: tuple[ConsumerStatistics, ...] = ()
     """Statistics of the consumer of each group; empty in a ``TestApp``, which has no consumers."""
     loop_lag: Durations = field(default_factory=Durations)
-    """Delays with which a busy event loop calls a timer, measured four times per ``heartbeat_interval_ms``."""
+    """Delays with which the event loop calls a timer, measured four times per ``heartbeat_interval_ms``."""
     loop_blocked_s: float = 0.0
-    """Seconds for which the event loop has been blocked; 0 while they are not more than ``heartbeat_interval_ms``."""
+    """Seconds for which the event loop has been blocked; 0 until ``heartbeat_interval_ms`` has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

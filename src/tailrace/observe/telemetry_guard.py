@@ -11,9 +11,9 @@ __all__ = ["TelemetryGuard"]
 
 
 class TelemetryGuard:
-    """Context manager that suppresses exceptions of OpenTelemetry; only the first one is logged.
+    """Context manager that suppresses exceptions of OpenTelemetry, and logs the first one.
 
-    It may be entered any number of times.
+    A guard can be entered any number of times.
 
     Args:
         step: name of the guarded step for the log.
